@@ -1,0 +1,37 @@
+# What is run by hand is what CI runs. Every target sets up first, on a fresh clone too.
+# The Python to make the environment with can be chosen: make setup PYTHON=python3.12
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+# Newer than the files that it depends on: the environment is as they ask, and setup has nothing to do.
+STAMP := $(VENV)/.setup-done
+
+.PHONY: setup demo test test-contract check clean
+
+setup: $(STAMP)
+
+$(STAMP): requirements-dev.lock pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+demo: setup
+	$(BIN)/dtrain train digits --strategy multi_worker --workers 2
+
+test: setup
+	$(BIN)/python -m pytest tests
+
+# Every training program under every strategy; `test` runs a part of them for each.
+test-contract: setup
+	$(BIN)/python -m pytest tests/contract --contract full
+
+check: setup
+	$(BIN)/ruff check src tests examples
+	$(BIN)/ruff format --check src tests examples
+	$(BIN)/mypy
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,104 @@
+"""dtrain: distributed training for Keras 3 on TensorFlow.
+
+The public names, loaded when they are first used: importing dtrain does not import TensorFlow and changes
+nothing for models that are not under a strategy of dtrain's.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# public name -> the module that defines it
+_PUBLIC = {
+    "CentralStorageStrategy": "dtrain.strategies.central_storage",
+    "DtrainError": "dtrain.errors",
+    "MirroredStrategy": "dtrain.strategies.mirrored",
+    "MultiWorkerMirroredStrategy": "dtrain.strategies.multi_worker",
+    "OneDeviceStrategy": "dtrain.strategies.one_device",
+    "TPUStrategy": "dtrain.strategies.tpu",
+    "barrier": "dtrain.job",
+    "broadcast": "dtrain.job",
+    "get_strategy": "dtrain.strategies.default",
+    "is_chief": "dtrain.job",
+    "rank": "dtrain.job",
+    "spawn": "dtrain.launch.spawn",
+    "strategy": "dtrain.strategies.registry",
+    "world_size": "dtrain.job",
+}
+
+__all__ = [
+    "CentralStorageStrategy",
+    "DtrainError",
+    "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
+    "OneDeviceStrategy",
+    "TPUStrategy",
+    "barrier",
+    "broadcast",
+    "get_strategy",
+    "is_chief",
+    "rank",
+    "spawn",
+    "strategy",
+    "world_size",
+]
+
+if TYPE_CHECKING:
+    from dtrain.errors import DtrainError
+    from dtrain.job import barrier, broadcast, is_chief, rank, world_size
+    from dtrain.launch.spawn import spawn
+    from dtrain.strategies.central_storage import CentralStorageStrategy
+    from dtrain.strategies.default import get_strategy
+    from dtrain.strategies.mirrored import MirroredStrategy
+    from dtrain.strategies.multi_worker import MultiWorkerMirroredStrategy
+    from dtrain.strategies.one_device import OneDeviceStrategy
+    from dtrain.strategies.registry import strategy
+    from dtrain.strategies.tpu import TPUStrategy
+
+
+# Names of `tf.distribute` that are TensorFlow's own here too, so that a program may say `dtrain` for it.
+_FROM_TENSORFLOW = (
+    "CrossDeviceOps",
+    "DistributedDataset",
+    "DistributedIterator",
+    "DistributedValues",
+    "HierarchicalCopyAllReduce",
+    "InputContext",
+    "InputOptions",
+    "InputReplicationMode",
+    "NcclAllReduce",
+    "ReduceOp",
+    "ReductionToOneDevice",
+    "ReplicaContext",
+    "RunOptions",
+    "Server",
+    "Strategy",
+    "StrategyExtended",
+    "cluster_resolver",
+    "get_replica_context",
+    "has_strategy",
+    "in_cross_replica_context",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC and name not in _FROM_TENSORFLOW and name != "experimental":
+        raise AttributeError(f"module 'dtrain' has no attribute {name!r}; it has {', '.join(__all__)}")
+    try:
+        if name == "experimental":
+            return importlib.import_module("dtrain.experimental")
+        if name in _FROM_TENSORFLOW:
+            return getattr(importlib.import_module("tensorflow").distribute, name)
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    except ModuleNotFoundError:
+        from dtrain.upstream.versions import installed_tensorflow
+
+        installed_tensorflow()  # where TensorFlow is what is missing, say how to install it
+        raise
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,100 @@
+"""The `dtrain` command: finds the module of the sub-command, and shows errors as one message.
+
+One file a command, each with `HELP`, `add_arguments(parser)` and `run(args) -> int`, imported only when it is
+asked for; none may import TensorFlow before `run`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from dtrain.errors import DtrainError
+
+COMMANDS = {
+    "launch": "dtrain.cli.launch",
+    "train": "dtrain.cli.train",
+}
+"""Name of each command and its module."""
+
+
+class Command(Protocol):
+    """What the module of a command offers."""
+
+    HELP: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the command's arguments."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do it, and return the exit status."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `dtrain` with these arguments (by default the process's own) and return its exit status.
+
+    Bad arguments, and every DtrainError that escapes a command, give one message on standard error and 2.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if arguments and not arguments[0].startswith("-"):
+            return _run_command(arguments[0], arguments[1:])
+        return _run_top(arguments)
+    except DtrainError as error:
+        sys.stdout.flush()
+        print(f"dtrain: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("dtrain: interrupted", file=sys.stderr)
+        return 130
+    except SystemExit as stop:  # argparse leaves this way; a caller of main() wants a number
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+
+
+def _run_command(name: str, arguments: Sequence[str]) -> int:
+    if name not in COMMANDS:
+        nearest = difflib.get_close_matches(name, COMMANDS, n=1)
+        guess = f" Did you mean {nearest[0]!r}?" if nearest else ""
+        print(
+            f"dtrain: error: unknown command {name!r}.{guess} The commands are {', '.join(COMMANDS)}.",
+            file=sys.stderr,
+        )
+        return 2
+    command = _load(name)
+    parser = argparse.ArgumentParser(prog=f"dtrain {name}", description=command.HELP, allow_abbrev=False)
+    command.add_arguments(parser)
+    return command.run(parser.parse_args(arguments))
+
+
+def _run_top(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="dtrain",
+        usage="dtrain [--help] [--version] COMMAND ...",
+        description="Distributed training for Keras 3 on TensorFlow.",
+        epilog=_command_list() if {"-h", "--help"} & set(arguments) or not arguments else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="store_true", help="show the version and exit")
+    options = parser.parse_args(arguments)
+    if options.version:
+        from importlib.metadata import version
+
+        print(f"dtrain {version('dtrain')}")
+        return 0
+    parser.print_help(sys.stderr)
+    return 2
+
+
+def _command_list() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {_load(name).HELP}" for name in COMMANDS]
+    return "\n".join(["commands:", *lines, "", "dtrain COMMAND --help says more about one."])
+
+
+def _load(name: str) -> Command:
+    return cast(Command, importlib.import_module(COMMANDS[name]))

@@ -1,0 +1,102 @@
+"""The few TCP calls that a port of the cluster needs before TensorFlow serves on it.
+
+It holds no protocol: what is said over the sockets is the business of `rendezvous` and `roll_call`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import socket
+from pathlib import Path
+
+_LISTENING = "0A"  # the state's code in /proc/net/tcp
+
+
+def bind_everywhere(port: int) -> socket.socket:
+    """A TCP socket bound to a port of every interface, not listening; port 0 picks a free one.
+
+    SO_REUSEADDR is what makes sharing work on Linux, and TensorFlow's servers set it as well: two such
+    sockets may hold one port as long as neither listens, one of them may begin to, and whoever binds after
+    that is refused. Sockets in TIME_WAIT do not count. So this one call serves to reserve a port, to serve on
+    a reserved one, and to ask whether it is free.
+
+    Raises:
+        OSError: the port is taken, or this user may not have it.
+    """
+    try:
+        return _bind(socket.AF_INET6, "::", port)
+    except OSError as error:
+        if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+            raise
+    return _bind(socket.AF_INET, "0.0.0.0", port)  # a machine without IPv6
+
+
+def listen_at(host: str, port: int, backlog: int) -> socket.socket:
+    """Listen on an address of this machine; on every interface where `host` is a name or is not ours.
+
+    A name is not resolved: on many machines the own one means the loopback interface, where no other machine
+    could reach us. An address that no interface has is one that a router or a container translates.
+
+    Raises:
+        OSError: the port is taken, or this user may not have it.
+    """
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+        sock = _bind(family, host, port)
+    except (ValueError, OSError):
+        sock = bind_everywhere(port)
+    try:
+        sock.listen(backlog)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _bind(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def connect_to(host: str, port: int, timeout: float) -> socket.socket | None:
+    """Connect within `timeout` seconds, or None where nobody answers (yet)."""
+    try:
+        sock = socket.create_connection((host, port), timeout=timeout)
+    except OSError:
+        return None
+    try:
+        # Without a listener, a port among those for outgoing connections can be connected to itself.
+        if sock.getsockname() != sock.getpeername():
+            return sock
+    except OSError:
+        pass
+    sock.close()
+    return None
+
+
+def this_process_listens_on(port: int) -> bool:
+    """Whether a socket of this very process listens on the port; False where /proc is not."""
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/self/net", table).read_text().splitlines()[1:]:
+                columns = line.split()
+                if columns[3] == _LISTENING and int(columns[1].rpartition(":")[2], 16) == port:
+                    inodes.add(f"socket:[{columns[9]}]")
+    if not inodes:
+        return False
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if str(descriptor.readlink()) in inodes:
+                return True
+    return False

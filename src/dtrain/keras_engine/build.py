@@ -1,0 +1,92 @@
+"""Builds a model, its metrics and its optimizer before the first step, in its strategy's scope.
+
+Only the spec of the data is looked at: nothing is read from it, averaged or consumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dtrain.keras_engine.input import batch_spec, map_leaves
+from dtrain.keras_engine.protocol import layout_of
+from dtrain.keras_engine.scope import check_model
+from dtrain.keras_engine.steps import step_is_stock
+from dtrain.log import logger
+from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import tensorflow as upstream_tf
+
+
+def make_symbolic_build(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of the trainer's `_maybe_symbolic_build`."""
+
+    def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
+        if layout_of(upstream_keras.strategy_of(self)) is None:
+            return original(self, iterator, data_batch)
+        spec = _global_spec(iterator.element_spec) if iterator is not None else batch_spec(data_batch)
+        build(self, spec)
+        return None
+
+    return _maybe_symbolic_build
+
+
+def build(model: Any, spec: Any) -> None:
+    """Makes all variables that training on data of this spec needs.
+
+    Args:
+        model: a compiled model.
+        spec: a nest of `tf.TypeSpec`s, batch dimension included.
+    """
+    check_model(model)
+    with model.distribute_strategy.scope():
+        # Made outside of a replica, so that random layers without a seed of their own find it there.
+        upstream_keras.seed_generator_global()
+        symbolic = map_leaves(_symbolic, spec)
+        try:
+            upstream_keras.symbolic_build(model, symbolic)
+        except Exception as error:
+            _build_otherwise(model, spec, error)
+        if model.optimizer is not None and not model.optimizer.built and model.built:
+            model.optimizer.build(model.trainable_variables)
+
+
+def _build_otherwise(model: Any, spec: Any, error: Exception) -> None:
+    """A model that cannot be traced symbolically is called on blank data; a custom step needs neither."""
+    if not step_is_stock(model, "train_step"):
+        logger.debug("%s builds itself in its own step: %s", type(model).__name__, error)
+        return
+    if all(layer.built for layer in upstream_keras.layers_of(model)):
+        raise error
+    blank = map_leaves(_blank, spec)
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(blank)
+    model(x)
+    try:
+        upstream_keras.symbolic_build(model, map_leaves(_symbolic, spec))
+    except Exception:
+        logger.debug("metrics are built in the first step", exc_info=True)
+
+
+def _global_spec(spec: Any) -> Any:
+    """The spec of what one replica's batch looks like, from a dataset's spec."""
+    return map_leaves(lambda leaf: upstream_tf.replica_spec(leaf, 0), spec)
+
+
+def _symbolic(spec: Any) -> Any:
+    if spec is None or isinstance(spec, tf.OptionalSpec):
+        return None
+    return keras.KerasTensor(spec.shape, spec.dtype.name, sparse=isinstance(spec, tf.SparseTensorSpec))
+
+
+def _blank(spec: Any) -> Any:
+    if spec is None or isinstance(spec, tf.OptionalSpec):
+        return None
+    shape = [2 if n is None else n for n in spec.shape]
+    dense = tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensor.from_tensor(dense)
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.sparse.from_dense(dense)
+    return dense

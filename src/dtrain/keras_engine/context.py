@@ -1,0 +1,251 @@
+"""What a replica knows while it computes a step: its share of the batch, and what it has done so far.
+
+The rule of a step under `fit`: a replica computes as if its examples were the whole batch, and whatever
+leaves it is combined by shares (its examples over all examples). It is not a place for model code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import tensorflow as upstream_tf
+
+_local = threading.local()
+
+
+class CollectiveUnavailable(Exception):  # noqa: N818
+    """A step that is being compiled by XLA needs to talk to the other replicas."""
+
+
+class ReplicaStep:
+    """One replica's part of one step.
+
+    Attributes:
+        layout: how the replicas are spread.
+        training: whether gradients are computed.
+        size: examples in this replica's part, int32 scalar; may be 0.
+        share: size over the examples of all replicas, float32 scalar.
+        compiled: whether the step is being compiled by XLA, which knows no collectives.
+        probing: whether a single replica tries the step out, to learn what its losses are (`probe.py`).
+        weights: for each point where the replicas are combined (a call of `tape.gradient`, a number that a
+            metric or the logs take), what this replica is weighted by; None for the share.
+        taken: while probing, what stood at each of these points.
+        coupled_losses: ids of the losses in which examples depend on each other.
+        summed_losses: which of the losses that layers add are sums over the batch.
+        sees_everything: whether values are computed from all replicas' examples now.
+        captured: when compiled, what `optimizer.apply` was called with.
+        reduced: ids of the variables whose gradients are the whole batch's already.
+        assigned: variables that this step has written to, by id.
+    """
+
+    def __init__(
+        self,
+        layout: ReplicaLayout,
+        *,
+        size: Any,
+        total: Any,
+        training: bool,
+        compiled: bool = False,
+        probing: bool = False,
+    ) -> None:
+        self.layout = layout
+        self.training = training
+        self.size = size
+        self.share = tf.math.divide_no_nan(tf.cast(size, tf.float32), tf.cast(total, tf.float32))
+        self.compiled = compiled
+        self.probing = probing
+        self.weights: list[Any] | None = None
+        self.coupled_losses: frozenset[int] = frozenset()
+        self.summed_losses: frozenset[int] = frozenset()
+        self.sees_everything = False
+        self._points = 0
+        self._additional = 0
+        self._whole: list[Any] = []
+        self.taken: list[list[Any]] = []
+        self.captured: list[tuple[Any, list[Any], list[Any]]] = []
+        self.reduced: set[int] = set()
+        self.assigned: dict[int, Any] = {}
+
+    def next_weight(self) -> Any:
+        """What the replica's next loss is weighted by, so that the sum over replicas is the whole's."""
+        number = self._points
+        self._points += 1
+        if self.probing:
+            return tf.ones([], tf.float32)
+        if self.weights is None or number >= len(self.weights):
+            return self.share
+        return self.weights[number]
+
+    def whole_value(self, value: Any) -> Any:
+        """One number a step, such as a loss, for all replicas: a mean or a sum, as `probe.py` found.
+
+        Args:
+            value: a float scalar, this replica's.
+        """
+        if any(value is known for known in self._whole):
+            return value
+        weight = tf.cast(self.next_weight(), value.dtype)
+        if self.probing:
+            self.taken.append([value])
+            return value
+        return self.sum(tf.math.multiply_no_nan(value, weight))
+
+    def part_of_value(self, value: Any) -> Any:
+        """One number a step, as a mean over this replica's examples: such parts, by shares, make the whole.
+
+        Args:
+            value: a float scalar, this replica's.
+        """
+        weight = tf.cast(self.next_weight(), value.dtype)
+        if self.probing:
+            self.taken.append([value])
+            return value
+        if self.weights is None:
+            return value if self.never_empty() else tf.where(self.size > 0, value, tf.zeros_like(value))
+        return self.per_share(tf.math.multiply_no_nan(value, weight))
+
+    def mark_whole(self, values: Any) -> None:
+        """Says of a nest of tensors that they are the same on every replica already."""
+        self._whole.extend(tf.nest.flatten(values))
+
+    @contextlib.contextmanager
+    def seeing_everything(self) -> Iterator[None]:
+        """While a replica computes from all replicas' examples, its values are whole."""
+        outer, self.sees_everything = self.sees_everything, True
+        try:
+            yield
+        finally:
+            self.sees_everything = outer
+
+    def additional_loss(self, value: Any) -> Any:
+        """A loss that a layer added: a sum over the batch must count in full, a mean by its share."""
+        number = self._additional
+        self._additional += 1
+        return self.per_share(value) if number in self.summed_losses else value
+
+    def never_empty(self) -> bool:
+        """Whether the replica is known to have examples before the step runs."""
+        known = tf.get_static_value(self.size)
+        return known is not None and int(known) > 0
+
+    def weighted(self, value: Any) -> Any:
+        """`value` times the share; 0, not NaN, where the replica has no examples."""
+        value = tf.convert_to_tensor(value)
+        return tf.math.multiply_no_nan(value, tf.cast(self.share, value.dtype))
+
+    def per_share(self, value: Any) -> Any:
+        """`value` over the share: what becomes `value` again when shares are applied."""
+        value = tf.convert_to_tensor(value)
+        return tf.math.divide_no_nan(value, tf.cast(self.share, value.dtype))
+
+    def mean(self, values: Any) -> Any:
+        """The mean over all replicas, by shares, of a nest of float tensors; the same on every replica."""
+        return self.sum(tf.nest.map_structure(self.weighted, values))
+
+    def sum(self, values: Any) -> Any:
+        """The sum over all replicas of a nest of tensors, the same on every replica."""
+        return all_reduce_sum(values)
+
+
+def all_reduce_sum(values: Any) -> Any:
+    """The sum over all replicas of a nest of tensors and `tf.IndexedSlices`, one packed reduction a dtype.
+
+    Raises:
+        CollectiveUnavailable: inside a function that XLA compiles.
+        RuntimeError: inside a nested tf.function, `cond` or loop, where replicas cannot be joined.
+    """
+    step = current_step()
+    if step is not None and step.probing:
+        return values
+    if upstream_tf.in_xla_graph() or (step is not None and step.compiled):
+        raise CollectiveUnavailable
+    # A reduction goes to the device of its values; a plain read of a variable names none.
+    flat = [tf.identity(value) for value in tf.nest.flatten(values)]
+    if not flat:
+        return values
+    context = tf.distribute.get_replica_context()
+    reduced: dict[int, Any] = {}
+    kinds = [(type(value), value.dtype) for value in flat]
+    for kind in dict.fromkeys(kinds):
+        alike = [i for i, other in enumerate(kinds) if other == kind]
+        totals = context.all_reduce(tf.distribute.ReduceOp.SUM, [flat[i] for i in alike])
+        reduced.update(zip(alike, totals, strict=True))
+    return tf.nest.pack_sequence_as(values, [reduced[i] for i in range(len(flat))])
+
+
+def gather_examples(value: Any) -> Any:
+    """Puts the rows of all replicas together, in the replicas' order; gradients flow to own rows only.
+
+    Args:
+        value: a tensor of shape (own examples, ...).
+
+    Returns:
+        A tensor of shape (all examples, ...).
+    """
+    step = current_step()
+    if value is None or (step is not None and step.probing):
+        return value
+    if upstream_tf.in_xla_graph() or (step is not None and step.compiled):
+        raise CollectiveUnavailable
+    context = tf.distribute.get_replica_context()
+    value = tf.convert_to_tensor(value)
+    rows = tf.shape(value)[0]
+    counts = context.all_gather(tf.reshape(rows, [1]), axis=0)
+    everyone = tf.stop_gradient(context.all_gather(tf.stop_gradient(value), axis=0))
+    start = tf.reduce_sum(counts[: context.replica_id_in_sync_group])
+    joined = tf.concat([everyone[:start], value, everyone[start + rows :]], axis=0)
+    joined.set_shape([None, *value.shape[1:]])
+    return joined
+
+
+def current_step() -> ReplicaStep | None:
+    """The step that this replica computes now; None outside of `fit`, `evaluate` and `predict`."""
+    return getattr(_local, "step", None)
+
+
+@contextlib.contextmanager
+def replica_step(step: ReplicaStep) -> Iterator[ReplicaStep]:
+    """Makes `step` the current one of this replica's thread."""
+    outer = current_step()
+    _local.step = step
+    try:
+        yield step
+    finally:
+        _local.step = outer
+
+
+def updating_locally() -> bool:
+    """Whether the code runs after the reduction, where each replica is a single device."""
+    return bool(getattr(_local, "updating", False))
+
+
+@contextlib.contextmanager
+def local_update() -> Iterator[None]:
+    """Marks code that must not talk to other replicas: every one of them does the same."""
+    outer = updating_locally()
+    _local.updating = True
+    try:
+        yield
+    finally:
+        _local.updating = outer
+
+
+def variable_ids(variables: Sequence[Any]) -> set[int]:
+    """Identities of variables that hold for the Keras object and the TensorFlow one alike."""
+    return {id(underlying(v)) for v in variables}
+
+
+def underlying(variable: Any) -> Any:
+    """The TensorFlow variable behind a Keras one or behind one replica's component of it."""
+    value = upstream_keras.value_of(variable)
+    found = value if isinstance(value, tf.Variable) else variable
+    if isinstance(found, tf.distribute.DistributedValues) or not isinstance(found, tf.Variable):
+        return found
+    return upstream_tf.container_of(found)

@@ -1,0 +1,116 @@
+"""Hands `fit` the epochs of any input that Keras takes, split over the replicas.
+
+Which batches there are is Keras' adapters' business; here they are only divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.errors import DataError
+from dtrain.keras_engine.input import SplitDataset
+from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
+from dtrain.keras_engine.talk import exchange
+from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import tensorflow as upstream_tf
+
+_OWN_POLICIES = (tf.data.experimental.AutoShardPolicy.FILE, tf.data.experimental.AutoShardPolicy.OFF)
+
+
+def make_epoch_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of the trainer's epoch iterator class."""
+
+    base: Any = original
+
+    class EpochIterator(base):  # type: ignore[misc]
+        """Keras' epochs; under a strategy of dtrain's, over batches that are split by it."""
+
+        def __init__(self, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
+            layout = layout_of(distribute_strategy)
+            if layout is None:
+                super().__init__(distribute_strategy, *args, **kwargs)
+                self.element_spec = None
+                return
+            upstream_keras.epoch_iterator_base().__init__(self, *args, **kwargs)
+            self.data_adapter: Any
+            self._distribute_strategy = distribute_strategy
+            dataset = self.data_adapter.get_tf_dataset()
+            self.element_spec = dataset.element_spec
+            if layout.replicas > 1 and not isinstance(dataset, tf.distribute.DistributedDataset):
+                if layout.workers == 1 or _policy(dataset) not in _OWN_POLICIES:
+                    check_same_data(dataset, self.steps_per_epoch, layout)
+                    self._distributed_dataset = SplitDataset(dataset, layout)
+                    return
+                dataset = distribute_strategy.experimental_distribute_dataset(dataset)
+            self._distributed_dataset = dataset
+            if isinstance(dataset, tf.distribute.DistributedDataset):
+                self.data_adapter = _Counted(self.data_adapter, common_steps(dataset, layout))
+                self._num_batches = self.data_adapter.num_batches
+
+    EpochIterator.__name__ = original.__name__
+    EpochIterator.__qualname__ = original.__qualname__
+    return EpochIterator
+
+
+class _Counted:
+    """A data adapter with a number of batches that all workers agree on."""
+
+    def __init__(self, adapter: Any, num_batches: int | None) -> None:
+        self._adapter = adapter
+        self.num_batches = num_batches
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._adapter, name)
+
+
+def check_same_data(dataset: tf.data.Dataset, steps: int | None, layout: ReplicaLayout) -> None:
+    """Refuses data that differ by worker, where every worker is to take its part of the same batches.
+
+    Every worker must call it.
+
+    Raises:
+        DataError: saying on every worker what differs.
+    """
+    if layout.workers == 1:
+        return
+    mine = {
+        "the number of batches": int(dataset.cardinality()),
+        "steps per epoch": steps,
+        "shapes and types": str(dataset.element_spec),
+        "the seed of TensorFlow's random numbers": upstream_tf.global_seed(),
+    }
+    everyone = exchange(layout, mine)
+    for what in mine:
+        found = [theirs[what] for theirs in everyone]
+        if any(value != found[0] for value in found):
+            each = "; ".join(f"worker {worker}: {value}" for worker, value in enumerate(found))
+            raise DataError(
+                f"The workers' data differ in {what} ({each}), but each takes its part of the same batches.",
+                hint=(
+                    "give every worker the same dataset and the same seed, unsharded; data sharded by "
+                    "worker already go through strategy.distribute_datasets_from_function"
+                ),
+            )
+
+
+def common_steps(dataset: Any, layout: ReplicaLayout) -> int | None:
+    """How many steps a distributed dataset gives until the last worker's data ends; None if not known.
+
+    Every worker must call it.
+
+    Args:
+        dataset: a `tf.distribute.DistributedDataset`.
+        layout: the strategy's.
+    """
+    own = int(dataset.cardinality)
+    if own >= 0 and upstream_tf.yields_replica_batches(dataset):
+        own = -(-own // layout.local_replicas)
+    counts = exchange(layout, own)
+    return None if min(counts) < 0 else max(counts)
+
+
+def _policy(dataset: tf.data.Dataset) -> Any:
+    return dataset.options().experimental_distribute.auto_shard_policy

@@ -1,0 +1,120 @@
+"""Makes saving safe when every worker saves: each writes beside the target and puts it there whole.
+
+No worker waits for another, so a save that only the chief makes works too. What the file holds is Keras'.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import filecmp
+import inspect
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from dtrain.keras_engine.protocol import layout_of
+from dtrain.log import logger
+from dtrain.upstream.keras import strategy_of
+
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+
+
+def make_save(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of `Model.save`, `save_weights` and `export`."""
+
+    def save(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        layout = layout_of(strategy_of(self))
+        if layout is None or layout.workers == 1 or not _is_local(filepath):
+            return original(self, filepath, *args, **kwargs)
+        if not _overwrites(original, args, kwargs) and Path(filepath).exists():
+            # Keras would ask on the terminal, and nobody sits at a worker's; it may be another worker's work.
+            logger.warning("%s exists and overwrite=False was set: it is kept as it is.", filepath)
+            return None
+        with whole(Path(filepath)) as beside:
+            return original(self, str(beside), *args, **kwargs)
+
+    return save
+
+
+def make_makedirs(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of Keras' `makedirs`: another worker may have made the directory a moment before."""
+
+    def makedirs(path: Any) -> Any:
+        try:
+            return original(path)
+        except FileExistsError:
+            if not Path(path).is_dir():
+                raise
+            return None
+
+    return makedirs
+
+
+@contextlib.contextmanager
+def whole(target: Path) -> Iterator[Path]:
+    """Gives a path to write to; afterwards what was written there stands at `target`, complete.
+
+    Args:
+        target: a file or a directory; replaced if it exists.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
+        beside = Path(scratch) / target.name
+        yield beside
+        for written in sorted(Path(scratch).iterdir()):
+            put(written, target.parent / written.name)
+
+
+def put(written: Path, target: Path) -> None:
+    """Moves a file or directory to `target` in one step, replacing what is there."""
+    if not written.is_dir():
+        written.replace(target)
+        return
+    if target.is_dir() and _same_values(written, target):
+        return  # another worker put the same there; a reader may be at it now
+    while True:
+        try:
+            written.rename(target)
+            return
+        except OSError:
+            if not target.exists():
+                continue
+        if _exchange(written, target):
+            return
+        shutil.rmtree(target, ignore_errors=True)
+
+
+def _same_values(one: Path, other: Path) -> bool:
+    """Whether two saved directories hold the same variables; graphs may be written in any order."""
+    ours, theirs = (sorted((each / "variables").rglob("*")) for each in (one, other))
+    if not ours or [p.name for p in ours] != [p.name for p in theirs]:
+        return False
+    try:
+        return all(filecmp.cmp(a, b, shallow=False) for a, b in zip(ours, theirs, strict=True))
+    except OSError:
+        return False
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swaps two directories in one step; False where the system cannot."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    return bool(renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)
+
+
+def _is_local(filepath: Any) -> bool:
+    return isinstance(filepath, str | os.PathLike) and "://" not in str(filepath)
+
+
+def _overwrites(save: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """What a call of `save` says of `overwrite`; True where it takes none."""
+    parameters = list(inspect.signature(save).parameters)[2:]
+    given = dict(zip(parameters, args, strict=False)) | kwargs
+    return bool(given.get("overwrite", True))

@@ -1,0 +1,119 @@
+"""Makes the gradients of a train step those of the whole batch, as soon as they exist.
+
+`tape.gradient` of a model's variables scales by the replica's share and sums over the replicas, so that
+what a step does next (clip, log, apply) sees what one device would see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.keras_engine.context import ReplicaStep, all_reduce_sum, current_step, underlying, variable_ids
+
+
+def make_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of `tf.GradientTape.gradient`."""
+
+    def gradient(
+        self: Any,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    ) -> Any:
+        step = current_step()
+        if step is None or not step.training or not _has_variables(sources):
+            return original(self, target, sources, output_gradients, unconnected_gradients)
+        weight = step.next_weight()
+        if step.weights is None and _adds_up(target):
+            weight = tf.ones_like(step.share)
+        seeds = _seeds(weight, target, output_gradients)
+        found = original(self, target, sources, seeds, unconnected_gradients)
+        flat = tf.nest.flatten(found)
+        if step.probing:
+            step.taken.append(flat)
+            return found
+        # The gradients of inputs belong to this replica's examples; those of variables to all.
+        mine = [i for i, source in enumerate(tf.nest.flatten(sources)) if _is_variable(source)]
+        gradients = [flat[i] for i in mine]
+        if step.compiled:
+            whole = no_whole_oneof_nothing(step, gradients)
+        else:
+            whole = reduce_gradients(step, gradients, scaled=True)
+        for i, whole_one in zip(mine, whole, strict=True):
+            flat[i] = whole_one
+        step.reduced |= variable_ids([tf.nest.flatten(sources)[i] for i in mine])
+        return tf.nest.pack_sequence_as(found, flat) if tf.nest.is_nested(found) else flat[0]
+
+    return gradient
+
+
+def reduce_gradients(step: ReplicaStep, gradients: list[Any], *, scaled: bool) -> list[Any]:
+    """Sums gradients over the replicas, each by its replica's share.
+
+    Args:
+        step: the step they belong to.
+        gradients: tensors, `tf.IndexedSlices` or None.
+        scaled: whether the share is in them already.
+    """
+    if not scaled:
+        gradients = [_scale(g, step.share) for g in gradients]
+    gradients = no_whole_oneof_nothing(step, gradients)
+    present = [g for g in gradients if g is not None]
+    if not present:
+        return gradients
+    reduced = iter(all_reduce_sum(present))
+    return [None if g is None else next(reduced) for g in gradients]
+
+
+def no_whole_oneof_nothing(step: ReplicaStep, gradients: list[Any]) -> list[Any]:
+    """Zeros in the place of a replica's gradients where it has no examples: theirs may be NaN."""
+    present = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
+    if step.never_empty() or not present:
+        return gradients
+    kept = iter(tf.cond(step.size > 0, lambda: present, lambda: [tf.zeros_like(g) for g in present]))
+
+    def one(gradient: Any) -> Any:
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(next(kept), gradient.indices, gradient.dense_shape)
+        return next(kept)
+
+    return [None if g is None else one(g) for g in gradients]
+
+
+def _adds_up(target: Any) -> bool:
+    """Whether the tape sums the target over examples: losses that were not reduced."""
+    return any(tf.convert_to_tensor(t).shape.rank != 0 for t in tf.nest.flatten(target))
+
+
+def _scale(gradient: Any, share: Any) -> Any:
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values * tf.cast(share, gradient.values.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(share, gradient.dtype)
+
+
+def _seeds(weight: Any, target: Any, output_gradients: Any) -> Any:
+    """What backpropagation starts from: the weight, so that a sum over replicas is the whole's gradient."""
+
+    def one(value: Any, given: Any = None) -> Any:
+        value = tf.convert_to_tensor(value)
+        seed = tf.ones_like(value) if given is None else tf.convert_to_tensor(given)
+        return seed * tf.cast(weight, seed.dtype)
+
+    if output_gradients is None:
+        return tf.nest.map_structure(one, target)
+    return tf.nest.map_structure(one, target, output_gradients)
+
+
+def _is_variable(source: Any) -> bool:
+    return isinstance(underlying(source), tf.Variable)
+
+
+def _has_variables(sources: Any) -> bool:
+    return any(map(_is_variable, tf.nest.flatten(sources)))

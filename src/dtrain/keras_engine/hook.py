@@ -1,0 +1,77 @@
+"""Puts the engine under Keras, once a process, when the first strategy is made.
+
+Models that are not under a strategy of dtrain's pass through unchanged; importing dtrain installs nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+
+_lock = threading.Lock()
+_installed = False
+
+
+def install() -> None:
+    """Replaces the names listed in `upstream/`; calling it again does nothing.
+
+    Raises:
+        UnsupportedVersionError: TensorFlow or Keras is not of a supported version.
+        BackendError: Keras does not run on TensorFlow.
+    """
+    global _installed
+    with _lock:
+        if not _installed:
+            from dtrain.upstream.versions import check_versions
+
+            check_versions()
+            _install()
+            _installed = True
+
+
+def _install() -> None:
+    from dtrain.keras_engine import (
+        build,
+        epochs,
+        files,
+        fitting,
+        functions,
+        gradients,
+        losses,
+        metrics,
+        optimizer,
+        seeds,
+        variables,
+    )
+    from dtrain.upstream import keras, tensorflow
+    from dtrain.upstream.reach import replace
+
+    replace(keras.MAKE_TRAIN_FUNCTION, lambda f: functions.make_step_function(f, training=True))
+    replace(keras.MAKE_TEST_FUNCTION, lambda f: functions.make_step_function(f, training=False))
+    replace(keras.MAKE_PREDICT_FUNCTION, functions.make_predict_function)
+    replace(keras.SYMBOLIC_BUILD, build.make_symbolic_build)
+    replace(keras.EPOCH_ITERATOR, epochs.make_epoch_iterator)
+    replace(keras.FIT, fitting.make_fit)
+    replace(keras.EVALUATE, fitting.make_evaluate)
+    replace(keras.PREDICT, fitting.make_predict)
+    replace(keras.COMPILE, fitting.make_compile)
+    replace(keras.SCALE_LOSS, losses.make_scale)
+    replace(keras.UNSCALE_LOSS, losses.make_scale)
+    replace(keras.ADDITIONAL_LOSS, losses.make_additional_loss)
+    replace(keras.REDUCE_WEIGHTED, losses.make_reduce_weighted)
+    replace(keras.LOSS_CALL, losses.make_loss_call)
+    replace(keras.MEAN_UPDATE, metrics.make_mean_update)
+    replace(keras.SUM_UPDATE, metrics.make_sum_update)
+    replace(keras.WRAPPER_UPDATE, metrics.make_wrapper_update)
+    replace(keras.OPTIMIZER_APPLY, optimizer.make_apply)
+    replace(keras.LOSS_SCALE_APPLY, optimizer.make_apply)
+    replace(keras.LOSS_SCALE_TF_APPLY, optimizer.make_tf_apply)
+    replace(keras.MULTI_OPTIMIZER_APPLY, optimizer.make_apply)
+    replace(keras.OPTIMIZER_REDUCE, optimizer.make_reduce)
+    replace(keras.VARIABLE_ASSIGN_ADD, lambda f: variables.make_assign_change(f, "assign_add"))
+    replace(keras.VARIABLE_ASSIGN_SUB, lambda f: variables.make_assign_change(f, "assign_sub"))
+    replace(keras.SEED_NEXT, seeds.make_next)
+    replace(keras.MAKEDIRS, files.make_makedirs)
+    replace(keras.MODEL_SAVE, files.make_save)
+    replace(keras.MODEL_SAVE_WEIGHTS, files.make_save)
+    replace(keras.MODEL_EXPORT, files.make_save)
+    replace(tensorflow.TAPE_GRADIENT, gradients.make_gradient)

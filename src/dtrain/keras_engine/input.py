@@ -1,0 +1,222 @@
+"""Splits each global batch over the replicas, evenly, and says how many examples the whole batch has.
+
+Every worker reads the same batches and takes its own part, so all end together and every example is
+seen once. Data that the user distributed, or sharded by file, keeps TensorFlow's split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from dtrain.errors import DataError
+from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.upstream import tensorflow as upstream_tf
+
+
+class Split(NamedTuple):
+    """A global batch, split.
+
+    Attributes:
+        parts: a batch for each replica of this process.
+        total: examples in the global batch, int32 scalar.
+    """
+
+    parts: tuple[Any, ...]
+    total: Any
+
+
+class SplitDataset:
+    """Batches of a `tf.data.Dataset`, split over the replicas of this process.
+
+    Iterating gives `SplitIterator`s.
+
+    Args:
+        dataset: yields global batches.
+        layout: how the replicas are spread.
+
+    Attributes:
+        element_spec: the spec of a global batch.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, layout: ReplicaLayout) -> None:
+        self.element_spec = dataset.element_spec
+        options = tf.data.Options()
+        if layout.workers > 1:
+            # All workers must see the same batches in the same order.
+            options.deterministic = True
+        split = dataset.map(lambda *batch: tuple(split_batch(_packed(batch, self.element_spec), layout)))
+        self._dataset = split.with_options(options).prefetch(tf.data.AUTOTUNE)
+        self._counted = int(dataset.cardinality()) >= 0
+
+    def __iter__(self) -> SplitIterator:
+        return SplitIterator(iter(self._dataset), counted=self._counted)
+
+
+class SplitIterator:
+    """Yields `Split`s.
+
+    Attributes:
+        element_spec: the spec of `(parts, total)`.
+        counted: whether the number of batches was known beforehand.
+    """
+
+    def __init__(self, iterator: Any, *, counted: bool) -> None:
+        self._iterator = iterator
+        self.element_spec = iterator.element_spec
+        self.counted = counted
+
+    def __iter__(self) -> SplitIterator:
+        return self
+
+    def __next__(self) -> Split:
+        return Split(*next(self._iterator))
+
+
+def _packed(batch: tuple[Any, ...], spec: Any) -> Any:
+    """What `Dataset.map` unpacked, as it was."""
+    if hasattr(spec, "_fields"):
+        return type(spec)(*batch)
+    return batch if isinstance(spec, tuple) else batch[0]
+
+
+def split_batch(batch: Any, layout: ReplicaLayout) -> Split:
+    """One part a local replica of a global batch, and the number of examples in the whole of it.
+
+    Parts differ by at most one example; with fewer examples than replicas some parts are empty.
+
+    Args:
+        batch: a nest of tensors, ragged or sparse tensors of one leading dimension; scalars and
+            `tf.experimental.Optional`s go to every replica.
+        layout: how the replicas are spread.
+    """
+    rows = batch_rows(batch)
+    known = tf.get_static_value(rows)
+    replicas, first = layout.replicas, layout.first_replica
+    parts = []
+    for replica in range(first, first + layout.local_replicas):
+        start, end = bounds(int(known) if known is not None else rows, replica, replicas)
+        parts.append(map_leaves(lambda leaf, a=start, n=end - start: _rows(leaf, a, n), batch))
+    return Split(tuple(parts), tf.cast(rows, tf.int32))
+
+
+def bounds(rows: Any, replica: int, replicas: int) -> tuple[Any, Any]:
+    """The first row of a replica's part and the row after its last; ints or int32 tensors.
+
+    The first `rows % replicas` parts have one row more.
+    """
+    each, more = rows // replicas, rows % replicas
+    least = min if isinstance(rows, int) else tf.minimum
+    start = replica * each + least(replica, more)
+    end = (replica + 1) * each + least(replica + 1, more)
+    return start, end
+
+
+def batch_rows(batch: Any) -> Any:
+    """The number of examples in a batch: the leading dimension of its first tensor that has one.
+
+    Raises:
+        DataError: if no part of the batch has a leading dimension.
+    """
+    for leaf in _leaves(batch):
+        if isinstance(leaf, tf.experimental.Optional) or leaf is None:
+            continue
+        if isinstance(leaf, tf.RaggedTensor):
+            return tf.cast(leaf.nrows(), tf.int32)
+        if isinstance(leaf, tf.SparseTensor):
+            return tf.cast(leaf.dense_shape[0], tf.int32)
+        leaf = tf.convert_to_tensor(leaf)
+        if leaf.shape.rank is None or leaf.shape.rank > 0:
+            static = leaf.shape[0] if leaf.shape.rank else None
+            return tf.constant(static, tf.int32) if static is not None else tf.shape(leaf)[0]
+    raise DataError(
+        "The data yields scalars: there is no batch to split over the replicas.",
+        hint="batch the dataset: dataset.batch(global_batch_size)",
+    )
+
+
+def local_parts(strategy: Any, batch: Any) -> tuple[Any, ...]:
+    """A batch of a distributed dataset as one batch a local replica."""
+    count = len(strategy.extended.worker_devices)
+    return tuple(
+        map_leaves(lambda leaf, i=i: strategy.experimental_local_results(leaf)[i], batch)
+        for i in range(count)
+    )
+
+
+def local_specs(strategy: Any, spec: Any) -> tuple[Any, ...]:
+    """The specs of a distributed dataset's batches, one a local replica."""
+    count = len(strategy.extended.worker_devices)
+
+    return tuple(map_leaves(lambda leaf, i=i: upstream_tf.replica_spec(leaf, i), spec) for i in range(count))
+
+
+def batch_spec(batch: Any) -> Any:
+    """The `tf.TypeSpec`s of a nest of tensors and arrays; None stays None."""
+
+    def one(leaf: Any) -> Any:
+        if leaf is None or isinstance(leaf, tf.TypeSpec):
+            return leaf
+        return tf.type_spec_from_value(leaf if tf.is_tensor(leaf) else tf.convert_to_tensor(leaf))
+
+    return map_leaves(one, batch)
+
+
+def to_tensors(batch: Any) -> Any:
+    """A nest with arrays made tensors; None stays None."""
+    return map_leaves(lambda x: x if x is None or _is_tensor(x) else tf.convert_to_tensor(x), batch)
+
+
+def _rows(leaf: Any, start: Any, count: Any) -> Any:
+    if leaf is None or isinstance(leaf, tf.experimental.Optional):
+        return leaf
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf[start : start + count]
+    if isinstance(leaf, tf.SparseTensor):
+        return _sparse_rows(leaf, start, count)
+    leaf = tf.convert_to_tensor(leaf)
+    if leaf.shape.rank == 0:
+        return leaf
+    part = leaf[start : start + count]
+    if isinstance(count, int):
+        part = tf.ensure_shape(part, [count, *leaf.shape[1:]])
+    return part
+
+
+def _sparse_rows(leaf: tf.SparseTensor, start: Any, count: Any) -> tf.SparseTensor:
+    shape = leaf.shape
+    begin = tf.concat([[tf.cast(start, tf.int64)], tf.zeros_like(leaf.dense_shape[1:])], axis=0)
+    size = tf.concat([[tf.cast(count, tf.int64)], leaf.dense_shape[1:]], axis=0)
+    part = tf.sparse.slice(leaf, begin, size)
+    # sparse.slice clips the size to what is left; the leading dimension must be the part's.
+    part = tf.SparseTensor(part.indices, part.values, size)
+    part.set_shape([None, *shape[1:]])
+    return part
+
+
+def _is_tensor(value: Any) -> bool:
+    return tf.is_tensor(value) or isinstance(value, tf.experimental.Optional)
+
+
+def _leaves(nest: Any) -> Iterator[Any]:
+    if isinstance(nest, dict):
+        for key in sorted(nest):
+            yield from _leaves(nest[key])
+    elif isinstance(nest, list | tuple):
+        for item in nest:
+            yield from _leaves(item)
+    else:
+        yield nest
+
+
+def map_leaves(function: Any, nest: Any) -> Any:
+    """Applies `function` to each tensor, ragged or sparse tensor, Optional and None of a nest."""
+    if isinstance(nest, dict):
+        return type(nest)((key, map_leaves(function, value)) for key, value in nest.items())
+    if isinstance(nest, tuple) and hasattr(nest, "_fields"):
+        return type(nest)(*(map_leaves(function, item) for item in nest))
+    if isinstance(nest, list | tuple):
+        return type(nest)(map_leaves(function, item) for item in nest)
+    return function(nest)

@@ -1,0 +1,196 @@
+"""Makes Keras' losses mean over the whole batch, whatever part of it a replica holds.
+
+Under `fit` a replica's loss is what its examples would give as a whole batch, corrected where the divisor
+is not the number of examples (masks, weights); in a custom loop it is the replica's part of the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dtrain.keras_engine.context import (
+    CollectiveUnavailable,
+    ReplicaStep,
+    all_reduce_sum,
+    current_step,
+    gather_examples,
+)
+from dtrain.keras_engine.input import map_leaves
+from dtrain.keras_engine.protocol import in_replica
+from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import tensorflow as upstream_tf
+
+_MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+
+
+def make_scale(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The replacement of Keras' division by the number of replicas, and of its counterpart."""
+
+    def scale(value: Any) -> Any:
+        return value if current_step() is not None else original(value)
+
+    return scale
+
+
+def make_additional_loss(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of what Keras does to a loss that a layer adds."""
+
+    def _aggregate_additional_loss(self: Any, loss: Any) -> Any:
+        found = original(self, loss)
+        step = current_step()
+        return found if step is None else step.additional_loss(found)
+
+    return _aggregate_additional_loss
+
+
+def make_reduce_weighted(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of Keras' reduction of per-example losses to one value."""
+
+    def reduce_weighted_values(
+        values: Any,
+        sample_weight: Any = None,
+        mask: Any = None,
+        reduction: str | None = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> Any:
+        step = current_step()
+        if (step is None and not in_replica()) or (step is not None and step.layout.replicas == 1):
+            return original(values, sample_weight, mask, reduction, dtype)
+        if step is not None and step.sees_everything:
+            return original(values, sample_weight, mask, reduction, dtype)
+        values = tf.convert_to_tensor(values)
+        if step is None:
+            return _part_of_sum(original, values, sample_weight, mask, reduction, dtype)
+        if values.shape.rank == 0 and sample_weight is None and mask is None:
+            return values
+        unweighted = reduction != "mean_with_sample_weight" or sample_weight is None
+        if reduction in _MEANS and mask is None and unweighted:
+            # Keras returns the losses themselves where it is known that there are none.
+            return tf.reduce_sum(original(values, sample_weight, None, "sum_over_batch_size", dtype))
+        if reduction in (None, "none"):
+            return original(values, sample_weight, mask, reduction, dtype)
+        total = _total(original, values, sample_weight, mask, dtype)
+        if reduction == "sum":
+            return step.per_share(total)
+        divisor = _divisor(values, sample_weight, mask, reduction)
+        return step.per_share(tf.math.divide_no_nan(total, tf.cast(divisor, total.dtype)))
+
+    return reduce_weighted_values
+
+
+def make_loss_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of `Loss.__call__`: a loss that gives one value sees all replicas' examples."""
+
+    def __call__(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:  # noqa: N807
+        step = current_step()
+        if step is None or step.layout.replicas == 1:
+            return original(self, y_true, y_pred, sample_weight)
+        if not (couples_examples(self) or _gives_scalar(self, y_true, y_pred)):
+            return original(self, y_true, y_pred, sample_weight)
+        with step.seeing_everything():
+            whole = original(self, *map_leaves(gather_examples, (y_true, y_pred, sample_weight)))
+        # Each replica computes the whole loss, but only its own rows carry gradients. Losses that were not
+        # reduced are summed by the tape, and so are right as they are.
+        return _with_gradient_per_share(step, whole) if whole.shape.rank == 0 else whole
+
+    return __call__
+
+
+def couples_examples(loss: Any) -> bool:
+    """Whether an example's loss depends on the other examples of the batch, as in metric learning."""
+    step = current_step()
+    return isinstance(loss, keras.losses.Circle) or (step is not None and id(loss) in step.coupled_losses)
+
+
+def is_own_loss(loss: Any) -> bool:
+    """Whether what a loss computes is a user's own code."""
+    return not type(loss).__module__.startswith("keras.") or _wraps_own_function(loss)
+
+
+def learn_coupling(loss: Any, y_true: Any, y_pred: Any) -> bool:
+    """Tries out whether a loss couples examples, by leaving some of them out.
+
+    Args:
+        loss: a `keras.losses.Loss`.
+        y_true: labels of some examples, a nest of concrete tensors.
+        y_pred: what the model gives for them.
+    """
+    y_true, y_pred = _converted(loss, y_true), _converted(loss, y_pred)
+    every = tf.convert_to_tensor(loss.call(y_true, y_pred))
+    if every.shape.rank == 0 or every.shape[0] is None or every.shape[0] < 2:
+        return False
+    half = every.shape[0] // 2
+    some = tf.convert_to_tensor(loss.call(*map_leaves(lambda leaf: leaf[:half], (y_true, y_pred))))
+    if some.shape[1:] != every.shape[1:]:
+        return True
+    return not bool(tf.reduce_all(tf.abs(some - every[:half]) <= 1e-4 * (tf.abs(some) + 1e-3)))
+
+
+def _wraps_own_function(loss: Any) -> bool:
+    function = getattr(loss, "fn", None)
+    return function is not None and not getattr(function, "__module__", "").startswith("keras.")
+
+
+def _converted(loss: Any, nest: Any) -> Any:
+    return keras.tree.map_structure(lambda x: keras.ops.convert_to_tensor(x, dtype=loss.dtype), nest)
+
+
+def _gives_scalar(loss: Any, y_true: Any, y_pred: Any) -> bool:
+    """Whether `loss.call` returns a single value rather than one an example."""
+    found = loss.call(_converted(loss, y_true), _converted(loss, y_pred))
+    return tf.convert_to_tensor(found).shape.rank == 0
+
+
+def _with_gradient_per_share(step: ReplicaStep, value: Any) -> Any:
+    """The same value, with its gradient over the share."""
+    fixed = tf.stop_gradient(value)
+    return fixed + step.per_share(value - fixed)
+
+
+def _part_of_sum(
+    original: Callable[..., Any],
+    values: Any,
+    sample_weight: Any,
+    mask: Any,
+    reduction: str | None,
+    dtype: Any,
+) -> Any:
+    """A custom loop's loss: the parts of all replicas add up to the whole batch's loss."""
+    if reduction not in _MEANS or values.shape.rank == 0 or not upstream_tf.merge_possible():
+        return original(values, sample_weight, mask, reduction, dtype)
+    total = _total(original, values, sample_weight, mask, dtype)
+    try:
+        divisor = _divisor(values, sample_weight, mask, reduction)
+    except CollectiveUnavailable:
+        return original(values, sample_weight, mask, reduction, dtype)
+    return tf.math.divide_no_nan(total, tf.cast(divisor, total.dtype))
+
+
+def _total(original: Callable[..., Any], values: Any, sample_weight: Any, mask: Any, dtype: Any) -> Any:
+    """The replica's weighted sum of losses."""
+    return tf.reduce_sum(original(values, sample_weight, mask, "sum", dtype))
+
+
+def _divisor(values: Any, sample_weight: Any, mask: Any, reduction: str | None) -> Any:
+    """What the sum of all replicas is divided by, as Keras would for the whole batch."""
+    count = tf.cast(tf.size(values), tf.float32)
+    if reduction == "mean_with_sample_weight" and (sample_weight is not None or mask is not None):
+        if sample_weight is not None:
+            sample_weight = tf.convert_to_tensor(sample_weight)
+        if mask is not None:
+            mask = tf.convert_to_tensor(mask)
+        weights = upstream_keras.APPLY_MASK.resolve()(
+            sample_weight, mask, dtype=keras.backend.floatx(), reduction=reduction
+        )
+        return all_reduce_sum(tf.reduce_sum(tf.cast(weights, tf.float32)))
+    if mask is None:
+        return all_reduce_sum(count)
+    mask = tf.convert_to_tensor(mask)
+    valid = tf.reduce_sum(tf.cast(mask, tf.float32))
+    everywhere = tf.cast(tf.size(mask), tf.float32)
+    count, valid, everywhere = tf.unstack(all_reduce_sum(tf.stack([count, valid, everywhere])))
+    return tf.math.divide_no_nan(count * valid, everywhere)

@@ -1,0 +1,129 @@
+"""Makes Keras' metrics those of the whole batch while each replica updates its own part.
+
+State adds up over the replicas; what is one value a step (a scalar) is first made the same on all of
+them, and a result is computed from the sums.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dtrain.keras_engine.context import all_reduce_sum, current_step, gather_examples, underlying
+from dtrain.keras_engine.input import map_leaves
+from dtrain.upstream import keras as upstream_keras
+
+
+def make_mean_update(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of `keras.metrics.Mean.update_state`."""
+
+    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
+        step = current_step()
+        if step is None or step.layout.replicas == 1:
+            return original(self, values, sample_weight)
+        found = tf.convert_to_tensor(values)
+        if found.shape.rank != 0:
+            return original(self, values, sample_weight)
+        found = tf.cast(found, self.dtype)
+        if step.sees_everything:
+            return original(self, found, sample_weight)
+        if sample_weight is None:
+            return original(self, step.whole_value(found), None)
+        return original(self, step.part_of_value(found), sample_weight)
+
+    return update_state
+
+
+def make_sum_update(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of `keras.metrics.Sum.update_state`: a number a step is added once, not by each."""
+
+    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
+        step = current_step()
+        if step is None or step.layout.replicas == 1 or sample_weight is not None:
+            return original(self, values, sample_weight)
+        found = tf.convert_to_tensor(values)
+        if found.shape.rank != 0:
+            return original(self, values, sample_weight)
+        whole = step.whole_value(tf.cast(found, self.dtype))
+        return original(self, whole / step.layout.replicas, None)
+
+    return update_state
+
+
+def make_wrapper_update(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of `MeanMetricWrapper.update_state`: a scalar function sees all examples."""
+
+    def update_state(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        step = current_step()
+        if step is None or step.layout.replicas == 1:
+            return original(self, y_true, y_pred, sample_weight)
+        value = tf.convert_to_tensor(upstream_keras.metric_value(self, y_true, y_pred))
+        if value.shape.rank != 0:
+            return original(self, y_true, y_pred, sample_weight)
+        with step.seeing_everything():
+            return original(self, *map_leaves(gather_examples, (y_true, y_pred, sample_weight)))
+
+    return update_state
+
+
+def whole_state(variables: list[Any]) -> list[Any]:
+    """Each metric variable's value over all replicas; must be called in a replica.
+
+    Args:
+        variables: Keras variables; those that are summed on reading are reduced, others read.
+    """
+    values = [tf.convert_to_tensor(v.value) for v in variables]
+    summed = [i for i, v in enumerate(variables) if _adds_up(v)]
+    for i, total in zip(summed, all_reduce_sum([values[i] for i in summed]), strict=True):
+        values[i] = total
+    return values
+
+
+def results(model: Any) -> dict[str, Any]:
+    """The model's metric results over all replicas, the same on each; must be called in a replica."""
+    variables = model.metrics_variables
+    with keras.StatelessScope(state_mapping=list(zip(variables, whole_state(variables), strict=True))):
+        return dict(model.get_metrics_result())
+
+
+@contextlib.contextmanager
+def whole_results(model: Any) -> Iterator[None]:
+    """While a user's own step is traced, `metric.result()` gives the value over all replicas."""
+    wrapped = []
+    for metric in _all_metrics(model):
+        object.__setattr__(metric, "result", _whole_result(metric, metric.result))
+        wrapped.append(metric)
+    try:
+        yield
+    finally:
+        for metric in wrapped:
+            object.__delattr__(metric, "result")
+
+
+def _whole_result(metric: Any, result: Callable[[], Any]) -> Callable[[], Any]:
+    def whole() -> Any:
+        variables = list(metric.variables)
+        with keras.StatelessScope(state_mapping=list(zip(variables, whole_state(variables), strict=True))):
+            found = result()
+        step = current_step()
+        if step is not None:
+            step.mark_whole(found)
+        return found
+
+    return whole
+
+
+def _all_metrics(model: Any) -> list[Any]:
+    return [m for m in model.metrics if "result" not in vars(m)]
+
+
+def _adds_up(variable: Any) -> bool:
+    """Whether each replica holds a part of the variable's value."""
+    found = underlying(variable)
+    if not isinstance(found, tf.distribute.DistributedValues):
+        return False
+    return variable.synchronization == "on_read" and variable.aggregation == "sum"

@@ -1,0 +1,166 @@
+"""Lets Keras' optimizers work on gradients that are reduced already.
+
+First the reduction, then Keras' own `apply` as on a single device: clipping, loss scaling, accumulation,
+EMA, weight decay and constraints come after it, with no talk between replicas inside a `cond`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.keras_engine.context import (
+    all_reduce_sum,
+    current_step,
+    local_update,
+    updating_locally,
+    variable_ids,
+)
+from dtrain.keras_engine.gradients import reduce_gradients
+from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
+from dtrain.keras_engine.scope import check_same_strategy
+from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import tensorflow as upstream_tf
+
+
+def make_apply(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of an optimizer's `apply`."""
+
+    def apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
+        step = current_step()
+        if step is not None and step.probing:
+            return None
+        if updating_locally() or len(grads) == 0:
+            return original(self, grads, trainable_variables)
+        strategy = tf.distribute.get_strategy()
+        own: Any = upstream_keras.strategy_of_optimizer(self)
+        if layout_of(own) is not None and not tf.distribute.has_strategy():
+            # Outside of any scope, with gradients that the caller reduced: the optimizer's own strategy.
+            with own.scope():
+                return apply(self, grads, trainable_variables)
+        layout = layout_of(strategy)
+        if layout is None:
+            return original(self, grads, trainable_variables)
+        across = tf.distribute.in_cross_replica_context()
+        if layout.replicas == 1 and not across:
+            return original(self, grads, trainable_variables)
+        variables = list(trainable_variables) if trainable_variables is not None else None
+        check_same_strategy(self, strategy, variables)
+        grads = list(grads)
+        if across:
+            return _apply_across(original, self, strategy, layout, grads, variables)
+        return _apply_in_replica(original, self, strategy, layout, grads, variables)
+
+    return apply
+
+
+def make_tf_apply(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of loss scaling's own way through the replicas, which is done by then."""
+
+    def _tf_apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        if updating_locally():
+            return upstream_keras.common_apply(self, grads, trainable_variables)
+        return original(self, grads, trainable_variables)
+
+    return _tf_apply
+
+
+def make_reduce(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of Keras' own reduction, which must not run a second time."""
+
+    def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
+        return list(grads_and_vars) if updating_locally() else original(self, grads_and_vars)
+
+    return _all_reduce_sum_gradients
+
+
+def _apply_in_replica(
+    original: Callable[..., Any],
+    optimizer: Any,
+    strategy: Any,
+    layout: ReplicaLayout,
+    grads: list[Any],
+    variables: list[Any] | None,
+) -> Any:
+    step = current_step()
+    targets = variables if variables is not None else upstream_keras.trainable_variables_of(optimizer)
+    _build(optimizer, strategy, targets)
+    if step is not None and step.compiled:
+        step.captured.append((optimizer, grads, targets))
+        return None
+    grads = _reduced(grads, targets)
+    if not layout.central:
+        with local_update():
+            return original(optimizer, grads, variables)
+
+    # One copy of the weights: the update runs once, for all replicas.
+    present = [g for g in grads if g is not None]
+
+    def once(distribution: Any, *merged: Any) -> None:
+        first = iter([distribution.experimental_local_results(g)[0] for g in merged])
+        with local_update():
+            original(optimizer, [None if g is None else next(first) for g in grads], variables)
+
+    tf.distribute.get_replica_context().merge_call(once, args=tuple(present))
+    return None
+
+
+def _apply_across(
+    original: Callable[..., Any],
+    optimizer: Any,
+    strategy: Any,
+    layout: ReplicaLayout,
+    grads: list[Any],
+    variables: list[Any] | None,
+) -> Any:
+    """Gradients that the caller has reduced: every replica applies the same."""
+    targets = variables if variables is not None else upstream_keras.trainable_variables_of(optimizer)
+    _build_now(optimizer, strategy, targets)
+    if layout.central:
+        with local_update():
+            return original(optimizer, grads, variables)
+
+    def alike(*each: Any) -> None:
+        found = iter(each)
+        with local_update():
+            original(optimizer, [None if g is None else next(found) for g in grads], variables)
+
+    strategy.extended.call_for_each_replica(alike, args=tuple(g for g in grads if g is not None))
+    return None
+
+
+def _reduced(grads: list[Any], variables: list[Any]) -> list[Any]:
+    """The whole batch's gradients: those of `tape.gradient` are already, others are reduced here."""
+    step = current_step()
+    if step is None:
+        summed = iter(all_reduce_sum([g for g in grads if g is not None]))
+        return [None if g is None else next(summed) for g in grads]
+    missing = [
+        i for i, v in enumerate(variables) if grads[i] is not None and not variable_ids([v]) <= step.reduced
+    ]
+    if missing:
+        for i, g in zip(
+            missing, reduce_gradients(step, [grads[i] for i in missing], scaled=False), strict=True
+        ):
+            grads[i] = g
+    return grads
+
+
+def _build(optimizer: Any, strategy: Any, variables: list[Any]) -> None:
+    """Makes the optimizer's variables in the strategy's scope, once, also in the middle of a trace."""
+    if optimizer.built:
+        return
+    if not upstream_tf.merge_possible():
+        return
+    tf.distribute.get_replica_context().merge_call(
+        lambda distribution: _build_now(optimizer, distribution, variables)
+    )
+
+
+def _build_now(optimizer: Any, strategy: Any, variables: list[Any]) -> None:
+    if optimizer.built:
+        return
+    with tf.init_scope(), strategy.scope():
+        optimizer.build(variables)

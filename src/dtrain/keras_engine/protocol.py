@@ -1,0 +1,57 @@
+"""What the engine asks of a strategy, so that it need not know which strategies there are.
+
+A strategy of dtrain's carries a `ReplicaLayout`; a strategy without one is TensorFlow's own and is left
+alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaLayout:
+    """How the replicas of a strategy are spread.
+
+    Attributes:
+        workers: processes that train together.
+        worker: this process' number among them.
+        local_replicas: replicas in this process.
+        central: whether weights and optimizer state exist once for all replicas.
+    """
+
+    workers: int = 1
+    worker: int = 0
+    local_replicas: int = 1
+    central: bool = False
+
+    @property
+    def replicas(self) -> int:
+        """All replicas of the job."""
+        return self.workers * self.local_replicas
+
+    @property
+    def first_replica(self) -> int:
+        """The global number of this process' first replica."""
+        return self.worker * self.local_replicas
+
+
+def layout_of(strategy: Any) -> ReplicaLayout | None:
+    """The layout of one of dtrain's strategies; None for TensorFlow's own."""
+    return getattr(strategy, "dtrain_layout", None)
+
+
+def current_layout() -> ReplicaLayout | None:
+    """The layout of the strategy that is in force here, if it is dtrain's and has several replicas."""
+    import tensorflow as tf
+
+    layout = layout_of(tf.distribute.get_strategy())
+    return layout if layout is not None and layout.replicas > 1 else None
+
+
+def in_replica() -> bool:
+    """Whether this code runs for one replica of several under a strategy of dtrain's."""
+    import tensorflow as tf
+
+    return current_layout() is not None and tf.distribute.get_replica_context() is not None

@@ -1,0 +1,39 @@
+"""Gives every replica its own random numbers, and the same ones again with the same seed.
+
+Keras' random layers draw from a seed generator whose state is equal on all replicas; the replica's number
+is mixed into what is drawn, never into the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.keras_engine.protocol import in_replica
+from dtrain.upstream import tensorflow as upstream_tf
+
+# An odd constant with well-spread bits (2**32 over the golden ratio): neighbours get distant seeds.
+_SPREAD = 0x9E3779B1
+
+
+def make_next(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of `SeedGenerator.next`."""
+
+    def next(self: Any, ordered: bool = True) -> Any:
+        seed = original(self, ordered)
+        return mix_replica(seed) if in_replica() else seed
+
+    return next
+
+
+def mix_replica(seed: Any) -> Any:
+    """A seed of shape (2,) made different by replica; replica 0 keeps it.
+
+    Args:
+        seed: an integer tensor of shape (2,).
+    """
+    replica = tf.cast(upstream_tf.replica_id(), tf.int64)
+    spread = tf.bitwise.bitwise_and(replica * _SPREAD, 0xFFFFFFFF)
+    return seed + tf.stack([tf.cast(spread, seed.dtype), tf.zeros([], seed.dtype)])

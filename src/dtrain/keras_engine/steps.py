@@ -1,0 +1,218 @@
+"""Computes one step on all replicas: forward, backward, reduction, update, metrics.
+
+Reads top to bottom in the order in which a step happens. How many steps a call makes, and where their
+data comes from, is `functions.py`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.keras_engine import metrics, state
+from dtrain.keras_engine.context import ReplicaStep, all_reduce_sum, replica_step, variable_ids
+from dtrain.keras_engine.input import batch_rows, map_leaves
+from dtrain.keras_engine.losses import is_own_loss
+from dtrain.keras_engine.probe import (
+    ROWS,
+    LossKind,
+    coupled_losses,
+    has_own_layers,
+    loss_kinds,
+    summed_losses,
+)
+from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.talk import exchange
+from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import tensorflow as upstream_tf
+
+
+class StepProgram:
+    """A model's train or test step, made to run on every replica.
+
+    Args:
+        model: a compiled Keras model under a strategy of dtrain's.
+        layout: how the strategy's replicas are spread.
+        training: the train step, or the test step.
+        compiled: whether forward and backward are compiled by XLA inside the replica.
+    """
+
+    def __init__(self, model: Any, layout: ReplicaLayout, *, training: bool, compiled: bool) -> None:
+        self.model = model
+        self.layout = layout
+        self.training = training
+        self.compiled = compiled
+        self.name = "train_step" if training else "test_step"
+        # The results of Keras' own steps are computed once, after the last step of a call.
+        self.stock = step_is_stock(model, self.name)
+        self.kinds: list[LossKind] = []
+        self.summed_losses: frozenset[int] = frozenset()
+        self.coupled: frozenset[int] = frozenset()
+        self._learnt = False
+
+    def learn(self, part: Any) -> None:
+        """Finds out what a user's own losses are, sums or means; there is nothing to learn of Keras'.
+
+        Args:
+            part: a batch of this process' first replica.
+        """
+        if self._learnt:
+            return
+        self._learnt = True
+        model, layout = self.model, self.layout
+        losses = [loss for _, loss in upstream_keras.compiled_losses(model)]
+        own_step = not (self.stock and _is_keras_own(model, "compute_loss"))
+        if not (own_step or has_own_layers(model) or any(map(is_own_loss, losses))):
+            return
+        part = without_optionals(part)
+        # Workers try together or not at all: a layer may need all of them.
+        rows = min(ROWS, *exchange(layout, int(batch_rows(part))))
+        coupled = coupled_losses(model, part, layout, rows)
+        summed: frozenset[int] = frozenset()
+        kinds: list[LossKind] = []
+        if rows > 0 and has_own_layers(model):
+            summed = summed_losses(model, part, layout, rows)
+        self.summed_losses = exchange(layout, summed)[0]
+        if rows > 0 and own_step:
+            strategy = model.distribute_strategy
+            kinds = loss_kinds(self._tried, part, strategy, layout, rows=rows, training=self.training)
+        # One worker decides for all: no worker's own examples may make it differ from the others.
+        coupled, self.kinds = exchange(layout, (coupled, kinds))[0]
+        self.coupled = frozenset(id(loss) for loss, found in zip(losses, coupled, strict=True) if found)
+
+    def _tried(self, part: Any, step: ReplicaStep) -> None:
+        """The user's step, all of its combining points included, on one replica alone."""
+        step.summed_losses = self.summed_losses
+        with silent_results(self.model) if self.stock else metrics.whole_results(self.model):
+            outputs = self._user_step(part)
+        if not self.stock:
+            combine(step, outputs)
+
+    def run(self, parts: Sequence[Any], total: Any) -> Any:
+        """One step; what it returns is the whole batch's, or {} where `results` will tell.
+
+        Args:
+            parts: a batch for each replica of this process.
+            total: examples in the whole batch, over all processes; None if not known yet.
+        """
+        strategy = self.model.distribute_strategy
+        totals = upstream_tf.per_replica([total] * len(parts)) if total is not None else None
+        # Set here, not in the replicas: they run in threads that take turns.
+        with silent_results(self.model) if self.stock else metrics.whole_results(self.model):
+            in_replica = upstream_keras.with_seed_generator(self._in_replica)
+            outputs = strategy.run(in_replica, args=(upstream_tf.per_replica(list(parts)), totals))
+        return first_replica(strategy, outputs)
+
+    def results(self) -> Any:
+        """The metrics over all replicas and all steps since they were reset."""
+        strategy = self.model.distribute_strategy
+        return first_replica(strategy, strategy.run(lambda: metrics.results(self.model)))
+
+    def _in_replica(self, part: Any, total: Any) -> Any:
+        part = without_optionals(part)
+        size = batch_rows(part)
+        if total is None:
+            total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, size)
+        if self.compiled:
+            return self._compiled_step(part, size, total)
+        step = self._knowing(ReplicaStep(self.layout, size=size, total=total, training=self.training))
+        with replica_step(step):
+            outputs = self._user_step(part)
+            state.synchronise(step)
+            return {} if self.stock else combine(step, outputs)
+
+    def _knowing(self, step: ReplicaStep) -> ReplicaStep:
+        """Gives a step what was learnt of the user's losses."""
+        step.summed_losses = self.summed_losses
+        step.coupled_losses = self.coupled
+        if self.kinds:
+            step.weights = [kind.weight(step.share) for kind in self.kinds]
+        return step
+
+    def _user_step(self, part: Any) -> Any:
+        return unwrapped(getattr(self.model, self.name))(part)
+
+    def _compiled_step(self, part: Any, size: Any, total: Any) -> Any:
+        """Forward and backward in one XLA program; the reduction and the update after it."""
+        captured: list[tuple[Any, list[Any], list[Any]]] = []
+        written: dict[int, Any] = {}
+
+        def inside(part: Any, size: Any, total: Any) -> Any:
+            step = self._knowing(
+                ReplicaStep(self.layout, size=size, total=total, training=self.training, compiled=True)
+            )
+            with replica_step(step):
+                self._user_step(part)
+            captured[:] = step.captured
+            written.update(step.assigned)
+            return [[g for g in grads if g is not None] for _, grads, _ in step.captured]
+
+        gradients = tf.function(inside, jit_compile=True, autograph=False)(part, size, total)
+        step = ReplicaStep(self.layout, size=size, total=total, training=self.training)
+        step.assigned.update(written)
+        with replica_step(step):
+            for (optimizer, traced, variables), values in zip(captured, gradients, strict=True):
+                found = iter(all_reduce_sum(values))
+                step.reduced |= variable_ids(variables)
+                optimizer.apply([None if g is None else next(found) for g in traced], variables)
+            state.synchronise(step)
+        return {}
+
+
+def step_is_stock(model: Any, name: str) -> bool:
+    """Whether a model's step, and all that computes its results, is Keras' own."""
+    names = (name, "compute_metrics", "get_metrics_result")
+    return all(_is_keras_own(model, each) for each in names)
+
+
+def _is_keras_own(model: Any, name: str) -> bool:
+    """Whether a model has Keras' own method of a name, neither overridden nor set on the instance."""
+    if name in vars(model):
+        return False
+    return getattr(type(model), name) is getattr(upstream_keras.trainer_class(), name)
+
+
+def combine(step: ReplicaStep, outputs: Any) -> Any:
+    """What a user's step returned, for the whole batch: numbers by shares."""
+
+    def one(value: Any) -> Any:
+        value = tf.convert_to_tensor(value)
+        if value.dtype.is_integer and value.shape.rank == 0:
+            whole = step.whole_value(tf.cast(value, tf.float64))
+            return tf.cast(tf.round(whole), value.dtype)
+        if not value.dtype.is_floating:
+            return value
+        return step.whole_value(value) if value.shape.rank == 0 else step.mean(value)
+
+    return tf.nest.map_structure(one, outputs)
+
+
+@contextlib.contextmanager
+def silent_results(model: Any) -> Iterator[None]:
+    """While Keras' own step is traced, it returns no results: they are computed after the reduction."""
+    object.__setattr__(model, "get_metrics_result", dict)
+    try:
+        yield
+    finally:
+        object.__delattr__(model, "get_metrics_result")
+
+
+def unwrapped(function: Any) -> Callable[..., Any]:
+    """The Python function under a `tf.function`, bound as it was: replicas cannot meet inside one."""
+    python_function = getattr(function, "python_function", None)
+    return python_function if callable(python_function) else function
+
+
+def first_replica(strategy: Any, value: Any) -> Any:
+    """What the first replica of this process holds of a nest of values."""
+    return tf.nest.map_structure(
+        lambda v: strategy.experimental_local_results(v)[0], value, expand_composites=False
+    )
+
+
+def without_optionals(part: Any) -> Any:
+    """A generator's None arrives as an empty Optional; a step wants None."""
+    return map_leaves(lambda x: None if isinstance(x, tf.experimental.Optional) else x, part)

@@ -1,0 +1,65 @@
+"""Small objects between the workers of a job: who is here, what they say, all at one point.
+
+It rides on TensorFlow's coordination service, not on the collectives, so it cannot fall out of step with
+the training; tensors of a step do not go this way.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import math
+import pickle
+import time
+from typing import Any
+
+from dtrain.errors import PeerMissingError
+from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.upstream import tensorflow as upstream_tf
+
+_rounds = itertools.count()
+_POLL = 10.0  # seconds
+
+
+def exchange(layout: ReplicaLayout, value: Any, *, timeout: float | None = None) -> list[Any]:
+    """Every worker gives a value and gets those of all; returns when all have given theirs.
+
+    All workers must call it, equally often.
+
+    Args:
+        layout: the strategy's.
+        value: anything that can be pickled; small.
+        timeout: seconds to wait for the others; None waits as long as TensorFlow finds them alive.
+
+    Returns:
+        The values, by worker.
+
+    Raises:
+        PeerMissingError: a worker gave none in time.
+    """
+    if layout.workers == 1:
+        return [value]
+    number = next(_rounds)
+    upstream_tf.set_shared(_key(number, layout.worker), base64.b64encode(pickle.dumps(value)).decode())
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    return [_receive(number, worker, timeout, deadline) for worker in range(layout.workers)]
+
+
+def _key(number: int, worker: int) -> str:
+    return f"dtrain/exchange/{number}/{worker}"
+
+
+def _receive(number: int, worker: int, timeout: float | None, deadline: float) -> Any:
+    import tensorflow as tf
+
+    while True:
+        left = max(0.001, min(_POLL, deadline - time.monotonic()))
+        try:
+            text = upstream_tf.get_shared(_key(number, worker), max(1, int(left * 1000)))
+            return pickle.loads(base64.b64decode(text))
+        except (tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
+            if time.monotonic() >= deadline:
+                raise PeerMissingError(
+                    f"Worker {worker} did not reach this point within {timeout:g} s.",
+                    hint="barrier, broadcast and fit must be called by every worker, equally often",
+                ) from None

@@ -1,0 +1,145 @@
+"""The children's output on the launcher's own: line by line, each marked with its task.
+
+It neither parses nor keeps what the children say, apart from the last lines of each for a failure's report.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import selectors
+import threading
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+_LINE_LIMIT = 64 * 1024  # bytes; longer lines are cut
+_REFRESH = 5.0  # seconds between two looks at a line that is still being overwritten
+
+
+class Console:
+    """The launcher's output streams, shared by all readers so that no line lands inside another.
+
+    Args:
+        stdout, stderr: where lines go.
+        on_broken: called when nobody reads a stream any more, as in `dtrain launch ... | head`.
+    """
+
+    def __init__(self, stdout: TextIO, stderr: TextIO, *, on_broken: Callable[[], None]) -> None:
+        self._streams = {"stdout": stdout, "stderr": stderr}
+        self._on_broken = on_broken
+        self._lock = threading.Lock()
+
+    def write_line(self, line: str, *, to: str = "stdout") -> None:
+        """Write one whole line; it is dropped where the stream is closed."""
+        stream = self._streams[to]
+        with self._lock:
+            try:
+                try:
+                    stream.write(line + "\n")
+                except UnicodeEncodeError:
+                    encoding = stream.encoding or "ascii"
+                    stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+                stream.flush()
+            except BrokenPipeError:
+                self._on_broken()
+            except (OSError, ValueError):  # closed behind our back: the job matters more than its text
+                pass
+
+
+class OutputReader(threading.Thread):
+    """Reads one pipe of one child until its end, and writes its lines to the console.
+
+    A progress bar overwrites its line again and again: what stands there is shown when the line ends, and
+    every few seconds until then.
+
+    Args:
+        pipe: the file descriptor to read; closed at the end.
+        mark: what to put before each line.
+        console: where lines go.
+        to: `stdout` or `stderr`.
+        tail: gets each finished line; shared by the readers of one task.
+    """
+
+    def __init__(
+        self, pipe: int, mark: str, console: Console, *, to: str, tail: collections.deque[str]
+    ) -> None:
+        super().__init__(name=f"dtrain-output {mark}{to}", daemon=True)
+        self._pipe = pipe
+        self._mark = mark
+        self._console = console
+        self._to = to
+        self._tail = tail
+        self._pending = b""
+        self._pending_since = 0.0
+        self._shown = ""
+        self._finishing = threading.Event()
+
+    def run(self) -> None:
+        """Read until the pipe ends or `finish` was called and nothing more is there."""
+        os.set_blocking(self._pipe, False)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._pipe, selectors.EVENT_READ)
+            while True:
+                ready = selector.select(timeout=0.1 if self._finishing.is_set() else 0.5)
+                chunk = os.read(self._pipe, 65536) if ready else b""
+                if (ready and not chunk) or (not ready and self._finishing.is_set()):
+                    break
+                if chunk:
+                    self._feed(chunk)
+                self._refresh()
+        if self._pending:
+            self._finish_line(self._pending)
+        os.close(self._pipe)
+
+    def finish(self) -> None:
+        """Ask the thread to end once the pipe is empty, also where someone still holds its other end."""
+        self._finishing.set()
+
+    def _feed(self, chunk: bytes) -> None:
+        if not self._pending:
+            self._pending_since = time.monotonic()
+        *lines, self._pending = (self._pending + chunk).split(b"\n")
+        if lines:
+            self._pending_since = time.monotonic()
+        for line in lines:
+            self._finish_line(line)
+        if len(self._pending) > _LINE_LIMIT:
+            shown = visible_line(self._pending)
+            if len(shown) > _LINE_LIMIT // 2:
+                self._finish_line(self._pending)
+                self._pending = b""
+            else:  # a bar that has overwritten itself for long: what it shows is short
+                self._pending = shown.encode() + (b"\r" if self._pending.endswith(b"\r") else b"")
+
+    def _finish_line(self, raw: bytes) -> None:
+        line = visible_line(raw)
+        self._tail.append(line)
+        self._shown = ""
+        self._console.write_line(self._mark + line, to=self._to)
+
+    def _refresh(self) -> None:
+        now = time.monotonic()
+        if not self._pending or now - self._pending_since < _REFRESH:
+            return
+        self._pending_since = now
+        line = visible_line(self._pending)
+        if line.strip() and line != self._shown:
+            self._shown = line
+            self._console.write_line(self._mark + line, to=self._to)
+
+
+def visible_line(raw: bytes) -> str:
+    """What a terminal would show of one line in which carriage returns and backspaces overwrite."""
+    text = raw.decode("utf-8", "replace")
+    parts = text.split("\r") if "\r" in text else [text]
+    shown = next((part for part in reversed(parts) if part.strip(" \b")), "")
+    if "\b" not in shown:
+        return shown
+    kept: list[str] = []
+    for char in shown:
+        if char != "\b":
+            kept.append(char)
+        elif kept:
+            kept.pop()
+    return "".join(kept)

@@ -1,0 +1,38 @@
+"""Free ports of this machine, kept for the tasks of one job until the job ends.
+
+A reservation keeps other jobs and outgoing connections off the port and lets the task itself serve on it;
+it is no protection against a program that asks for that very port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+from dtrain.cluster.sockets import bind_everywhere
+from dtrain.errors import ConfigurationError
+
+
+@contextlib.contextmanager
+def reserve_ports(count: int) -> Iterator[list[int]]:
+    """Reserve free ports of this machine while the `with` block runs.
+
+    Raises:
+        ConfigurationError: the machine has not that many free ports or open files.
+    """
+    with contextlib.ExitStack() as stack:
+        ports: list[int] = []
+        try:
+            for _ in range(count):
+                sock = stack.enter_context(bind_everywhere(0))
+                ports.append(sock.getsockname()[1])
+        except OSError as error:
+            raise ConfigurationError(
+                f"{count} free ports were asked for and {len(ports)} found: {error}.",
+                hint="Start fewer workers, or raise the limit of open files (ulimit -n).",
+            ) from error
+        if sys.platform != "linux":
+            # Elsewhere a held port refuses the task as well: only the choice is ours.
+            stack.close()
+        yield ports

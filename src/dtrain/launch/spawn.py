@@ -1,0 +1,141 @@
+"""A function in several worker processes, from a notebook or from any line of a program.
+
+Each worker is a fresh interpreter that never imports the caller's main module, so no `if __name__` guard is
+needed; functions and results travel by cloudpickle, through files.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import cloudpickle
+
+from dtrain.errors import ConfigurationError, TaskFailedError, TaskTimeoutError
+from dtrain.launch import child
+from dtrain.launch.local import GRACE, describe_exit, local_topologies, task_environment, worker_tasks
+from dtrain.launch.ports import reserve_ports
+from dtrain.launch.processes import Job, Outcome, TaskCommand
+from dtrain.topology import Task
+
+Result = TypeVar("Result")
+
+
+def spawn(
+    fn: Callable[..., Result],
+    workers: int = 2,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    devices_per_worker: int | None = None,
+    timeout: float | None = None,
+) -> list[Result]:
+    """Call `fn(*args, **kwargs)` in every worker process of a new job on this machine.
+
+    In each of them TF_CONFIG says which worker it is, as under `dtrain launch`. What they print appears here,
+    each line marked with its worker. When one fails, or on Ctrl-C, all are ended; no process is left behind.
+
+    Args:
+        fn: a function, lambda or closure that cloudpickle can pickle. Objects of TensorFlow cannot be: make
+            them inside the function.
+        workers: the number of processes, at least 1.
+        args: positional arguments of `fn`.
+        kwargs: keyword arguments of `fn`.
+        devices_per_worker: the number of logical devices in each worker; None leaves it to the worker.
+        timeout: seconds that all of it may take; None sets no limit.
+
+    Returns:
+        What the calls returned, in the order of the workers' ranks.
+
+    Raises:
+        ConfigurationError: a number is out of range, or `fn` or an argument cannot be pickled.
+        TaskFailedError: a worker raised (its traceback is in the message), was killed, or returned what
+            cannot be pickled.
+        TaskTimeoutError: the time was over.
+    """
+    if timeout is not None and timeout <= 0:
+        raise ConfigurationError(f"timeout is {timeout!r}, not a positive number of seconds.")
+    tasks = worker_tasks(workers)
+    payload = _pickle(fn, tuple(args), dict(kwargs or {}))
+    with tempfile.TemporaryDirectory(prefix="dtrain-spawn-") as name, reserve_ports(len(tasks)) as ports:
+        folder = Path(name)
+        child.call_file(folder).write_bytes(payload)
+        # By its path, since dtrain may be importable only after the child has taken over our sys.path.
+        command = [sys.executable, "-P", child.__file__, str(folder)]
+        job = Job(
+            [
+                TaskCommand(topology.task, command, task_environment(topology, devices_per_worker, None))
+                for topology in local_topologies(tasks, ports)
+            ],
+            grace=GRACE,
+            timeout=timeout,
+        )
+        outcome = job.run()
+        _raise_for(outcome, folder, timeout)
+        return [_result(task, folder) for task in tasks]
+
+
+def _pickle(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    try:
+        call = cloudpickle.dumps((fn, args, kwargs))
+    except Exception as error:  # picklers raise whatever the objects' own methods raise
+        name = getattr(fn, "__qualname__", repr(fn))
+        raise ConfigurationError(
+            f"spawn cannot send {name!r} or its arguments to another process: {error}",
+            hint="Make models, datasets, strategies and open files inside the function.",
+        ) from error
+    return pickle.dumps((sys.path, call))
+
+
+def _raise_for(outcome: Outcome, folder: Path, timeout: float | None) -> None:
+    if outcome.signal is not None:
+        # Now that nothing is left behind, let it do what it would have done: KeyboardInterrupt, for Ctrl-C.
+        signal.raise_signal(outcome.signal)
+        task, code = next(iter(outcome.exit_codes.items()))
+        name = signal.Signals(outcome.signal).name
+        raise TaskFailedError(f"{name} was received: every worker was ended.", task=str(task), exit_code=code)
+    if outcome.timed_out:
+        task = outcome.timed_out[0]
+        raise TaskTimeoutError(
+            f"After {timeout:g} s still running: {', '.join(map(str, outcome.timed_out))}. They were ended.",
+            task=str(task),
+            exit_code=outcome.exit_codes[task],
+            hint="Give spawn a longer timeout, or see in the output where they wait.",
+        )
+    if outcome.first_failure is not None:
+        task = outcome.first_failure
+        code = outcome.exit_codes[task]
+        report = child.failure_file(folder, task.index)
+        if report.exists():
+            message = f"{task} failed:\n{report.read_text(encoding='utf-8')}"
+        else:
+            message = "\n".join(
+                [f"{task} {describe_exit(code)}. Its last lines:", *outcome.tails[task]]
+                if outcome.tails[task]
+                else [f"{task} {describe_exit(code)}."]
+            )
+        raise TaskFailedError(message, task=str(task), exit_code=code)
+
+
+def _result(task: Task, folder: Path) -> Any:
+    try:
+        return pickle.loads(child.result_file(folder, task.index).read_bytes())
+    except FileNotFoundError:
+        raise TaskFailedError(
+            f"{task} ended with exit status 0 but without returning from the function.",
+            task=str(task),
+            exit_code=os.EX_OK,
+            hint="Return from the function instead of ending the process.",
+        ) from None
+    except Exception as error:  # unpickling runs the code of whatever was returned
+        raise TaskFailedError(
+            f"What {task} returned cannot be read here: {type(error).__name__}: {error}",
+            task=str(task),
+            exit_code=os.EX_OK,
+            hint="Return numbers, arrays, text, and containers of them.",
+        ) from error

@@ -1,0 +1,108 @@
+"""What `run.json` says: what was run, with which versions, on how many replicas, and what came of it.
+
+It gathers facts into plain dictionaries; `RunDirectory` writes them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dtrain import __version__, job
+from dtrain.errors import UnknownStrategyError
+from dtrain.monitor.run_directory import RunDirectory
+from dtrain.strategies.registry import resolve_name
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+def describe_run(
+    recipe: str, strategy: tf.distribute.Strategy, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The record of a run that begins now.
+
+    Args:
+        recipe: the name of the program.
+        strategy: what it trains under.
+        settings: the rest that decides the run, such as `epochs`, `global_batch` and `seed`.
+
+    Returns:
+        What JSON can hold, with `status` "running". `finish_record` makes the final one of it.
+    """
+    import keras
+    import tensorflow as tf
+
+    return {
+        "status": "running",
+        "recipe": recipe,
+        "started_at": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "versions": {
+            "python": platform.python_version(),
+            "dtrain": __version__,
+            "tensorflow": tf.__version__,
+            "keras": keras.__version__,
+        },
+        "strategy": _name_of(strategy),
+        "strategy_class": type(strategy).__name__,
+        "replicas": strategy.num_replicas_in_sync,
+        "workers": job.world_size(),
+        **settings,
+    }
+
+
+def finish_record(
+    record: Mapping[str, Any],
+    *,
+    examples_per_second: float,
+    wall_time_seconds: float,
+    final_metrics: Mapping[str, float],
+) -> dict[str, Any]:
+    """The record of the same run, now that it has ended.
+
+    Args:
+        record: what `describe_run` gave.
+        examples_per_second: the rate of training, over all replicas.
+        wall_time_seconds: from the start of the program to its end.
+        final_metrics: name and value, `test_accuracy` and `test_loss` among them.
+
+    Returns:
+        A new dictionary, with `status` "finished".
+    """
+    return {
+        **record,
+        "status": "finished",
+        "examples_per_second": round(examples_per_second, 1),
+        "wall_time_seconds": round(wall_time_seconds, 2),
+        "final_metrics": {name: float(value) for name, value in final_metrics.items()},
+    }
+
+
+def summarize(record: Mapping[str, Any], run: RunDirectory) -> str:
+    """A finished run in a few lines, for the terminal: how well, how fast, and where its files are."""
+    final = record["final_metrics"]
+    where = _count(record["replicas"], "replica")
+    if record["workers"] > 1:
+        where += f" in {_count(record['workers'], 'worker')}"
+    files = ", ".join(file.name + ("/" if file.is_dir() else "") for file in run.files())
+    result = f"test accuracy {final['test_accuracy']:.4f}, test loss {final['test_loss']:.4f}"
+    return (
+        f"{record['recipe']}: {result}\n"
+        f"speed: {record['examples_per_second']:,.0f} examples/s on {where} ({record['strategy']})\n"
+        f"files: {files} in {run.path}"
+    )
+
+
+def _name_of(strategy: tf.distribute.Strategy) -> str:
+    try:
+        return resolve_name(type(strategy).__name__)
+    except UnknownStrategyError:  # TensorFlow's default strategy has no public class
+        return "default"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,167 @@
+"""One directory a run: its name, agreed by all workers, and the files that a run leaves in it.
+
+It decides where files stand and that no two runs share a directory; it does not write the model, the
+metrics or the curves.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dtrain import job
+from dtrain.errors import ConfigurationError
+
+_RUNS = Path("runs")
+_ATTEMPTS = 1000
+_HINT = "Choose another directory, or leave --run-dir out for a new one under runs/."
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The directory of one run. `open_run_directory` makes one; the paths below are where its files go.
+
+    Attributes:
+        path: the directory, absolute.
+    """
+
+    path: Path
+
+    @property
+    def model(self) -> Path:
+        """The trained model, in Keras' own format."""
+        return self.path / "model.keras"
+
+    @property
+    def metrics(self) -> Path:
+        """One line an epoch, as Keras' CSVLogger writes them."""
+        return self.path / "metrics.csv"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The directory of TensorBoard's event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def curves(self) -> Path:
+        """The picture of loss and accuracy by epoch."""
+        return self.path / "curves.png"
+
+    @property
+    def record(self) -> Path:
+        """What was run, with what, and what came of it. It exists from the run's first moment."""
+        return self.path / "run.json"
+
+    def files(self) -> tuple[Path, ...]:
+        """All of the above."""
+        return self.model, self.metrics, self.tensorboard, self.curves, self.record
+
+    def write_record(self, record: dict[str, Any]) -> None:
+        """Put `record` into `run.json`, whole or not at all. Numbers that JSON lacks (NaN) become null.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        unfinished = self.record.with_name(f".{self.record.name}.tmp")
+        unfinished.write_text(_to_json(record), encoding="utf-8")
+        unfinished.replace(self.record)
+
+
+def check_run_directory(path: str | os.PathLike[str] | None) -> None:
+    """See that a run could be put at `path`, without making anything; None, the default, is `runs/` here.
+
+    Raises:
+        ConfigurationError: `path` holds another run, is a file, or cannot be written to.
+    """
+    directory = RunDirectory(Path(_RUNS if path is None else path).absolute())
+    if path is not None:
+        _check_vacant(directory)
+    place = next(p for p in (directory.path, *directory.path.parents) if p.exists())
+    if not place.is_dir():
+        raise ConfigurationError(f"The run directory is {directory.path}, but {place} is a file.", hint=_HINT)
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigurationError(
+            f"The run directory is {directory.path}, but {place} may not be written to.", hint=_HINT
+        )
+
+
+def open_run_directory(
+    path: str | os.PathLike[str] | None, *, name: str, record: dict[str, Any]
+) -> RunDirectory:
+    """Make the run's directory and claim it with a first `run.json`. Every worker of the job calls this.
+
+    Args:
+        path: where; None for a new directory `runs/<time>-<name>`. Only the chief's value counts.
+        name: what is run, as a part of the new directory's name.
+        record: the first content of `run.json`.
+
+    Returns:
+        The same directory on every worker, once it exists.
+
+    Raises:
+        ConfigurationError: on every worker, if `path` holds another run or cannot be written to.
+    """
+    # A failure of the chief is sent as well: raised on the chief alone it would leave its peers waiting.
+    outcome: tuple[str, str] | None = None
+    if job.is_chief():
+        try:
+            outcome = (str(_claim(path, name, record).path), "")
+        except ConfigurationError as error:
+            outcome = ("", error.message)
+        except OSError as error:
+            outcome = ("", f"The run directory {path or _RUNS} cannot be made: {error}.")
+    chosen, problem = job.broadcast(outcome)
+    if problem:
+        raise ConfigurationError(problem, hint=_HINT)
+    return RunDirectory(Path(chosen))
+
+
+def _claim(path: str | os.PathLike[str] | None, name: str, record: dict[str, Any]) -> RunDirectory:
+    directory = RunDirectory(Path(path).absolute()) if path is not None else _new_directory(name)
+    check_run_directory(directory.path)
+    directory.path.mkdir(parents=True, exist_ok=True)
+    try:
+        with directory.record.open("x", encoding="utf-8") as file:
+            file.write(_to_json(record))
+    except FileExistsError:  # another run came first, between the check and here
+        _check_vacant(directory)
+    return directory
+
+
+def _new_directory(name: str) -> RunDirectory:
+    stem = f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{name}"
+    for attempt in range(1, _ATTEMPTS):
+        path = (_RUNS / (stem if attempt == 1 else f"{stem}-{attempt}")).absolute()
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:  # a run that started within the same second
+            continue
+        return RunDirectory(path)
+    raise ConfigurationError(f"{_RUNS.absolute()} holds {_ATTEMPTS - 1} runs named {stem}.", hint=_HINT)
+
+
+def _check_vacant(directory: RunDirectory) -> None:
+    found = [file.name for file in directory.files() if file.exists()]
+    if found:
+        raise ConfigurationError(
+            f"The run directory is {directory.path}, but it holds another run: {', '.join(found)}.",
+            hint=_HINT,
+        )
+
+
+def _to_json(record: dict[str, Any]) -> str:
+    return json.dumps(_without_nan(record), indent=2, allow_nan=False) + "\n"
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    return value

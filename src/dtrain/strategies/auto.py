@@ -1,0 +1,83 @@
+"""Chooses a strategy from what the machine and the environment really have, and says why in one line."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from dtrain.cluster import current, settings
+from dtrain.cluster.tpu import tpu_name
+from dtrain.log import logger
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A strategy and the reason for it.
+
+    Attributes:
+        name: the canonical name.
+        reason: what was found.
+        options: arguments for the strategy's class.
+    """
+
+    name: str
+    reason: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def announce(self) -> None:
+        """Says it in one line a job: in the log if the application shows it, else on standard error."""
+        topology = current()
+        if topology is not None and not topology.is_chief:
+            return
+        if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
+            logger.info("strategy %s: %s", self.name, self.reason)
+        else:
+            sys.stderr.write(f"dtrain: strategy {self.name}: {self.reason}\n")
+
+
+def choose() -> Choice:
+    """What fits here: TPU, then the cluster of `TF_CONFIG`, then GPUs, then the CPU.
+
+    Raises:
+        ClusterConfigError: `TF_CONFIG` is malformed.
+    """
+    topology = current()
+    tpu = tpu_name()
+    if tpu is not None:
+        return Choice(name="tpu", reason=f"the environment names a TPU ({tpu})", options={"tpu": tpu})
+    if topology is not None and topology.jobs.get("ps"):
+        return Choice(
+            name="parameter_server",
+            reason=f"TF_CONFIG has {len(topology.jobs['ps'])} parameter servers",
+        )
+    if topology is not None and topology.is_training_task and topology.world_size > 1:
+        return Choice(name="multi_worker", reason=f"TF_CONFIG has {topology.world_size} workers")
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    if len(gpus) > 1:
+        return Choice(name="mirrored", reason=f"this machine has {len(gpus)} GPUs")
+    if gpus:
+        return Choice(name="one_device", reason="this machine has one GPU", options={"device": "/gpu:0"})
+    cpus = settings.devices_per_worker() or _logical_cpus()
+    if cpus > 1:
+        return Choice(name="mirrored", reason=f"no GPU or TPU, but {cpus} logical CPUs were set up")
+    why = "no TF_CONFIG" if topology is None else f"TF_CONFIG gives {topology.task} no peers to train with"
+    return Choice(name="default", reason=f"no TPU, {why}, no GPU: the CPU")
+
+
+def best_single_device() -> str:
+    """The first GPU, or the CPU where there is none."""
+    import tensorflow as tf
+
+    return "/gpu:0" if tf.config.list_physical_devices("GPU") else "/cpu:0"
+
+
+def _logical_cpus() -> int:
+    """How many logical CPUs the program has set up, without starting TensorFlow's devices."""
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    return len(tf.config.get_logical_device_configuration(cpu) or [None])

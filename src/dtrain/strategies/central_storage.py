@@ -1,0 +1,86 @@
+"""`CentralStorageStrategy`: weights and optimizer state once, computation on several devices of one machine.
+
+What layers keep for themselves (moving statistics, seeds) and metrics live on each compute device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.strategies import common, devices
+from dtrain.strategies.variables import made_central, made_replicated
+from dtrain.upstream import tensorflow as upstream_tf
+
+_Extended: Any = upstream_tf.MIRRORED_EXTENDED.resolve()
+
+
+class _Place:
+    """What `colocate_with` needs of a variable: its devices."""
+
+    def __init__(self, device: str) -> None:
+        self._devices = (device,)
+
+
+class CentralStorageExtended(common.LocalUpdates, _Extended):  # type: ignore[misc]
+    """The working part of the strategy."""
+
+    def __init__(self, strategy: Any, compute: list[str], parameter: str) -> None:
+        super().__init__(strategy, devices=compute, cross_device_ops=upstream_tf.REDUCTION_TO_ONE.resolve()())
+        self._parameter_device = parameter
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """Where weights live."""
+        return (self._parameter_device,)
+
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        colocated = kwargs.get("colocate_with") is not None
+        own = kwargs.get("trainable") is False and not colocated
+        if own or kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
+            return made_replicated(_Extended._create_variable(self, next_creator, **kwargs))
+        kwargs["colocate_with"] = _Place(self._parameter_device)
+        return made_central(_Extended._create_variable(self, next_creator, **kwargs))
+
+
+class CentralStorageStrategy(
+    common.ReplicaRunner,
+    tf.distribute.experimental.CentralStorageStrategy,  # type: ignore[misc]
+):
+    """Synchronous training with one copy of the weights.
+
+    Args:
+        compute_devices: device strings; None takes all GPUs, or where there is none all logical CPUs.
+        parameter_device: where weights live; None takes the only GPU where there is one, else the CPU.
+        memory_growth: let GPUs take memory as it is needed.
+
+    Raises:
+        DeviceError: a device does not exist, or is named twice.
+    """
+
+    def __init__(
+        self,
+        compute_devices: Sequence[str] | None = None,
+        parameter_device: str | None = None,
+        *,
+        memory_growth: bool = True,
+    ) -> None:
+        common.prepare(memory_growth=memory_growth)
+        self._collective_key_base = common.next_collective_key_base()
+        compute = devices.known(compute_devices)
+        if compute is None:
+            compute = [d.name for d in devices.logical("GPU") or devices.logical("CPU")]
+        if parameter_device is None:
+            one_gpu = len(compute) == 1 and "gpu" in compute[0].lower()
+            parameter_device = compute[0] if one_gpu else "/cpu:0"
+        devices.known([parameter_device])
+        parameter = tf.DeviceSpec.from_string(
+            parameter_device if parameter_device.startswith("/") else f"/device:{parameter_device}"
+        )
+        host = tf.DeviceSpec.from_string(devices.logical("CPU")[0].name)
+        resolved = host.replace(device_type=parameter.device_type, device_index=parameter.device_index or 0)
+        tf.distribute.Strategy.__init__(self, CentralStorageExtended(self, compute, resolved.to_string()))
+        self.dtrain_layout = ReplicaLayout(local_replicas=self.num_replicas_in_sync, central=True)

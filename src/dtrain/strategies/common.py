@@ -1,0 +1,84 @@
+"""What all of dtrain's strategies do alike: start the engine, prepare devices, run replica functions.
+
+It chooses nothing; where replicas live is each strategy's.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.keras_engine.context import updating_locally
+from dtrain.keras_engine.hook import install
+from dtrain.log import logger
+from dtrain.strategies import devices
+from dtrain.strategies.variables import made_replicated
+from dtrain.upstream import tensorflow as upstream_tf
+
+# TensorFlow's default is 1 for every strategy, so that a second one in a process would join the
+# collectives of the first. Workers make their strategies in the same order, so they count alike.
+_key_bases = itertools.count(1)
+_KEYS_A_STRATEGY = 1_000_000
+
+_Function: Any = upstream_tf.RUN_REPLICAS.resolve()
+
+
+def prepare(*, memory_growth: bool = True, logical_cpus: bool = True) -> None:
+    """What must happen before a strategy is made: the engine under Keras, and the devices.
+
+    Args:
+        memory_growth: let GPUs take memory as it is needed instead of all at once.
+        logical_cpus: split the CPU as the launcher was told to.
+    """
+    install()
+    devices.prepare(memory_growth=memory_growth, logical_cpus=logical_cpus)
+
+
+def next_collective_key_base() -> int:
+    """A range of collective keys for a strategy of its own."""
+    return next(_key_bases) * _KEYS_A_STRATEGY
+
+
+class ReplicaRunner:
+    """The `run` of strategies with several replicas: a replica function may be a `tf.function`."""
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: Any = None,
+    ) -> Any:
+        """As `tf.distribute.Strategy.run`."""
+        if is_tf_function(fn) and _compiled_by_xla(fn) and self.dtrain_layout.central:  # type: ignore[attr-defined]
+            logger.warning(
+                "jit_compile=True was set for a replica function, but what XLA compiles reads weights on its "
+                "own device only, and under central storage they are on another. It runs without XLA."
+            )
+            fn = fn.python_function  # type: ignore[attr-defined]
+        elif is_tf_function(fn) and not tf.executing_eagerly() and not _compiled_by_xla(fn):
+            # Replicas cannot meet inside a function that each of them traces for itself.
+            fn = fn.python_function  # type: ignore[attr-defined]
+        return super().run(fn, args=args, kwargs=kwargs, options=options)  # type: ignore[misc]
+
+
+class LocalUpdates:
+    """The part of an `extended` that lets replicas work alone after the reduction."""
+
+    def _use_merge_call(self) -> bool:
+        return False if updating_locally() else super()._use_merge_call()  # type: ignore[misc]
+
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        return made_replicated(super()._create_variable(next_creator, **kwargs))  # type: ignore[misc]
+
+
+def is_tf_function(fn: Any) -> bool:
+    """Whether a callable is the result of `tf.function`."""
+    return isinstance(fn, _Function)
+
+
+def _compiled_by_xla(fn: Any) -> bool:
+    return upstream_tf.compiled_by_xla(fn)

@@ -1,0 +1,122 @@
+"""The devices of this process: what there is, GPU memory growth, logical CPUs.
+
+It must run before TensorFlow touches a device; afterwards it only reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.cluster import settings
+from dtrain.errors import DeviceError
+from dtrain.log import logger
+
+_SPELLING = "write it as 'CPU:0', '/gpu:1' or '/device:GPU:0'"
+
+
+def prepare(*, memory_growth: bool, logical_cpus: bool) -> None:
+    """Sets memory growth, and the logical CPUs that the launcher asked for.
+
+    Raises:
+        DeviceError: logical CPUs were asked for after TensorFlow had started with another number.
+    """
+    if memory_growth:
+        _grow()
+    wanted = settings.devices_per_worker()
+    if logical_cpus and wanted is not None and wanted > 1 and not tf.config.list_physical_devices("GPU"):
+        split_cpu(wanted)
+
+
+def split_cpu(count: int) -> None:
+    """Makes `count` logical CPUs of the one; does nothing if there are as many already.
+
+    Raises:
+        DeviceError: TensorFlow has started with another number.
+    """
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    configured = tf.config.get_logical_device_configuration(cpu)
+    if configured is not None and len(configured) == count:
+        return
+    try:
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+    except RuntimeError as error:
+        found = len(tf.config.list_logical_devices("CPU"))
+        if found == count:
+            return
+        raise DeviceError(
+            f"{count} logical CPUs were asked for, but TensorFlow has started with {found}.",
+            hint="make the strategy before any other call that uses TensorFlow's devices",
+        ) from error
+
+
+def known(names: Sequence[str] | None) -> list[str] | None:
+    """The names as given, after checking that this process has such devices.
+
+    Args:
+        names: device strings such as "GPU:0" or "/cpu:1"; None is passed through.
+
+    Raises:
+        DeviceError: a device does not exist, or is named twice.
+    """
+    if names is None:
+        return None
+    try:
+        names = [names] if isinstance(names, str) else list(names)
+    except TypeError:
+        raise DeviceError(f"{names!r} is not a list of device names.", hint=_SPELLING) from None
+    if not names:
+        raise DeviceError("The list of devices is empty.", hint="leave it out to take all there are")
+    seen: set[tuple[Any, ...]] = set()
+    for name in names:
+        device = _parse(name)
+        if device in seen:
+            raise DeviceError(f"The device {name!r} is named twice in {names}.", hint="name each device once")
+        seen.add(device)
+    return names
+
+
+def _parse(name: str) -> tuple[Any, ...]:
+    """Type, index, job and task of a device that exists."""
+    try:
+        spec = tf.DeviceSpec.from_string(name if name.startswith("/") else f"/device:{name}")
+        kind, index = spec.device_type, spec.device_index or 0
+    except (ValueError, AttributeError) as error:
+        raise DeviceError(f"{name!r} is not a device name.", hint=_SPELLING) from error
+    if kind is None:
+        raise DeviceError(f"{name!r} names no device type.", hint=_SPELLING)
+    kind = kind.upper()
+    elsewhere = spec.job not in (None, "localhost")
+    have = local(kind, f"/job:{spec.job}/task:{spec.task or 0}") if elsewhere else logical(kind)
+    if not 0 <= index < len(have):
+        present = ", ".join(d.name.removeprefix("/device:") for d in tf.config.list_logical_devices())
+        hint = f"this process has {present}"
+        if kind == "CPU":
+            hint += (
+                "; more logical CPUs: tf.config.set_logical_device_configuration, "
+                "or dtrain launch --devices-per-worker"
+            )
+        raise DeviceError(f"The device {name!r} does not exist here.", hint=hint)
+    return (kind, index, spec.job, spec.task or 0) if elsewhere else (kind, index)
+
+
+def _grow() -> None:
+    for gpu in tf.config.list_physical_devices("GPU"):
+        try:
+            tf.config.experimental.set_memory_growth(gpu, True)
+        except (RuntimeError, ValueError) as error:
+            logger.info("GPU memory growth is not set: %s", error)
+
+
+def logical(kind: str) -> list[Any]:
+    """The logical devices of a kind, "CPU" or "GPU"."""
+    return list(tf.config.list_logical_devices(kind))
+
+
+def local(kind: str, worker: str) -> list[Any]:
+    """The logical devices of a kind that belong to one task, such as "/job:worker/task:0"; "" for all."""
+    task = tf.DeviceSpec.from_string(worker)
+    found = [(d, tf.DeviceSpec.from_string(d.name)) for d in logical(kind)]
+    return [d for d, spec in found if not worker or (spec.job, spec.task) == (task.job, task.task)]

@@ -1,0 +1,60 @@
+"""`MirroredStrategy`: one machine, several devices, a copy of the model on each, in step.
+
+Gradients are summed over the devices before the update; every copy holds the same weights to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.strategies import common, devices
+from dtrain.upstream import tensorflow as upstream_tf
+
+_Extended: Any = upstream_tf.MIRRORED_EXTENDED.resolve()
+
+
+class MirroredExtended(common.LocalUpdates, _Extended):  # type: ignore[misc]
+    """The working part of the strategy."""
+
+
+class MirroredStrategy(common.ReplicaRunner, tf.distribute.MirroredStrategy):  # type: ignore[misc]
+    """Synchronous training on several devices of one machine.
+
+    Args:
+        devices: device strings such as `["GPU:0", "GPU:1"]`; None takes all GPUs, or where there is none
+            all logical CPUs.
+        cross_device_ops: a `tf.distribute.CrossDeviceOps`; None takes NCCL for GPUs and a plain sum for CPUs.
+        memory_growth: let GPUs take memory as it is needed.
+
+    Raises:
+        DeviceError: a device does not exist, or is named twice.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str] | None = None,
+        cross_device_ops: tf.distribute.CrossDeviceOps | None = None,
+        *,
+        memory_growth: bool = True,
+    ) -> None:
+        common.prepare(memory_growth=memory_growth)
+        self._collective_key_base = common.next_collective_key_base()
+        names = _devices(devices)
+        if cross_device_ops is None and all("cpu" in name.lower() for name in names):
+            cross_device_ops = upstream_tf.REDUCTION_TO_ONE.resolve()()
+        # TensorFlow's own constructor names its extended class; ours is put in its place.
+        tf.distribute.Strategy.__init__(
+            self, MirroredExtended(self, devices=names, cross_device_ops=cross_device_ops)
+        )
+        self.dtrain_layout = ReplicaLayout(local_replicas=self.num_replicas_in_sync)
+
+
+def _devices(names: Sequence[str] | None) -> list[str]:
+    given = devices.known(names)
+    if given is not None:
+        return given
+    return [d.name for d in devices.logical("GPU") or devices.logical("CPU")]

@@ -1,0 +1,146 @@
+"""`MultiWorkerMirroredStrategy`: several processes, on one machine or many, a copy of the model on each.
+
+Every process runs the same program; gradients are summed over all of them before the update.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.cluster import check_peers, current, join
+from dtrain.errors import ConfigurationError
+from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.talk import exchange
+from dtrain.log import logger
+from dtrain.strategies import common, devices
+from dtrain.topology import Topology
+from dtrain.upstream import tensorflow as upstream_tf
+
+_COMMUNICATIONS = ("auto", "ring", "nccl")
+
+_Extended: Any = upstream_tf.COLLECTIVE_EXTENDED.resolve()
+
+
+class MultiWorkerMirroredExtended(common.LocalUpdates, _Extended):  # type: ignore[misc]
+    """The working part of the strategy."""
+
+    def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> tuple[Any, str]:
+        found, kind = super()._initialize_local_devices(cluster_resolver, worker_device)
+        cpus = len(devices.local("CPU", worker_device))
+        if kind == "CPU" and cpus > 1:
+            # TensorFlow takes one CPU whatever there is; logical ones are there because somebody asked.
+            found = tuple(f"{worker_device}/device:CPU:{i}" for i in range(cpus))
+        return found, kind
+
+
+class MultiWorkerMirroredStrategy(
+    common.ReplicaRunner,
+    tf.distribute.MultiWorkerMirroredStrategy,  # type: ignore[misc]
+):
+    """Synchronous training in several processes.
+
+    Making it first meets the other workers: what is wrong in `TF_CONFIG`, a port in use and a peer that
+    is missing are errors, not waits. Without `TF_CONFIG` it trains on this process' devices alone.
+
+    Args:
+        cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver`; None reads `TF_CONFIG`.
+        communication_options: a `tf.distribute.experimental.CommunicationOptions`.
+        communication: how values travel: "auto", "ring" or "nccl", or a value of TensorFlow's
+            `CommunicationImplementation`; short for options with this implementation.
+        memory_growth: let GPUs take memory as it is needed.
+        peer_timeout: seconds to wait for the other workers; None waits 30 under `dtrain launch`, 300
+            elsewhere, or what `DTRAIN_PEER_TIMEOUT` says.
+
+    Raises:
+        ClusterConfigError: `TF_CONFIG` is malformed or contradicts itself.
+        PortInUseError: another process serves on this task's address.
+        PeerMissingError: a worker did not report in time.
+        PeerMismatchError: the workers have different clusters, or two have one number.
+        ConfigurationError: TensorFlow has started already, or the communication is not known.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: Any = None,
+        communication_options: Any = None,
+        *,
+        communication: Any = None,
+        memory_growth: bool = True,
+        peer_timeout: float | None = None,
+    ) -> None:
+        options = _options(communication_options, communication)
+        topology = current() if cluster_resolver is None else _topology_of(cluster_resolver)
+        common.prepare(memory_growth=memory_growth)
+        if topology is not None and topology.world_size > 1:
+            check_peers(topology, timeout=peer_timeout)
+        self._collective_key_base = common.next_collective_key_base()
+        extended = _connect(self, cluster_resolver, options)
+        tf.distribute.Strategy.__init__(self, extended)
+        if topology is not None:
+            join(topology)
+        local = len(extended.worker_devices)
+        self.dtrain_layout = ReplicaLayout(
+            workers=self.num_replicas_in_sync // local,
+            worker=topology.rank if topology is not None and topology.world_size > 1 else 0,
+            local_replicas=local,
+        )
+        _seed_alike(self.dtrain_layout)
+
+
+def _options(options: Any, communication: Any) -> Any:
+    """TensorFlow's options from either way of giving them."""
+    if options is not None and communication is not None:
+        raise ConfigurationError(
+            "communication and communication_options were both given; they say the same thing.",
+            hint="give communication_options=CommunicationOptions(implementation=...)",
+        )
+    if options is not None:
+        return options
+    kinds = tf.distribute.experimental.CommunicationImplementation
+    name = getattr(communication, "value", communication) or "auto"
+    if not isinstance(name, str) or name.lower() not in _COMMUNICATIONS:
+        raise ConfigurationError(
+            f"There is no communication {communication!r}.", hint=f"one of {', '.join(_COMMUNICATIONS)}"
+        )
+    return tf.distribute.experimental.CommunicationOptions(implementation=kinds(name.upper()))
+
+
+def _connect(strategy: Any, resolver: Any, options: Any) -> Any:
+    """Starts TensorFlow's servers and collectives."""
+    try:
+        return MultiWorkerMirroredExtended(strategy, cluster_resolver=resolver, communication_options=options)
+    except RuntimeError as error:
+        if "program startup" not in str(error):
+            raise
+        raise ConfigurationError(
+            "MultiWorkerMirroredStrategy was made after TensorFlow had started: its collectives must be "
+            "configured before the first tensor, dataset or list of logical devices.",
+            hint="make the strategy at the top of the program, right after the imports",
+        ) from error
+
+
+def _topology_of(resolver: Any) -> Topology | None:
+    """The topology that a resolver describes; None where it describes no cluster."""
+    jobs = resolver.cluster_spec().as_dict()
+    if not jobs:
+        return None
+    tasks = {job: tuple(addresses) for job, addresses in jobs.items()}
+    return Topology(tasks, resolver.task_type, resolver.task_id)
+
+
+def _seed_alike(layout: ReplicaLayout) -> None:
+    """Gives unseeded workers one seed, so that `shuffle` without a seed gives them the same order."""
+    if layout.workers == 1:
+        return
+    mine = upstream_tf.global_seed()
+    seeds = exchange(
+        layout, mine if mine is not None else (secrets.randbits(31) if layout.worker == 0 else None)
+    )
+    if mine is None and seeds[0] is not None:
+        tf.random.set_seed(seeds[0])
+        logger.info(
+            "No seed was set: all workers take %d, so that they read the data in one order.", seeds[0]
+        )

@@ -1,0 +1,26 @@
+"""`OneDeviceStrategy`: everything on one named device, to try a program that will run on several later."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.strategies import common, devices
+
+
+class OneDeviceStrategy(tf.distribute.OneDeviceStrategy):  # type: ignore[misc]
+    """All variables and all computation on one device.
+
+    Args:
+        device: a device string, such as "/gpu:0" or "/cpu:0".
+        memory_growth: let a GPU take memory as it is needed.
+
+    Raises:
+        DeviceError: the device does not exist.
+    """
+
+    def __init__(self, device: str, *, memory_growth: bool = True) -> None:
+        common.prepare(memory_growth=memory_growth)
+        devices.known([device])
+        super().__init__(device)
+        self.dtrain_layout = ReplicaLayout()

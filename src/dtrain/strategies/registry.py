@@ -1,0 +1,140 @@
+"""From a name to a strategy: `dtrain.strategy("mirrored")`.
+
+The names are ours, TensorFlow's class names and the field's usual words for the same thing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from typing import Any
+
+from dtrain.errors import ConfigurationError, UnknownStrategyError
+from dtrain.upstream.versions import check_versions
+
+# name -> (module, class)
+_CLASSES = {
+    "one_device": ("dtrain.strategies.one_device", "OneDeviceStrategy"),
+    "mirrored": ("dtrain.strategies.mirrored", "MirroredStrategy"),
+    "multi_worker": ("dtrain.strategies.multi_worker", "MultiWorkerMirroredStrategy"),
+    "central_storage": ("dtrain.strategies.central_storage", "CentralStorageStrategy"),
+    "tpu": ("dtrain.strategies.tpu", "TPUStrategy"),
+}
+_SYNONYMS = {
+    "off": "default",
+    "none": "default",
+    "no": "default",
+    "single": "default",
+    "onedevice": "one_device",
+    "onedevicestrategy": "one_device",
+    "mirroredstrategy": "mirrored",
+    "multi_gpu": "mirrored",
+    "multi_worker_mirrored": "multi_worker",
+    "multiworkermirrored": "multi_worker",
+    "multiworkermirroredstrategy": "multi_worker",
+    "collective_all_reduce": "multi_worker",
+    "collectiveallreducestrategy": "multi_worker",
+    "multiworker": "multi_worker",
+    "tpustrategy": "tpu",
+    "parameterserver": "parameter_server",
+    "parameterserverstrategy": "parameter_server",
+    "ps": "parameter_server",
+    "centralstorage": "central_storage",
+    "centralstoragestrategy": "central_storage",
+}
+NAMES = (
+    "default",
+    "one_device",
+    "mirrored",
+    "multi_worker",
+    "tpu",
+    "parameter_server",
+    "central_storage",
+    "auto",
+)
+
+
+def resolve_name(name: str) -> str:
+    """The canonical name of a strategy.
+
+    Args:
+        name: one of `NAMES`, a class name of TensorFlow's (also with `tf.distribute.` before it), or a
+            synonym; case and dashes do not matter.
+
+    Raises:
+        UnknownStrategyError: listing the known names and the nearest.
+    """
+    if not isinstance(name, str):
+        raise UnknownStrategyError(
+            f"A strategy's name is a string; found {name!r} ({type(name).__name__}).",
+            hint=f"one of {', '.join(NAMES)}",
+        )
+    key = name.strip().rpartition(".")[2].lower().replace("-", "_").replace(" ", "_")
+    key = _SYNONYMS.get(key, key)
+    if key in NAMES:
+        return key
+    near = difflib.get_close_matches(key, [*NAMES, *_SYNONYMS], n=1)
+    nearest = f"; did you mean {_SYNONYMS.get(near[0], near[0])!r}?" if near else ""
+    raise UnknownStrategyError(
+        f"There is no strategy {name!r}.", hint=f"the known ones are {', '.join(NAMES)}{nearest}"
+    )
+
+
+def strategy(name: str = "auto", **options: Any) -> Any:
+    """Makes a strategy from its name.
+
+    Args:
+        name: `default`, `one_device`, `mirrored`, `multi_worker`, `tpu`, `parameter_server`,
+            `central_storage` or `auto`; class names and usual synonyms are taken too.
+        **options: the arguments of the strategy's class; `memory_growth=False` lets GPUs take all their
+            memory at once, under every strategy.
+
+    Returns:
+        A `tf.distribute.Strategy`.
+
+    Raises:
+        UnknownStrategyError: the name is not known.
+        ConfigurationError: the strategy does not take one of the options.
+    """
+    canonical = resolve_name(name)
+    check_versions()
+    if canonical == "auto":
+        from dtrain.strategies.auto import choose
+
+        choice = choose()
+        choice.announce()
+        return strategy(choice.name, **{**choice.options, **options})
+    if canonical == "default":
+        _check_options(canonical, options, ("memory_growth",))
+        from dtrain.strategies.default import get_strategy
+
+        return get_strategy(**options)
+    if canonical == "parameter_server":
+        raise ConfigurationError(
+            "The parameter-server strategy is not part of this version.",
+            hint="use multi_worker: the same cluster without `ps` tasks trains in step",
+        )
+    made = strategy_class(canonical)
+    _check_options(canonical, options, tuple(inspect.signature(made).parameters))
+    if canonical == "one_device" and "device" not in options:
+        from dtrain.strategies.auto import best_single_device
+
+        options["device"] = best_single_device()
+    return made(**options)
+
+
+def strategy_class(name: str) -> Any:
+    """The class of a canonical name that has one."""
+    import importlib
+
+    module, attribute = _CLASSES[name]
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _check_options(name: str, options: dict[str, Any], known: tuple[str, ...]) -> None:
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise ConfigurationError(
+            f"The strategy {name!r} does not take {', '.join(unknown)}.",
+            hint=f"it takes {', '.join(known)}" if known else "it takes no options",
+        )

@@ -1,0 +1,331 @@
+"""The shape of a job: which tasks exist, where each one serves, and which of them this process is.
+
+It reads and writes the text form that TensorFlow calls TF_CONFIG and checks it; it never looks at the
+environment, opens no socket and starts no process.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dtrain.errors import ClusterConfigError
+
+TRAINING_JOBS = ("chief", "worker")
+"""The jobs whose tasks train; ranks count them in this order."""
+
+KNOWN_JOBS = (*TRAINING_JOBS, "ps", "evaluator")
+"""Every job that a cluster may name."""
+
+_SINGLE_TASK_JOBS = ("chief", "evaluator")
+_EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
+
+
+@dataclass(frozen=True)
+class Task:
+    """One process of a job; written `worker 1`."""
+
+    job: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.job} {self.index}"
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The tasks of a job and which of them this process is.
+
+    Training tasks are the chief (if there is one) and the workers; `rank` counts them, the chief first.
+    Parameter servers (`ps`) and the `evaluator` belong to the cluster but have no rank.
+
+    Args:
+        jobs: for each job name its addresses (`host:port`), in the order of their index.
+        task_type: the job of this process.
+        task_index: its index within that job.
+
+    Raises:
+        ClusterConfigError: the parts do not form a cluster; the message names the part.
+    """
+
+    jobs: Mapping[str, tuple[str, ...]] = field(hash=False)
+    task_type: str
+    task_index: int
+
+    def __post_init__(self) -> None:
+        jobs = {name: tuple(self.jobs[name]) for name in sorted(self.jobs, key=_job_order)}
+        object.__setattr__(self, "jobs", jobs)
+        _check_jobs(jobs)
+        _check_task(jobs, self.task_type, self.task_index)
+
+    @property
+    def task(self) -> Task:
+        """This process."""
+        return Task(self.task_type, self.task_index)
+
+    @property
+    def is_training_task(self) -> bool:
+        """Whether this process trains, and so has a rank."""
+        return self.task_type in TRAINING_JOBS
+
+    @property
+    def rank(self) -> int:
+        """The position among the training tasks, from 0.
+
+        Raises:
+            ClusterConfigError: this process is a parameter server or an evaluator.
+        """
+        if not self.is_training_task:
+            raise ClusterConfigError(
+                f"{self.task} does not train, so it has no rank.",
+                hint="Ask for the rank only where Topology.is_training_task is true.",
+            )
+        return self.training_tasks().index(self.task)
+
+    @property
+    def world_size(self) -> int:
+        """The number of training tasks, at least 1."""
+        return len(self.training_tasks())
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the training task of rank 0, which speaks and writes for all."""
+        return self.is_training_task and self.rank == 0
+
+    @property
+    def address(self) -> str:
+        """Where this process serves, as `host:port`.
+
+        Raises:
+            ClusterConfigError: this is an evaluator that the cluster does not list.
+        """
+        return self.address_of(self.task)
+
+    def address_of(self, task: Task) -> str:
+        """Where a task serves, as `host:port`; ClusterConfigError if the cluster does not list it."""
+        addresses = self.jobs.get(task.job, ())
+        if not 0 <= task.index < len(addresses):
+            raise ClusterConfigError(
+                f"{task} has no address: the cluster has {', '.join(map(str, self.tasks()))}.",
+                hint="Only tasks of the cluster can be reached.",
+            )
+        return addresses[task.index]
+
+    def tasks(self) -> tuple[Task, ...]:
+        """Every task with an address: chief, workers, parameter servers, evaluator, in this order."""
+        return tuple(Task(job, i) for job, addresses in self.jobs.items() for i in range(len(addresses)))
+
+    def training_tasks(self) -> tuple[Task, ...]:
+        """The tasks that train, in the order of their rank."""
+        return tuple(task for task in self.tasks() if task.job in TRAINING_JOBS)
+
+    @classmethod
+    def from_tf_config(cls, text: str | None) -> Topology | None:
+        """Read the text of TF_CONFIG.
+
+        Returns:
+            The topology, or None where the text is None, blank or `{}`: no cluster.
+
+        Raises:
+            ClusterConfigError: what is wrong in the text, by name, and what to write instead.
+        """
+        if text is None or not text.strip():
+            return None
+        try:
+            config = _parse(text)
+            if not config:
+                return None
+            return cls(_jobs_of(config), *_task_of(config))
+        except ClusterConfigError as error:
+            raise ClusterConfigError(f"TF_CONFIG is wrong: {error.message}", hint=error.hint) from None
+
+    def to_tf_config(self) -> str:
+        """The text to put in TF_CONFIG for this process."""
+        return json.dumps(
+            {
+                "cluster": {job: list(addresses) for job, addresses in self.jobs.items()},
+                "task": {"type": self.task_type, "index": self.task_index},
+            }
+        )
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Split `host:port` or `[ipv6]:port` into host (without brackets) and port.
+
+    Raises:
+        ClusterConfigError: the address has no host, or no port from 1 to 65535.
+    """
+    hint = 'Write an address as "host:port" with a port from 1 to 65535, such as "10.0.0.1:2222".'
+    if "//" in address or any(c.isspace() for c in address):
+        raise ClusterConfigError(f"{address!r} is not a plain host:port.", hint=hint)
+    host, colon, port = address.rpartition(":")
+    if not colon or (host.count(":") and not (host.startswith("[") and host.endswith("]"))):
+        raise ClusterConfigError(f"{address!r} is an address without a port.", hint=hint)
+    host = host.removeprefix("[").removesuffix("]")
+    if not host:
+        raise ClusterConfigError(f"{address!r} is an address without a host.", hint=hint)
+    if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+        raise ClusterConfigError(f"{address!r} has the port {port!r}, which is not one.", hint=hint)
+    return host, int(port)
+
+
+def _job_order(name: Any) -> tuple[int, str]:
+    return (KNOWN_JOBS.index(name), "") if name in KNOWN_JOBS else (len(KNOWN_JOBS), str(name))
+
+
+def _check_jobs(jobs: Mapping[str, tuple[str, ...]]) -> None:
+    if not jobs:
+        raise ClusterConfigError(
+            '"cluster" is empty.',
+            hint=f"List the addresses of every job, as in {_EXAMPLE}; or unset TF_CONFIG.",
+        )
+    for job, addresses in jobs.items():
+        if job not in KNOWN_JOBS:
+            raise ClusterConfigError(
+                f'"cluster" names the unknown job {job!r}.', hint=f"The jobs are {', '.join(KNOWN_JOBS)}."
+            )
+        if not addresses:
+            raise ClusterConfigError(
+                f'the job "{job}" has no address.', hint="Give it at least one, or leave the job out."
+            )
+        if job in _SINGLE_TASK_JOBS and len(addresses) > 1:
+            raise ClusterConfigError(
+                f'the job "{job}" has {len(addresses)} addresses: {", ".join(map(str, addresses))}.',
+                hint=f"A cluster has at most one {job}; further processes are workers.",
+            )
+    if not any(job in TRAINING_JOBS for job in jobs):
+        raise ClusterConfigError(
+            f"the cluster has no task that trains, only {', '.join(jobs)}.", hint="Add a worker or a chief."
+        )
+    _check_addresses(jobs)
+
+
+def _check_addresses(jobs: Mapping[str, tuple[str, ...]]) -> None:
+    seen: dict[tuple[str, int], Task] = {}
+    for job, addresses in jobs.items():
+        for index, address in enumerate(addresses):
+            task = Task(job, index)
+            if not isinstance(address, str):
+                raise ClusterConfigError(
+                    f"the address of {task} is {address!r}, not a text.", hint='Write it as "host:port".'
+                )
+            try:
+                host, port = split_address(address)
+            except ClusterConfigError as error:
+                raise ClusterConfigError(f"the address of {task}: {error.message}", hint=error.hint) from None
+            # The two names of this machine that are most often mixed in one file.
+            place = ("127.0.0.1" if host.lower() == "localhost" else host.lower(), port)
+            if place in seen:
+                raise ClusterConfigError(
+                    f"the address {address!r} is repeated: {seen[place]} and {task} both have it.",
+                    hint="Give every task an address of its own.",
+                )
+            seen[place] = task
+
+
+def _check_task(jobs: Mapping[str, tuple[str, ...]], job: Any, index: Any) -> None:
+    if job not in KNOWN_JOBS:
+        raise ClusterConfigError(
+            f'the type in "task" is the unknown job {job!r}.', hint=f"The jobs are {', '.join(KNOWN_JOBS)}."
+        )
+    if isinstance(index, bool) or not isinstance(index, int):
+        raise ClusterConfigError(
+            f'the index in "task" is {index!r}, a {type(index).__name__}, not an integer.',
+            hint="Write the index as a plain number, such as 0.",
+        )
+    if job not in jobs:
+        # TensorFlow lets the evaluator stand outside the cluster: nobody talks to it.
+        if job == "evaluator" and index == 0:
+            return
+        raise ClusterConfigError(
+            f'"task" says that this process is {Task(job, index)}, but the cluster has no job "{job}", only '
+            f"{', '.join(jobs)}.",
+            hint=f'Add the addresses of "{job}" to "cluster", or correct the type in "task".',
+        )
+    if not 0 <= index < len(jobs[job]):
+        raise ClusterConfigError(
+            f'the index in "task" is {index}, but the job "{job}" has {len(jobs[job])} address(es).',
+            hint=f"Indices of {job} here run from 0 to {len(jobs[job]) - 1}.",
+        )
+
+
+def _parse(text: str) -> dict[str, Any]:
+    try:
+        config = json.loads(text, object_pairs_hook=_unique_keys)
+    except json.JSONDecodeError as error:
+        raise ClusterConfigError(
+            f"it is not JSON ({error}): {_shorten(text)}", hint=f"It should look like {_EXAMPLE}."
+        ) from None
+    if not isinstance(config, dict):
+        raise ClusterConfigError(
+            f"it is a JSON {_json_kind(config)}, not an object: {_shorten(text)}",
+            hint=f"It should look like {_EXAMPLE}.",
+        )
+    return config
+
+
+def _unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    # json keeps the last of two equal keys without a word; half a cluster would be lost.
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ClusterConfigError(f'the key "{key}" appears twice.', hint="Merge the two entries.")
+        found[key] = value
+    return found
+
+
+def _part(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    if name not in config:
+        raise ClusterConfigError(
+            f'it has no "{name}", only {", ".join(map(repr, config))}.',
+            hint=f"It should look like {_EXAMPLE}.",
+        )
+    value = config[name]
+    if not isinstance(value, dict):
+        raise ClusterConfigError(
+            f'"{name}" is a JSON {_json_kind(value)}, not an object: {_shorten(json.dumps(value))}',
+            hint=f"It should look like {_EXAMPLE}.",
+        )
+    return value
+
+
+def _jobs_of(config: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    jobs: dict[str, tuple[str, ...]] = {}
+    for job, addresses in _part(config, "cluster").items():
+        if not isinstance(addresses, list):
+            raise ClusterConfigError(
+                f'"cluster" gives the job "{job}" a JSON {_json_kind(addresses)}, not a list of addresses.',
+                hint=f'Write ["host:port", ...], as in {_EXAMPLE}.',
+            )
+        jobs[job] = tuple(addresses)
+    return jobs
+
+
+def _task_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
+    task = _part(config, "task")
+    for key in ("type", "index"):
+        if key not in task:
+            raise ClusterConfigError(
+                f'"task" has no "{key}": {_shorten(json.dumps(task))}',
+                hint=f"It should look like {_EXAMPLE}.",
+            )
+    return task["type"], task["index"]
+
+
+def _json_kind(value: Any) -> str:
+    names: dict[type, str] = {
+        dict: "object",
+        list: "list",
+        str: "string",
+        bool: "boolean",
+        int: "number",
+        float: "number",
+        type(None): "null",
+    }
+    return names[type(value)]
+
+
+def _shorten(text: str, limit: int = 120) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}..."

@@ -1,0 +1,358 @@
+"""The private names of Keras that dtrain uses or replaces, each with its reason.
+
+The replacements themselves live in `keras_engine/`; here stands only what they stand on. Models that
+are not under a strategy of dtrain's go through every replacement unchanged.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+from typing import Any
+
+from dtrain.upstream.reach import Reach
+
+_TRAINER = "keras.src.backend.tensorflow.trainer"
+_LOSS = "keras.src.losses.loss"
+_METRICS = "keras.src.metrics.reduction_metrics"
+_OPTIMIZER = "keras.src.optimizers.base_optimizer"
+_TF_OPTIMIZER = "keras.src.backend.tensorflow.optimizer"
+
+MAKE_TRAIN_FUNCTION = Reach(
+    module=_TRAINER, owner="TensorFlowTrainer", name="make_train_function",
+    signature="(self, force=False)",
+    reason="fit calls it to get its step; the step must combine replicas by their share of the batch",
+    thread="keras#20585, keras#19246",
+)  # fmt: skip
+MAKE_TEST_FUNCTION = Reach(
+    module=_TRAINER, owner="TensorFlowTrainer", name="make_test_function",
+    signature="(self, force=False)",
+    reason="as for training", thread="keras#20585",
+)  # fmt: skip
+MAKE_PREDICT_FUNCTION = Reach(
+    module=_TRAINER, owner="TensorFlowTrainer", name="make_predict_function",
+    signature="(self, force=False)",
+    reason="as for training; outputs are put together in the order of the examples",
+    thread="keras#20585",
+)  # fmt: skip
+SYMBOLIC_BUILD = Reach(
+    module=_TRAINER, owner="TensorFlowTrainer", name="_maybe_symbolic_build",
+    signature="(self, iterator=None, data_batch=None)",
+    reason="it averages a first batch to build the model, which fails on strings and consumes data",
+    thread="keras#21172",
+)  # fmt: skip
+FIT = Reach(
+    module=_TRAINER, owner="TensorFlowTrainer", name="fit",
+    signature=(
+        "(self, x=None, y=None, batch_size=None, epochs=1, verbose='auto', callbacks=None, "
+        "validation_split=0.0, validation_data=None, shuffle=True, class_weight=None, "
+        "sample_weight=None, initial_epoch=0, steps_per_epoch=None, validation_steps=None, "
+        "validation_batch_size=None, validation_freq=1)"
+    ),
+    reason="callbacks that write must write once a path, and mistakes be named before training",
+)  # fmt: skip
+EVALUATE = Reach(
+    module=_TRAINER, owner="TensorFlowTrainer", name="evaluate",
+    signature=(
+        "(self, x=None, y=None, batch_size=None, verbose='auto', sample_weight=None, steps=None, "
+        "callbacks=None, return_dict=False, **kwargs)"
+    ),
+    reason="one progress bar for the job",
+)  # fmt: skip
+PREDICT = Reach(
+    module=_TRAINER, owner="TensorFlowTrainer", name="predict",
+    signature="(self, x, batch_size=None, verbose='auto', steps=None, callbacks=None)",
+    reason="one progress bar for the job",
+)  # fmt: skip
+EPOCH_ITERATOR = Reach(
+    module=_TRAINER, name="TFEpochIterator",
+    signature="(distribute_strategy=None, *args, **kwargs)",
+    reason="it splits by TensorFlow's rule, which leaves replicas empty and needs a collective a step",
+    thread="tf#36224",
+)  # fmt: skip
+COMPILE = Reach(
+    module="keras.src.trainers.trainer", owner="Trainer", name="compile",
+    signature=(
+        "(self, optimizer='rmsprop', loss=None, loss_weights=None, metrics=None, weighted_metrics=None, "
+        "run_eagerly=False, steps_per_execution=1, jit_compile='auto', auto_scale_loss=True)"
+    ),
+    reason="optimizer and metrics must be made in the model's own scope",
+)  # fmt: skip
+GET_METRICS_RESULT = Reach(
+    module="keras.src.trainers.trainer", owner="Trainer", name="get_metrics_result", signature="(self)",
+    reason="the stock steps' results are computed once, after the reduction, not in every replica",
+)  # fmt: skip
+SCALE_LOSS = Reach(
+    module=_LOSS, name="scale_loss_for_distribution", signature="(value)",
+    reason="it divides by the number of replicas, which is wrong for uneven batches",
+    thread="tf#36224",
+)  # fmt: skip
+UNSCALE_LOSS = Reach(
+    module=_LOSS, name="unscale_loss_for_distribution", signature="(value)",
+    reason="the counterpart of the division above",
+)  # fmt: skip
+ADDITIONAL_LOSS = Reach(
+    module=_TRAINER,
+    owner="TensorFlowTrainer",
+    name="_aggregate_additional_loss",
+    signature="(self, loss)",
+    reason="a loss that a layer adds may be a sum over the batch, which must not be averaged",
+)
+REDUCE_WEIGHTED = Reach(
+    module=_LOSS, name="reduce_weighted_values",
+    signature="(values, sample_weight=None, mask=None, reduction='sum_over_batch_size', dtype=None)",
+    reason="masked and weighted means divide by what the whole batch holds, not one replica's part",
+)  # fmt: skip
+APPLY_MASK = Reach(
+    module=_LOSS, name="apply_mask", signature="(sample_weight, mask, dtype, reduction)",
+    reason="the divisor of mean_with_sample_weight is the sum of what it returns",
+)  # fmt: skip
+LOSS_CALL = Reach(
+    module=_LOSS, owner="Loss", name="__call__", signature="(self, y_true, y_pred, sample_weight=None)",
+    reason="a loss that returns a scalar must see the examples of all replicas",
+)  # fmt: skip
+MEAN_UPDATE = Reach(
+    module=_METRICS, owner="Mean", name="update_state", signature="(self, values, sample_weight=None)",
+    reason="a value a step is one value for all replicas, not one each",
+)  # fmt: skip
+SUM_UPDATE = Reach(
+    module=_METRICS,
+    owner="Sum",
+    name="update_state",
+    signature="(self, values, sample_weight=None)",
+    reason="as for Mean",
+)
+WRAPPER_UPDATE = Reach(
+    module=_METRICS, owner="MeanMetricWrapper", name="update_state",
+    signature="(self, y_true, y_pred, sample_weight=None)",
+    reason="a metric function that returns a scalar must see the examples of all replicas",
+)  # fmt: skip
+OPTIMIZER_APPLY = Reach(
+    module=_OPTIMIZER, owner="BaseOptimizer", name="apply",
+    signature="(self, grads, trainable_variables=None)",
+    reason="clipping, accumulation, EMA and constraints must come after the reduction",
+    thread="keras#20582, tf#33929",
+)  # fmt: skip
+LOSS_SCALE_APPLY = Reach(
+    module="keras.src.optimizers.loss_scale_optimizer", owner="LossScaleOptimizer", name="apply",
+    signature="(self, grads, trainable_variables=None)",
+    reason="overflow must be looked for after the reduction, so that all replicas decide alike",
+)  # fmt: skip
+LOSS_SCALE_TF_APPLY = Reach(
+    module="keras.src.optimizers.loss_scale_optimizer",
+    owner="LossScaleOptimizer",
+    name="_tf_apply",
+    signature="(self, grads, trainable_variables=None)",
+    reason="it merges the replicas, and refuses to run where they are merged already",
+)
+MULTI_OPTIMIZER_APPLY = Reach(
+    module="keras.src.optimizers.multi_optimizer", owner="MultiOptimizer", name="apply",
+    signature="(self, grads, trainable_variables=None)",
+    reason="several optimizers, the same reduction",
+)  # fmt: skip
+OPTIMIZER_REDUCE = Reach(
+    module=_TF_OPTIMIZER, owner="TFOptimizer", name="_all_reduce_sum_gradients",
+    signature="(self, grads_and_vars)",
+    reason="gradients that are reduced already must not be reduced again",
+)  # fmt: skip
+VARIABLE_ASSIGN_ADD = Reach(
+    module="keras.src.backend.common.variables", owner="Variable", name="assign_add",
+    signature="(self, value)",
+    reason="it is assign(self + value), which aggregates the old value too and loses concurrent updates",
+)  # fmt: skip
+VARIABLE_ASSIGN_SUB = Reach(
+    module="keras.src.backend.common.variables", owner="Variable", name="assign_sub",
+    signature="(self, value)",
+    reason="as for assign_add",
+)  # fmt: skip
+SEED_NEXT = Reach(
+    module="keras.src.random.seed_generator", owner="SeedGenerator", name="next",
+    signature="(self, ordered=True)",
+    reason="random layers drew the same mask on every replica",
+)  # fmt: skip
+MAKEDIRS = Reach(
+    module="keras.src.utils.file_utils",
+    name="makedirs",
+    signature="(path)",
+    reason="workers that make one directory at the same time must not fail: FileExistsError",
+    thread="ray#47464",
+)
+MODEL_SAVE = Reach(
+    module="keras.src.models.model", owner="Model", name="save",
+    signature="(self, filepath, overwrite=True, zipped=None, **kwargs)",
+    reason="workers that save to one path must not write into each other's file",
+    thread="ray#47464",
+)  # fmt: skip
+MODEL_SAVE_WEIGHTS = Reach(
+    module="keras.src.models.model", owner="Model", name="save_weights",
+    signature="(self, filepath, overwrite=True, max_shard_size=None)",
+    reason="as for save",
+)  # fmt: skip
+MODEL_EXPORT = Reach(
+    module="keras.src.models.model", owner="Model", name="export",
+    signature="(self, filepath, format='tf_saved_model', verbose=None, input_signature=None, **kwargs)",
+    reason="as for save",
+)  # fmt: skip
+
+REACHES: tuple[Reach, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Reach))
+
+
+def seed_generator_global() -> Any:
+    """Keras' global seed generator, made now if it is not there yet.
+
+    Making it draws no number: layers made afterwards get the seeds that they would get without it.
+    """
+    from keras.src.random.seed_generator import global_seed_generator
+
+    state = random.getstate()
+    try:
+        return global_seed_generator()
+    finally:
+        random.setstate(state)
+
+
+def with_seed_generator(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, run in whatever thread, with this thread's global seed generator.
+
+    Keras keeps the generator by thread, and replicas are traced in threads of their own.
+    """
+    from keras.src.backend.common import global_state
+    from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+
+    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    if generator is None:
+        return function
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
+        return function(*args, **kwargs)
+
+    return run
+
+
+def base_optimizer() -> Any:
+    """The class that every Keras optimizer derives from."""
+    from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+    return BaseOptimizer
+
+
+def loss_scale_optimizer() -> Any:
+    """Keras' loss-scaling wrapper."""
+    from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
+
+    return LossScaleOptimizer
+
+
+def trainer_class() -> Any:
+    """The TensorFlow trainer that `keras.Model` inherits."""
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+    return TensorFlowTrainer
+
+
+def epoch_iterator_base() -> Any:
+    """The backend-independent epoch iterator."""
+    from keras.src.trainers.epoch_iterator import EpochIterator
+
+    return EpochIterator
+
+
+def callback_list() -> Any:
+    """Keras' container of callbacks."""
+    from keras.src.callbacks.callback_list import CallbackList
+
+    return CallbackList
+
+
+def variable_class() -> Any:
+    """`keras.Variable` for the TensorFlow backend."""
+    import keras
+
+    return keras.Variable
+
+
+def in_stateless_scope() -> bool:
+    """Whether reads and writes of Keras variables go to a scope's mapping."""
+    from keras.src.backend.common.stateless_scope import in_stateless_scope as found
+
+    return bool(found())
+
+
+# Private attributes of objects. `ATTRIBUTES` names them all, so that a test finds one that has moved.
+
+
+def strategy_of(model: Any) -> Any:
+    """The strategy in whose scope a model was constructed, or None."""
+    return getattr(model, "_distribute_strategy", None)
+
+
+def strategy_of_optimizer(optimizer: Any) -> Any:
+    """The strategy in whose scope an optimizer was constructed; None for what is not an optimizer."""
+    return getattr(optimizer, "_distribution_strategy", None)
+
+
+def value_of(variable: Any) -> Any:
+    """The `tf.Variable` that a Keras variable stands for; None for what is not a Keras variable."""
+    return getattr(variable, "_value", None)
+
+
+def layers_of(model: Any) -> list[Any]:
+    """A model and all layers in it, at any depth."""
+    return list(model._flatten_layers())
+
+
+def symbolic_build(model: Any, batch: Any) -> None:
+    """Builds a model, its metrics and its optimizer from a batch of symbolic tensors."""
+    model._symbolic_build(data_batch=batch)
+
+
+def takes_training(model: Any) -> bool:
+    """Whether a model's `call` has the argument `training`."""
+    return bool(model._call_has_training_arg)
+
+
+def iterations_of(optimizer: Any) -> Any:
+    """The counter of an optimizer's calls, micro-steps of an accumulation included."""
+    return optimizer._iterations
+
+
+def trainable_variables_of(optimizer: Any) -> list[Any]:
+    """The variables that an optimizer was built for."""
+    return list(optimizer._trainable_variables)
+
+
+def common_apply(optimizer: Any, grads: Any, variables: Any) -> None:
+    """Loss scaling's `apply` as on a single device."""
+    optimizer._common_apply(grads, trainable_variables=variables)
+
+
+def metric_value(metric: Any, y_true: Any, y_pred: Any) -> Any:
+    """What the function that a `MeanMetricWrapper` wraps gives for a batch."""
+    return metric._fn(y_true, y_pred, **metric._fn_kwargs)
+
+
+def compiled_losses(model: Any) -> list[tuple[Any, Any]]:
+    """The losses given to `compile`, each with its place among the outputs; [] before they are built."""
+    compiled = model._compile_loss
+    flat = compiled._flat_losses if compiled is not None and compiled.built else []
+    return [(each.path, each.loss) for each in flat]
+
+
+# What the functions above read: "model", "compiled loss", "optimizer", "loss scaling", "metric", "variable".
+ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    "model": (
+        "_distribute_strategy",
+        "_flatten_layers",
+        "_symbolic_build",
+        "_call_has_training_arg",
+        "_compile_loss",
+    ),
+    "compiled loss": ("_flat_losses", "built"),
+    "optimizer": ("_distribution_strategy", "_iterations", "_trainable_variables"),
+    "loss scaling": ("_common_apply",),
+    "metric": ("_fn", "_fn_kwargs"),
+    "variable": ("_value",),
+}

@@ -1,0 +1,215 @@
+"""The private names of TensorFlow that dtrain uses or replaces, each with its reason.
+
+TensorFlow's strategies can only be subclassed through `tensorflow.python`: the part that does the work
+(`extended`) and the variable classes have no public name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dtrain.upstream.reach import Reach
+
+_VALUES = "tensorflow.python.distribute.values"
+_MIRRORED = "tensorflow.python.distribute.mirrored_strategy"
+_COLLECTIVE = "tensorflow.python.distribute.collective_all_reduce_strategy"
+
+TAPE_GRADIENT = Reach(
+    module="tensorflow.python.eager.backprop", owner="GradientTape", name="gradient",
+    signature=(
+        "(self, target, sources, output_gradients=None, "
+        "unconnected_gradients=<UnconnectedGradients.NONE: 'none'>)"
+    ),
+    reason="a step's gradients are the whole batch's from here on, so what a user does to them is right",
+    thread="tf#33929",
+)  # fmt: skip
+MIRRORED_EXTENDED = Reach(
+    module=_MIRRORED, name="MirroredExtended",
+    signature="(container_strategy, devices=None, cross_device_ops=None)",
+    reason="the only place where a strategy's variables and updates can be changed",
+)  # fmt: skip
+COLLECTIVE_EXTENDED = Reach(
+    module=_COLLECTIVE, name="CollectiveAllReduceExtended",
+    signature="(container_strategy, cluster_resolver, communication_options, devices=None)",
+    reason="as MirroredExtended, for several workers",
+)  # fmt: skip
+CREATE_VARIABLE = Reach(
+    module=_MIRRORED, owner="MirroredExtended", name="_create_variable",
+    signature="(self, next_creator, **kwargs)",
+    reason="variables that a replica can update alone once the gradients are reduced",
+)  # fmt: skip
+USE_MERGE_CALL = Reach(
+    module=_MIRRORED, owner="MirroredExtended", name="_use_merge_call", signature="(self)",
+    reason="merge_call cannot stand inside cond; after the reduction no merge is needed",
+    thread="keras#20582",
+)  # fmt: skip
+LOCAL_DEVICES = Reach(
+    module=_COLLECTIVE, owner="CollectiveAllReduceExtended", name="_initialize_local_devices",
+    signature="(self, cluster_resolver, worker_device)",
+    reason="a worker without a GPU may have several logical CPUs",
+)  # fmt: skip
+MIRRORED_VARIABLE = Reach(
+    module=_VALUES, name="MirroredVariable", signature="(strategy, values, aggregation, var_policy=None)",
+    reason="the class of variables under a strategy",
+)  # fmt: skip
+UPDATE_REPLICA = Reach(
+    module=_VALUES, owner="MirroredVariable", name="_update_replica",
+    signature="(self, update_fn, value, **kwargs)",
+    reason="writes to a variable in a replica must be seen, and be local after the reduction",
+)  # fmt: skip
+GET_REPLICA = Reach(
+    module=_VALUES, owner="DistributedVariable", name="_get_replica", signature="(self, replica_id)",
+    reason="a centrally stored variable is the same one for every replica",
+)  # fmt: skip
+SYNC_ON_READ = Reach(
+    module=_VALUES, name="SyncOnReadVariable", signature="(strategy, values, aggregation, var_policy=None)",
+    reason="metrics are summed over the replicas when they are read",
+)  # fmt: skip
+PER_REPLICA = Reach(
+    module=_VALUES, name="PerReplica", signature="(values)",
+    reason="hands each replica its part of a batch inside a graph",
+)  # fmt: skip
+REDUCTION_TO_ONE = Reach(
+    module="tensorflow.python.distribute.cross_device_ops", name="ReductionToOneDevice",
+    signature="(reduce_to_device=None, accumulation_fn=None)",
+    reason="on one machine's CPUs a plain sum needs no collective keys, which a second strategy would share",
+    thread="tf#62790",
+)  # fmt: skip
+RUN_REPLICAS = Reach(
+    module="tensorflow.python.eager.polymorphic_function.polymorphic_function", name="Function",
+    signature=(
+        "(python_function, name, input_signature=None, autograph=True, jit_compile=None, "
+        "reduce_retracing=False, experimental_implements=None, experimental_autograph_options=None, "
+        "experimental_attributes=None)"
+    ),
+    reason="a replica function that is a tf.function itself must be unwrapped inside another",
+)  # fmt: skip
+FROM_FUNCTION = Reach(
+    module="tensorflow.python.distribute.input_lib", name="DistributedDatasetsFromFunction",
+    signature=(
+        "(input_workers, strategy, input_contexts=None, dataset_fn=None, options=None, components=None, "
+        "element_spec=None, build=True, replica_order=None)"
+    ),
+    reason="its cardinality counts one replica's batches, not steps",
+)  # fmt: skip
+
+REACHES: tuple[Reach, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Reach))
+
+
+def per_replica(values: Sequence[Any]) -> Any:
+    """One value for each local replica, as `strategy.run` takes them; structures are kept.
+
+    Args:
+        values: one (nested) value a replica; with one replica it is returned as it is.
+    """
+    if len(values) == 1:
+        return values[0]
+    from tensorflow.python.distribute import distribute_utils
+
+    return distribute_utils.regroup(tuple(values), always_wrap=True)
+
+
+def merge_possible() -> bool:
+    """Whether replicas can be joined here: not inside a nested tf.function, cond or loop."""
+    import threading
+
+    from tensorflow.python.framework import ops
+
+    graph = getattr(threading.current_thread(), "graph", None)
+    return graph is None or ops.get_default_graph() is graph
+
+
+def in_xla_graph() -> bool:
+    """Whether the code runs inside a function that XLA compiles."""
+    from tensorflow.python.framework import ops
+    from tensorflow.python.ops import control_flow_util
+
+    return bool(control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()))
+
+
+def replica_id() -> Any:
+    """The global number of the replica that runs now: an int, or a tensor under several workers."""
+    import tensorflow as tf
+
+    context = tf.distribute.get_replica_context()
+    return context.replica_id_in_sync_group if context is not None else 0
+
+
+def local_replica_index() -> int:
+    """The number of the replica that runs now among those of this process."""
+    from tensorflow.python.distribute import values_util
+
+    return values_util.get_current_replica_id_as_int() or 0
+
+
+def set_shared(key: str, value: str) -> None:
+    """Publishes a value to all workers of the job, through TensorFlow's coordination service."""
+    from tensorflow.python.eager import context
+
+    context.context().set_config_key_value(key, value)
+
+
+def get_shared(key: str, timeout_ms: int) -> str:
+    """Waits for a value that a worker publishes.
+
+    Raises:
+        tf.errors.DeadlineExceededError: nobody published it in time.
+    """
+    from tensorflow.python.eager import context
+
+    return str(context.context().get_config_key_value(key, timeout_ms))
+
+
+def global_seed() -> int | None:
+    """The seed that `tf.random.set_seed` set, or None."""
+    from tensorflow.python.eager import context
+
+    seed = context.global_seed()
+    return None if seed is None else int(seed)
+
+
+def connected() -> bool:
+    """Whether TensorFlow's coordination service connects this process with others."""
+    from tensorflow.python.eager import context
+
+    return context.context().coordination_service is not None
+
+
+def yields_replica_batches(dataset: Any) -> bool:
+    """Whether a distributed dataset's elements are one replica's batches, as those made from a function."""
+    return isinstance(dataset, FROM_FUNCTION.resolve())
+
+
+def initialised_tpus() -> list[str]:
+    """The names of the TPU systems that this process has initialised, oldest first."""
+    from tensorflow.python.tpu import tpu_strategy_util
+
+    return list(tpu_strategy_util.get_initialized_tpu_systems())
+
+
+def tpu_is_initialised(resolver: Any) -> bool:
+    """Whether this process has initialised the TPU system of a `TPUClusterResolver`.
+
+    A list of TPU devices does not tell: they are listed before the system is initialised.
+    """
+    return str(resolver._tpu) in initialised_tpus()
+
+
+def container_of(component: Any) -> Any:
+    """The distributed variable that one replica's variable is part of; itself where there is none."""
+    container = getattr(component, "_distributed_container", None) or getattr(
+        component.handle, "_distributed_container", None
+    )
+    return (container() if container is not None else None) or component
+
+
+def replica_spec(spec: Any, replica: int) -> Any:
+    """One local replica's part of a distributed dataset's spec; other specs are returned as they are."""
+    each = getattr(spec, "_value_specs", None)
+    return spec if each is None else each[replica]
+
+
+def compiled_by_xla(function: Any) -> bool:
+    """Whether a `tf.function` was made with `jit_compile=True`."""
+    return bool(getattr(function, "_jit_compile", False))

@@ -1,0 +1,97 @@
+"""Which TensorFlow and Keras dtrain stands on, checked before the first strategy is made.
+
+A version that was not tested is refused rather than trusted: dtrain replaces private names.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+
+from dtrain.errors import BackendError, UnsupportedVersionError
+
+TENSORFLOW = ((2, 21), (2, 22))
+TENSORFLOW_TPU = ((2, 20), (2, 22))
+KERAS = ((3, 15), (4, 0))
+
+_TENSORFLOW_WHEELS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu")
+_INSTALL_KERAS = "pip install 'keras>=3.15,<4'"
+_INSTALL = "install one of: pip install 'dtrain[cpu]', 'dtrain[gpu]', 'dtrain[tpu]'"
+
+
+def installed_tensorflow() -> tuple[str, str]:
+    """The wheel that provides TensorFlow and its version.
+
+    Raises:
+        UnsupportedVersionError: if none is installed.
+    """
+    for wheel in _TENSORFLOW_WHEELS:
+        try:
+            return wheel, importlib.metadata.version(wheel)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    # Other wheels bring it as well: nightly builds, those of hardware vendors.
+    for wheel in importlib.metadata.packages_distributions().get("tensorflow", ()):
+        return wheel, importlib.metadata.version(wheel)
+    raise UnsupportedVersionError("TensorFlow is not installed.", hint=_INSTALL)
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    numbers = [int(n) if n.isdigit() else 0 for n in version.split(".")]
+    return (numbers[0], numbers[1] if len(numbers) > 1 else 0)
+
+
+def check_versions() -> None:
+    """Refuses a TensorFlow, a Keras or a Keras backend that dtrain does not support.
+
+    Raises:
+        UnsupportedVersionError: TensorFlow or Keras is missing or outside the supported range.
+        BackendError: Keras runs on another backend.
+    """
+    wheel, version = installed_tensorflow()
+    low, high = TENSORFLOW_TPU if wheel == "tensorflow-tpu" else TENSORFLOW
+    if not low <= _numbers(version) < high:
+        raise UnsupportedVersionError(
+            f"{wheel} {version} is installed; dtrain supports {_range(low, high)}.", hint=_INSTALL
+        )
+    if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+        raise BackendError(
+            "TF_USE_LEGACY_KERAS is set, so tf.keras is Keras 2; dtrain trains Keras 3 models.",
+            hint="unset TF_USE_LEGACY_KERAS",
+        )
+    try:
+        keras_version = importlib.metadata.version("keras")
+    except importlib.metadata.PackageNotFoundError:
+        raise UnsupportedVersionError("Keras is not installed.", hint=_INSTALL_KERAS) from None
+    if not KERAS[0] <= _numbers(keras_version) < KERAS[1]:
+        raise UnsupportedVersionError(
+            f"Keras {keras_version} is installed; dtrain supports {_range(*KERAS)}.",
+            hint=_INSTALL_KERAS,
+        )
+    _check_backend()
+
+
+def _check_backend() -> None:
+    hint = "set the environment variable KERAS_BACKEND=tensorflow before importing keras"
+    wanted = os.environ.get("KERAS_BACKEND", "")
+    if "keras" not in sys.modules and wanted not in ("", "tensorflow"):
+        # Not to be tried: it may not be installed, and once imported Keras keeps its backend.
+        raise BackendError(f"KERAS_BACKEND is {wanted!r}; dtrain distributes TensorFlow.", hint=hint)
+    try:
+        import keras
+    except ImportError as error:
+        raise BackendError(
+            f"Keras cannot be imported: {error}. Its backend may be another one than TensorFlow "
+            "(see keras.json in ~/.keras or KERAS_HOME).",
+            hint=hint,
+        ) from error
+    if keras.backend.backend() != "tensorflow":
+        raise BackendError(
+            f"Keras runs on the backend {keras.backend.backend()!r}; dtrain distributes TensorFlow.",
+            hint=hint,
+        )
+
+
+def _range(low: tuple[int, int], high: tuple[int, int]) -> str:
+    return f">= {low[0]}.{low[1]} and < {high[0]}.{high[1]}"

@@ -1,0 +1,63 @@
+"""What holds for every test: it leaves neither a cluster in the environment nor a process behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_CLUSTER_VARIABLES = ("TF_CONFIG", "DTRAIN_LAUNCHED", "DTRAIN_PEER_TIMEOUT", "DTRAIN_DEVICES_PER_WORKER")
+# Python's own helpers, which live as long as the interpreter does.
+# The contract's workers live as long as its module, which ends them.
+_KEPT = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver", b"tests.contract.worker")
+
+
+def _children() -> dict[int, str]:
+    """The living child processes of this one, and their command lines."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            command = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(parent) == os.getpid() and state != "Z" and not any(kept in command for kept in _KEPT):
+            found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace").strip()
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    """Fail the test that leaves a cluster variable changed or a child process running."""
+    variables = {name: os.environ.get(name) for name in _CLUSTER_VARIABLES}
+    before = _children()
+    yield
+    leaked_variables = {
+        name: os.environ.get(name) for name in _CLUSTER_VARIABLES if os.environ.get(name) != variables[name]
+    }
+    for name in leaked_variables:
+        value = variables[name]
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
+    deadline = time.monotonic() + 2.0
+    while (
+        leaked := {p: c for p, c in _children().items() if p not in before}
+    ) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not leaked_variables, f"the test left these variables set: {leaked_variables}"
+    assert not leaked, f"the test left these processes running: {leaked}"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The contract's own option; pytest reads options from here, not from the folders below."""
+    parser.addoption(
+        "--contract",
+        choices=("part", "full"),
+        default="part",
+        help="run every program under every strategy (full), or a part for each strategy (part)",
+    )

@@ -1,0 +1,30 @@
+"""How much of the contract a run holds: a part for every strategy by default, all of it when asked.
+
+The parts are complementary: each program is run under several replicas in every run of the suite.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+# strategy -> (one in how many programs, counted from which): the first two cover all between them.
+PARTS = {"mirrored": (2, 0), "multi_worker": (2, 1), "central_storage": (4, 3), "one_device": (8, 2)}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--contract") == "full" or config.getoption("keyword"):
+        return
+    from .registry import listed
+
+    number = {entry.name: i for i, entry in enumerate(listed())}
+    left: list[pytest.Item] = []
+    for item in items:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        if "strategy" in params and "entry" in params:
+            every, first = PARTS.get(params["strategy"], (1, 0))
+            if number[params["entry"].name] % every != first:
+                left.append(item)
+    if left:
+        config.hook.pytest_deselected(items=left)
+        gone = set(map(id, left))
+        items[:] = [item for item in items if id(item) not in gone]

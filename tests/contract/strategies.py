@@ -1,0 +1,51 @@
+"""The table of strategies that the contract is run for. A new strategy is one line of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many processes, how many logical CPUs in each, and how the strategy is made in each."""
+
+    workers: int
+    devices: int
+    make: Callable[[Any], Any]
+
+    @property
+    def replicas(self) -> int:
+        return self.workers * self.devices
+
+
+CPUS = ["/cpu:0", "/cpu:1"]
+
+STRATEGIES: dict[str, Layout] = {
+    "default": Layout(1, 1, lambda api: api.get_strategy()),
+    "one_device": Layout(1, 1, lambda api: api.OneDeviceStrategy("/cpu:0")),
+    "mirrored": Layout(1, 2, lambda api: api.MirroredStrategy()),
+    "central_storage": Layout(1, 2, lambda api: api.CentralStorageStrategy(CPUS, "/cpu:0")),
+    "multi_worker": Layout(2, 1, lambda api: api.MultiWorkerMirroredStrategy()),
+}
+
+
+def api(engine: str) -> Any:
+    """Where the classes come from: ``stock`` is ``tf.distribute``, ``dtrain`` is the library under test."""
+    if engine == "dtrain":
+        import dtrain
+
+        return dtrain
+    if engine != "stock":
+        raise ValueError(f"engine={engine!r}: it is 'stock' or 'dtrain'")
+    import tensorflow as tf
+
+    return SimpleNamespace(
+        get_strategy=tf.distribute.get_strategy,
+        OneDeviceStrategy=tf.distribute.OneDeviceStrategy,
+        MirroredStrategy=tf.distribute.MirroredStrategy,
+        CentralStorageStrategy=tf.distribute.experimental.CentralStorageStrategy,
+        MultiWorkerMirroredStrategy=tf.distribute.MultiWorkerMirroredStrategy,
+    )

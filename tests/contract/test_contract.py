@@ -1,0 +1,73 @@
+"""Every strategy trains every program of the contract to one device's numbers.
+
+All programs of a strategy run in one set of processes, two strategies at a time; each program is then a test
+of its own, so that a failure names it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from . import harness
+from .registry import Listed, listed
+from .strategies import STRATEGIES
+
+ENTRIES = listed()
+HELD = [name for name in STRATEGIES if name != "default"]
+Runs = dict[str, "Future[dict[str, harness.Report]]"]
+
+# The first test waits for whole runs; a program that hangs is cut off by the harness, and named, long before.
+pytestmark = pytest.mark.timeout(1800)
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
+    """The runs that the chosen tests need, started together; the slowest first."""
+    chosen = [item.callspec.params for item in request.session.items if item.path == request.path]
+    wanted: dict[str, list[str]] = {}
+    for params in chosen:
+        if "strategy" in params:
+            wanted.setdefault(params["strategy"], []).append(params["entry"].name)
+    needed = {name for names in wanted.values() for name in names}
+    ended = threading.Event()
+
+    def tell(name: str, report: harness.Report) -> None:
+        if ended.is_set():
+            raise RuntimeError("the tests have ended before this run")
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        made: Runs = {
+            "default": pool.submit(harness.reference, [e for e in ENTRIES if e.name in needed]),
+            **{
+                s: pool.submit(harness.run_strategy, s, "dtrain", wanted[s], tell=tell)
+                for s in reversed(wanted)
+            },
+        }
+        yield made
+        ended.set()
+        for future in made.values():
+            future.cancel()
+
+
+# What a strategy cannot do, and says so: (strategy, program) -> why.
+LIMITS = {
+    ("central_storage", "loop_jit_compiled_replica_step"): (
+        "a function that a program compiles by XLA itself reads weights on its own device only"
+    )
+}
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("strategy", HELD)
+def test_program(strategy: str, entry: Listed, runs: Runs) -> None:
+    if reason := LIMITS.get((strategy, entry.name)):
+        pytest.skip(reason)
+    report = runs[strategy].result()[entry.name]
+    expected = None if entry.is_property else runs["default"].result()[entry.name]
+    verdict = harness.judge(entry, report, expected)
+    if not verdict.ok:
+        pytest.fail(f"{verdict.text}\n{report['traceback']}", pytrace=False)

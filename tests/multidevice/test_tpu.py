@@ -1,0 +1,152 @@
+"""`TPUStrategy` where there is no TPU: what was looked for is said, and within a limit."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import dtrain
+from dtrain.errors import ConfigurationError, TPUNotFoundError
+
+
+@pytest.fixture
+def mute() -> Iterator[str]:
+    """The address of a server that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def look(**options: Any) -> tuple[TPUNotFoundError, float]:
+    start = time.monotonic()
+    with pytest.raises(TPUNotFoundError) as caught:
+        dtrain.TPUStrategy(**options)
+    assert "name it: dtrain.TPUStrategy(tpu='NAME')" in caught.value.hint
+    return caught.value, time.monotonic() - start
+
+
+@pytest.mark.parametrize(
+    ("tpu", "words"),
+    [
+        ("local", ["the TPU 'local'"]),
+        ("no-such-name", ["the TPU 'no-such-name'"]),
+        (None, ["a TPU that the environment names (TPU_NAME)", "Please provide a TPU Name"]),
+    ],
+)
+def test_no_tpu_is_said_soon(environment: pytest.MonkeyPatch, tpu: str | None, words: list[str]) -> None:
+    error, seconds = look(tpu=tpu, timeout=20)
+    assert all(word in error.message for word in words)
+    assert seconds < 25
+
+
+def test_a_tpu_that_the_environment_names(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("TPU_NAME", "grpc://127.0.0.1:1")
+    error, _ = look(timeout=0.5)
+    assert "the TPU 'grpc://127.0.0.1:1', named by the environment" in error.message
+    environment.delenv("TPU_NAME")
+    environment.setenv("COLAB_TPU_ADDR", "127.0.0.1:1")  # as Colab gives it, without a scheme
+    error, _ = look(timeout=0.5)
+    assert "nothing serves at 127.0.0.1:1 (Connection refused); waited 0.5 s" in error.message
+
+
+@pytest.mark.parametrize("timeout", [0.5, 2.0])
+def test_an_address_where_nobody_answers_is_given_up_in_time(mute: str, timeout: float) -> None:
+    for address, why in (("127.0.0.1:1", "Connection refused"), (mute, "no answer")):
+        error, seconds = look(tpu=f"grpc://{address}", timeout=timeout)
+        assert f"nothing serves at {address} ({why}); waited {timeout:g} s" in error.message
+        assert timeout - 0.1 < seconds < timeout + 1
+
+
+def test_the_limit_is_that_of_a_missing_peer(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("DTRAIN_PEER_TIMEOUT", "0.3")
+    error, seconds = look(tpu="grpc://127.0.0.1:1")
+    assert "waited 0.3 s" in error.message
+    assert seconds < 2
+
+
+def test_a_resolver_is_looked_at(environment: pytest.MonkeyPatch) -> None:
+    resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="grpc://127.0.0.1:1")
+    error, _ = look(tpu_cluster_resolver=resolver, timeout=0.3)
+    assert "the TPU of TPUClusterResolver" in error.message
+    with pytest.raises(TPUNotFoundError, match="the TPU of TPUClusterResolver"):
+        dtrain.TPUStrategy(resolver, timeout=0.3)
+
+
+def test_a_resolver_and_a_name_are_one_too_many() -> None:
+    resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
+    for options in ({}, {"fallback": "mirrored"}):
+        with pytest.raises(ConfigurationError, match=r"given a resolver and tpu='x'.*\n.*give one of them"):
+            dtrain.TPUStrategy(resolver, tpu="x", **options)
+
+
+def test_the_fallback_trains_and_is_not_silent(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = dtrain.strategy("tpu", tpu="local", fallback="mirrored", timeout=20)
+    assert type(strategy) is dtrain.MirroredStrategy
+    warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING and r.name == "dtrain"]
+    assert len(warned) == 1
+    assert "Looked for the TPU 'local'" in warned[0]
+    assert "MirroredStrategy instead: fallback='mirrored' was set" in warned[0]
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+        model.compile(optimizer=keras.optimizers.SGD(0.5), loss="mse")
+    model.fit(np.ones((4, 2), "float32"), np.ones((4, 1), "float32"), batch_size=4, verbose=0)
+    np.testing.assert_allclose(model.get_weights()[0], [[1.0], [1.0]], rtol=1e-6)
+
+
+def test_an_unknown_fallback_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"no fallback 'cpu'.*\n.*one of mirrored, or None"):
+        dtrain.TPUStrategy(tpu="local", fallback="cpu")
+
+
+def test_a_system_that_is_initialised_is_not_initialised_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as it can be tried without a TPU: TensorFlow's record says that it is."""
+    from tensorflow.python.tpu import tpu_strategy_util
+
+    made: list[Any] = []
+    monkeypatch.setitem(tpu_strategy_util._INITIALIZED_TPU_SYSTEMS, "local", object())
+    monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", lambda resolver: pytest.fail("again"))
+    monkeypatch.setattr(tf.distribute.TPUStrategy, "__init__", lambda self, *args: made.append(args))
+    monkeypatch.setattr(tf.distribute.TPUStrategy, "num_replicas_in_sync", 8)
+    resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
+    for options in ({"tpu_cluster_resolver": resolver}, {"tpu": "local"}, {}, {"fallback": "mirrored"}):
+        strategy = dtrain.TPUStrategy(**options)
+        assert type(strategy) is dtrain.TPUStrategy
+        assert strategy.num_replicas_in_sync == 8
+    assert len(made) == 4
+    assert made[0] == (resolver, None, False)
+    assert all(type(found) is type(resolver) for found, _, _ in made)
+
+
+GIVES_UP = """
+import os, socket, sys, time
+server = socket.create_server(("127.0.0.1", 0))
+address = f"127.0.0.1:{server.getsockname()[1]}"
+os.environ["GCE_METADATA_HOST"] = address  # TensorFlow asks there, without a limit, for what a name means
+import dtrain
+for tpu in (f"grpc://{address}", "a-name"):
+    try:
+        dtrain.TPUStrategy(tpu=tpu, timeout=0.5)
+    except dtrain.DtrainError as error:
+        print(error.message)
+print(time.time())
+"""
+
+
+def test_what_still_looks_for_a_tpu_does_not_hold_up_the_end() -> None:
+    done = subprocess.run([sys.executable, "-c", GIVES_UP], capture_output=True, text=True, timeout=60)
+    ended = time.time()
+    assert done.returncode == 0, done.stderr
+    first, second, at = done.stdout.splitlines()
+    assert "(no answer); waited 0.5 s" in first
+    assert "Looked for the TPU 'a-name': no answer in 0.5 s" in second
+    assert ended - float(at) < 3
+    assert "Traceback" not in done.stderr

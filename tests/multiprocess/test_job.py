@@ -1,0 +1,163 @@
+"""Who a process is in its job, and how processes meet outside of training: alone, and in two real ones."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dtrain
+from dtrain.errors import ClusterConfigError, ConfigurationError, TaskFailedError
+
+LIMIT = 120.0
+
+
+def test_a_process_alone_is_the_chief_of_a_job_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    assert (dtrain.rank(), dtrain.world_size(), dtrain.is_chief()) == (0, 1, True)
+    dtrain.barrier()
+    value = {"any": object()}  # not even pickled
+    assert dtrain.broadcast(value) is value
+
+
+@pytest.mark.parametrize(
+    ("jobs", "task", "expected"),
+    [
+        ({"worker": 2}, ("worker", 1), (1, 2, False)),
+        ({"chief": 1, "worker": 2}, ("chief", 0), (0, 3, True)),
+        ({"chief": 1, "worker": 2}, ("worker", 0), (1, 3, False)),
+        ({"worker": 1, "ps": 1}, ("worker", 0), (0, 1, True)),
+    ],
+)
+def test_what_tf_config_says(
+    monkeypatch: pytest.MonkeyPatch,
+    jobs: dict[str, int],
+    task: tuple[str, int],
+    expected: tuple[int, int, bool],
+) -> None:
+    addresses = {job: [f"{job}{i}:2222" for i in range(count)] for job, count in jobs.items()}
+    config = {"cluster": addresses, "task": {"type": task[0], "index": task[1]}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    assert (dtrain.rank(), dtrain.world_size(), dtrain.is_chief()) == expected
+
+
+def test_a_task_that_does_not_train_has_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "task": {"type": "ps", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    assert not dtrain.is_chief()
+    with pytest.raises(ClusterConfigError, match="ps 0 does not train"):
+        dtrain.rank()
+
+
+def test_a_tf_config_that_is_wrong_is_said_here_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", "{not json")
+    for ask in (dtrain.rank, dtrain.world_size, dtrain.is_chief, dtrain.barrier):
+        with pytest.raises(ClusterConfigError, match="TF_CONFIG"):
+            ask()
+
+
+def meet() -> dict[str, Any]:
+    """All of the talk between two workers, in one pair of processes: TensorFlow is slow to import."""
+    seen: dict[str, Any] = {"who": (dtrain.rank(), dtrain.world_size(), dtrain.is_chief())}
+    for name, ask in (("barrier", dtrain.barrier), ("broadcast", lambda: dtrain.broadcast(1))):
+        try:
+            ask()
+        except ConfigurationError as error:
+            seen[f"{name} too early"] = str(error)
+
+    strategy = dtrain.MultiWorkerMirroredStrategy()
+    seen["replicas"] = strategy.num_replicas_in_sync
+    me = dtrain.rank()
+    values = [
+        f"text of {me}",
+        me,
+        None,
+        [me, {"nested": (me, 0.5)}],
+        np.full((2, 3), me, "float32"),
+        b"\x00" * 300_000,
+    ]
+    seen["broadcast"] = [dtrain.broadcast(value) for value in values]
+    # Only the chief's value is looked at.
+    seen["not pickled"] = dtrain.broadcast("chief's" if dtrain.is_chief() else (lambda: None))
+
+    if me == 1:
+        time.sleep(1.5)
+    start = time.monotonic()
+    dtrain.barrier()
+    seen["waited at the barrier"] = time.monotonic() - start
+
+    seen["order"] = []
+    for i in range(20):
+        seen["order"].append(dtrain.broadcast(i if me == 0 else None))
+
+    if me == 0:  # the chief waits for one that does not come in time ...
+        start = time.monotonic()
+        try:
+            dtrain.barrier(timeout=1)
+        except TimeoutError as error:
+            seen["timeout"] = (type(error).__name__, str(error), time.monotonic() - start)
+    else:
+        time.sleep(3)
+        dtrain.barrier(timeout=30)
+    # ... and they meet again afterwards.
+    seen["after"] = dtrain.broadcast("again" if me == 0 else None, timeout=60)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def met() -> list[dict[str, Any]]:
+    return dtrain.spawn(meet, workers=2, timeout=LIMIT)
+
+
+def test_ranks_in_spawned_workers(met: list[dict[str, Any]]) -> None:
+    assert [seen["who"] for seen in met] == [(0, 2, True), (1, 2, False)]
+    assert [seen["replicas"] for seen in met] == [2, 2]
+
+
+@pytest.mark.parametrize("call", ["barrier", "broadcast"])
+def test_before_a_strategy_exists(met: list[dict[str, Any]], call: str) -> None:
+    for seen in met:
+        assert "The 2 processes of this job are not connected yet" in seen[f"{call} too early"]
+        assert "dtrain.MultiWorkerMirroredStrategy()" in seen[f"{call} too early"]
+
+
+def test_broadcast_gives_the_chiefs_value_of_any_type(met: list[dict[str, Any]]) -> None:
+    for seen in met:
+        text, number, nothing, nested, array, large = seen["broadcast"]
+        assert (text, number, nothing, nested) == ("text of 0", 0, None, [0, {"nested": (0, 0.5)}])
+        np.testing.assert_array_equal(array, np.zeros((2, 3), "float32"))
+        assert array.dtype == np.float32
+        assert large == b"\x00" * 300_000
+        assert seen["not pickled"] == "chief's"
+        assert seen["order"] == list(range(20))
+
+
+def test_a_barrier_waits_for_the_last(met: list[dict[str, Any]]) -> None:
+    assert met[0]["waited at the barrier"] > 1.0
+    assert met[1]["waited at the barrier"] < 1.0
+
+
+def test_a_worker_that_does_not_come_in_time(met: list[dict[str, Any]]) -> None:
+    name, text, seconds = met[0]["timeout"]
+    assert name == "PeerMissingError"
+    assert "Worker 1 did not reach this point within 1 s" in text
+    assert "must be called by every worker" in text
+    assert 0.9 < seconds < 2.5
+    assert [seen["after"] for seen in met] == ["again", "again"]
+
+
+def test_a_worker_that_fails_ends_the_others_that_wait_for_it() -> None:
+    def fails() -> None:
+        dtrain.strategy()
+        if dtrain.rank() == 1:
+            raise ValueError("on purpose")
+        dtrain.barrier()
+
+    start = time.monotonic()
+    with pytest.raises(TaskFailedError, match="on purpose") as caught:
+        dtrain.spawn(fails, timeout=LIMIT)
+    assert caught.value.task == "worker 1"
+    assert time.monotonic() - start < 60

@@ -1,0 +1,386 @@
+"""`dtrain launch` with real processes and real signals: output, exit status, and nobody left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dtrain.errors import ConfigurationError
+from dtrain.launch import launch_local
+from dtrain.launch.guard import marked_processes
+from dtrain.launch.output import visible_line
+from dtrain.launch.ports import reserve_ports
+
+LIMIT = 30.0
+
+PRELUDE = """
+import json, os, signal, subprocess, sys, time
+config = json.loads(os.environ["TF_CONFIG"])
+index = config["task"]["index"]
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], str]:
+    def write(text: str) -> str:
+        path = tmp_path / "job.py"
+        path.write_text(PRELUDE + textwrap.dedent(text))
+        return str(path)
+
+    return write
+
+
+def launch(workers: int, *command: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dtrain", "launch", "--workers", str(workers), *options, *command],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+
+
+@contextlib.contextmanager
+def launched(workers: int, *command: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dtrain", "launch", "--workers", str(workers), *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=LIMIT)
+
+
+def pids_written(folder: Path, count: int) -> list[int]:
+    """Wait for the ids that the script's processes wrote as names of files in a folder."""
+    wait_until(lambda: len(list(folder.glob("[0-9]*"))) >= count)
+    return [int(path.name) for path in folder.glob("[0-9]*")]
+
+
+def wait_until(condition: Callable[[], bool], limit: float = LIMIT) -> None:
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_every_worker_gets_its_own_place_and_the_arguments(script: Callable[[str], str]) -> None:
+    path = script(
+        """
+        keys = "DTRAIN_LAUNCHED", "DTRAIN_DEVICES_PER_WORKER", "PYTHONUNBUFFERED"
+        print(json.dumps([config, [os.environ[k] for k in keys], sys.argv[1:]]))
+        """
+    )
+    done = launch(3, path, "--epochs", "3", options=("--devices-per-worker", "2"))
+    assert done.returncode == 0, done.stderr
+    lines = sorted(done.stdout.splitlines())
+    assert [line.partition("] ")[0] for line in lines] == ["[worker 0", "[worker 1", "[worker 2"]
+    seen = [json.loads(line.partition("] ")[2]) for line in lines]
+    assert [config["task"] for config, _, _ in seen] == [{"type": "worker", "index": i} for i in range(3)]
+    assert len({json.dumps(config["cluster"]) for config, _, _ in seen}) == 1
+    addresses = seen[0][0]["cluster"]["worker"]
+    assert len(set(addresses)) == 3 and all(a.startswith("127.0.0.1:") for a in addresses)
+    assert all(rest == [["1", "2", "1"], ["--epochs", "3"]] for _, *rest in seen)
+
+
+def test_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "job_module.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    monkeypatch.chdir(tmp_path)
+    done = launch(1, "job_module", "-v", options=("-m",))
+    assert (done.returncode, done.stdout) == (0, "[worker 0] __main__ ['-v']\n")
+
+
+def test_streams_are_kept_apart_and_lines_whole(script: Callable[[str], str]) -> None:
+    path = script(
+        """
+        for i in range(300):
+            print("x" * 200, i, "end")
+            print("e" * 200, i, "end", file=sys.stderr)
+        sys.stdout.write("no newline at the end")
+        """
+    )
+    done = launch(2, path)
+    assert done.returncode == 0
+    for stream, letter in ((done.stdout, "x"), (done.stderr, "e")):
+        bodies = [line for line in stream.splitlines() if "no newline" not in line]
+        assert len(bodies) == 600
+        assert all(re.fullmatch(rf"\[worker [01]\] {letter}{{200}} \d+ end", line) for line in bodies)
+    assert sum("no newline at the end" in line for line in done.stdout.splitlines()) == 2
+
+
+def test_progress_bars_and_bytes_that_are_no_text(script: Callable[[str], str]) -> None:
+    path = script(
+        r"""
+        for i in range(50):
+            sys.stdout.write("\b" * 20 + "\r" + f"step {i}/49")
+            sys.stdout.flush()
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        os.write(1, b"caf\xe9 \xff\n")
+        """
+    )
+    assert launch(1, path).stdout == "[worker 0] step 49/49\n[worker 0] caf\ufffd \ufffd\n"
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        (b"plain", "plain"),
+        (b"dos\r", "dos"),
+        (b"one\rtwo", "two"),
+        (b"one\r     \r", "one"),
+        (b"12\b\b34", "34"),
+        (b"\b\b\bab", "ab"),
+        (b"", ""),
+        ("\u00e9\u6f22".encode(), "\u00e9\u6f22"),
+    ],
+)
+def test_visible_line(raw: bytes, shown: str) -> None:
+    assert visible_line(raw) == shown
+
+
+def test_a_worker_that_raises_ends_the_job(script: Callable[[str], str]) -> None:
+    path = script(
+        """
+        if index == 1:
+            raise ValueError("what went wrong")
+        time.sleep(100)
+        """
+    )
+    start = time.monotonic()
+    done = launch(3, path)
+    assert time.monotonic() - start < 10
+    assert done.returncode == 1
+    end = done.stderr[done.stderr.index("[dtrain] worker 1 failed") :]
+    assert "ended with exit status 1" in end
+    assert "[worker 1] ValueError: what went wrong" in end
+
+
+def test_the_exit_status_is_the_first_failures(script: Callable[[str], str]) -> None:
+    path = script(
+        """
+        signal.signal(signal.SIGTERM, lambda *a: sys.exit(9))
+        if index == 1:
+            sys.exit(42)
+        time.sleep(100)
+        """
+    )
+    assert launch(2, path).returncode == 42
+
+
+def test_a_worker_that_is_killed(script: Callable[[str], str]) -> None:
+    path = script(
+        """
+        print("about to die")
+        if index == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(100)
+        """
+    )
+    done = launch(2, path)
+    assert done.returncode == 128 + signal.SIGKILL
+    assert "worker 1 failed: it was killed by signal 9 (SIGKILL)" in done.stderr
+    assert "[worker 1] about to die" in done.stderr
+
+
+def test_only_the_last_lines_are_shown_again(script: Callable[[str], str]) -> None:
+    path = script(
+        """
+        for i in range(100):
+            print("line", i)
+        sys.exit(1)
+        """
+    )
+    again = [line for line in launch(1, path).stderr.splitlines() if line.startswith("[worker 0]")]
+    assert again == [f"[worker 0] line {i}" for i in range(80, 100)]
+
+
+def test_a_command_that_does_not_exist() -> None:
+    errors = io.StringIO()
+    assert launch_local(["/no/such/program"], workers=1, stdout=io.StringIO(), stderr=errors) == 127
+    assert "cannot run '/no/such/program': No such file" in errors.getvalue()
+
+
+@pytest.mark.parametrize(
+    "options", [{"workers": 0}, {"workers": True}, {"workers": 1, "devices_per_worker": 0}]
+)
+def test_numbers_out_of_range(options: dict[str, int]) -> None:
+    with pytest.raises(ConfigurationError, match="not an integer of at least 1"):
+        launch_local([sys.executable, "-c", ""], **options)
+
+
+def test_grandchildren_end_with_the_job(script: Callable[[str], str], tmp_path: Path) -> None:
+    folder = tmp_path / "pids"
+    folder.mkdir()
+    path = script(
+        f"""
+        for own_session in (False, True):
+            child = subprocess.Popen(["sleep", "100"], start_new_session=own_session)
+            open(f"{folder}/{{child.pid}}", "w").close()
+        """
+    )
+    start = time.monotonic()
+    assert launch(2, path).returncode == 0
+    assert time.monotonic() - start < 10  # though they hold the pipes open
+    pids = pids_written(folder, 4)
+    assert len(pids) == 4 and not any(map(alive, pids))
+
+
+def job_with_family(script: Callable[[str], str], folder: Path, extra: str = "") -> str:
+    """A script whose processes tell their ids, each with a child in a session of its own, and then wait."""
+    folder.mkdir()
+    return script(
+        f"{extra}\n"
+        f"child = subprocess.Popen(['sleep', '100'], start_new_session=True)\n"
+        f"for pid in (os.getpid(), child.pid): open(f'{folder}/{{pid}}', 'w').close()\n"
+        f"time.sleep(100)\n"
+    )
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_reach_all(script: Callable[[str], str], tmp_path: Path, signum: signal.Signals) -> None:
+    told = tmp_path / "told"
+    told.mkdir()
+    extra = f"""
+def tell(signum, frame):
+    open(f"{told}/{{index}}-{{signum}}", "w").close()
+    sys.exit(0)
+signal.signal({int(signum)}, tell)
+"""
+    path = job_with_family(script, tmp_path / "pids", extra)
+    with launched(2, path) as process:
+        pids = pids_written(tmp_path / "pids", 4)
+        start = time.monotonic()
+        process.send_signal(signum)
+        _, errors = process.communicate(timeout=LIMIT)
+        assert time.monotonic() - start < 4
+    assert process.returncode == 128 + signum
+    assert f"{signum.name} was received" in errors
+    assert sorted(p.name for p in told.iterdir()) == [f"0-{int(signum)}", f"1-{int(signum)}"]
+    assert not any(map(alive, pids))
+
+
+def test_a_worker_that_hangs_after_sigterm_is_killed(script: Callable[[str], str], tmp_path: Path) -> None:
+    path = job_with_family(script, tmp_path / "pids", "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    with launched(2, path) as process:
+        pids = pids_written(tmp_path / "pids", 4)
+        start = time.monotonic()
+        process.terminate()
+        process.communicate(timeout=LIMIT)
+        assert 3 < time.monotonic() - start < 12
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not any(map(alive, pids))
+
+
+def test_a_second_interrupt_kills_at_once(script: Callable[[str], str], tmp_path: Path) -> None:
+    path = job_with_family(script, tmp_path / "pids", "signal.signal(signal.SIGINT, signal.SIG_IGN)")
+    with launched(1, path) as process:
+        pids = pids_written(tmp_path / "pids", 2)
+        start = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=LIMIT)
+        assert time.monotonic() - start < 3
+    assert process.returncode == 130
+    assert not any(map(alive, pids))
+
+
+def test_a_killed_launcher_leaves_nobody(script: Callable[[str], str], tmp_path: Path) -> None:
+    path = job_with_family(script, tmp_path / "pids", "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    with launched(2, path) as process:
+        pids = pids_written(tmp_path / "pids", 4)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert len(children) == 3  # two workers and the guard
+        process.kill()
+        wait_until(lambda: not any(map(alive, [*pids, *map(int, children)])), limit=10)
+
+
+def test_a_stopped_worker_is_ended_too(script: Callable[[str], str], tmp_path: Path) -> None:
+    path = job_with_family(script, tmp_path / "pids", "if index == 1: time.sleep(1); sys.exit(3)")
+    with launched(2, path) as process:
+        for pid in (pids := pids_written(tmp_path / "pids", 2)):
+            os.kill(pid, signal.SIGSTOP)
+        process.communicate(timeout=LIMIT)
+    assert process.returncode == 3
+    assert not any(map(alive, pids))
+
+
+def test_nobody_reads_the_output(script: Callable[[str], str]) -> None:
+    path = script(
+        """
+        while True:
+            print("more")
+        """
+    )
+    with launched(2, path) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        errors = process.stderr.read()
+        assert process.wait(timeout=LIMIT) == 128 + signal.SIGPIPE
+    assert "Traceback" not in errors and "Exception ignored" not in errors
+
+
+def test_a_job_inside_a_job_ends_with_the_outer_one(script: Callable[[str], str], tmp_path: Path) -> None:
+    inner = job_with_family(script, tmp_path / "pids")
+    outer = tmp_path / "outer.py"
+    outer.write_text(
+        "import subprocess, sys\n"
+        f"command = [sys.executable, '-m', 'dtrain', 'launch', '--workers', '2', {inner!r}]\n"
+        "sys.exit(subprocess.call(command))\n"
+    )
+    with launched(1, str(outer)) as process:
+        pids = pids_written(tmp_path / "pids", 4)
+        process.terminate()
+        process.communicate(timeout=LIMIT)
+    assert not any(map(alive, pids))
+
+
+def test_two_launches_at_the_same_time_share_no_port(script: Callable[[str], str]) -> None:
+    path = script(
+        """
+        from dtrain import cluster
+        topology = cluster.current()
+        cluster.check_peers(topology, timeout=20)
+        print(topology.address)
+        time.sleep(0.5)
+        """
+    )
+    with launched(3, path) as one, launched(3, path) as other:
+        outputs = [process.communicate(timeout=LIMIT) for process in (one, other)]
+    assert [one.returncode, other.returncode] == [0, 0], outputs
+    addresses = [line.split()[-1] for out, _ in outputs for line in out.splitlines()]
+    assert len(addresses) == 6 and len(set(addresses)) == 6
+
+
+def test_reserved_ports_are_not_given_twice() -> None:
+    with reserve_ports(200) as some, reserve_ports(200) as others:
+        assert len({*some, *others}) == 400
+
+
+def test_nothing_marked_is_found_for_an_unknown_mark() -> None:
+    assert marked_processes("no-such-mark") == []

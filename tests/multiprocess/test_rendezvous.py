@@ -1,0 +1,358 @@
+"""The meeting before training, among real processes over real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from dtrain.cluster import check_peers
+from dtrain.cluster.roll_call import describe_difference
+from dtrain.cluster.sockets import this_process_listens_on
+from dtrain.errors import ClusterConfigError, PeerMissingError, PortInUseError
+from dtrain.launch.ports import reserve_ports
+from dtrain.topology import Topology
+
+LIMIT = 60.0
+
+# A task that meets its peers `times` times and then tells, as JSON on its standard output, how that went.
+TASK = """
+import json, sys, time
+from dtrain import cluster
+from dtrain.errors import DtrainError
+times, timeout, use_tensorflow = json.loads(sys.argv[1])
+topology = cluster.current()
+start, met = time.monotonic(), 0
+try:
+    for _ in range(times):
+        cluster.check_peers(topology, timeout=timeout)
+        met += 1
+    error, message = "", ""
+except DtrainError as caught:
+    error, message = type(caught).__name__, str(caught)
+seconds = time.monotonic() - start
+total = 0.0
+if use_tensorflow:
+    import tensorflow as tf
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    cluster.check_peers(topology, timeout=timeout)  # TensorFlow serves on the port now: nothing to do
+    @tf.function
+    def step():
+        return strategy.reduce("SUM", strategy.run(lambda: tf.constant(1.0)), axis=None)
+    total = float(step())
+print(json.dumps({"met": met, "error": error, "message": message, "seconds": seconds, "total": total}))
+"""
+
+
+@pytest.fixture
+def ports() -> Iterator[Callable[[int], list[int]]]:
+    """Free ports, reserved until the test ends, as the launcher does it."""
+    with contextlib.ExitStack() as stack:
+        yield lambda count: stack.enter_context(reserve_ports(count))
+
+
+def local(ports: list[int]) -> list[str]:
+    return [f"127.0.0.1:{port}" for port in ports]
+
+
+class Tasks:
+    """Processes that run TASK; all are killed at the end."""
+
+    def __init__(self) -> None:
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(
+        self,
+        cluster: Mapping[str, list[str]],
+        index: int,
+        *,
+        job: str = "worker",
+        times: int = 1,
+        timeout: float | None = 20.0,
+        tensorflow: bool = False,
+        env: Mapping[str, str] | None = None,
+    ) -> subprocess.Popen[str]:
+        config = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
+        process = subprocess.Popen(
+            [sys.executable, "-c", TASK, json.dumps([times, timeout, tensorflow])],
+            env={**os.environ, "TF_CONFIG": config, **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.started.append(process)
+        return process
+
+    def results(self, *processes: subprocess.Popen[str]) -> list[dict[str, Any]]:
+        results = []
+        for process in processes or self.started:
+            out, err = process.communicate(timeout=LIMIT)
+            assert process.returncode == 0, err
+            results.append({**json.loads(out.splitlines()[-1]), "stderr": err})
+        return results
+
+
+@pytest.fixture
+def tasks() -> Iterator[Tasks]:
+    started = Tasks()
+    yield started
+    for process in started.started:
+        process.kill()
+        process.communicate()
+
+
+def wait_for_listener(port: int) -> None:
+    for _ in range(400):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"nobody listens on {port}")
+
+
+def errors_of(results: list[dict[str, Any]]) -> set[str]:
+    return {result["error"] for result in results}
+
+
+def test_all_meet_again_and_again(tasks: Tasks, ports: Callable[[int], list[int]]) -> None:
+    cluster = {"worker": local(ports(4))}
+    for index in range(4):
+        tasks.start(cluster, index, times=5)
+    results = tasks.results()
+    assert errors_of(results) == {""} and {r["met"] for r in results} == {5}
+
+
+def test_a_chief_meets_workers_while_other_jobs_stay_away(
+    tasks: Tasks, ports: Callable[[int], list[int]]
+) -> None:
+    addresses = local(ports(4))
+    cluster = {"ps": addresses[:1], "worker": addresses[1:3], "chief": addresses[3:]}
+    tasks.start(cluster, 0, job="chief")
+    tasks.start(cluster, 0)
+    tasks.start(cluster, 1)
+    tasks.start(cluster, 0, job="ps")
+    assert errors_of(tasks.results()) == {""}
+
+
+def test_a_lone_worker_waits_for_nobody(ports: Callable[[int], list[int]]) -> None:
+    start = time.monotonic()
+    check_peers(Topology({"worker": tuple(local(ports(1)))}, "worker", 0))
+    assert time.monotonic() - start < 1
+
+
+def test_tensorflow_serves_on_the_port_afterwards(tasks: Tasks, ports: Callable[[int], list[int]]) -> None:
+    cluster = {"worker": local(ports(2))}
+    for index in range(2):
+        tasks.start(cluster, index, times=2, tensorflow=True)
+    results = tasks.results()
+    assert errors_of(results) == {""} and {r["total"] for r in results} == {2.0}
+
+
+def test_the_first_task_may_come_last(tasks: Tasks, ports: Callable[[int], list[int]]) -> None:
+    cluster = {"worker": local(ports(2))}
+    tasks.start(cluster, 1)
+    time.sleep(1.0)
+    tasks.start(cluster, 0)
+    assert errors_of(tasks.results()) == {""}
+
+
+def test_a_missing_worker_is_named_by_all(tasks: Tasks, ports: Callable[[int], list[int]]) -> None:
+    addresses = local(ports(3))
+    for index in (0, 1):
+        tasks.start({"worker": addresses}, index, timeout=11.0)
+    for result in tasks.results():
+        assert result["error"] == "PeerMissingError"
+        assert f"Missing: worker 2 ({addresses[2]})." in result["message"]
+        assert "DTRAIN_PEER_TIMEOUT" in result["message"]
+        assert 10 < result["seconds"] < 14
+        assert f"dtrain: waiting for worker 2 ({addresses[2]})" in result["stderr"]
+
+
+def test_a_missing_first_task_is_named(tasks: Tasks, ports: Callable[[int], list[int]]) -> None:
+    addresses = local(ports(2))
+    tasks.start({"worker": addresses}, 1, timeout=None, env={"DTRAIN_PEER_TIMEOUT": "1"})
+    (result,) = tasks.results()
+    assert result["error"] == "PeerMissingError" and result["seconds"] < 5
+    assert f"Missing: worker 0 ({addresses[0]})." in result["message"]
+
+
+def test_the_shorter_patience_ends_the_wait_for_all(tasks: Tasks, ports: Callable[[int], list[int]]) -> None:
+    addresses = local(ports(3))
+    tasks.start({"worker": addresses}, 0, timeout=50.0)
+    tasks.start({"worker": addresses}, 1, timeout=2.0)
+    for result in tasks.results():
+        assert result["error"] == "PeerMissingError" and result["seconds"] < 10
+        # Not the worker that gave up: it was there.
+        assert f"Missing: worker 2 ({addresses[2]})." in result["message"]
+
+
+def test_a_worker_that_dies_while_waiting_may_be_started_again(
+    tasks: Tasks, ports: Callable[[int], list[int]]
+) -> None:
+    found = ports(3)
+    cluster = {"worker": local(found)}
+    first = tasks.start(cluster, 0)
+    wait_for_listener(found[0])
+    dying = tasks.start(cluster, 1)
+    time.sleep(1.0)
+    dying.kill()
+    dying.wait()
+    again, last = tasks.start(cluster, 1), tasks.start(cluster, 2)
+    assert errors_of(tasks.results(first, again, last)) == {""}
+
+
+def test_a_cluster_that_differs_is_said_on_all(tasks: Tasks, ports: Callable[[int], list[int]]) -> None:
+    addresses = local(ports(3))
+    tasks.start({"worker": addresses}, 0)
+    tasks.start({"worker": addresses}, 1)
+    tasks.start({"worker": [*addresses[:2], "127.0.0.1:9"]}, 2)
+    for result in tasks.results():
+        assert result["error"] == "PeerMismatchError" and result["seconds"] < 10
+        assert f"worker 2 at {addresses[2]!r}" in result["message"]
+        assert "it at '127.0.0.1:9'" in result["message"]
+
+
+def test_a_smaller_cluster_is_said_on_all(tasks: Tasks, ports: Callable[[int], list[int]]) -> None:
+    addresses = local(ports(3))
+    tasks.start({"worker": addresses}, 0)
+    tasks.start({"worker": addresses[:2]}, 1)
+    for result in tasks.results():
+        assert result["error"] == "PeerMismatchError"
+        assert '3 task(s) of job "worker"' in result["message"] and "has 2" in result["message"]
+
+
+@pytest.mark.parametrize("claimed", [0, 1])
+def test_two_processes_with_one_task(tasks: Tasks, ports: Callable[[int], list[int]], claimed: int) -> None:
+    found = ports(3)
+    cluster = {"worker": local(found)}
+    tasks.start(cluster, 0)
+    wait_for_listener(found[0])
+    tasks.start(cluster, 1)
+    tasks.start(cluster, claimed)
+    for result in tasks.results():
+        assert result["error"] == "PeerMismatchError" and result["seconds"] < 15
+        assert f"Two processes say that they are worker {claimed}" in result["message"]
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_port_in_use_is_said_on_all(
+    tasks: Tasks, ports: Callable[[int], list[int]], everywhere: bool
+) -> None:
+    with socket.socket() as other:
+        other.bind(("0.0.0.0" if everywhere else "127.0.0.1", 0))
+        other.listen()
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        cluster = {"worker": [*local(ports(2)), taken]}
+        for index in range(3):
+            tasks.start(cluster, index)
+        for result in tasks.results():
+            assert result["error"] == "PortInUseError" and result["seconds"] < 10
+            assert taken in result["message"]
+
+
+def test_the_first_tasks_port_in_use(tasks: Tasks, ports: Callable[[int], list[int]]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        cluster = {"worker": [taken, *local(ports(1))]}
+        tasks.start(cluster, 0, timeout=4.0)
+        tasks.start(cluster, 1, timeout=4.0)
+        first, second = tasks.results()
+    assert first["error"] == "PortInUseError" and taken in first["message"]
+    assert second["error"] == "PeerMissingError"
+    assert "something answers that is not dtrain" in second["message"]
+
+
+def test_a_port_that_gets_free_in_time_is_no_error(ports: Callable[[int], list[int]]) -> None:
+    other = socket.create_server(("127.0.0.1", 0))
+    threading.Timer(0.5, other.close).start()
+    check_peers(Topology({"worker": (f"127.0.0.1:{other.getsockname()[1]}",)}, "worker", 0))
+
+
+def test_a_listener_of_this_very_process_is_in_the_way_as_well() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert this_process_listens_on(port)
+        with pytest.raises(PortInUseError, match=f"127.0.0.1:{port}"):
+            check_peers(Topology({"worker": (f"127.0.0.1:{port}",)}, "worker", 0))
+    assert not this_process_listens_on(port)
+
+
+def test_strangers_do_not_disturb(tasks: Tasks, ports: Callable[[int], list[int]]) -> None:
+    found = ports(2)
+    cluster = {"worker": local(found)}
+    tasks.start(cluster, 0)
+    wait_for_listener(found[0])
+    with contextlib.ExitStack() as stack:
+        for garbage in (
+            b"",
+            b"GET / HTTP/1.1\r\n\r\n",
+            os.urandom(100_000) + b"\n",
+            b'{"dtrain": "hello"}\n',
+            b'{"dtrain": "gave up"}\n',
+            b'{"dtrain": "hello", "job": ["worker"], "index": true, "process": {}}\n',
+            b"[" * 100_000 + b"\n",
+            b"x" * 3_000_000,
+        ):
+            stranger = stack.enter_context(socket.create_connection(("127.0.0.1", found[0]), timeout=5))
+            with contextlib.suppress(OSError):
+                stranger.sendall(garbage)
+        tasks.start(cluster, 1)
+        assert errors_of(tasks.results()) == {""}
+
+
+def test_another_job_that_was_given_our_port_does_not_end_ours(
+    tasks: Tasks, ports: Callable[[int], list[int]]
+) -> None:
+    found = ports(4)
+    first = tasks.start({"worker": local(found[:2])}, 0)
+    wait_for_listener(found[0])
+    intruder = tasks.start({"worker": local([found[0], *found[2:]])}, 0)
+    (result,) = tasks.results(intruder)
+    assert result["error"] == "PortInUseError"
+    second = tasks.start({"worker": local(found[:2])}, 1)
+    assert errors_of(tasks.results(first, second)) == {""}
+
+
+def test_an_address_that_this_machine_does_not_have(tasks: Tasks, ports: Callable[[int], list[int]]) -> None:
+    # As behind a translated address: the task serves on every interface instead.
+    first, second = ports(2)
+    tasks.start({"worker": [f"192.0.2.1:{first}", f"127.0.0.1:{second}"]}, 0)
+    wait_for_listener(first)
+
+
+def test_a_name_for_this_machine(tasks: Tasks, ports: Callable[[int], list[int]]) -> None:
+    cluster = {"worker": [f"localhost:{port}" for port in ports(2)]}
+    for index in range(2):
+        tasks.start(cluster, index)
+    assert errors_of(tasks.results()) == {""}
+
+
+def test_a_name_that_nobody_knows() -> None:
+    topology = Topology({"worker": ("no-such-host.invalid:2222", "127.0.0.1:2223")}, "worker", 1)
+    with pytest.raises(PeerMissingError, match="no-such-host"):
+        check_peers(topology, timeout=1.0)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may serve on every port")
+def test_a_port_that_this_user_may_not_have() -> None:
+    with pytest.raises(ClusterConfigError, match="cannot serve"):
+        check_peers(Topology({"worker": ("127.0.0.1:1",)}, "worker", 0))
+
+
+def test_describe_difference() -> None:
+    mine = {"worker": ("a:1",), "chief": ("c:1",)}
+    assert describe_difference(mine, {"worker": ["a:1"], "chief": ["c:1"]}, "I", "you") is None
+    assert describe_difference(mine, {"worker": ["a:1"]}, "I", "you") == (
+        'I has 1 task(s) of job "chief", but you has 0.'
+    )
+    assert describe_difference(mine, None, "I", "you") == "you did not say what its cluster is."

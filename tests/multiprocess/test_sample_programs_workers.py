@@ -1,0 +1,139 @@
+"""Programs as tutorials write them, in two workers: one device's numbers, and the same bits in both."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RUNNER = Path(__file__).resolve().parents[1] / "multidevice" / "sample_programs.py"
+TIME_LIMIT = 150.0
+
+EXACT = [
+    "fit_what_is_distributed",
+    "loop_with_average_loss",
+    "accumulation_across_replicas",
+    "label_smoothing_function",
+    "callbacks_and_placement_log",
+]
+TOGETHER = [*EXACT, "layers_that_differ_in_training", "examples/multi_worker"]
+
+# TF_CONFIG is written by the program itself, before its strategy, from what its author knows of the cluster.
+BY_HAND = """
+import json, os, sys
+import numpy as np
+import tensorflow as tf
+import dtrain
+
+os.environ["TF_CONFIG"] = json.dumps(
+    {"cluster": {"worker": sys.argv[2:4]}, "task": {"type": "worker", "index": int(sys.argv[1])}}
+)
+strategy = dtrain.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = tf.keras.Sequential(
+        [tf.keras.layers.Dense(16, activation="relu", input_shape=(10,)), tf.keras.layers.Dense(1)]
+    )
+    model.compile(optimizer="adam", loss="mse")
+x, y = np.random.random((200, 10)), np.random.random((200, 1))
+history = model.fit(x, y, epochs=3, batch_size=16 * strategy.num_replicas_in_sync, verbose=0)
+weights = b"".join(w.tobytes() for w in model.get_weights()).hex()
+print(json.dumps({"losses": history.history["loss"], "weights": weights}))
+"""
+
+
+def environment() -> dict[str, str]:
+    found = os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    found.pop("TF_CONFIG", None)
+    return found
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, str], dict[str, Any]]]:
+    """What every program gave in each of two workers; then what it gives on one device, there as well."""
+    out = tmp_path_factory.mktemp("workers") / "report.jsonl"
+    tasks = [f"{name}:multi_worker" for name in TOGETHER] + [f"{name}:default" for name in EXACT]
+    command = [sys.executable, "-m", "dtrain", "launch", "--workers", "2", str(RUNNER), str(out), *tasks]
+    log = out.with_suffix(".log")
+    with log.open("w", encoding="utf-8") as file:
+        # Ended by SIGTERM at the limit, the launcher ends its workers.
+        launcher = subprocess.Popen(command, cwd=out.parent, env=environment(), stdout=file, stderr=file)
+        try:
+            status = launcher.wait(TIME_LIMIT)
+        except subprocess.TimeoutExpired:
+            launcher.terminate()
+            status = launcher.wait(30)
+    if status != 0:
+        print(f"status {status}\n{log.read_text(encoding='utf-8', errors='replace')[-5000:]}")
+    files = [Path(f"{out}.{rank}") for rank in range(2)]
+    lines = [file.read_text(encoding="utf-8").splitlines() if file.exists() else [] for file in files]
+    return [{(r["program"], r["strategy"]): r for r in map(json.loads, each)} for each in lines]
+
+
+def reports_of(workers: list[dict[tuple[str, str], dict[str, Any]]], name: str, strategy: str) -> list[Any]:
+    found = []
+    for rank, reports in enumerate(workers):
+        assert (name, strategy) in reports, f"worker {rank} did not reach {name} under {strategy}"
+        report = reports[name, strategy]
+        assert "error" not in report, report["error"]
+        found.append(report)
+    return found
+
+
+@pytest.mark.timeout(TIME_LIMIT + 60)
+@pytest.mark.parametrize("name", TOGETHER)
+def test_workers_learn_and_end_alike(workers: Any, name: str) -> None:
+    first, second = reports_of(workers, name, "multi_worker")
+    assert first["losses"][-1] < first["losses"][0]
+    assert first["losses"] == second["losses"]
+    assert first["weights"] == second["weights"]
+
+
+@pytest.mark.timeout(TIME_LIMIT + 60)
+@pytest.mark.parametrize("name", EXACT)
+def test_workers_give_the_numbers_of_one_device(workers: Any, name: str) -> None:
+    expected = reports_of(workers, name, "default")[0]
+    found = reports_of(workers, name, "multi_worker")[0]
+    for key in [key for key, value in expected.items() if isinstance(value, list)]:
+        assert found[key] == pytest.approx(expected[key], rel=2e-4, abs=1e-5), key
+
+
+@pytest.mark.timeout(TIME_LIMIT + 60)
+def test_callbacks_of_two_workers_share_their_files(workers: Any) -> None:
+    for report in reports_of(workers, "callbacks_and_placement_log", "multi_worker"):
+        assert report["files"] == {"csv_rows": 4, "epochs_saved": 3, "profiles": 1, "loaded_alike": True}
+    for report in reports_of(workers, "examples/multi_worker", "multi_worker"):
+        assert report["same_after_loading"] is True
+
+
+@pytest.mark.timeout(90)
+def test_tf_config_written_by_the_program(tmp_path: Path) -> None:
+    script = tmp_path / "by_hand.py"
+    script.write_text(BY_HAND, encoding="utf-8")
+    with socket.create_server(("localhost", 0)) as one, socket.create_server(("localhost", 0)) as two:
+        cluster = [f"localhost:{server.getsockname()[1]}" for server in (one, two)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(index), *cluster],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=60) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    first, second = (json.loads(output.splitlines()[-1]) for output, _ in outputs)
+    assert first == second
+    assert first["losses"][-1] < first["losses"][0]

@@ -1,0 +1,215 @@
+"""What dtrain shows to the outside, and what its modules may import."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import dtrain
+from dtrain import errors
+
+SOURCE = Path(dtrain.__file__).parent
+
+# A line may import only the lines above it. `log` is a name and nothing else, so it stands with `errors`;
+# `job` joins `cluster` with the workers' talk, and is what everything above the engine asks who it is.
+ORDER = (
+    "errors log",
+    "topology",
+    "upstream",
+    "cluster",
+    "channel",
+    "launch",
+    "collectives",
+    "sharding",
+    "keras_engine",
+    "job",
+    "strategies",
+    "data",
+    "optim",
+    "checkpoint",
+    "monitor",
+    "trainer",
+    "dtrain",  # the public names: what stands below is written as a user would write it
+    "experimental",  # more of them, under TensorFlow's own name for it
+    "recipes",
+    "bench",
+    "doctor",
+    "cli",
+    "__main__",
+)
+LEVEL = {name: level for level, names in enumerate(ORDER) for name in names.split()}
+PRIVATE = ("keras.src", "tensorflow.python", "tensorflow.core")
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and full name of everything that a file imports, also inside functions."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative imports hide what is imported"
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def graph() -> dict[str, dict[str, int]]:
+    """For each module, the dtrain modules that it imports and the line."""
+    edges: dict[str, dict[str, int]] = {name: {} for name in MODULES}
+    for name, path in MODULES.items():
+        for line, full in imports(path):
+            if full.partition(".")[0] != "dtrain" or full == "dtrain.__version__":
+                continue
+            target = full if full in MODULES else full.rpartition(".")[0]
+            assert target in MODULES, f"{path}:{line}: imports {full}, which does not exist"
+            edges[name][target] = line
+    return edges
+
+
+def part(module: str) -> str:
+    """The folder or file of the house that a module belongs to."""
+    return module.split(".")[1] if "." in module else module
+
+
+def test_only_upstream_reaches_into_private_modules() -> None:
+    reaching = [
+        f"{path.relative_to(SOURCE)}:{line}: {full}"
+        for name, path in MODULES.items()
+        if part(name) != "upstream"
+        for line, full in imports(path)
+        if full.startswith(PRIVATE)
+    ]
+    assert reaching == []
+
+
+def test_every_module_has_a_place_in_the_order() -> None:
+    assert {part(name) for name in MODULES} <= set(LEVEL)
+
+
+def test_modules_import_only_what_stands_above_them() -> None:
+    wrong = [
+        f"{MODULES[name].relative_to(SOURCE)}:{line}: {target}"
+        for name, targets in graph().items()
+        for target, line in targets.items()
+        # The public face names every part, and loads each when it is first asked for.
+        if name != "dtrain" and part(name) != part(target) and LEVEL[part(name)] <= LEVEL[part(target)]
+    ]
+    assert wrong == []
+
+
+def test_there_is_no_import_cycle() -> None:
+    edges = graph()
+    edges["dtrain"] = {}  # it loads its parts by name, later
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join([*path[path.index(name) :], name])
+        if name not in done:
+            for target in edges[name]:
+                visit(target, (*path, name))
+            done.add(name)
+
+    for name in edges:
+        visit(name, ())
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [
+        n for n, p in MODULES.items() if not ast.get_docstring(ast.parse(p.read_text(encoding="utf-8")))
+    ]
+    assert silent == []
+
+
+def test_the_public_names_are_these() -> None:
+    assert dtrain.__all__ == [
+        "CentralStorageStrategy",
+        "DtrainError",
+        "MirroredStrategy",
+        "MultiWorkerMirroredStrategy",
+        "OneDeviceStrategy",
+        "TPUStrategy",
+        "barrier",
+        "broadcast",
+        "get_strategy",
+        "is_chief",
+        "rank",
+        "spawn",
+        "strategy",
+        "world_size",
+    ]
+    assert dtrain.__all__ == sorted(dtrain.__all__)
+    assert sorted(dtrain._PUBLIC) == dtrain.__all__
+    assert set(dtrain.__all__) <= set(dir(dtrain))
+
+
+def test_names_for_type_checkers_are_those_that_are_loaded() -> None:
+    tree = ast.parse((SOURCE / "__init__.py").read_text(encoding="utf-8"))
+    block = next(n for n in tree.body if isinstance(n, ast.If))
+    shown = {a.name: n.module for n in block.body if isinstance(n, ast.ImportFrom) for a in n.names}
+    assert shown == dtrain._PUBLIC
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'HorovodStrategy'.*MirroredStrategy"):
+        dtrain.HorovodStrategy  # noqa: B018
+
+
+def test_every_error_is_a_dtrain_error_and_a_builtin_one() -> None:
+    classes = [c for _, c in inspect.getmembers(errors, inspect.isclass) if c.__module__ == "dtrain.errors"]
+    assert len(classes) > 10
+    for found in classes:
+        assert issubclass(found, errors.DtrainError)
+        if found is not errors.DtrainError:
+            builtin = [base for base in found.__mro__ if base.__module__ == "builtins"]
+            assert builtin[0] is not Exception, f"{found.__name__} is no ValueError or the like"
+        assert inspect.getdoc(found)
+
+
+def test_an_error_shows_its_hint_on_a_line_of_its_own() -> None:
+    error = errors.DeviceError("The device 'GPU:7' does not exist here.", hint="this process has CPU:0")
+    assert str(error) == "The device 'GPU:7' does not exist here.\nHint: this process has CPU:0"
+    assert (error.message, error.hint) == (
+        "The device 'GPU:7' does not exist here.",
+        "this process has CPU:0",
+    )
+    assert str(errors.DtrainError("alone")) == "alone"
+
+
+IMPORTS = """
+import sys
+import dtrain
+assert not {"tensorflow", "keras", "numpy"} & set(sys.modules), "import dtrain"
+dtrain.DtrainError, dtrain.rank(), dtrain.world_size(), dtrain.is_chief(), dtrain.strategy, dtrain.spawn
+assert not {"tensorflow", "keras"} & set(sys.modules), "names that need no TensorFlow"
+try:
+    dtrain.strategy("mirored")
+except dtrain.DtrainError:
+    pass
+assert not {"tensorflow", "keras"} & set(sys.modules), "a name that is not known"
+try:
+    from dtrain.cli import main
+    main(["--help"])
+except SystemExit:
+    pass
+assert not {"tensorflow", "keras"} & set(sys.modules), "dtrain --help"
+"""
+
+
+def test_importing_dtrain_and_its_help_import_neither_tensorflow_nor_keras() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

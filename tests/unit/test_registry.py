@@ -1,0 +1,77 @@
+"""From names to strategies: what needs no device and no TensorFlow."""
+
+from __future__ import annotations
+
+import pytest
+
+import dtrain
+from dtrain.errors import ConfigurationError, UnknownStrategyError
+from dtrain.strategies.registry import NAMES, resolve_name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_means_itself(name: str) -> None:
+    assert resolve_name(name) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("MirroredStrategy", "mirrored"),
+        ("MultiWorkerMirroredStrategy", "multi_worker"),
+        ("CentralStorageStrategy", "central_storage"),
+        ("OneDeviceStrategy", "one_device"),
+        ("TPUStrategy", "tpu"),
+        ("ParameterServerStrategy", "parameter_server"),
+        ("tf.distribute.MirroredStrategy", "mirrored"),
+        ("tf.distribute.experimental.CentralStorageStrategy", "central_storage"),
+        ("multi_worker_mirrored", "multi_worker"),
+        ("multi-worker-mirrored", "multi_worker"),
+        ("Multi Worker", "multi_worker"),
+        ("off", "default"),
+        ("none", "default"),
+        (" Mirrored ", "mirrored"),
+        ("TPU", "tpu"),
+        ("ps", "parameter_server"),
+    ],
+)
+def test_class_names_and_synonyms(name: str, meant: str) -> None:
+    assert resolve_name(name) == meant
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("mirored", "mirrored"),
+        ("MiroredStrategy", "mirrored"),
+        ("multiworkers", "multi_worker"),
+        ("centralstorge", "central_storage"),
+        ("one_devise", "one_device"),
+    ],
+)
+def test_an_unknown_name_lists_the_known_ones_and_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(UnknownStrategyError) as caught:
+        dtrain.strategy(name)
+    text = str(caught.value)
+    assert repr(name) in text
+    assert all(known in text for known in NAMES)
+    assert f"did you mean {nearest!r}?" in text
+    assert isinstance(caught.value, ValueError)
+
+
+def test_a_name_that_is_near_to_none() -> None:
+    with pytest.raises(UnknownStrategyError) as caught:
+        dtrain.strategy("horovod")
+    assert "did you mean" not in str(caught.value)
+    assert all(known in str(caught.value) for known in NAMES)
+
+
+@pytest.mark.parametrize("name", [None, 3, ["mirrored"]])
+def test_a_name_that_is_no_text(name: object) -> None:
+    with pytest.raises(UnknownStrategyError, match="name is a string; found"):
+        dtrain.strategy(name)  # type: ignore[arg-type]
+
+
+def test_the_strategy_that_is_not_there_yet_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="parameter-server strategy is not part of this version"):
+        dtrain.strategy("ps")

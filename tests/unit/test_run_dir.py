@@ -1,0 +1,186 @@
+"""The run directory: one name for all workers, never shared by two runs; its record, curves and speed."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from dtrain import job
+from dtrain.errors import ConfigurationError
+from dtrain.monitor import check_run_directory, finish_record, open_run_directory, plot_curves, summarize
+from dtrain.monitor.run_directory import RunDirectory
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch, tmp_path):
+    """One process that is the chief, in an empty directory."""
+    monkeypatch.setattr(job, "is_chief", lambda: True)
+    monkeypatch.setattr(job, "broadcast", lambda value: value)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_default_is_a_new_directory_under_runs(tmp_path):
+    first = open_run_directory(None, name="digits", record={"seed": 1})
+    second = open_run_directory(None, name="digits", record={"seed": 2})
+    assert first.path != second.path
+    assert first.path.parent == second.path.parent == tmp_path / "runs"
+    assert first.path.name.partition("-digits")[1] == "-digits"
+    assert json.loads(first.record.read_text()) == {"seed": 1}
+    assert json.loads(second.record.read_text()) == {"seed": 2}
+
+
+def test_runs_of_the_same_second_do_not_share(monkeypatch):
+    from dtrain.monitor import run_directory
+
+    class Frozen(run_directory.datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2024, 5, 6, 7, 8, 9)
+
+    monkeypatch.setattr(run_directory.datetime, "datetime", Frozen)
+    names = [open_run_directory(None, name="digits", record={}).path.name for _ in range(3)]
+    assert names == ["20240506-070809-digits", "20240506-070809-digits-2", "20240506-070809-digits-3"]
+
+
+def test_a_given_directory_is_made_with_its_parents(tmp_path):
+    run = open_run_directory("a/b", name="digits", record={})
+    assert run.path == tmp_path / "a" / "b"
+    assert run.record.exists()
+
+
+def test_an_existing_directory_with_other_things_is_fine(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    assert open_run_directory(tmp_path, name="digits", record={}).record.exists()
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("left", ["run.json", "metrics.csv", "model.keras"])
+def test_a_directory_that_holds_another_run(tmp_path, left):
+    (tmp_path / left).write_text("")
+    for attempt in (check_run_directory, lambda p: open_run_directory(p, name="digits", record={})):
+        with pytest.raises(ConfigurationError, match=f"holds another run: {left}.*\nHint: Choose another"):
+            attempt(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == [left]
+
+
+def test_a_claimed_directory_is_taken_at_once():
+    open_run_directory("out", name="digits", record={})
+    with pytest.raises(ConfigurationError, match=r"holds another run: run\.json"):
+        open_run_directory("out", name="digits", record={})
+
+
+def test_a_file_in_the_way(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in ("file", "file/below"):
+        with pytest.raises(ConfigurationError, match="file is a file"):
+            check_run_directory(path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_that_may_not_be_written(tmp_path):
+    (tmp_path / "locked").mkdir(mode=0o500)
+    with pytest.raises(ConfigurationError, match="may not be written to"):
+        check_run_directory("locked/run")
+
+
+def test_checking_makes_nothing(tmp_path):
+    check_run_directory("a/b")
+    check_run_directory(None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_worker_uses_the_directory_of_the_chief(monkeypatch, tmp_path):
+    sent = []
+    monkeypatch.setattr(job, "broadcast", lambda value: sent.append(value) or value)
+    chief = open_run_directory(None, name="digits", record={})
+    monkeypatch.setattr(job, "is_chief", lambda: False)
+    monkeypatch.setattr(job, "broadcast", lambda value: sent[0])
+    assert open_run_directory("elsewhere", name="digits", record={}) == chief
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_failure_of_the_chief_is_raised_on_every_worker(monkeypatch):
+    sent = []
+    monkeypatch.setattr(job, "broadcast", lambda value: sent.append(value) or value)
+    Path("out").mkdir()
+    Path("out/run.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match="holds another run"):
+        open_run_directory("out", name="digits", record={})
+    monkeypatch.setattr(job, "is_chief", lambda: False)
+    monkeypatch.setattr(job, "broadcast", lambda value: sent[0])
+    with pytest.raises(ConfigurationError, match="holds another run"):
+        open_run_directory("out", name="digits", record={})
+
+
+def test_record_is_json_whatever_the_numbers(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.write_record({"loss": math.nan, "deep": [{"rate": math.inf}], "fine": 1.5, "none": None})
+    assert json.loads(run.record.read_text()) == {
+        "loss": None,
+        "deep": [{"rate": None}],
+        "fine": 1.5,
+        "none": None,
+    }
+    assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_finished_record_and_its_summary(tmp_path):
+    started = {
+        "status": "running",
+        "recipe": "digits",
+        "replicas": 2,
+        "workers": 2,
+        "strategy": "multi_worker",
+    }
+    record = finish_record(
+        started,
+        examples_per_second=1234.56,
+        wall_time_seconds=3.14159,
+        final_metrics={"test_accuracy": 0.98765, "test_loss": 0.5},
+    )
+    assert started["status"] == "running"
+    assert record["status"] == "finished"
+    assert record["examples_per_second"] == 1234.6
+    assert record["final_metrics"] == {"test_accuracy": 0.98765, "test_loss": 0.5}
+    text = summarize(record, RunDirectory(tmp_path))
+    assert "test accuracy 0.9877" in text
+    assert "1,235 examples/s on 2 replicas in 2 workers (multi_worker)" in text
+    assert str(tmp_path) in text
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        {"loss": [2.0, 1.0], "val_loss": [2.1, 1.2], "accuracy": [0.1, 0.9], "val_accuracy": [0.1, 0.8]},
+        {"loss": [1.0]},
+        {"loss": [1.0, math.nan]},
+    ],
+)
+def test_curves_are_a_png(tmp_path, history):
+    pytest.importorskip("matplotlib")
+    plot_curves(history, tmp_path / "curves.png", title="test")
+    data = (tmp_path / "curves.png").read_bytes()
+    assert data.startswith(b"\x89PNG")
+    assert len(data) > 5000
+    assert [file.name for file in tmp_path.iterdir()] == ["curves.png"]
+
+
+def test_throughput_leaves_out_the_first_epoch_and_validation(monkeypatch):
+    from dtrain.monitor import throughput
+
+    clock = iter([0.0, 10.0, 20.0, 21.0, 30.0, 33.0])
+    monkeypatch.setattr(throughput.time, "perf_counter", lambda: next(clock))
+    callback = throughput.Throughput(examples_per_epoch=100)
+    assert callback.examples_per_second == 0.0
+    callback.on_train_begin()
+    rates = []
+    for epoch in range(3):
+        logs = {}
+        callback.on_epoch_begin(epoch)
+        callback.on_test_begin()
+        callback.on_epoch_end(epoch, logs)
+        rates.append(logs["examples_per_second"])
+    assert rates == [10.0, 100.0, pytest.approx(100 / 3)]
+    assert callback.examples_per_second == 50.0

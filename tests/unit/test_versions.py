@@ -1,0 +1,167 @@
+"""What is refused: a TensorFlow or a Keras that dtrain was not built for, and other backends of Keras."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtrain.errors import BackendError, UnsupportedVersionError
+from dtrain.upstream.versions import check_versions
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, **installed: str) -> None:
+    """Make only these wheels look installed; dashes in their names are written as underscores."""
+
+    def version(name: str) -> str:
+        try:
+            return installed[name.replace("-", "_")]
+        except KeyError:
+            raise importlib.metadata.PackageNotFoundError(name) from None
+
+    wheels = [name.replace("_", "-") for name in installed if name != "keras"]
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: {"tensorflow": wheels})
+
+
+@pytest.mark.parametrize(
+    "installed",
+    [
+        {"tensorflow_cpu": "2.21.0"},
+        {"tensorflow": "2.21.3"},
+        {"tensorflow_tpu": "2.20.0"},
+        {"tensorflow": "2.21.0", "tensorflow_cpu": "2.21.0"},
+        {"tensorflow": "2.21.0rc1"},
+        {"tf_nightly": "2.21.0.dev20260101"},
+    ],
+)
+def test_what_is_supported(monkeypatch: pytest.MonkeyPatch, installed: dict[str, str]) -> None:
+    pretend(monkeypatch, keras="3.15.1", **installed)
+    check_versions()
+
+
+@pytest.mark.parametrize(
+    ("installed", "words"),
+    [
+        ({"tensorflow_cpu": "2.20.0"}, ["tensorflow-cpu 2.20.0 is installed", ">= 2.21 and < 2.22"]),
+        ({"tensorflow": "2.22.0"}, ["tensorflow 2.22.0 is installed", ">= 2.21 and < 2.22"]),
+        ({"tf_nightly": "2.22.0.dev20260101"}, ["tf-nightly 2.22.0.dev20260101 is installed"]),
+        ({"tensorflow": "1"}, ["tensorflow 1 is installed"]),
+        ({"tensorflow": "1.15"}, ["tensorflow 1.15 is installed"]),
+        ({"tensorflow_tpu": "2.19.1"}, ["tensorflow-tpu 2.19.1 is installed", ">= 2.20 and < 2.22"]),
+        ({}, ["TensorFlow is not installed", "dtrain[cpu]", "dtrain[gpu]", "dtrain[tpu]"]),
+    ],
+)
+def test_tensorflow_that_is_not(
+    monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], words: list[str]
+) -> None:
+    pretend(monkeypatch, keras="3.15.1", **installed)
+    with pytest.raises(UnsupportedVersionError) as caught:
+        check_versions()
+    assert all(word in str(caught.value) for word in [*words, "pip install"])
+    assert isinstance(caught.value, ImportError)
+
+
+@pytest.mark.parametrize(
+    ("keras", "words"),
+    [
+        ("2.15.0", ["Keras 2.15.0 is installed", ">= 3.15 and < 4.0"]),
+        ("3.14.2", ["Keras 3.14.2 is installed"]),
+        ("4.0.0", ["Keras 4.0.0 is installed"]),
+        (None, ["Keras is not installed"]),
+    ],
+)
+def test_keras_that_is_not(monkeypatch: pytest.MonkeyPatch, keras: str | None, words: list[str]) -> None:
+    pretend(monkeypatch, tensorflow_cpu="2.21.0", **({} if keras is None else {"keras": keras}))
+    with pytest.raises(UnsupportedVersionError) as caught:
+        check_versions()
+    assert all(word in str(caught.value) for word in [*words, "pip install 'keras>=3.15,<4'"])
+
+
+WITHOUT_TENSORFLOW = """
+import importlib.metadata, sys
+real = importlib.metadata.version
+def version(name):
+    if name.startswith("tensorflow"):
+        raise importlib.metadata.PackageNotFoundError(name)
+    return real(name)
+importlib.metadata.version = version
+importlib.metadata.packages_distributions = dict
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "tensorflow":
+            raise ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
+sys.meta_path.insert(0, Absent())
+"""
+
+USES = """
+import dtrain
+try:
+    print(CALL)
+except dtrain.DtrainError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def says(call: str, before: str = "", **environment: str) -> str:
+    """What a program prints that makes a strategy in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", before + USES.replace("CALL", call)],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "dtrain.strategy()",
+        "dtrain.strategy('mirrored')",
+        "dtrain.MirroredStrategy()",
+        "dtrain.MultiWorkerMirroredStrategy()",
+        "dtrain.get_strategy()",
+    ],
+)
+def test_where_no_tensorflow_is_installed(call: str) -> None:
+    said = says(call, WITHOUT_TENSORFLOW)
+    assert said.startswith("UnsupportedVersionError TensorFlow is not installed.")
+    assert "pip install 'dtrain[cpu]'" in said
+
+
+@pytest.mark.parametrize("call", ["dtrain.MirroredStrategy()", "dtrain.strategy('default')"])
+def test_where_keras_should_run_on_another_backend(call: str) -> None:
+    said = says(call, KERAS_BACKEND="jax")
+    assert said.startswith("BackendError KERAS_BACKEND is 'jax'; dtrain distributes TensorFlow.")
+    assert "KERAS_BACKEND=tensorflow" in said
+
+
+def test_where_keras_runs_on_another_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    import keras
+
+    monkeypatch.setattr(keras.backend, "backend", lambda: "torch")
+    with pytest.raises(BackendError) as caught:
+        check_versions()
+    assert "Keras runs on the backend 'torch'" in str(caught.value)
+    assert "KERAS_BACKEND=tensorflow" in str(caught.value)
+
+
+def test_where_the_configuration_file_names_a_backend_that_is_not_installed(tmp_path: Path) -> None:
+    (tmp_path / "keras.json").write_text('{"backend": "jax"}')
+    environment = {"KERAS_HOME": str(tmp_path), "KERAS_BACKEND": ""}
+    said = says("dtrain.get_strategy()", **environment)
+    assert said.startswith("BackendError Keras cannot be imported: No module named 'jax'.")
+    assert "keras.json" in said and "KERAS_BACKEND=tensorflow" in said
+
+
+def test_where_tf_keras_is_keras_2() -> None:
+    said = says("dtrain.get_strategy()", TF_USE_LEGACY_KERAS="1")
+    assert said.startswith("BackendError TF_USE_LEGACY_KERAS is set")
+    assert "unset TF_USE_LEGACY_KERAS" in said
