@@ -162,6 +162,15 @@ def test_datasets_from_a_function_are_known() -> None:
     assert not of_tensorflow.yields_replica_batches(split)
 
 
+def test_variables_are_numbered_in_the_order_they_are_made() -> None:
+    with dtrain.MirroredStrategy().scope():
+        made = [tf.Variable(1.0, name=name) for name in ("b", "a", "c7")]
+    made.append(tf.Variable(1.0))
+    numbers = [of_tensorflow.creation_number(variable) for variable in made]
+    assert numbers == sorted(numbers)
+    assert len(set(numbers)) == len(made)
+
+
 def test_tpu_systems() -> None:
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
     assert of_tensorflow.initialised_tpus() == []

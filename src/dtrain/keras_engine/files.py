@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import filecmp
 import inspect
 import os
 import shutil
@@ -19,6 +18,7 @@ from typing import Any
 from dtrain.keras_engine.protocol import layout_of
 from dtrain.log import logger
 from dtrain.upstream.keras import strategy_of
+from dtrain.upstream.tensorflow import creation_number
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -55,6 +55,19 @@ def make_makedirs(original: Callable[..., Any]) -> Callable[..., Any]:
     return makedirs
 
 
+def make_exported_variables(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of what lists the variables for `export`: in the order in which they were made.
+
+    So every worker's export names them alike, and a reader who opens one worker's graph and then another's
+    values, because the folder was exchanged in between, still reads one model.
+    """
+
+    def exported_variables(fns: Any) -> Any:
+        return tuple(sorted(variables, key=creation_number) for variables in original(fns))
+
+    return exported_variables
+
+
 @contextlib.contextmanager
 def whole(target: Path) -> Iterator[Path]:
     """Gives a path to write to; afterwards what was written there stands at `target`, complete.
@@ -75,8 +88,6 @@ def put(written: Path, target: Path) -> None:
     if not written.is_dir():
         written.replace(target)
         return
-    if target.is_dir() and _same_values(written, target):
-        return  # another worker put the same there; a reader may be at it now
     while True:
         try:
             written.rename(target)
@@ -87,17 +98,6 @@ def put(written: Path, target: Path) -> None:
         if _exchange(written, target):
             return
         shutil.rmtree(target, ignore_errors=True)
-
-
-def _same_values(one: Path, other: Path) -> bool:
-    """Whether two saved directories hold the same variables; graphs may be written in any order."""
-    ours, theirs = (sorted((each / "variables").rglob("*")) for each in (one, other))
-    if not ours or [p.name for p in ours] != [p.name for p in theirs]:
-        return False
-    try:
-        return all(filecmp.cmp(a, b, shallow=False) for a, b in zip(ours, theirs, strict=True))
-    except OSError:
-        return False
 
 
 def _exchange(one: Path, other: Path) -> bool:

@@ -74,4 +74,5 @@ def _install() -> None:
     replace(keras.MODEL_SAVE, files.make_save)
     replace(keras.MODEL_SAVE_WEIGHTS, files.make_save)
     replace(keras.MODEL_EXPORT, files.make_save)
+    replace(keras.EXPORTED_VARIABLES, files.make_exported_variables)
     replace(tensorflow.TAPE_GRADIENT, gradients.make_gradient)

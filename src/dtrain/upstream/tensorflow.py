@@ -6,6 +6,7 @@ TensorFlow's strategies can only be subclassed through `tensorflow.python`: the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -202,6 +203,15 @@ def container_of(component: Any) -> Any:
         component.handle, "_distributed_container", None
     )
     return (container() if container is not None else None) or component
+
+
+def creation_number(variable: Any) -> int:
+    """A number that grows in the order in which a process makes its variables.
+
+    Processes that run the same program give the same variables the same order.
+    """
+    digits = re.search(r"(\d+)$", str(variable._unique_id))
+    return int(digits.group()) if digits else 0
 
 
 def replica_spec(spec: Any, replica: int) -> Any:
