@@ -1,6 +1,7 @@
 """Who this process is in its job, and the two ways for processes to meet outside of training.
 
-Alone, a process is the chief of a job of one. Values in a training step go through the strategy instead.
+Alone, a process is the chief of a job of one. So is the chief of a job with parameter servers: its workers
+and servers never come past the making of the strategy. Values in a training step go through the strategy.
 """
 
 from __future__ import annotations
@@ -8,23 +9,32 @@ from __future__ import annotations
 from typing import Any
 
 from dtrain.cluster import current
-from dtrain.errors import ConfigurationError
+from dtrain.errors import ClusterConfigError, ConfigurationError
+from dtrain.topology import Topology
 
 
 def rank() -> int:
-    """This process' number among the training processes; 0 when alone.
+    """This process' number among those that run the program; 0 when alone.
 
     Raises:
-        ClusterConfigError: this process does not train (a parameter server, an evaluator).
+        ClusterConfigError: this process does not run it (a parameter server, its worker, an evaluator).
     """
     topology = current()
-    return 0 if topology is None else topology.rank
+    if topology is None:
+        return 0
+    return 0 if _runs_alone(topology) else topology.rank
 
 
 def world_size() -> int:
-    """How many training processes the job has; 1 when alone."""
+    """How many processes run the program; 1 when alone, and with parameter servers, where it is the chief.
+
+    Raises:
+        ClusterConfigError: this process serves the chief of a job with parameter servers.
+    """
     topology = current()
-    return 1 if topology is None else topology.world_size
+    if topology is None:
+        return 1
+    return 1 if _runs_alone(topology) else topology.world_size
 
 
 def is_chief() -> bool:
@@ -41,7 +51,8 @@ def barrier(*, timeout: float | None = None) -> None:
 
     Raises:
         PeerMissingError: a process did not call it in time.
-        ConfigurationError: the job has several processes, but no strategy connects them yet.
+        ConfigurationError: the job has several processes, but no strategy connects them yet, or this one
+            serves the chief of a job with parameter servers.
     """
     _exchange(None, timeout)
 
@@ -55,9 +66,23 @@ def broadcast(value: Any, *, timeout: float | None = None) -> Any:
 
     Raises:
         PeerMissingError: the chief did not call it in time.
-        ConfigurationError: the job has several processes, but no strategy connects them yet.
+        ConfigurationError: the job has several processes, but no strategy connects them yet, or this one
+            serves the chief of a job with parameter servers.
     """
     return _exchange(value if is_chief() else None, timeout)[0]
+
+
+def _runs_alone(topology: Topology) -> bool:
+    """Whether this is the chief of a job with parameter servers; an error on its workers and servers."""
+    if not topology.is_coordinated:
+        return False
+    if not topology.is_chief and topology.task_type != "evaluator":
+        raise ClusterConfigError(
+            f"{topology.task} serves the chief, which alone runs the program, so it does not train by itself "
+            "and has no rank.",
+            hint="Make the strategy first: a worker or parameter server does not go on from there.",
+        )
+    return topology.is_chief
 
 
 def _exchange(value: Any, timeout: float | None) -> list[Any]:

@@ -16,6 +16,9 @@ from dtrain.errors import ClusterConfigError
 TRAINING_JOBS = ("chief", "worker")
 """The jobs whose tasks train; ranks count them in this order."""
 
+SERVING_JOBS = ("worker", "ps")
+"""The jobs whose tasks serve, where the chief alone runs the program."""
+
 KNOWN_JOBS = (*TRAINING_JOBS, "ps", "evaluator")
 """Every job that a cluster may name."""
 
@@ -93,6 +96,15 @@ class Topology:
     def is_chief(self) -> bool:
         """Whether this is the training task of rank 0, which speaks and writes for all."""
         return self.is_training_task and self.rank == 0
+
+    @property
+    def is_coordinated(self) -> bool:
+        """Whether the chief alone runs the program, while workers and parameter servers serve it."""
+        return "chief" in self.jobs and "ps" in self.jobs
+
+    def servers(self) -> tuple[Task, ...]:
+        """The tasks that serve the chief where the job is coordinated: workers, then parameter servers."""
+        return tuple(task for task in self.tasks() if task.job in SERVING_JOBS)
 
     @property
     def address(self) -> str:

@@ -64,9 +64,9 @@ def check_peers(
     host, port = split_address(topology.address)
     if port in _met and this_process_listens_on(port):
         return
-    meeting = _Meeting(topology, timeout, log or _log_to_stderr)
+    meeting = _Meeting(topology, timeout, log or log_to_stderr)
     try:
-        held = _hold_port(topology.address, port)
+        held = hold_port(topology.address, port)
     except PortInUseError as error:
         if topology.world_size > 1:
             meeting.report_port_in_use(error)
@@ -195,8 +195,13 @@ class _Meeting:
             )
 
 
-def _hold_port(address: str, port: int) -> socket.socket:
-    """Make sure that this task can serve on its port; the socket keeps others off it during the meeting."""
+def hold_port(address: str, port: int) -> socket.socket:
+    """Make sure that this task can serve on its port; the socket keeps others off it until it is closed.
+
+    Raises:
+        PortInUseError: another process serves there, also after two seconds.
+        ClusterConfigError: this user may not serve there.
+    """
     deadline = time.monotonic() + _PORT_PATIENCE
     while True:
         try:
@@ -223,6 +228,7 @@ def _port_error(address: str, error: OSError) -> PortInUseError | ClusterConfigE
     )
 
 
-def _log_to_stderr(line: str) -> None:
+def log_to_stderr(line: str) -> None:
+    """What is said while a process waits, where the caller gave no place for it."""
     sys.stderr.write(f"dtrain: {line}\n")
     sys.stderr.flush()

@@ -12,6 +12,7 @@ from dtrain.errors import ConfigurationError
 
 _LAUNCHED_TIMEOUT = 30.0
 _DEFAULT_TIMEOUT = 300.0
+_CHIEF_TIMEOUT = 60.0
 
 
 def launched() -> bool:
@@ -27,19 +28,35 @@ def peer_timeout() -> float:
     Raises:
         ConfigurationError: the variable is not a positive number.
     """
-    text = os.environ.get("DTRAIN_PEER_TIMEOUT", "").strip()
-    if not text:
-        return _LAUNCHED_TIMEOUT if launched() else _DEFAULT_TIMEOUT
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise ConfigurationError(
-            f"DTRAIN_PEER_TIMEOUT is {text!r}, not a positive number of seconds.",
-            hint="Set it to a number such as 60, or unset it.",
-        )
-    return seconds
+    return _seconds("DTRAIN_PEER_TIMEOUT", _LAUNCHED_TIMEOUT if launched() else _DEFAULT_TIMEOUT)
+
+
+def chief_timeout() -> float:
+    """How long a worker or parameter server keeps serving a chief that it cannot reach any more.
+
+    In seconds (DTRAIN_CHIEF_TIMEOUT), 60 by default: long enough for a chief to be started again.
+
+    Raises:
+        ConfigurationError: the variable is not a positive number.
+    """
+    return _seconds("DTRAIN_CHIEF_TIMEOUT", _CHIEF_TIMEOUT)
+
+
+def attempt() -> int:
+    """How often the launcher has started the whole job again until now (DTRAIN_ATTEMPT); 0 at first."""
+    text = os.environ.get("DTRAIN_ATTEMPT", "").strip()
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def restarted_job() -> str | None:
+    """The name that all attempts of a job share whose launcher starts it again (DTRAIN_JOB), or None."""
+    return os.environ.get("DTRAIN_JOB", "").strip() or None
+
+
+def channel() -> tuple[int, int] | None:
+    """The pipe to the launcher, as (descriptor, inode) (DTRAIN_CHANNEL_FD), or None where there is none."""
+    descriptor, colon, inode = os.environ.get("DTRAIN_CHANNEL_FD", "").partition(":")
+    return (int(descriptor), int(inode)) if colon and descriptor.isdigit() and inode.isdigit() else None
 
 
 def devices_per_worker() -> int | None:
@@ -57,3 +74,19 @@ def devices_per_worker() -> int | None:
             hint="Set it to a number such as 2, or unset it.",
         )
     return int(text)
+
+
+def _seconds(name: str, default: float) -> float:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ConfigurationError(
+            f"{name} is {text!r}, not a positive number of seconds.",
+            hint="Set it to a number such as 60, or unset it.",
+        )
+    return seconds

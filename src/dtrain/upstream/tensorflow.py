@@ -94,6 +94,11 @@ FROM_FUNCTION = Reach(
     ),
     reason="its cardinality counts one replica's batches, not steps",
 )  # fmt: skip
+PY_FUNCTIONS = Reach(
+    module="tensorflow.python.ops.script_ops", owner="FuncRegistry", name="get",
+    signature="(self, token, default=None)",
+    reason="the chief calls a function of a server by its name, over the connection that TensorFlow has",
+)  # fmt: skip
 
 REACHES: tuple[Reach, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Reach))
 
@@ -223,3 +228,16 @@ def replica_spec(spec: Any, replica: int) -> Any:
 def compiled_by_xla(function: Any) -> bool:
     """Whether a `tf.function` was made with `jit_compile=True`."""
     return bool(getattr(function, "_jit_compile", False))
+
+
+def register_python_function(token: str, function: Any) -> None:
+    """Makes a function callable from other processes of the cluster, by `tf.raw_ops.PyFunc` on a device here.
+
+    Args:
+        token: its name.
+        function: takes and returns NumPy arrays; it must be kept alive by the caller. It is called in a
+            thread of TensorFlow's.
+    """
+    from tensorflow.python.ops import script_ops
+
+    script_ops._py_funcs._funcs[token] = function
