@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
 
+from dtrain.cluster import serving
 from dtrain.errors import DtrainError
 
 COMMANDS = {
@@ -45,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run_command(arguments[0], arguments[1:])
         return _run_top(arguments)
     except DtrainError as error:
+        serving.note_failure(error.message)  # those who serve this process should not end as if all were well
         sys.stdout.flush()
         print(f"dtrain: error: {error}", file=sys.stderr)
         return 2

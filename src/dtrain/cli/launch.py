@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dtrain.errors import ConfigurationError
 
-HELP = "run a script in several worker processes on this machine"
+HELP = "run a script in several processes on this machine"
 
 
 def positive_integer(text: str) -> int:
@@ -21,15 +21,40 @@ def positive_integer(text: str) -> int:
     return int(text)
 
 
+def count(text: str) -> int:
+    """An argument that counts something which there may be none of."""
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 0")
+    return int(text)
+
+
+def add_server_arguments(parser: argparse.ArgumentParser, *, ps_default: str) -> None:
+    """Declare the arguments of a job with parameter servers."""
+    parser.add_argument(
+        "--ps",
+        type=positive_integer,
+        metavar="M",
+        help=f"number of parameter servers, beside a chief and the workers (default: {ps_default})",
+    )
+    parser.add_argument(
+        "--max-restarts",
+        type=count,
+        metavar="R",
+        help="with parameter servers: restarts within an hour, of single workers and of the whole job "
+        "together, before giving up (default: 3)",
+    )
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `dtrain launch`."""
     parser.usage = (
-        "dtrain launch --workers N [--devices-per-worker K] script.py [args ...]\n"
-        "       dtrain launch --workers N [--devices-per-worker K] -m module [args ...]"
+        "dtrain launch --workers N [options] script.py [args ...]\n"
+        "       dtrain launch --workers N [options] -m module [args ...]"
     )
     parser.add_argument(
         "--workers", type=positive_integer, required=True, metavar="N", help="number of worker processes"
     )
+    add_server_arguments(parser, ps_default="none, and no chief")
     parser.add_argument(
         "--devices-per-worker",
         type=positive_integer,
@@ -47,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     """Launch, and return the job's exit status.
 
     Raises:
-        ConfigurationError: there is no such script.
+        ConfigurationError: there is no such script, or two arguments exclude each other.
     """
     from dtrain.launch import launch_local
 
@@ -63,5 +88,7 @@ def run(args: argparse.Namespace) -> int:
     return launch_local(
         [sys.executable, *target, *args.args],
         workers=args.workers,
+        ps=args.ps or 0,
+        max_restarts=args.max_restarts,
         devices_per_worker=args.devices_per_worker,
     )

@@ -10,17 +10,21 @@ import os
 import sys
 
 from dtrain import cluster, job
-from dtrain.cli.launch import positive_integer
+from dtrain.cli.launch import add_server_arguments, positive_integer
 from dtrain.errors import ConfigurationError
 from dtrain.recipes import RECIPES, RecipeOptions, check_recipe, load_recipe
 from dtrain.strategies.registry import resolve_name
+from dtrain.topology import Topology
 
 HELP = "train a built-in recipe on real data"
 
 _MULTI_WORKER = "multi_worker"
+_PARAMETER_SERVER = "parameter_server"
+_SEVERAL_PROCESSES = (_MULTI_WORKER, _PARAMETER_SERVER)
 _ONE_DEVICE = ("default", "one_device")
 _SEVERAL_DEVICES = ("mirrored", "central_storage")
 _DEFAULT_WORKERS = 2
+_DEFAULT_PS = 1
 _DEFAULT_DEVICES = 2
 
 
@@ -33,8 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers",
         type=positive_integer,
         metavar="N",
-        help=f"worker processes on this machine (default: {_DEFAULT_WORKERS} with multi_worker, else 1)",
+        help=f"worker processes on this machine (default: {_DEFAULT_WORKERS} with multi_worker and "
+        "parameter_server, else 1)",
     )
+    add_server_arguments(parser, ps_default=f"{_DEFAULT_PS} with parameter_server")
     parser.add_argument(
         "--devices",
         type=positive_integer,
@@ -55,23 +61,60 @@ def run(args: argparse.Namespace) -> int:
     options = RecipeOptions.from_arguments(args)
     strategy = resolve_name(options.strategy)
     topology = cluster.current()
+    _check_servers(strategy, args)
     if topology is None:
         options.check_run_dir()
         workers = _workers(strategy, args.workers)
         if workers is not None:
-            return _launch(args.recipe, options, workers, args.devices)
-    elif args.workers not in (None, topology.world_size):
-        raise ConfigurationError(
-            f"--workers is {args.workers}, but TF_CONFIG describes a job of {topology.world_size}.",
-            hint="Leave --workers out where something else has started the processes, or unset TF_CONFIG.",
-        )
+            return _launch(args, options, workers, strategy)
+    else:
+        _check_cluster(topology, args)
     _set_devices(strategy, args.devices)
     return _train_here(args.recipe, options)
 
 
+def _check_servers(strategy: str, args: argparse.Namespace) -> None:
+    """See that what is asked for parameter servers comes with their strategy."""
+    if strategy == _PARAMETER_SERVER:
+        if args.devices is not None:
+            raise ConfigurationError(
+                f"--devices is {args.devices}, but a worker of parameter servers has one device.",
+                hint="Use --workers for more of them.",
+            )
+        return
+    for option, value in (("--ps", args.ps), ("--max-restarts", args.max_restarts)):
+        if value is not None:
+            raise ConfigurationError(
+                f"{option} is {value}, but the strategy {strategy!r} has no parameter servers.",
+                hint=f"Use --strategy {_PARAMETER_SERVER}, or leave {option} out.",
+            )
+
+
+def _check_cluster(topology: Topology, args: argparse.Namespace) -> None:
+    """See that the numbers asked for are those of the job that this process is part of."""
+    coordinated = topology.is_coordinated
+    there = len(topology.jobs.get("worker", ())) if coordinated else topology.world_size
+    if args.workers not in (None, there):
+        raise ConfigurationError(
+            f"--workers is {args.workers}, but TF_CONFIG describes a job of {there}.",
+            hint="Leave --workers out where something else has started the processes, or unset TF_CONFIG.",
+        )
+    servers = len(topology.jobs.get("ps", ()))
+    if args.ps not in (None, servers):
+        raise ConfigurationError(
+            f"--ps is {args.ps}, but TF_CONFIG describes a job with {servers} parameter servers.",
+            hint="Leave --ps out where something else has started the processes, or unset TF_CONFIG.",
+        )
+    if args.max_restarts is not None:
+        raise ConfigurationError(
+            f"--max-restarts is {args.max_restarts}, but something else has started the processes.",
+            hint="Leave it out: who started them decides what is started again. Or unset TF_CONFIG.",
+        )
+
+
 def _workers(strategy: str, asked: int | None) -> int | None:
     """How many processes to start; None to train in this one."""
-    if strategy == _MULTI_WORKER:
+    if strategy in _SEVERAL_PROCESSES:
         return asked or _DEFAULT_WORKERS
     if asked is None or asked == 1:
         return None
@@ -96,11 +139,17 @@ def _set_devices(strategy: str, asked: int | None) -> None:
         os.environ["DTRAIN_DEVICES_PER_WORKER"] = str(asked)
 
 
-def _launch(recipe: str, options: RecipeOptions, workers: int, devices: int | None) -> int:
+def _launch(args: argparse.Namespace, options: RecipeOptions, workers: int, strategy: str) -> int:
     from dtrain.launch import launch_local
 
-    command = [sys.executable, "-m", "dtrain", "train", recipe, *options.to_arguments()]
-    return launch_local(command, workers=workers, devices_per_worker=devices)
+    command = [sys.executable, "-m", "dtrain", "train", args.recipe, *options.to_arguments()]
+    return launch_local(
+        command,
+        workers=workers,
+        ps=(args.ps or _DEFAULT_PS) if strategy == _PARAMETER_SERVER else 0,
+        max_restarts=args.max_restarts,
+        devices_per_worker=args.devices,
+    )
 
 
 def _train_here(recipe: str, options: RecipeOptions) -> int:

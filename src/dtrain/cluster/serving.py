@@ -257,6 +257,7 @@ def connect_chief(topology: Topology) -> None:
     caught or after `note_failure`. Calling it again changes nothing.
     """
     global _goodbye
+    _remember(topology)
     if _goodbye is None:
         _goodbye = _Goodbye(topology)
 
@@ -296,6 +297,7 @@ def finish(topology: Topology, *, failed: bool, reason: str = "") -> None:
     if _finished:
         return
     _finished = True
+    _remember(topology)
     message = {"ask": "failed", "reason": reason} if failed else {"ask": "done"}
     deadline = time.monotonic() + _FAREWELL_TIME
     answers = {task: _line(task).put(message) for task in topology.servers()}
@@ -315,6 +317,11 @@ def note_failure(reason: str) -> None:
 _finished = False
 _goodbye: _Goodbye | None = None
 _lines: dict[Task, _Line] = {}
+_addresses: dict[Task, str] = {}
+
+
+def _remember(topology: Topology) -> None:
+    _addresses.update({task: topology.address_of(task) for task in topology.servers()})
 
 
 class _Goodbye:
@@ -377,7 +384,34 @@ def _line(task: Task) -> _Line:
 def _call(task: Task, text: str) -> dict[str, Any]:
     import tensorflow as tf
 
-    with tf.device(f"/job:{task.job}/replica:0/task:{task.index}/device:CPU:0"):
-        (answer,) = tf.raw_ops.PyFunc(input=[tf.constant(text)], token=CONTROL, Tout=[tf.string])
-    found: dict[str, Any] = json.loads(_as_text(answer.numpy()))
+    try:
+        with _on(task):
+            (answer,) = tf.raw_ops.PyFunc(input=[tf.constant(text)], token=CONTROL, Tout=[tf.string])
+        content = answer.numpy()
+    except tf.errors.OpError:
+        address = _addresses.get(task)
+        if address is None or not _listens(address):
+            raise
+        # It was started again, and TensorFlow has had no reason yet to connect with it anew.
+        content = _call_directly(task, address, text)
+    found: dict[str, Any] = json.loads(_as_text(content))
     return found
+
+
+def _call_directly(task: Task, address: str, text: str) -> Any:
+    """The same in a session of its own, which needs no connection of the running program's."""
+    import tensorflow as tf
+
+    config = tf.compat.v1.ConfigProto(operation_timeout_in_ms=int(_FAREWELL_TIME * 1000))
+    config.device_filters.append(f"/job:{task.job}/task:{task.index}")
+    with tf.Graph().as_default() as graph:
+        with _on(task):
+            answer = tf.raw_ops.PyFunc(input=[tf.constant(text)], token=CONTROL, Tout=[tf.string])
+        with tf.compat.v1.Session(f"grpc://{address}", graph=graph, config=config) as session:
+            return session.run(answer)[0]
+
+
+def _on(task: Task) -> Any:
+    import tensorflow as tf
+
+    return tf.device(f"/job:{task.job}/replica:0/task:{task.index}/device:CPU:0")

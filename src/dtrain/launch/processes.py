@@ -19,8 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
+from typing import Literal, TextIO
 
+from dtrain import channel
 from dtrain.launch import guard
 from dtrain.launch.output import Console, OutputReader
 from dtrain.topology import Task
@@ -58,11 +59,50 @@ class Outcome:
     tails: dict[Task, list[str]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Decision:
+    """What the end of a task means for its job.
+
+    Attributes:
+        action: the others go on; the job has failed, or has succeeded, and the others end; or this task is
+            started again.
+        after: seconds until it is started again; or, where the job has succeeded, that the others have to end
+            by themselves.
+        line: what to tell the user, or "".
+    """
+
+    action: Literal["go on", "fail", "finish", "restart"]
+    after: float = 0.0
+    line: str = ""
+
+
+class Policy:
+    """Decides what the end of a task means. This one: the first failure ends the job."""
+
+    takes_requests = False
+    """Whether tasks may ask for the restart of another."""
+
+    def on_start(self, task: Task, pid: int) -> str:
+        """What to tell the user of a task that was started, or ""."""
+        return ""
+
+    def on_exit(self, task: Task, code: int) -> Decision:
+        """The meaning of a task's end; `code` is negative for a signal."""
+        return Decision("fail" if code else "go on")
+
+
 class _Child:
     """One running task: its process, the threads that read it, and the one that waits for it."""
 
-    def __init__(self, spec: TaskCommand, console: Console, events: queue.SimpleQueue[_Child | int]) -> None:
+    def __init__(
+        self,
+        spec: TaskCommand,
+        console: Console,
+        events: queue.SimpleQueue[_Child | channel.Request | int],
+        inherited: Sequence[int],
+    ) -> None:
         self.task = spec.task
+        self.judged = False
         self.exit_code: int | None = None
         self.ended_at = 0.0
         self.tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
@@ -75,7 +115,9 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            pass_fds=inherited,
         )
+        self.pid = self._popen.pid
         if self._popen.stdout is None or self._popen.stderr is None:
             raise RuntimeError("subprocess made no pipes")
         # The reader closes the descriptor; the file object must not close its number a second time.
@@ -96,10 +138,14 @@ class _Child:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._popen.pid, signum)
 
-    def join_output(self, patience: float = 2.0) -> None:
-        """Wait until all that the task wrote has been shown, at most `patience` seconds."""
+    def finish_output(self) -> None:
+        """Let the readers end, also where another process still holds the pipes."""
         for reader in self._readers:
             reader.finish()
+
+    def join_output(self, patience: float = 2.0) -> None:
+        """Wait until all that the task wrote has been shown, at most `patience` seconds."""
+        self.finish_output()
         for reader in self._readers:
             reader.join(patience)
 
@@ -121,13 +167,14 @@ class _Child:
 class Job:
     """All the processes of one job, as one thing that is started, watched and ended.
 
-    The first failure ends the job: the other tasks get SIGTERM and, `grace` seconds later, SIGKILL. SIGINT,
-    SIGTERM and SIGHUP are passed on to every task, with the same grace; a second one kills at once. Signals
-    are only seen where `run` is called in the main thread.
+    What a task's end means is the policy's to say. Where it means the failure of the job, the others get
+    SIGTERM and, `grace` seconds later, SIGKILL. SIGINT, SIGTERM and SIGHUP are passed on to every task, with
+    the same grace; a second one kills at once. Signals are seen where `run` is called in the main thread.
 
     Args:
         commands: the tasks to run.
         grace: seconds between asking tasks to end and killing them.
+        policy: by default, the first failure ends the job.
         timeout: seconds that the job may take, or None.
         stdout, stderr: where the tasks' lines go; by default this process's own streams.
     """
@@ -137,36 +184,61 @@ class Job:
         commands: Sequence[TaskCommand],
         *,
         grace: float,
+        policy: Policy | None = None,
         timeout: float | None = None,
         stdout: TextIO | None = None,
         stderr: TextIO | None = None,
     ) -> None:
-        self._commands = commands
+        self._commands = {spec.task: spec for spec in commands}
         self._grace = grace
+        self._policy = policy or Policy()
         self._deadline = None if timeout is None else time.monotonic() + timeout
-        # Children that ended, and signals: a SimpleQueue may be put to from a signal handler.
-        self._events: queue.SimpleQueue[_Child | int] = queue.SimpleQueue()
+        # Children that ended, requests, signals: a SimpleQueue may be put to from a signal handler.
+        self._events: queue.SimpleQueue[_Child | channel.Request | int] = queue.SimpleQueue()
         self.console = Console(
             stdout or sys.stdout, stderr or sys.stderr, on_broken=lambda: self._events.put(signal.SIGPIPE)
         )
         self._mark = f"{os.getpid()}-{secrets.token_hex(8)}"
-        self._children: list[_Child] = []
+        self._listener: channel.Listener | None = None
+        self._children: dict[Task, _Child] = {}
+        self._due: dict[Task, float] = {}
+        self._linger_until: float | None = None
         self._kill_at: float | None = None
         self._outcome = Outcome()
 
-    def run(self) -> Outcome:
-        """Start every task and return when no process of the job is left."""
-        with self._forwarding_signals(), self._guarded():
+    def run(self, *, after: float = 0.0) -> Outcome:
+        """Start every task, `after` seconds from now, and return when no process of the job is left."""
+        with self._forwarding_signals(), self._guarded(), self._listening():
             try:
-                for spec in self._commands:
-                    self._children.append(_Child(self._marked(spec), self.console, self._events))
-                self._watch()
+                if self._pause(after):
+                    for task in self._commands:
+                        self._start(task)
+                    self._watch()
             finally:
                 self._end()
         return self._outcome
 
+    def _pause(self, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while self._outcome.signal is None and (left := until - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                event = self._events.get(timeout=left)
+                if isinstance(event, int):
+                    self._outcome.signal = event
+        return self._outcome.signal is None
+
+    def _start(self, task: Task) -> None:
+        inherited = () if self._listener is None else (self._listener.descriptor,)
+        child = _Child(self._prepared(self._commands[task]), self.console, self._events, inherited)
+        self._children[task] = child
+        self._say(self._policy.on_start(task, child.pid))
+
+    def _say(self, line: str) -> None:
+        if line:
+            self.console.write_line(f"[dtrain] {line}", to="stderr")
+
     def _watch(self) -> None:
-        while any(child.exit_code is None for child in self._children):
+        while self._due or any(child.exit_code is None for child in self._children.values()):
             try:
                 event = self._events.get(timeout=self._seconds_to_next_deadline())
             except queue.Empty:
@@ -174,15 +246,39 @@ class Job:
                 continue
             if isinstance(event, _Child):
                 self._on_exit()
+            elif isinstance(event, channel.Request):
+                self._on_request(event)
             else:
                 self._on_signal(event)
         self._on_exit()
 
     def _on_exit(self) -> None:
-        failed = [c for c in self._children if c.exit_code]
-        if failed and self._kill_at is None:
-            self._outcome.first_failure = min(failed, key=lambda child: child.ended_at).task
+        ended = [c for c in self._children.values() if c.exit_code is not None and not c.judged]
+        for child in sorted(ended, key=lambda child: child.ended_at):
+            if self._kill_at is not None or self._linger_until is not None:
+                return  # from now on they end because the job does
+            child.judged = True
+            self._follow(child, self._policy.on_exit(child.task, child.exit_code or 0))
+
+    def _follow(self, child: _Child, decision: Decision) -> None:
+        self._say(decision.line)
+        if decision.action == "fail":
+            self._outcome.first_failure = child.task
             self._stop(signal.SIGTERM)
+        elif decision.action == "finish":
+            self._due.clear()
+            self._linger_until = time.monotonic() + decision.after
+        elif decision.action == "restart":
+            child.finish_output()
+            self._due[child.task] = time.monotonic() + decision.after
+
+    def _on_request(self, request: channel.Request) -> None:
+        child = self._children.get(request.task)
+        if child is None or child.exit_code is not None or self._kill_at is not None:
+            return
+        if request.pid is None or request.pid == child.pid:  # another one was started since: it is not meant
+            self._say(f"{request.task}, process {child.pid}, is killed: {request.reason}")
+            child.signal_group(signal.SIGKILL)
 
     def _on_signal(self, signum: int) -> None:
         if self._outcome.signal is None:
@@ -193,37 +289,63 @@ class Job:
 
     def _on_deadline(self) -> None:
         now = time.monotonic()
-        if self._kill_at is not None and now >= self._kill_at:
-            self._stop(signal.SIGKILL)
-        elif self._kill_at is None and self._deadline is not None and now >= self._deadline:
-            self._outcome.timed_out = tuple(c.task for c in self._children if c.exit_code is None)
+        if self._kill_at is not None:
+            if now >= self._kill_at:
+                self._stop(signal.SIGKILL)
+        elif self._linger_until is not None:
+            if now >= self._linger_until:
+                self._stop(signal.SIGTERM)
+        elif self._deadline is not None and now >= self._deadline:
+            self._outcome.timed_out = tuple(t for t, c in self._children.items() if c.exit_code is None)
             self._stop(signal.SIGTERM)
+        else:
+            for task in [task for task, due in self._due.items() if now >= due]:
+                del self._due[task]
+                self._start(task)
 
     def _stop(self, signum: int) -> None:
-        for child in self._children:
+        self._due.clear()
+        for child in self._children.values():
             if child.exit_code is None:
                 child.signal_group(signum)
         self._kill_at = time.monotonic() + (1.0 if signum == signal.SIGKILL else self._grace)
 
     def _seconds_to_next_deadline(self) -> float | None:
-        deadline = self._deadline if self._kill_at is None else self._kill_at
-        return None if deadline is None else max(0.0, deadline - time.monotonic())
+        deadlines = [self._kill_at]
+        if self._kill_at is None:
+            deadlines = [self._linger_until, self._deadline, *self._due.values()]
+        nearest = min((at for at in deadlines if at is not None), default=None)
+        return None if nearest is None else max(0.0, nearest - time.monotonic())
 
     def _end(self) -> None:
-        for child in self._children:
+        for child in self._children.values():
             child.signal_group(signal.SIGKILL)
         guard.kill_marked(self._mark)
-        for child in self._children:
+        for child in self._children.values():
             child.join_output()
             self._outcome.exit_codes[child.task] = (
                 -signal.SIGKILL if child.exit_code is None else child.exit_code
             )
             self._outcome.tails[child.task] = list(child.tail)
 
-    def _marked(self, spec: TaskCommand) -> TaskCommand:
+    def _prepared(self, spec: TaskCommand) -> TaskCommand:
         outer = spec.env.get(guard.MARK_VARIABLE)
-        mark = f"{outer}/{self._mark}" if outer else self._mark
-        return TaskCommand(spec.task, spec.command, {**spec.env, guard.MARK_VARIABLE: mark})
+        env = {**spec.env, guard.MARK_VARIABLE: f"{outer}/{self._mark}" if outer else self._mark}
+        env.pop(channel.VARIABLE, None)  # that of a job around this one
+        if self._listener is not None:
+            env[channel.VARIABLE] = self._listener.address
+        return TaskCommand(spec.task, spec.command, env)
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        if not self._policy.takes_requests:
+            yield
+            return
+        self._listener = channel.Listener(self._events.put)
+        try:
+            yield
+        finally:
+            self._listener.close()
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:

@@ -19,9 +19,10 @@ import cloudpickle
 
 from dtrain.errors import ConfigurationError, TaskFailedError, TaskTimeoutError
 from dtrain.launch import child
-from dtrain.launch.local import GRACE, describe_exit, local_topologies, task_environment, worker_tasks
+from dtrain.launch.local import GRACE, local_topologies, task_environment, worker_tasks
 from dtrain.launch.ports import reserve_ports
 from dtrain.launch.processes import Job, Outcome, TaskCommand
+from dtrain.launch.supervisor import describe_exit
 from dtrain.topology import Task
 
 Result = TypeVar("Result")
