@@ -6,6 +6,7 @@ It reports on training and never steers it. `dtrain.monitor.throughput` imports 
 from __future__ import annotations
 
 from dtrain.monitor.curves import plot_curves
+from dtrain.monitor.metrics import keep_epochs, read_metrics
 from dtrain.monitor.record import describe_run, finish_record, summarize
 from dtrain.monitor.run_directory import RunDirectory, check_run_directory, open_run_directory
 
@@ -14,7 +15,9 @@ __all__ = [
     "check_run_directory",
     "describe_run",
     "finish_record",
+    "keep_epochs",
     "open_run_directory",
     "plot_curves",
+    "read_metrics",
     "summarize",
 ]

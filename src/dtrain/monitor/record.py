@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dtrain import __version__, job
+from dtrain.cluster import current
+from dtrain.cluster import settings as environment
 from dtrain.errors import UnknownStrategyError
 from dtrain.monitor.run_directory import RunDirectory
 from dtrain.strategies.registry import resolve_name
@@ -50,7 +52,7 @@ def describe_run(
         "strategy": _name_of(strategy),
         "strategy_class": type(strategy).__name__,
         "replicas": strategy.num_replicas_in_sync,
-        "workers": job.world_size(),
+        **_cluster(),
         **settings,
     }
 
@@ -86,7 +88,10 @@ def summarize(record: Mapping[str, Any], run: RunDirectory) -> str:
     """A finished run in a few lines, for the terminal: how well, how fast, and where its files are."""
     final = record["final_metrics"]
     where = _count(record["replicas"], "replica")
-    if record["workers"] > 1:
+    if "parameter_servers" in record:
+        servers = _count(record["parameter_servers"], "parameter server")
+        where = f"{_count(record['workers'], 'worker')} and {servers}"
+    elif record["workers"] > 1:
         where += f" in {_count(record['workers'], 'worker')}"
     files = ", ".join(file.name + ("/" if file.is_dir() else "") for file in run.files())
     result = f"test accuracy {final['test_accuracy']:.4f}, test loss {final['test_loss']:.4f}"
@@ -95,6 +100,19 @@ def summarize(record: Mapping[str, Any], run: RunDirectory) -> str:
         f"speed: {record['examples_per_second']:,.0f} examples/s on {where} ({record['strategy']})\n"
         f"files: {files} in {run.path}"
     )
+
+
+def _cluster() -> dict[str, Any]:
+    topology = current()
+    if topology is None or not topology.is_coordinated:
+        return {"workers": job.world_size()}
+    return {
+        "workers": len(topology.jobs.get("worker", ())),
+        "parameter_servers": len(topology.jobs["ps"]),
+        # The name tells an attempt which run is its own; see open_run_directory.
+        "job": environment.restarted_job(),
+        "attempt": environment.attempt(),
+    }
 
 
 def _name_of(strategy: tf.distribute.Strategy) -> str:

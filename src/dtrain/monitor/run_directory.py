@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dtrain import job
+from dtrain.cluster import settings
 from dtrain.errors import ConfigurationError
 
 _RUNS = Path("runs")
@@ -52,12 +53,17 @@ class RunDirectory:
         return self.path / "curves.png"
 
     @property
+    def backups(self) -> Path:
+        """The directory of what a job that is started again goes on from; it goes when the run is over."""
+        return self.path / "backups"
+
+    @property
     def record(self) -> Path:
         """What was run, with what, and what came of it. It exists from the run's first moment."""
         return self.path / "run.json"
 
     def files(self) -> tuple[Path, ...]:
-        """All of the above."""
+        """What a finished run leaves."""
         return self.model, self.metrics, self.tensorboard, self.curves, self.record
 
     def write_record(self, record: dict[str, Any]) -> None:
@@ -100,7 +106,8 @@ def open_run_directory(
         record: the first content of `run.json`.
 
     Returns:
-        The same directory on every worker, once it exists.
+        The same directory on every worker, once it exists. Where the launcher has started the job again, it
+        is the one that the job claimed at first.
 
     Raises:
         ConfigurationError: on every worker, if `path` holds another run or cannot be written to.
@@ -121,6 +128,8 @@ def open_run_directory(
 
 
 def _claim(path: str | os.PathLike[str] | None, name: str, record: dict[str, Any]) -> RunDirectory:
+    if settings.attempt() > 0 and (claimed := _claimed_before(path, name)) is not None:
+        return claimed
     directory = RunDirectory(Path(path).absolute()) if path is not None else _new_directory(name)
     check_run_directory(directory.path)
     directory.path.mkdir(parents=True, exist_ok=True)
@@ -130,6 +139,19 @@ def _claim(path: str | os.PathLike[str] | None, name: str, record: dict[str, Any
     except FileExistsError:  # another run came first, between the check and here
         _check_vacant(directory)
     return directory
+
+
+def _claimed_before(path: str | os.PathLike[str] | None, name: str) -> RunDirectory | None:
+    """The directory that an earlier attempt of this job claimed, if it came that far."""
+    places = [Path(path)] if path is not None else sorted(_RUNS.glob(f"*-{name}*"), reverse=True)
+    for directory in (RunDirectory(place.absolute()) for place in places):
+        try:
+            record = json.loads(directory.record.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(record, dict) and record.get("job") == settings.restarted_job():
+            return directory
+    return None
 
 
 def _new_directory(name: str) -> RunDirectory:

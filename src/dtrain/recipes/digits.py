@@ -1,8 +1,9 @@
-"""A complete training program: a small CNN learns scikit-learn's digits under any synchronous strategy.
+"""A complete training program: a small CNN learns scikit-learn's digits under any strategy.
 
 It is an example to read and to copy from, not a framework: all but the lines that name the run's files is
 ordinary Keras. Run it alone (`python -m dtrain.recipes.digits`), as `dtrain train digits`, or in many
-processes (`dtrain launch --workers 2 -m dtrain.recipes.digits`).
+processes (`dtrain launch --workers 2 -m dtrain.recipes.digits`; with `--ps 1`, on parameter servers). Where
+the launcher starts it again, it goes on after its last whole epoch.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tensorflow as tf
 
 import dtrain
 from dtrain import monitor
+from dtrain.checkpoint import epoch_backups
 from dtrain.data import Digits, Examples, load_digits
 from dtrain.monitor.throughput import Throughput
 from dtrain.recipes.options import RecipeOptions
@@ -100,25 +102,33 @@ def train(options: RecipeOptions) -> str:
 
     with strategy.scope():
         model = build_model(steps=options.epochs * len(data.train))
+        backups = epoch_backups(run.backups)
+        done = backups.restore(model)
 
     throughput = Throughput(examples_per_epoch=len(digits.train.labels))
+    if done:
+        monitor.keep_epochs(run.metrics, done)
     history = model.fit(
         data.train,
         validation_data=data.validation,
         epochs=options.epochs,
+        initial_epoch=done,
         shuffle=False,  # the pipeline shuffles
         verbose=1 if dtrain.is_chief() else 0,
         callbacks=[
             throughput,
-            keras.callbacks.CSVLogger(str(run.metrics)),
+            keras.callbacks.CSVLogger(str(run.metrics), append=done > 0),
             keras.callbacks.TensorBoard(str(run.tensorboard)),
+            *backups.callbacks(),
         ],
-    )
+    ).history
+    if done:
+        history = monitor.read_metrics(run.metrics)  # with what earlier attempts have written
     test = model.evaluate(data.test, verbose=0, return_dict=True)
     model.save(run.model)
 
     final = {f"test_{name}": value for name, value in test.items()}
-    final |= {name: values[-1] for name, values in history.history.items() if name != throughput.log_name}
+    final |= {name: values[-1] for name, values in history.items() if name != throughput.log_name}
     record = monitor.finish_record(
         record,
         examples_per_second=throughput.examples_per_second,
@@ -126,8 +136,9 @@ def train(options: RecipeOptions) -> str:
         final_metrics=final,
     )
     if dtrain.is_chief():
-        monitor.plot_curves(history.history, run.curves, title=f"digits under {record['strategy']}")
+        monitor.plot_curves(history, run.curves, title=f"digits under {record['strategy']}")
         run.write_record(record)
+        backups.remove()
     dtrain.barrier()
     return monitor.summarize(record, run)
 
