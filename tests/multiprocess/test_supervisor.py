@@ -1,0 +1,325 @@
+"""A job with parameter servers under its launcher: real processes and signals, without TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from dtrain.errors import ConfigurationError
+from dtrain.launch import launch_local, supervisor
+
+LIMIT = 30.0
+
+# Every life of every task leaves a file `<job>-<index>-<attempt>-<pid>`, with its TF_CONFIG.
+PRELUDE = """
+import json, os, signal, sys, time
+from pathlib import Path
+from dtrain import channel
+text = os.environ["TF_CONFIG"]
+config = json.loads(text)
+job, index = config["task"]["type"], config["task"]["index"]
+attempt, folder = int(os.environ["DTRAIN_ATTEMPT"]), Path(sys.argv[1])
+lives = lambda job, index=0: [p.name for p in folder.glob(f"{job}-{index}-*")]
+first = not lives(job, index)
+(folder / f"unfinished-{os.getpid()}").write_text(os.environ["DTRAIN_JOB"] + " " + text)
+(folder / f"unfinished-{os.getpid()}").rename(folder / f"{job}-{index}-{attempt}-{os.getpid()}")
+def wait_for(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        if time.monotonic() > deadline:
+            sys.exit("waited in vain")
+        time.sleep(0.02)
+"""
+
+
+class Ended(NamedTuple):
+    """How a job ended, and what it left."""
+
+    status: int
+    out: str
+    err: str
+    lives: dict[str, dict[str, Any]]
+
+    def count(self, prefix: str) -> int:
+        return sum(name.startswith(prefix) for name in self.lives)
+
+
+@pytest.fixture
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
+    monkeypatch.setattr(supervisor, "LINGER", 0.3)
+
+    def run(text: str, *, workers: int = 1, ps: int = 1, **options: Any) -> Ended:
+        folder = tmp_path / "lives"
+        folder.mkdir()
+        script = tmp_path / "job.py"
+        script.write_text(PRELUDE + textwrap.dedent(text))
+        out, err = io.StringIO(), io.StringIO()
+        status = launch_local(
+            [sys.executable, str(script), str(folder)],
+            workers=workers,
+            ps=ps,
+            stdout=out,
+            stderr=err,
+            grace=1.0,
+            **options,
+        )
+        lives = {}
+        for path in folder.iterdir():
+            name, _, config = path.read_text().partition(" ")
+            lives[path.name] = {"job": name, **json.loads(config)}
+            assert not alive(int(path.name.rpartition("-")[2]))
+        return Ended(status, out.getvalue(), err.getvalue(), lives)
+
+    return run
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def test_a_chief_workers_and_servers_are_started_and_named(launch: Callable[..., Ended]) -> None:
+    ended = launch(
+        """
+        if job == "chief":
+            wait_for(lambda: len(list(folder.glob("*-*-0-*"))) == 5)
+        else:
+            time.sleep(100)
+        """,
+        workers=2,
+        ps=2,
+    )
+    assert ended.status == 0, ended.err
+    assert "failed" not in ended.err
+    assert {n.rpartition("-")[0] for n in ended.lives} == {
+        *("chief-0-0", "worker-0-0", "worker-1-0", "ps-0-0", "ps-1-0")
+    }
+    assert len({json.dumps(life["cluster"]) for life in ended.lives.values()}) == 1
+    assert len({life["job"] for life in ended.lives.values()}) == 1
+    cluster = next(iter(ended.lives.values()))["cluster"]
+    assert {name: len(addresses) for name, addresses in cluster.items()} == {"chief": 1, "worker": 2, "ps": 2}
+    started = re.findall(r"\[dtrain\] (\w+ \d) started, process (\d+), (127\.0\.0\.1:\d+)", ended.err)
+    assert len(started) == 5
+    for task, pid, address in started:
+        name, number = task.split()
+        assert f"{name}-{number}-0-{pid}" in ended.lives
+        assert cluster[name][int(number)] == address
+
+
+def test_a_worker_that_dies_is_started_again_alone(launch: Callable[..., Ended]) -> None:
+    ended = launch(
+        """
+        if job == "chief":
+            wait_for(lambda: len(lives("worker", 1)) == 2)
+        elif job == "worker" and index == 1 and first:
+            print("about to die", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            time.sleep(100)
+        """,
+        workers=2,
+    )
+    assert ended.status == 0, ended.err
+    assert (ended.count("worker-1-0-"), ended.count("worker-0-0-"), ended.count("ps-0-0-")) == (2, 1, 1)
+    assert "worker 1 was killed by signal 9 (SIGKILL); it is started again in 1 s" in ended.err
+    assert "[worker 1] about to die" in ended.out
+    addresses = re.findall(r"worker 1 started, process \d+, (\S+)", ended.err)
+    assert len(addresses) == 2 and len(set(addresses)) == 1
+
+
+@pytest.mark.parametrize("victim", ["chief", "ps"])
+def test_the_whole_job_is_started_again(launch: Callable[..., Ended], victim: str) -> None:
+    ended = launch(
+        f"""
+        if attempt == 0 and job == {victim!r}:
+            wait_for(lambda: len(list(folder.glob("*-*-0-*"))) == 3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif attempt == 1 and job == "chief":
+            wait_for(lambda: len(list(folder.glob("*-*-1-*"))) == 3)
+        else:
+            time.sleep(100)
+        """
+    )
+    assert ended.status == 0, ended.err
+    assert {n.rpartition("-")[0] for n in ended.lives} == {
+        f"{job}-0-{attempt}" for job in ("chief", "worker", "ps") for attempt in (0, 1)
+    }
+    assert len({life["job"] for life in ended.lives.values()}) == 1
+    assert len({json.dumps(life["cluster"]) for life in ended.lives.values()}) == 1
+    assert f"{victim} 0 failed: it was killed by signal 9 (SIGKILL)" in ended.err
+    assert "The whole job is started again in 1 s (1 of at most 3 restarts in an hour)" in ended.err
+
+
+def test_the_same_exception_twice_is_the_programs_own(launch: Callable[..., Ended]) -> None:
+    ended = launch(
+        """
+        if job == "chief":
+            raise ValueError("on purpose")
+        time.sleep(100)
+        """
+    )
+    assert ended.status == 1
+    assert ended.count("chief-0-") == 2
+    assert ended.err.count("[dtrain] The last lines of chief 0:") == 2
+    assert "It is the same exception as before, so the job is not started again" in ended.err
+
+
+def test_another_exception_each_time_uses_up_the_budget(launch: Callable[..., Ended]) -> None:
+    ended = launch(
+        """
+        if job == "chief":
+            raise ValueError(f"in attempt {attempt}")
+        time.sleep(100)
+        """,
+        max_restarts=1,
+    )
+    assert ended.status == 1
+    assert ended.count("chief-0-") == 2
+    assert "ValueError: in attempt 1" in ended.err
+    assert "it has had 1 of at most 1 restarts in an hour (--max-restarts)" in ended.err
+
+
+def test_workers_and_the_whole_job_share_one_budget(launch: Callable[..., Ended]) -> None:
+    ended = launch(
+        """
+        if job == "worker" and first:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if job == "chief" and attempt == 0:
+            wait_for(lambda: len(lives("worker")) == 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(100)
+        """,
+        max_restarts=1,
+    )
+    assert ended.status == 128 + signal.SIGKILL
+    assert (ended.count("worker-0-0-"), ended.count("chief-0-")) == (2, 1)
+    assert "The job is not started again: it has had 1 of at most 1 restarts" in ended.err
+
+
+def test_nothing_is_restarted_where_that_was_asked_for(launch: Callable[..., Ended]) -> None:
+    ended = launch("sys.exit(7) if job == 'worker' else time.sleep(100)", max_restarts=0)
+    assert ended.status == 7
+    assert len(ended.lives) <= 3
+    assert "worker 0 failed: it ended with exit status 7" in ended.err
+
+
+def test_a_command_that_was_called_wrongly_is_not_tried_again(launch: Callable[..., Ended]) -> None:
+    ended = launch("sys.exit(2) if job == 'chief' else time.sleep(100)")
+    assert (ended.status, ended.count("chief-0-")) == (2, 1)
+    assert "It was called wrongly, so it is not started again" in ended.err
+
+
+def test_the_chief_has_a_stuck_worker_killed_and_started_again(launch: Callable[..., Ended]) -> None:
+    ended = launch(
+        """
+        if job == "chief":
+            wait_for(lambda: lives("worker"))
+            pid = int(lives("worker")[0].rpartition("-")[2])
+            os.kill(pid, signal.SIGSTOP)
+            channel.request_restart("worker", 0, "this one is not meant", pid=1)
+            channel.request_restart("worker", 7, "nor is this")
+            print("heard:", channel.request_restart("worker", 0, "it does not answer", pid=pid))
+            wait_for(lambda: len(lives("worker")) == 2)
+        else:
+            time.sleep(100)
+        """
+    )
+    assert ended.status == 0, ended.err
+    assert "heard: True" in ended.out
+    assert len(re.findall(r"worker 0, process \d+, is killed: it does not answer", ended.err)) == 1
+    assert "not meant" not in ended.err
+    assert "worker 0 was killed by signal 9 (SIGKILL); it is started again" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ps": -1}, "ps is -1, not an integer of at least 0"),
+        ({"ps": True}, "ps is True, not an integer"),
+        ({"ps": 1, "max_restarts": -1}, "max_restarts is -1"),
+        ({"ps": 0, "max_restarts": 3}, "the job has no parameter servers"),
+        ({"ps": 1, "devices_per_worker": 2}, "has one device"),
+    ],
+)
+def test_arguments_that_cannot_be_used(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        launch_local([sys.executable, "-c", ""], workers=1, **options)
+
+
+def test_a_signal_between_two_attempts_ends_the_job(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import json, os, time\n"
+        "if json.loads(os.environ['TF_CONFIG'])['task']['type'] == 'ps': os.kill(os.getpid(), 9)\n"
+        "time.sleep(100)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dtrain", "launch", "--workers", "1", "--ps", "1", str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "started again" in line:
+                break
+        time.sleep(0.3)  # the attempt waits for a second
+        start = time.monotonic()
+        process.terminate()
+        _, errors = process.communicate(timeout=LIMIT)
+        assert time.monotonic() - start < 1.0
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "SIGTERM was received" in errors
+    assert "chief 0 started" not in errors
+
+
+def test_a_job_inside_a_job_knows_nothing_of_the_outer_one(launch: Callable[..., Ended]) -> None:
+    ended = launch(
+        """
+        import subprocess
+        if job == "chief":
+            inner = "import os; print('inner:', sorted(k for k in os.environ if k in %r))" % (
+                ("DTRAIN_JOB", "DTRAIN_ATTEMPT", "DTRAIN_CHANNEL_FD"),
+            )
+            (folder.parent / "inner.py").write_text(inner)
+            command = [sys.executable, "-m", "dtrain", "launch", "--workers", "1"]
+            sys.exit(subprocess.call([*command, str(folder.parent / "inner.py")]))
+        time.sleep(100)
+        """
+    )
+    assert ended.status == 0, ended.err
+    assert "inner: []" in ended.out
+
+
+def test_the_pipe_reaches_the_tasks_and_no_further(launch: Callable[..., Ended]) -> None:
+    ended = launch(
+        """
+        import subprocess
+        if job == "chief":
+            code = "from dtrain import channel; print('child:', channel.request_restart('ps', 0, 'no'))"
+            subprocess.check_call([sys.executable, "-c", code])
+        else:
+            time.sleep(100)
+        """
+    )
+    assert ended.status == 0, ended.err
+    assert "child: False" in ended.out
+    assert os.environ.get("DTRAIN_CHANNEL_FD") is None
