@@ -146,6 +146,15 @@ def test_the_global_seed() -> None:
     assert of_tensorflow.global_seed() == 77
 
 
+def test_a_function_is_called_by_its_name() -> None:
+    def answer(text: np.ndarray) -> bytes:
+        return b"heard " + bytes(text)
+
+    of_tensorflow.register_python_function("dtrain/test", answer)
+    (heard,) = tf.raw_ops.PyFunc(input=[tf.constant("this")], token="dtrain/test", Tout=[tf.string])
+    assert heard.numpy() == b"heard this"
+
+
 def test_a_process_alone_is_not_connected() -> None:
     assert not of_tensorflow.connected()
 

@@ -52,6 +52,24 @@ def test_a_task_that_does_not_train_has_no_rank(monkeypatch: pytest.MonkeyPatch)
         dtrain.rank()
 
 
+def test_with_parameter_servers_the_chief_is_alone_with_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
+
+    def become(job: str) -> None:
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": jobs, "task": {"type": job, "index": 0}}))
+
+    become("chief")
+    assert (dtrain.rank(), dtrain.world_size(), dtrain.is_chief()) == (0, 1, True)
+    dtrain.barrier()
+    assert dtrain.broadcast("mine") == "mine"
+    for job in ("worker", "ps"):
+        become(job)
+        assert not dtrain.is_chief()
+        for ask in (dtrain.rank, dtrain.world_size, dtrain.barrier):
+            with pytest.raises(ClusterConfigError, match=f"{job} 0 serves the chief.*\nHint: Make the strat"):
+                ask()
+
+
 def test_a_tf_config_that_is_wrong_is_said_here_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CONFIG", "{not json")
     for ask in (dtrain.rank, dtrain.world_size, dtrain.is_chief, dtrain.barrier):

@@ -154,6 +154,11 @@ def test_the_recipe_under_dtrain_launch(tmp_path):
         (["digits", "--strategy", "miror"], ["There is no strategy 'miror'", "mirrored"]),
         (["digits", "--strategy", "mirrored", "--workers", "2"], ["'mirrored' trains in one process"]),
         (["digits", "--strategy", "default", "--devices", "2"], ["'default' trains on one device"]),
+        (["digits", "--ps", "1"], ["--ps is 1, but the strategy 'auto' has no parameter servers"]),
+        (["digits", "--strategy", "mirrored", "--ps", "2"], ["Use --strategy parameter_server"]),
+        (["digits", "--strategy", "multi_worker", "--max-restarts", "1"], ["--max-restarts is 1"]),
+        (["digits", "--strategy", "parameter_server", "--ps", "0"], ["--ps", "'0'"]),
+        (["digits", "--strategy", "parameter_server", "--devices", "2"], ["has one device"]),
         (["digits", "--run-dir", "taken"], ["holds another run: run.json", "Choose another directory"]),
         (["digits", "--run-dir", "taken/run.json"], ["is a file"]),
         (["digits", "--workers", "2", "--run-dir", "taken"], ["holds another run: run.json"]),
@@ -186,6 +191,23 @@ def test_workers_that_contradict_the_cluster(tmp_path):
     done = dtrain("train", "digits", "--workers", "2", cwd=tmp_path, TF_CONFIG=json.dumps(cluster))
     assert done.returncode == 2
     assert "--workers is 2, but TF_CONFIG describes a job of 1" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workers", "3"], "--workers is 3, but TF_CONFIG describes a job of 1"),
+        (["--ps", "3"], "--ps is 3, but TF_CONFIG describes a job with 2 parameter servers"),
+        (["--max-restarts", "3"], "something else has started the processes"),
+    ],
+)
+def test_servers_that_contradict_the_cluster(tmp_path, arguments, message):
+    jobs = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3", "127.0.0.1:4"]}
+    config = json.dumps({"cluster": jobs, "task": {"type": "chief", "index": 0}})
+    command = ["train", "digits", "--strategy", "parameter_server", *arguments]
+    done = dtrain(*command, cwd=tmp_path, TF_CONFIG=config)
+    assert done.returncode == 2
+    assert message in done.stderr
 
 
 def test_help_does_not_import_tensorflow():

@@ -36,7 +36,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 
 def test_launching_and_meeting_import_no_tensorflow() -> None:
-    modules = "dtrain.cluster, dtrain.launch, dtrain.launch.spawn, dtrain.topology"
+    modules = "dtrain.channel, dtrain.cluster.serving, dtrain.launch, dtrain.launch.spawn, dtrain.topology"
     done = run("-c", f"import sys, {modules}; print({{'tensorflow', 'keras'}} & set(sys.modules))")
     assert done.stdout == "set()\n", done.stderr
 
@@ -76,6 +76,14 @@ def test_unknown_command_suggests_the_nearest(capsys: pytest.CaptureFixture[str]
         (["launch", "--workers", "2", "--devices-per-worker", "-1", "a.py"], "--devices-per-worker"),
         (["launch", "--worker", "2", "a.py"], "--worker"),
         (["launch", "--workers", "2", "/no/such/script.py"], "There is no script '/no/such/script.py'"),
+        (["launch", "--workers", "1", "--ps", "0", "a.py"], "'0' is not an integer of at least 1"),
+        (["launch", "--workers", "1", "--ps", "-1", "a.py"], "--ps"),
+        (["launch", "--workers", "1", "--ps", "1", "--max-restarts", "x", "a.py"], "'x' is not an integer"),
+        (["launch", "--workers", "1", "--max-restarts", "1", __file__], "the job has no parameter servers"),
+        (
+            ["launch", "--workers", "1", "--ps", "1", "--devices-per-worker", "2", __file__],
+            "a worker of parameter servers has one device",
+        ),
         (["--no-such-option"], "--no-such-option"),
     ],
 )

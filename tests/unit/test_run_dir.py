@@ -9,7 +9,15 @@ import pytest
 
 from dtrain import job
 from dtrain.errors import ConfigurationError
-from dtrain.monitor import check_run_directory, finish_record, open_run_directory, plot_curves, summarize
+from dtrain.monitor import (
+    check_run_directory,
+    finish_record,
+    keep_epochs,
+    open_run_directory,
+    plot_curves,
+    read_metrics,
+    summarize,
+)
 from dtrain.monitor.run_directory import RunDirectory
 
 
@@ -48,6 +56,37 @@ def test_a_given_directory_is_made_with_its_parents(tmp_path):
     run = open_run_directory("a/b", name="digits", record={})
     assert run.path == tmp_path / "a" / "b"
     assert run.record.exists()
+
+
+@pytest.mark.parametrize("given", [None, "out"])
+def test_a_job_that_is_started_again_keeps_its_directory(monkeypatch, given):
+    monkeypatch.setenv("DTRAIN_JOB", "this-one")
+    first = open_run_directory(given, name="digits", record={"job": "this-one", "attempt": 0})
+    other = open_run_directory(None, name="digits", record={"job": "another"})
+    monkeypatch.setenv("DTRAIN_ATTEMPT", "1")
+    again = open_run_directory(given, name="digits", record={"job": "this-one", "attempt": 1})
+    assert again == first != other
+    assert json.loads(first.record.read_text())["attempt"] == 0
+
+
+def test_a_job_that_died_before_it_had_a_directory_gets_one(monkeypatch):
+    monkeypatch.setenv("DTRAIN_JOB", "this-one")
+    monkeypatch.setenv("DTRAIN_ATTEMPT", "1")
+    other = open_run_directory(None, name="digits", record={"job": "another"})
+    assert open_run_directory(None, name="digits", record={"job": "this-one"}) != other
+    with pytest.raises(ConfigurationError, match="holds another run"):
+        open_run_directory(other.path, name="digits", record={"job": "this-one"})
+
+
+def test_each_epoch_stands_once_in_the_metrics(tmp_path):
+    path = tmp_path / "metrics.csv"
+    keep_epochs(path, 3)
+    assert not path.exists()
+    path.write_text("epoch,accuracy,loss\n0,0.5,2.0\n1,0.75,1.0\n2,0.9,0.5\n3,0.9")
+    keep_epochs(path, 2)
+    assert read_metrics(path) == {"accuracy": [0.5, 0.75], "loss": [2.0, 1.0]}
+    keep_epochs(path, 0)
+    assert read_metrics(path) == {"accuracy": [], "loss": []}
 
 
 def test_an_existing_directory_with_other_things_is_fine(tmp_path):
@@ -148,6 +187,8 @@ def test_finished_record_and_its_summary(tmp_path):
     assert "test accuracy 0.9877" in text
     assert "1,235 examples/s on 2 replicas in 2 workers (multi_worker)" in text
     assert str(tmp_path) in text
+    served = summarize({**record, "parameter_servers": 1}, RunDirectory(tmp_path))
+    assert "on 2 workers and 1 parameter server (" in served
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,267 @@
+"""Chief, workers and parameter servers as processes of TensorFlow: from the first meeting to the goodbye."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtrain.cluster.serving import check_roles, wait_for_servers
+from dtrain.errors import ClusterConfigError, PeerMissingError, PortInUseError
+from dtrain.launch.ports import reserve_ports
+from dtrain.topology import Topology
+
+LIMIT = 90.0
+
+# What making the strategy does, with TensorFlow's own; `chief` follows where the chief goes on.
+PROGRAM = """
+import atexit, os, signal, sys, time
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+from dtrain import cluster
+from dtrain.cluster import serving
+import tensorflow as tf
+topology = cluster.current()
+atexit.register(lambda: print("atexit", flush=True))
+def connect():
+    try:
+        if topology.task in topology.servers():
+            print("serving", flush=True)
+            serving.serve(topology)
+        serving.wait_for_servers(topology)
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        strategy = tf.distribute.ParameterServerStrategy(resolver)
+        serving.connect_chief(topology)
+        return strategy
+    finally:
+        print("finally", flush=True)
+def status(job, index=0):
+    return serving.ask(job, index, {"ask": "status"}, 5.0) or {}
+strategy = connect()
+print("only the chief goes on", flush=True)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Callable[[str], str]:
+    def write(chief: str) -> str:
+        path = tmp_path / "program.py"
+        path.write_text(PROGRAM + textwrap.dedent(chief))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def cluster() -> Iterator[dict[str, list[str]]]:
+    with reserve_ports(3) as ports:
+        addresses = [f"127.0.0.1:{port}" for port in ports]
+        yield {"chief": addresses[:1], "worker": addresses[1:2], "ps": addresses[2:]}
+
+
+def launch(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dtrain", "launch", *arguments], capture_output=True, text=True, timeout=LIMIT
+    )
+
+
+class ByHand:
+    """Tasks that no launcher watches; all are killed at the end."""
+
+    def __init__(self, cluster: dict[str, list[str]]) -> None:
+        self._cluster = cluster
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, job: str, script: str, *arguments: str, **env: str) -> subprocess.Popen[str]:
+        config = json.dumps({"cluster": self._cluster, "task": {"type": job, "index": 0}})
+        process = subprocess.Popen(
+            [sys.executable, script, *arguments],
+            env={**os.environ, "TF_CONFIG": config, **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._started.append(process)
+        return process
+
+    def kill_all(self) -> None:
+        for process in self._started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def by_hand(cluster: dict[str, list[str]]) -> Iterator[ByHand]:
+    tasks = ByHand(cluster)
+    yield tasks
+    tasks.kill_all()
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    out, _ = process.communicate(timeout=LIMIT)
+    return process.returncode, out
+
+
+def topology(cluster: dict[str, list[str]], job: str = "chief") -> Topology:
+    return Topology({name: tuple(addresses) for name, addresses in cluster.items()}, job, 0)
+
+
+def test_a_job_lives_through_the_death_of_a_worker_and_all_end_well(program: Callable[[str], str]) -> None:
+    script = program(
+        """
+        import dtrain
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        print("who:", dtrain.rank(), dtrain.world_size(), dtrain.is_chief(), dtrain.broadcast("mine"))
+        dtrain.barrier()
+        with strategy.scope():
+            counter = tf.Variable(0.0)
+
+        @tf.function
+        def step():
+            counter.assign_add(1.0)
+
+        def work(seconds):
+            done, end = 0, time.monotonic() + seconds
+            while time.monotonic() < end:
+                coordinator.schedule(step)
+                coordinator.join()
+                done += 1
+            return done
+
+        before = status("worker")
+        print("asked:", sorted(before), serving.ask("ps", 0, {"ask": "the time"}, 5.0))
+        done = work(0.2)
+        os.kill(before["pid"], signal.SIGKILL)
+        done += work(0.5)
+        print("gone:", serving.ask("worker", 0, {"ask": "status"}, 5.0))
+        while (after := status("worker").get("pid", before["pid"])) == before["pid"]:
+            done += work(0.2)
+        print("exact:", counter.numpy() == done, "pids:", before["pid"], after)
+        """
+    )
+    done = launch("--workers", "2", "--ps", "1", script)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[chief 0] who: 0 1 True mine" in done.stdout
+    assert "asked: ['host', 'incarnation', 'pid', 'started', 'task'] {'error':" in done.stdout
+    assert "gone: None" in done.stdout
+    assert done.stdout.count("only the chief goes on") == 1
+    before, after = re.findall(r"exact: True pids: (\d+) (\d+)", done.stdout)[0]
+    started = re.findall(r"worker 0 started, process (\d+), (\S+)", done.stderr)
+    assert [pid for pid, _ in started] == [before, after]
+    assert len({address for _, address in started}) == 1
+    for task in ("worker 0", "worker 1", "ps 0"):  # they ended by themselves, as a program does
+        assert f"[{task}] finally" in done.stdout and f"[{task}] atexit" in done.stdout
+    assert "failed:" not in done.stderr
+
+
+def test_an_exception_of_the_chief_is_every_servers(
+    program: Callable[[str], str], by_hand: ByHand, cluster: dict[str, list[str]]
+) -> None:
+    script = program("raise ValueError('what went wrong')")
+    processes = {job: by_hand.start(job, script) for job in ("worker", "ps", "chief")}
+    results = {job: ended(process) for job, process in processes.items()}
+    assert {job: status for job, (status, _) in results.items()} == {"chief": 1, "worker": 1, "ps": 1}
+    for job in ("worker", "ps"):
+        output = results[job][1]
+        assert (
+            f"TaskFailedError: chief 0 ({cluster['chief'][0]}) failed: ValueError: what went wrong" in output
+        )
+        assert "Hint: See the output of the chief" in output
+        assert "finally" in output and "atexit" in output
+        assert "only the chief goes on" not in output
+
+
+def test_a_chief_that_does_not_come(program: Callable[[str], str], by_hand: ByHand) -> None:
+    worker = by_hand.start("worker", program(""), DTRAIN_PEER_TIMEOUT="1")
+    status, output = ended(worker)
+    assert status == 1
+    assert re.search(r"PeerMissingError: The chief \(127\.0\.0\.1:\d+\) did not appear within \d+ s", output)
+    assert "DTRAIN_PEER_TIMEOUT" in output
+
+
+def test_a_server_on_a_port_that_is_taken_and_a_signal(
+    program: Callable[[str], str], by_hand: ByHand, cluster: dict[str, list[str]]
+) -> None:
+    script = program("")
+    with socket.create_server(("127.0.0.1", int(cluster["ps"][0].partition(":")[2]))):
+        ps, worker = by_hand.start("ps", script), by_hand.start("worker", script)
+        status, output = ended(ps)
+    assert status == 1
+    assert "PortInUseError" in output and cluster["ps"][0] in output
+    deadline = time.monotonic() + LIMIT
+    while not listens(cluster["worker"][0]):
+        assert time.monotonic() < deadline and worker.poll() is None
+        time.sleep(0.1)
+    worker.terminate()
+    start = time.monotonic()
+    assert ended(worker)[0] == -signal.SIGTERM
+    assert time.monotonic() - start < 1.0
+
+
+def listens(address: str) -> bool:
+    host, _, port = address.partition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
+        return True
+    return False
+
+
+def test_servers_that_are_missing_are_named(cluster: dict[str, list[str]]) -> None:
+    with socket.create_server(("127.0.0.1", int(cluster["worker"][0].partition(":")[2]))):
+        with pytest.raises(PeerMissingError) as caught:
+            wait_for_servers(topology(cluster), timeout=0.5)
+        assert f"Missing: ps 0 ({cluster['ps'][0]})." in str(caught.value)
+        with socket.create_server(("127.0.0.1", int(cluster["ps"][0].partition(":")[2]))):
+            wait_for_servers(topology(cluster), timeout=0.5)
+
+
+def test_who_is_waited_for_is_said(cluster: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    from dtrain.cluster import serving
+
+    monkeypatch.setattr(serving, "LOG_INTERVAL", 0.2)
+    lines: list[str] = []
+    with pytest.raises(PeerMissingError):
+        wait_for_servers(topology(cluster), timeout=0.7, log=lines.append)
+    assert lines and lines[0].startswith(f"waiting for worker 0 ({cluster['worker'][0]}), ps 0 (")
+
+
+def test_the_chiefs_own_port(cluster: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    from dtrain.cluster import serving
+
+    monkeypatch.setattr(serving, "this_process_listens_on", lambda port: False)  # it stands for another one
+    with (
+        socket.create_server(("127.0.0.1", int(cluster["chief"][0].partition(":")[2]))),
+        pytest.raises(PortInUseError, match=cluster["chief"][0]),
+    ):
+        wait_for_servers(topology(cluster), timeout=0.5)
+
+
+def test_a_server_does_not_wait_for_servers(cluster: dict[str, list[str]]) -> None:
+    with pytest.raises(ClusterConfigError, match="ps 0 is not the chief"):
+        wait_for_servers(topology(cluster, "ps"), timeout=0.5)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "missing"),
+    [
+        ({"worker": 2}, "no chief and no ps, only worker"),
+        ({"chief": 1, "worker": 2}, "no ps, only chief, worker"),
+        ({"chief": 1, "ps": 1}, "no worker, only chief, ps"),
+        ({"worker": 1, "ps": 1}, "no chief, only worker, ps"),
+    ],
+)
+def test_a_cluster_that_lacks_a_job(jobs: dict[str, Any], missing: str) -> None:
+    addresses = {job: tuple(f"{job}{i}:2222" for i in range(count)) for job, count in jobs.items()}
+    with pytest.raises(ClusterConfigError, match=f"the cluster has {missing}") as caught:
+        check_roles(Topology(addresses, next(iter(jobs)), 0))
+    assert "--ps" in caught.value.hint
