@@ -18,6 +18,7 @@ _PUBLIC = {
     "MirroredStrategy": "dtrain.strategies.mirrored",
     "MultiWorkerMirroredStrategy": "dtrain.strategies.multi_worker",
     "OneDeviceStrategy": "dtrain.strategies.one_device",
+    "ParameterServerStrategy": "dtrain.strategies.parameter_server",
     "TPUStrategy": "dtrain.strategies.tpu",
     "barrier": "dtrain.job",
     "broadcast": "dtrain.job",
@@ -35,6 +36,7 @@ __all__ = [
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
+    "ParameterServerStrategy",
     "TPUStrategy",
     "barrier",
     "broadcast",
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from dtrain.strategies.mirrored import MirroredStrategy
     from dtrain.strategies.multi_worker import MultiWorkerMirroredStrategy
     from dtrain.strategies.one_device import OneDeviceStrategy
+    from dtrain.strategies.parameter_server import ParameterServerStrategy
     from dtrain.strategies.registry import strategy
     from dtrain.strategies.tpu import TPUStrategy
 

@@ -50,11 +50,17 @@ class Job:
     engine: str
     out: Path
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    serving: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self) -> None:
         layout = STRATEGIES[self.strategy]
-        ports = free_ports(layout.workers)
-        for rank in range(layout.workers):
+        tasks = [("worker", rank) for rank in range(layout.workers)]
+        if layout.served:
+            tasks = [("chief", 0), *layout.served]
+        cluster: dict[str, list[str]] = {}
+        for (job, _), port in zip(tasks, free_ports(len(tasks)), strict=True):
+            cluster.setdefault(job, []).append(f"127.0.0.1:{port}")
+        for rank, (job, index) in enumerate(tasks):
             (self.out / f"ready.{rank}").unlink(missing_ok=True)
             environment = os.environ | {
                 "CUDA_VISIBLE_DEVICES": "-1",
@@ -63,9 +69,8 @@ class Job:
                 "PYTHONUNBUFFERED": "1",
             }
             environment.pop("TF_CONFIG", None)
-            if layout.workers > 1:
-                cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
-                task = {"type": "worker", "index": rank}
+            if len(tasks) > 1:
+                task = {"type": job, "index": index}
                 environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
             command = [sys.executable, "-m", "tests.contract.worker", "--strategy", self.strategy]
             command += ["--engine", self.engine, "--rank", str(rank), "--out", str(self.out)]
@@ -73,11 +78,11 @@ class Job:
                 process = subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, cwd=ROOT
                 )
-            self.processes.append(process)
+            (self.processes if rank < layout.workers else self.serving).append(process)
         ready = [self.out / f"ready.{rank}" for rank in range(layout.workers)]
         wait_until(lambda: all(p.exists() for p in ready) or self._dead(), START_SECONDS)
         if not all(p.exists() for p in ready):
-            tails = "\n".join(self._tail(rank) for rank in range(layout.workers))
+            tails = "\n".join(self._tail(rank) for rank in range(len(tasks)))
             self.stop()
             raise RuntimeError(f"the workers of {self.strategy} ({self.engine}) did not start:\n{tails}")
 
@@ -104,14 +109,15 @@ class Job:
         return report
 
     def stop(self) -> None:
-        for process in self.processes:
+        for process in (*self.processes, *self.serving):
             process.kill()
-        for process in self.processes:
+        for process in (*self.processes, *self.serving):
             process.wait()
             if process.stdin:
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.close()
         self.processes.clear()
+        self.serving.clear()
 
     def _collect(self, name: str, files: list[Path], seconds: float) -> Report:
         reports = [pickle.loads(f.read_bytes()) if f.exists() else None for f in files]

@@ -10,11 +10,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Layout:
-    """How many processes, how many logical CPUs in each, and how the strategy is made in each."""
+    """How many processes, how many logical CPUs in each, and how the strategy is made in each.
+
+    With `served`, the one process is a chief, and these tasks serve it.
+    """
 
     workers: int
     devices: int
     make: Callable[[Any], Any]
+    served: tuple[tuple[str, int], ...] = ()
 
     @property
     def replicas(self) -> int:
@@ -22,6 +26,7 @@ class Layout:
 
 
 CPUS = ["/cpu:0", "/cpu:1"]
+ONE_WORKER_TWO_SERVERS = (("worker", 0), ("ps", 0), ("ps", 1))
 
 STRATEGIES: dict[str, Layout] = {
     "default": Layout(1, 1, lambda api: api.get_strategy()),
@@ -29,6 +34,7 @@ STRATEGIES: dict[str, Layout] = {
     "mirrored": Layout(1, 2, lambda api: api.MirroredStrategy()),
     "central_storage": Layout(1, 2, lambda api: api.CentralStorageStrategy(CPUS, "/cpu:0")),
     "multi_worker": Layout(2, 1, lambda api: api.MultiWorkerMirroredStrategy()),
+    "parameter_server": Layout(1, 1, lambda api: api.ParameterServerStrategy(), ONE_WORKER_TWO_SERVERS),
 }
 
 
@@ -48,4 +54,17 @@ def api(engine: str) -> Any:
         MirroredStrategy=tf.distribute.MirroredStrategy,
         CentralStorageStrategy=tf.distribute.experimental.CentralStorageStrategy,
         MultiWorkerMirroredStrategy=tf.distribute.MultiWorkerMirroredStrategy,
+        ParameterServerStrategy=stock_parameter_servers,
     )
+
+
+def stock_parameter_servers() -> Any:
+    """TensorFlow's strategy on the chief; its workers and servers serve until they are killed."""
+    import tensorflow as tf
+
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    if resolver.task_type != "chief":
+        tf.distribute.Server(
+            resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id
+        ).join()
+    return tf.distribute.ParameterServerStrategy(resolver)

@@ -13,6 +13,7 @@ from dtrain.errors import ConfigurationError
 _LAUNCHED_TIMEOUT = 30.0
 _DEFAULT_TIMEOUT = 300.0
 _CHIEF_TIMEOUT = 60.0
+_STUCK_TIMEOUT = 60.0
 
 
 def launched() -> bool:
@@ -40,6 +41,17 @@ def chief_timeout() -> float:
         ConfigurationError: the variable is not a positive number.
     """
     return _seconds("DTRAIN_CHIEF_TIMEOUT", _CHIEF_TIMEOUT)
+
+
+def stuck_timeout() -> float:
+    """How long a worker may be at one block of steps before it is taken to be stuck.
+
+    In seconds (DTRAIN_STUCK_TIMEOUT), 60 by default; slow steps get more, in proportion to what they took.
+
+    Raises:
+        ConfigurationError: the variable is not a positive number.
+    """
+    return _seconds("DTRAIN_STUCK_TIMEOUT", _STUCK_TIMEOUT)
 
 
 def attempt() -> int:

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from dtrain.keras_engine.input import batch_spec, map_leaves
-from dtrain.keras_engine.protocol import layout_of
+from dtrain.keras_engine.protocol import layout_of, servers_of
 from dtrain.keras_engine.scope import check_model
 from dtrain.keras_engine.steps import step_is_stock
 from dtrain.log import logger
@@ -24,7 +24,8 @@ def make_symbolic_build(original: Callable[..., Any]) -> Callable[..., Any]:
     """The replacement of the trainer's `_maybe_symbolic_build`."""
 
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
-        if layout_of(upstream_keras.strategy_of(self)) is None:
+        strategy = upstream_keras.strategy_of(self)
+        if layout_of(strategy) is None and servers_of(strategy) is None:
             return original(self, iterator, data_batch)
         spec = _global_spec(iterator.element_spec) if iterator is not None else batch_spec(data_batch)
         build(self, spec)

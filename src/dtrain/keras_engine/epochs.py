@@ -11,8 +11,9 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.errors import DataError
+from dtrain.keras_engine.asynchronous.functions import make_asynchronous_epochs
 from dtrain.keras_engine.input import SplitDataset
-from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
+from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
 from dtrain.keras_engine.talk import exchange
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
@@ -27,6 +28,9 @@ def make_epoch_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
 
     class EpochIterator(base):  # type: ignore[misc]
         """Keras' epochs; under a strategy of dtrain's, over batches that are split by it."""
+
+        def __new__(cls, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> Any:
+            return super().__new__(cls if servers_of(distribute_strategy) is None else asynchronous)
 
         def __init__(self, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
             layout = layout_of(distribute_strategy)
@@ -50,6 +54,7 @@ def make_epoch_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
                 self.data_adapter = _Counted(self.data_adapter, common_steps(dataset, layout))
                 self._num_batches = self.data_adapter.num_batches
 
+    asynchronous = make_asynchronous_epochs(EpochIterator)
     EpochIterator.__name__ = original.__name__
     EpochIterator.__qualname__ = original.__qualname__
     return EpochIterator

@@ -13,8 +13,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from dtrain.keras_engine.asynchronous.fitting import prepare_evaluate, prepare_fit
 from dtrain.keras_engine.callbacks import NanAlarm, shared_between_workers
-from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
+from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
 from dtrain.keras_engine.scope import check_model, check_scope
 from dtrain.keras_engine.talk import exchange
 from dtrain.upstream import keras as upstream_keras
@@ -25,6 +26,12 @@ def make_fit(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if servers_of(self.distribute_strategy) is not None:
+            call = signature.bind(self, *args, **kwargs)
+            call.apply_defaults()
+            check_model(self)
+            prepare_fit(self, call.arguments)
+            return original(*call.args, **call.kwargs)
         layout = _layout(self)
         if layout is None:
             return original(self, *args, **kwargs)
@@ -44,7 +51,18 @@ def make_fit(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def make_evaluate(original: Callable[..., Any]) -> Callable[..., Any]:
     """The replacement of `evaluate`."""
-    return _quiet_on_followers(original)
+    quiet = _quiet_on_followers(original)
+    signature = inspect.signature(original)
+
+    def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if servers_of(self.distribute_strategy) is None:
+            return quiet(self, *args, **kwargs)
+        call = signature.bind(self, *args, **kwargs)
+        call.apply_defaults()
+        prepare_evaluate(self, call.arguments)
+        return original(*call.args, **call.kwargs)
+
+    return evaluate
 
 
 def make_predict(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,7 +75,7 @@ def make_compile(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy: Any = upstream_keras.strategy_of(self)
-        if layout_of(strategy) is None:
+        if layout_of(strategy) is None and servers_of(strategy) is None:
             return original(self, *args, **kwargs)
         if tf.distribute.in_cross_replica_context() and tf.distribute.get_strategy() is strategy:
             return original(self, *args, **kwargs)

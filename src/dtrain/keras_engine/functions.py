@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from dtrain.errors import DataError
+from dtrain.keras_engine.asynchronous.functions import AsynchronousFunction, AsynchronousPredict
 from dtrain.keras_engine.context import CollectiveUnavailable
 from dtrain.keras_engine.input import (
     Split,
@@ -23,7 +24,7 @@ from dtrain.keras_engine.input import (
     split_batch,
     to_tensors,
 )
-from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
+from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
 from dtrain.keras_engine.steps import StepProgram, step_is_stock, unwrapped, without_optionals
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
@@ -35,6 +36,10 @@ def make_step_function(original: Callable[..., Any], *, training: bool) -> Calla
     attribute = "train_function" if training else "test_function"
 
     def make_function(self: Any, force: bool = False) -> Any:
+        if servers_of(self.distribute_strategy) is not None:
+            if getattr(self, attribute) is None or force:
+                setattr(self, attribute, AsynchronousFunction(self, "train" if training else "test"))
+            return getattr(self, attribute)
         layout = layout_of(self.distribute_strategy)
         if layout is None or layout.replicas == 1:
             return original(self, force)
@@ -49,6 +54,10 @@ def make_predict_function(original: Callable[..., Any]) -> Callable[..., Any]:
     """The replacement of `make_predict_function`."""
 
     def make_function(self: Any, force: bool = False) -> Any:
+        if servers_of(self.distribute_strategy) is not None:
+            if self.predict_function is None or force:
+                self.predict_function = AsynchronousPredict(self)
+            return self.predict_function
         layout = layout_of(self.distribute_strategy)
         if layout is None or layout.replicas == 1:
             return original(self, force)

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.keras_engine.asynchronous.step import current_block
 from dtrain.keras_engine.context import (
     all_reduce_sum,
     current_step,
@@ -19,7 +20,7 @@ from dtrain.keras_engine.context import (
     variable_ids,
 )
 from dtrain.keras_engine.gradients import reduce_gradients
-from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
+from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
 from dtrain.keras_engine.scope import check_same_strategy
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
@@ -29,6 +30,9 @@ def make_apply(original: Callable[..., Any]) -> Callable[..., Any]:
     """The replacement of an optimizer's `apply`."""
 
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
+        block = current_block()
+        if block is not None and not updating_locally() and len(grads) > 0:
+            return block.apply(original, self, grads, trainable_variables)
         step = current_step()
         if step is not None and step.probing:
             return None
@@ -36,6 +40,8 @@ def make_apply(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, grads, trainable_variables)
         strategy = tf.distribute.get_strategy()
         own: Any = upstream_keras.strategy_of_optimizer(self)
+        if servers_of(own) is not None:
+            return _apply_on_servers(original, self, own, list(grads), trainable_variables)
         if layout_of(own) is not None and not tf.distribute.has_strategy():
             # Outside of any scope, with gradients that the caller reduced: the optimizer's own strategy.
             with own.scope():
@@ -105,6 +111,37 @@ def _apply_in_replica(
 
     tf.distribute.get_replica_context().merge_call(once, args=tuple(present))
     return None
+
+
+def _apply_on_servers(
+    original: Callable[..., Any], optimizer: Any, strategy: Any, grads: list[Any], variables: Any
+) -> Any:
+    """In a loop of the user's own: the servers apply one worker's update whole before another's."""
+    targets = (
+        list(variables) if variables is not None else upstream_keras.trainable_variables_of(optimizer)
+    )
+    _build_now(optimizer, strategy, targets)
+    present = [g for g in grads if g is not None]
+
+    def once(distribution: Any, *merged: Any) -> None:
+        found = iter(merged)
+        given = [None if g is None else next(found) for g in grads]
+
+        def update() -> None:
+            with local_update():
+                original(optimizer, given, variables)
+
+        if tf.executing_eagerly():
+            update()
+        else:
+            strategy.dtrain_servers.servers.locked(update)
+
+    if tf.distribute.in_cross_replica_context():
+        return once(strategy, *present)
+    if tf.distribute.get_strategy() is strategy:
+        return tf.distribute.get_replica_context().merge_call(once, args=tuple(present))
+    with strategy.scope():
+        return once(strategy, *present)
 
 
 def _apply_across(

@@ -55,3 +55,23 @@ def in_replica() -> bool:
     import tensorflow as tf
 
     return current_layout() is not None and tf.distribute.get_replica_context() is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerLayout:
+    """What the engine asks of a strategy whose weights are on parameter servers.
+
+    Attributes:
+        workers: tasks that compute steps.
+        max_staleness: the bound of updates by others between a step's read and its write, or None.
+        servers: the lock and the clock, an `asynchronous.exchange.Servers`.
+    """
+
+    workers: int
+    max_staleness: int | None
+    servers: Any
+
+
+def servers_of(strategy: Any) -> ServerLayout | None:
+    """The server layout of dtrain's parameter-server strategy; None for every other strategy."""
+    return getattr(strategy, "dtrain_servers", None)

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.keras_engine.asynchronous.step import Block, current_block
 from dtrain.keras_engine.protocol import in_replica
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -23,17 +24,20 @@ def make_next(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def next(self: Any, ordered: bool = True) -> Any:
         seed = original(self, ordered)
-        return mix_replica(seed) if in_replica() else seed
+        block = current_block()
+        if isinstance(block, Block) and block.mixed_into_seeds is not None:
+            return mix(seed, block.mixed_into_seeds)
+        return mix(seed, upstream_tf.replica_id()) if in_replica() else seed
 
     return next
 
 
-def mix_replica(seed: Any) -> Any:
-    """A seed of shape (2,) made different by replica; replica 0 keeps it.
+def mix(seed: Any, number: Any) -> Any:
+    """A seed of shape (2,) made different by a number; 0 keeps it.
 
     Args:
         seed: an integer tensor of shape (2,).
+        number: a replica's, or a block's: an integer or an integer scalar.
     """
-    replica = tf.cast(upstream_tf.replica_id(), tf.int64)
-    spread = tf.bitwise.bitwise_and(replica * _SPREAD, 0xFFFFFFFF)
+    spread = tf.bitwise.bitwise_and(tf.cast(number, tf.int64) * _SPREAD, 0xFFFFFFFF)
     return seed + tf.stack([tf.cast(spread, seed.dtype), tf.zeros([], seed.dtype)])

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.keras_engine.asynchronous.stand_in import StandIn
 from dtrain.keras_engine.context import updating_locally
 from dtrain.keras_engine.protocol import layout_of
 from dtrain.upstream.keras import in_stateless_scope, value_of
@@ -21,6 +22,11 @@ def make_assign_change(original: Callable[..., Any], method: str) -> Callable[..
 
     def change(self: Any, value: Any) -> Any:
         variable: Any = value_of(self)
+        if isinstance(variable, StandIn) or "/job:ps/" in getattr(variable, "device", ""):
+            if in_stateless_scope():
+                return original(self, value)
+            getattr(variable, method)(tf.cast(value, variable.dtype))
+            return self.value
         strategy = getattr(variable, "distribute_strategy", None)
         if layout_of(strategy) is None or updating_locally() or not _in_replica_of(strategy):
             return original(self, value)

@@ -18,6 +18,7 @@ _CLASSES = {
     "mirrored": ("dtrain.strategies.mirrored", "MirroredStrategy"),
     "multi_worker": ("dtrain.strategies.multi_worker", "MultiWorkerMirroredStrategy"),
     "central_storage": ("dtrain.strategies.central_storage", "CentralStorageStrategy"),
+    "parameter_server": ("dtrain.strategies.parameter_server", "ParameterServerStrategy"),
     "tpu": ("dtrain.strategies.tpu", "TPUStrategy"),
 }
 _SYNONYMS = {
@@ -109,11 +110,6 @@ def strategy(name: str = "auto", **options: Any) -> Any:
         from dtrain.strategies.default import get_strategy
 
         return get_strategy(**options)
-    if canonical == "parameter_server":
-        raise ConfigurationError(
-            "The parameter-server strategy is not part of this version.",
-            hint="use multi_worker: the same cluster without `ps` tasks trains in step",
-        )
     made = strategy_class(canonical)
     _check_options(canonical, options, tuple(inspect.signature(made).parameters))
     if canonical == "one_device" and "device" not in options:

@@ -304,6 +304,21 @@ def value_of(variable: Any) -> Any:
     return getattr(variable, "_value", None)
 
 
+def set_value_of(variable: Any, value: Any) -> None:
+    """Makes a Keras variable stand for another `tf.Variable`."""
+    variable._value = value
+
+
+def accumulators_of(optimizer: Any) -> list[Any]:
+    """The variables in which an optimizer adds up gradients, by variable."""
+    return list(optimizer._accumulated_gradients)
+
+
+def number_of_variable(optimizer: Any, variable: Any) -> int:
+    """The place of a variable among those that an optimizer was built for."""
+    return int(optimizer._get_variable_index(variable))
+
+
 def layers_of(model: Any) -> list[Any]:
     """A model and all layers in it, at any depth."""
     return list(model._flatten_layers())
@@ -356,7 +371,13 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "_compile_loss",
     ),
     "compiled loss": ("_flat_losses", "built"),
-    "optimizer": ("_distribution_strategy", "_iterations", "_trainable_variables"),
+    "optimizer": (
+        "_distribution_strategy",
+        "_iterations",
+        "_trainable_variables",
+        "_accumulated_gradients",
+        "_get_variable_index",
+    ),
     "loss scaling": ("_common_apply",),
     "metric": ("_fn", "_fn_kwargs"),
     "variable": ("_value",),

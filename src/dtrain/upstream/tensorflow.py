@@ -99,6 +99,22 @@ PY_FUNCTIONS = Reach(
     signature="(self, token, default=None)",
     reason="the chief calls a function of a server by its name, over the connection that TensorFlow has",
 )  # fmt: skip
+PS_EXTENDED = Reach(
+    module="tensorflow.python.distribute.parameter_server_strategy_v2", name="ParameterServerStrategyV2Extended",
+    signature="(container_strategy, cluster_resolver: tensorflow.python.distribute.cluster_resolver.cluster_resolver.ClusterResolver, variable_partitioner)",
+    reason="where variables are made, and how updates of one worker stay together",
+    thread="keras#18624",
+)  # fmt: skip
+RESOURCE_VARIABLE = Reach(
+    module="tensorflow.python.ops.resource_variable_ops", name="BaseResourceVariable",
+    signature="",
+    reason="a variable that lives inside one call of a function has no public constructor",
+)  # fmt: skip
+CLUSTER_SCHEDULE = Reach(
+    module="tensorflow.python.distribute.coordinator.cluster_coordinator", owner="Cluster", name="schedule",
+    signature="(self, function, args, kwargs)",
+    reason="a block is done when the chief has its results, so fetching them is part of what may run again",
+)  # fmt: skip
 
 REACHES: tuple[Reach, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Reach))
 
@@ -200,6 +216,37 @@ def tpu_is_initialised(resolver: Any) -> bool:
     A list of TPU devices does not tell: they are listed before the system is initialised.
     """
     return str(resolver._tpu) in initialised_tpus()
+
+
+def current_worker() -> int | None:
+    """The number of the worker that eager operations of this thread run on; None if on none."""
+    from tensorflow.python.eager import context
+
+    found = re.search(r"/job:worker/replica:0/task:(\d+)", context.context().device_name or "")
+    return int(found.group(1)) if found else None
+
+
+def schedule(coordinator: Any, function: Any) -> None:
+    """Has a Python function run on a thread of the chief's whose eager operations go to a worker.
+
+    If that worker dies, the function is run again for another one.
+    """
+    coordinator._cluster.schedule(function, None, None)
+
+
+def create_variable(strategy: Any, next_creator: Any, arguments: dict[str, Any]) -> Any:
+    """Makes a variable where a strategy would, outside of its scope."""
+    return strategy.extended._create_variable(next_creator, **arguments)
+
+
+def unnamed_variable_handle(dtype: Any, shape: Any) -> Any:
+    """A handle, made anew in every call of the function that is traced, for a variable of that call."""
+    import tensorflow as tf
+    from tensorflow.python.eager import context
+
+    with tf.init_scope():
+        name = context.anonymous_name()
+    return tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=name, container="")
 
 
 def container_of(component: Any) -> Any:

@@ -1,0 +1,95 @@
+"""Gradient accumulation on a worker: K micro-batches of one worker make one update on the servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from dtrain.keras_engine.asynchronous.stand_in import StandIn
+from dtrain.upstream import keras as upstream_keras
+
+
+class Meets(Protocol):
+    """What sends gradients to the servers."""
+
+    def meet(
+        self, update: Callable[[list[Any]], Any], grads: Sequence[Any], targets: Sequence[Any]
+    ) -> None:
+        """Sends them, and calls `update` there with what arrived."""
+
+
+class Accumulator:
+    """Sums the gradients of one worker's micro-batches, and sends every K of them as one update.
+
+    Args:
+        optimizer: one with `gradient_accumulation_steps`.
+        left: how many micro-batches the servers hold from before, int64 scalar; this block goes on with them.
+    """
+
+    def __init__(self, optimizer: Any, left: tf.Tensor) -> None:
+        self.optimizer = optimizer
+        self._sums: list[StandIn] = [
+            StandIn(tf.zeros(v.shape, v.dtype)) for v in upstream_keras.trainable_variables_of(optimizer)
+        ]
+        self._left = StandIn(left)
+        self._pending = StandIn(tf.constant(0, tf.int64))
+        self._given: list[tuple[int, Any]] = []
+
+    def add(self, block: Meets, original: Callable[..., Any], grads: list[Any], targets: list[Any]) -> None:
+        """Adds a micro-batch's gradients; at the K-th the servers update."""
+        steps = self.optimizer.gradient_accumulation_steps
+        numbers = [self.optimizer._get_variable_index(v) for v in targets]
+        self._given = [
+            (n, target) for n, target, g in zip(numbers, targets, grads, strict=True) if g is not None
+        ]
+        for number, grad in zip(numbers, grads, strict=True):
+            if grad is not None:
+                self._sums[number].assign_add(tf.convert_to_tensor(grad))
+        self._pending.assign_add(1)
+
+        def update() -> tf.Tensor:
+            pending = self._pending.read_value()
+            chosen = [target for _, target in self._given]
+
+            def apply(arrived: list[Any]) -> None:
+                upstream_keras.iterations_of(self.optimizer).assign_add(tf.cast(arrived.pop(), tf.int64) - 1)
+                original(self.optimizer, arrived, chosen)
+
+            self._meet(block, apply, pending)
+            self._left.refresh(tf.constant(0, tf.int64))
+            return tf.constant(True)
+
+        full = tf.equal((self._left.read_value() + self._pending.read_value()) % steps, 0)
+        tf.cond(full, update, lambda: tf.constant(False))
+
+    def end(self, block: Meets) -> None:
+        """Leaves what is short of K micro-batches with the servers."""
+        if not self._given:
+            return  # the step never called it
+
+        def leave() -> tf.Tensor:
+            def add(arrived: list[Any]) -> None:
+                optimizer = self.optimizer
+                upstream_keras.iterations_of(optimizer).assign_add(tf.cast(arrived.pop(), tf.int64))
+                for (number, _), grad in zip(self._given, arrived, strict=True):
+                    upstream_keras.accumulators_of(optimizer)[number].assign_add(grad)
+
+            self._meet(block, add, self._pending.read_value())
+            return tf.constant(True)
+
+        tf.cond(self._pending.read_value() > 0, leave, lambda: tf.constant(False))
+
+    def destroy(self) -> None:
+        """Frees the sums."""
+        for each in (*self._sums, self._left, self._pending):
+            each.destroy()
+
+    def _meet(self, block: Meets, update: Callable[[list[Any]], Any], pending: tf.Tensor) -> None:
+        grads = [self._sums[number].read_value() for number, _ in self._given]
+        counter = upstream_keras.iterations_of(self.optimizer)
+        block.meet(update, [*grads, pending], [*(target for _, target in self._given), counter])
+        for number, _ in self._given:
+            self._sums[number].refresh(tf.zeros_like(self._sums[number]))
+        self._pending.refresh(tf.constant(0, tf.int64))

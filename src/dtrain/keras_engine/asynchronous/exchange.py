@@ -1,0 +1,152 @@
+"""What a worker and the servers tell each other in a step: changes there, new weights back, one message each.
+
+The servers apply the changes of one worker whole, under a lock, before those of the next: an optimizer's
+moments, its counter and the weights always belong together. No model code here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.keras_engine.asynchronous.packing import Packing
+from dtrain.keras_engine.context import underlying
+
+Update = Callable[[list[Any]], None]
+
+
+class Servers:
+    """The lock and the clock of one strategy's servers.
+
+    Args:
+        home: the device of the server that holds both.
+
+    Attributes:
+        clock: how many updates the servers have applied, int64.
+    """
+
+    def __init__(self, home: str) -> None:
+        self.home = home
+        with tf.device(home):
+            self.lock = tf.CriticalSection(shared_name=f"dtrain/servers/{next(_numbers)}")
+            self.clock = tf.Variable(0, dtype=tf.int64, trainable=False, name="dtrain_clock")
+
+    def locked(self, update: Callable[[], Any]) -> None:
+        """Runs `update` while no other worker's update runs; in a graph."""
+
+        def run() -> tf.Tensor:
+            with tf.control_dependencies(_effects(update)):
+                return tf.constant(0)
+
+        with tf.device(self.home):
+            self.lock.execute(run)
+
+
+class Exchange:
+    """Reads and updates a fixed list of variables on the servers.
+
+    Args:
+        servers: where the lock and the clock are.
+        variables: Keras or TensorFlow variables of fully defined shapes, each on a server.
+    """
+
+    def __init__(self, servers: Servers, variables: Sequence[Any]) -> None:
+        self._servers = servers
+        self._count = len(variables)
+        # The clock travels with the weights of its server.
+        self._variables = [*(underlying(v) for v in variables), servers.clock]
+        self._groups: dict[str, list[int]] = {}
+        for i, variable in enumerate(self._variables):
+            self._groups.setdefault(variable.device, []).append(i)
+        self._packings = {
+            device: Packing([_spec(self._variables[i]) for i in members])
+            for device, members in self._groups.items()
+        }
+
+    def read(self) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """The variables' values and the clock, on the worker; no update falls in between."""
+        return self._received(self._locked(self._read))
+
+    def update(
+        self, pushed: Sequence[tuple[str, tf.Tensor]], update: Update, *, counts: bool
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Sends tensors, lets the servers work on them, and gets the variables' new values.
+
+        Args:
+            pushed: tensors and the device that each is needed on.
+            update: called with the tensors as they arrived; writes to variables.
+            counts: whether the clock counts it.
+
+        Returns:
+            The values, and the clock after the update.
+        """
+        arrived = self._sent(pushed)
+
+        def work() -> list[list[tf.Tensor]]:
+            def change() -> None:
+                update(arrived)
+                if counts:
+                    self._servers.clock.assign_add(1)
+
+            with tf.control_dependencies(_effects(change)):
+                return self._read()
+
+        # The lock is taken only when all is there: nobody waits for a message on its way.
+        with tf.control_dependencies(arrived):
+            return self._received(self._locked(work))
+
+    def _locked(self, work: Callable[[], list[list[tf.Tensor]]]) -> list[list[tf.Tensor]]:
+        with tf.device(self._servers.home):
+            found: list[list[tf.Tensor]] = self._servers.lock.execute(work)
+        return found
+
+    def _read(self) -> list[list[tf.Tensor]]:
+        flats = []
+        for device, members in self._groups.items():
+            with tf.device(device):
+                flats.append(self._packings[device].pack([self._variables[i].read_value() for i in members]))
+        return flats
+
+    def _received(self, flats: list[list[tf.Tensor]]) -> tuple[list[tf.Tensor], tf.Tensor]:
+        values: list[Any] = [None] * len(self._variables)
+        for (device, members), sent in zip(self._groups.items(), flats, strict=True):
+            for i, value in zip(members, self._packings[device].unpack(sent), strict=True):
+                values[i] = value
+        return values[: self._count], values[-1]
+
+    def _sent(self, pushed: Sequence[tuple[str, tf.Tensor]]) -> list[Any]:
+        """The tensors on the devices that they are for: packed where their shapes are known."""
+        arrived: list[Any] = [None] * len(pushed)
+        packed: dict[str, list[int]] = {}
+        for i, (device, tensor) in enumerate(pushed):
+            if tensor.shape.is_fully_defined():
+                packed.setdefault(device, []).append(i)
+                continue
+            with tf.device(device):
+                arrived[i] = tf.identity(tensor)
+        for device, members in packed.items():
+            packing = Packing([tf.TensorSpec(pushed[i][1].shape, pushed[i][1].dtype) for i in members])
+            flats = packing.pack([pushed[i][1] for i in members])
+            with tf.device(device):
+                parts = packing.unpack([tf.identity(flat) for flat in flats])
+            for i, part in zip(members, parts, strict=True):
+                arrived[i] = part
+        return arrived
+
+
+_numbers = itertools.count()
+
+
+def _effects(function: Callable[[], Any]) -> list[tf.Operation]:
+    """Calls a function, and gives the stateful operations that it added to the graph."""
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    function()
+    return [op for op in graph.get_operations()[before:] if op.op_def.is_stateful]
+
+
+def _spec(variable: Any) -> tf.TensorSpec:
+    return tf.TensorSpec(variable.shape, variable.dtype)

@@ -1,0 +1,118 @@
+"""What `fit` and `evaluate` need before they begin under parameter servers: the data, and who watches batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dtrain.errors import DataError
+from dtrain.keras_engine.protocol import servers_of
+from dtrain.log import logger
+from dtrain.upstream import keras as upstream_keras
+
+_BATCH_HOOKS = {
+    "train": ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"),
+    "test": ("on_test_batch_begin", "on_test_batch_end"),
+}
+
+
+class StalenessReport(keras.callbacks.Callback):
+    """Adds an epoch's staleness to its logs, and so to `History` and every log that callbacks write.
+
+    `staleness` is the mean over the epoch's steps of how many updates of other workers fell between a
+    step's read of the weights and its write; `staleness_max` the most of one step.
+    """
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds them; the dictionary is the one that all callbacks get."""
+        staleness = self.model.train_function.staleness
+        if logs is not None:
+            logs["staleness"] = staleness.mean
+            logs["staleness_max"] = staleness.most
+        logger.info(
+            "Epoch %d: %d updates; staleness %.2f in the mean, %d at most.",
+            epoch + 1,
+            staleness.updates,
+            staleness.mean,
+            staleness.most,
+        )
+
+
+def prepare_fit(model: Any, arguments: dict[str, Any]) -> None:
+    """Makes the arguments of a `fit` ready, in place."""
+    layout = servers_of(model.distribute_strategy)
+    arguments["x"] = _dataset(arguments["x"], "x")
+    arguments["validation_data"] = _dataset(arguments["validation_data"], "validation_data")
+    callbacks = arguments["callbacks"]
+    if layout is not None and layout.workers > 1:
+        if isinstance(callbacks, upstream_keras.callback_list()):
+            callbacks.callbacks.insert(0, _for_model(StalenessReport(), model))
+        else:
+            callbacks = [StalenessReport(), *_listed(callbacks)]
+    arguments["callbacks"] = callbacks
+    _watch_batches(model, model.make_train_function(), callbacks, "train")
+    if arguments["validation_data"] is not None:
+        _watch_batches(model, model.make_test_function(), callbacks, "test")
+
+
+def prepare_evaluate(model: Any, arguments: dict[str, Any]) -> None:
+    """Makes the arguments of an `evaluate` ready, in place."""
+    arguments["x"] = _dataset(arguments["x"], "x")
+    _watch_batches(model, model.make_test_function(), arguments["callbacks"], "test")
+
+
+def _dataset(data: Any, name: str) -> Any:
+    """The dataset that a function `InputContext -> Dataset` makes; other data as they are.
+
+    Raises:
+        DataError: the function made something else.
+    """
+    if not callable(data) or isinstance(data, tf.data.Dataset | keras.utils.PyDataset):
+        return data
+    made = data(tf.distribute.InputContext())
+    if not isinstance(made, tf.data.Dataset):
+        raise DataError(
+            f"{name} is a function, and it returned a {type(made).__name__}, not a tf.data.Dataset.",
+            hint="return batches, such as tf.data.Dataset.from_tensor_slices(...).batch(64)",
+        )
+    return made
+
+
+def _watch_batches(model: Any, function: Any, callbacks: Any, kind: str) -> None:
+    function = getattr(model, f"{kind}_function")
+    function.every_batch = any(_watches(callback, kind) for callback in _listed(callbacks))
+
+
+def _listed(callbacks: Any) -> list[Any]:
+    if isinstance(callbacks, upstream_keras.callback_list()):
+        return list(callbacks.callbacks)
+    return [] if callbacks is None else list(keras.tree.flatten(callbacks))
+
+
+def _watches(callback: Any, kind: str) -> bool:
+    """Whether a callback does something at every batch that depends on what was done before."""
+    if isinstance(callback, keras.callbacks.History | keras.callbacks.ProgbarLogger | StalenessReport):
+        return False
+    if isinstance(callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore):
+        if type(callback).__module__.startswith("keras."):
+            return bool(callback.save_freq != "epoch")
+    elif isinstance(callback, keras.callbacks.TensorBoard) and type(callback).__module__.startswith("keras."):
+        return bool(callback.update_freq != "epoch")
+    base = keras.callbacks.Callback
+    return any(
+        name in vars(callback) or getattr(type(callback), name) is not getattr(base, name)
+        for name in _BATCH_HOOKS[kind]
+        if not _passes_on(callback, name)
+    )
+
+
+def _passes_on(callback: Any, name: str) -> bool:
+    """Whether a callback's hook is the default of `LambdaCallback`, which does nothing."""
+    return isinstance(callback, keras.callbacks.LambdaCallback) and getattr(callback, name, None) is None
+
+
+def _for_model(callback: Any, model: Any) -> Any:
+    callback.set_model(model)
+    return callback

@@ -1,0 +1,262 @@
+"""What `fit`, `evaluate` and `predict` call under parameter servers, and the epochs that they go through.
+
+The contract is Keras': `function(iterator) -> logs`. A call takes batches and returns what is known by then;
+the end of the epoch waits for all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from dtrain.keras_engine.asynchronous.program import BlockProgram
+from dtrain.keras_engine.asynchronous.session import Session, Staleness
+from dtrain.keras_engine.asynchronous.stuck import StuckAlarm
+from dtrain.keras_engine.input import to_tensors
+from dtrain.keras_engine.protocol import servers_of
+from dtrain.upstream import keras as upstream_keras
+
+_LOGS_SECONDS = 0.1
+
+
+class AsynchronousFunction:
+    """Trains or tests on the next `steps_per_execution` batches of an iterator.
+
+    Args:
+        model: a Keras model under a parameter-server strategy.
+        kind: "train" or "test".
+
+    Attributes:
+        every_batch: whether callbacks want to see every call done.
+        staleness: of the last epoch.
+    """
+
+    def __init__(self, model: Any, kind: str) -> None:
+        self._model = model
+        self._strategy = model.distribute_strategy
+        self._kind = kind
+        self._program = BlockProgram(model, self._strategy, kind)
+        self._session: Session | None = None
+        self._logs: Any = {}
+        self._eager_logs: Any = {}
+        self._logs_at = 0.0
+        self.every_batch = False
+        self.staleness = Staleness()
+
+    def __call__(self, iterator: Any) -> Any:
+        """Takes batches, and returns the newest logs.
+
+        Raises:
+            StopIteration: if the iterator has no batch left.
+        """
+        epochs = getattr(iterator, "epochs", None)
+        if epochs is None:
+            # train_on_batch and test_on_batch: one call, done when it returns.
+            session = self._new_session(None)
+            self._take(session, iterator)
+            session.finish()
+            return self._logs_of(session)
+        if epochs.function is None:
+            epochs.function = self
+            self._session = self._new_session(epochs.total)
+            self._logs, self._logs_at = {}, 0.0
+        session = self._session
+        if session is None:
+            raise RuntimeError("an epoch goes on after its end")
+        self._take(session, iterator)
+        session.called()
+        self._refresh_logs(session)
+        return self._logs
+
+    def end(self) -> None:
+        """The epoch is over: waits for its blocks; the logs that were returned are then all of it."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.finish()
+            self.staleness = session.staleness
+            self._renew_logs(session)
+
+    def abandon(self) -> None:
+        """The epoch ends by an error: nothing more is handed out."""
+        self._session = None
+
+    def _take(self, session: Session, iterator: Any) -> None:
+        for step in range(self._model.steps_per_execution):
+            try:
+                batch = next(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                if step:
+                    return
+                self._count_failed_call(session, iterator)
+                raise StopIteration from None
+            if self._model.run_eagerly:
+                self._eager(batch)
+            else:
+                session.add(batch, getattr(iterator, "element_spec", None))
+
+    def _count_failed_call(self, session: Session, iterator: Any) -> None:
+        """With one worker the numbers are one device's, whose last, failing call counts as an iteration."""
+        model = self._model
+        counted = getattr(iterator, "counted", True)
+        if counted or self._kind != "train" or model.steps_per_execution > 1 or model.run_eagerly:
+            return
+        scaled = isinstance(model.optimizer, upstream_keras.loss_scale_optimizer())
+        if self._strategy.dtrain_servers.workers == 1 and self._program.stock and not scaled:
+            session.flush()
+            session.finish()
+            upstream_keras.iterations_of(model.optimizer).assign_add(1)
+
+    def _eager(self, batch: Any) -> None:
+        """`run_eagerly=True` is for looking into a step: it runs here, on the servers' variables."""
+        step = self._model.train_step if self._kind == "train" else self._model.test_step
+        self._eager_logs = keras.tree.map_structure(_number, step(to_tensors(batch)))
+
+    def _new_session(self, total: int | None) -> Session:
+        layout = servers_of(self._strategy)
+        if layout is None:
+            raise RuntimeError("an asynchronous function needs a parameter-server strategy")
+        return Session(
+            self._program,
+            layout,
+            self._strategy.dtrain_coordinator(),
+            steps_a_call=self._model.steps_per_execution,
+            every_batch=self.every_batch,
+            total=total,
+            watch=StuckAlarm(),
+        )
+
+    def _refresh_logs(self, session: Session) -> None:
+        now = time.monotonic()
+        if self.every_batch or now - self._logs_at >= _LOGS_SECONDS:
+            self._renew_logs(session)
+            self._logs_at = now
+
+    def _renew_logs(self, session: Session) -> None:
+        """Keras keeps what the last call returned: it is brought up to date in place."""
+        found = self._logs_of(session)
+        if isinstance(found, dict):
+            self._logs.clear()
+            self._logs.update(found)
+        else:
+            self._logs = found
+
+    def _logs_of(self, session: Session) -> Any:
+        if self._model.run_eagerly:
+            return self._eager_logs
+        session.store()
+        results = self._model.get_metrics_result() if self._program.stock else session.outputs
+        return {} if results is None else keras.tree.map_structure(_number, results)
+
+
+class AsynchronousPredict:
+    """Predicts for a list of batches, on whichever worker is free."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._program = BlockProgram(model, model.distribute_strategy, "predict")
+
+    def __call__(self, batches: list[Any]) -> Any:
+        """Outputs of all batches, concatenated; each of shape (examples, ...)."""
+        outputs = [self._one(to_tensors(batch)) for batch in batches]
+        return keras.tree.map_structure(lambda *each: tf.concat(each, axis=0), *outputs)
+
+    def _one(self, batch: Any) -> Any:
+        if self._model.run_eagerly:
+            return self._model.predict_step(batch)
+        session = Session(
+            self._program,
+            self._model.distribute_strategy.dtrain_servers,
+            self._model.distribute_strategy.dtrain_coordinator(),
+            steps_a_call=1,
+            every_batch=True,
+            total=1,
+            watch=StuckAlarm(),
+        )
+        session.add(batch, alone=True)
+        session.finish()
+        return session.outputs
+
+
+def make_asynchronous_epochs(base: Any) -> Any:
+    """A class of epoch iterators under parameter servers, from Keras' own."""
+
+    class AsynchronousEpochs(base):  # type: ignore[misc]
+        """Keras' epochs; the end of one waits for its blocks.
+
+        Attributes:
+            function: what has taken batches in this epoch, or None.
+            total: the number of batches of an epoch, or None.
+        """
+
+        def __init__(self, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
+            upstream_keras.epoch_iterator_base().__init__(self, *args, **kwargs)
+            self._distribute_strategy = distribute_strategy
+            dataset = self.data_adapter.get_tf_dataset()
+            self.element_spec = dataset.element_spec
+            self._distributed_dataset = _EpochData(dataset, self)
+            self.function: AsynchronousFunction | None = None
+
+        @property
+        def total(self) -> int | None:
+            found: int | None = self.steps_per_epoch or self._num_batches
+            return found
+
+        @contextlib.contextmanager
+        def catch_stop_iteration(self) -> Iterator[None]:
+            self.function = None
+            try:
+                with super().catch_stop_iteration():
+                    yield
+            except BaseException:
+                if self.function is not None:
+                    self.function.abandon()
+                raise
+            if self.function is not None:
+                self.function.end()
+
+    return AsynchronousEpochs
+
+
+class _EpochData:
+    """A dataset whose iterators know the epochs that they belong to."""
+
+    def __init__(self, dataset: tf.data.Dataset, epochs: Any) -> None:
+        self._dataset = dataset
+        self._epochs = epochs
+        self._counted = int(dataset.cardinality()) >= 0
+
+    def __iter__(self) -> _EpochBatches:
+        return _EpochBatches(iter(self._dataset), self._epochs, counted=self._counted)
+
+
+class _EpochBatches:
+    """Batches, in order.
+
+    Attributes:
+        element_spec: of a batch.
+        epochs: the epochs that they belong to.
+        counted: whether their number was known beforehand.
+    """
+
+    def __init__(self, iterator: Any, epochs: Any, *, counted: bool) -> None:
+        self._iterator = iterator
+        self.element_spec = iterator.element_spec
+        self.epochs = epochs
+        self.counted = counted
+
+    def __iter__(self) -> _EpochBatches:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._iterator)
+
+
+def _number(value: Any) -> Any:
+    found = np.asarray(value)
+    return found.item() if found.ndim == 0 and found.dtype.kind in "fiub" else found

@@ -1,0 +1,417 @@
+"""A block of steps as one TensorFlow function: read the weights, loop over batches, give back what changed.
+
+It is traced on the chief and run by any worker; what it computes depends on nothing but its arguments and
+the servers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from dtrain.keras_engine.asynchronous.accumulator import Accumulator
+from dtrain.keras_engine.asynchronous.exchange import Exchange, Servers
+from dtrain.keras_engine.asynchronous.packing import Packing
+from dtrain.keras_engine.asynchronous.stand_in import StandIn, standing_in
+from dtrain.keras_engine.asynchronous.step import Block, Rehearsal, tracing
+from dtrain.keras_engine.context import underlying
+from dtrain.keras_engine.input import map_leaves
+from dtrain.keras_engine.steps import step_is_stock
+from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import tensorflow as upstream_tf
+
+STEPS = {"train": "train_step", "test": "test_step", "predict": "predict_step"}
+
+
+@dataclass
+class Result:
+    """What a block gives back.
+
+    Attributes:
+        held: the new values of the variables that the chief holds.
+        staleness: the sum over the block's updates, the most of one, and the number of updates.
+        outputs: what the last step returned.
+    """
+
+    held: list[np.ndarray]
+    staleness: tuple[int, int, int]
+    outputs: Any
+
+
+class BlockProgram:
+    """The blocks of one model for training, testing or predicting.
+
+    Args:
+        model: a built Keras model.
+        strategy: its parameter-server strategy.
+        kind: "train", "test" or "predict".
+
+    Attributes:
+        held: the variables that the chief holds: metrics', and all that are not on a server.
+        stock: whether the step and what it returns are Keras' own.
+        accumulation: micro-batches an update, where workers add them up themselves; else 1.
+    """
+
+    def __init__(self, model: Any, strategy: Any, kind: str) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._servers: Servers = strategy.dtrain_servers.servers
+        self._alone = strategy.dtrain_servers.workers == 1
+        self._kind = kind
+        self._functions: dict[str, _Traced] = {}
+        self.stock = kind != "predict" and step_is_stock(model, STEPS[kind])
+        self.held: list[Any] = []
+        self._pulled: list[Any] = []
+        self._written: set[int] = set()
+        self._optimizers: list[Any] = []
+        self._outputs: Any = None
+        self._exchange: Exchange | None = None
+
+    @property
+    def accumulation(self) -> int:
+        """How many micro-batches of one worker make an update; 1 where the servers add them up."""
+        steps = [o.gradient_accumulation_steps for o in self._accumulating()]
+        return max(steps, default=1)
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer whose micro-batches workers add up, or None."""
+        return next(iter(self._accumulating()), None)
+
+    def trace(self, spec: Any, *, many: bool) -> _Traced:
+        """The function for batches of a spec.
+
+        Args:
+            spec: a nest of `tf.TypeSpec`s; None stays None.
+            many: whether it takes any number of batches, concatenated; else it takes one as it is.
+        """
+        key = f"{many}{spec}"
+        if key not in self._functions:
+            self._rehearse(spec)
+            self._functions[key] = self._many(spec) if many else self._one(spec)
+        return self._functions[key]
+
+    def _choose_variables(self) -> int:
+        model = self._model
+        variables = _unique([*model.variables, *_global_seeds()])
+        if self._kind != "predict":
+            variables = _unique([*variables, *model.metrics_variables])
+        if self._kind == "train":
+            variables = _unique([*variables, *_scalars([model.optimizer, *self._optimizers])])
+        variables = [v for v in variables if isinstance(underlying(v), tf.Variable)]
+        on_server = [_is_on_server(v) for v in variables]
+        self.held = [v for v, there in zip(variables, on_server, strict=True) if not there]
+        self._pulled = [
+            v
+            for v, there in zip(variables, on_server, strict=True)
+            if there and underlying(v).shape.is_fully_defined()
+        ]
+        return len(variables)
+
+    def _rehearse(self, spec: Any) -> None:
+        """Finds out which variables and optimizers a step uses; builds what it builds."""
+        found = -1
+        while found != (found := self._choose_variables()):
+            rehearsal = Rehearsal(self._build_optimizer)
+            self._outputs = self._rehearse_once(rehearsal, spec)
+            self._optimizers = _unique([*self._optimizers, *rehearsal.optimizers])
+            self._written = {i for i in rehearsal.written if i < len(self._pulled)}
+        self._exchange = Exchange(self._servers, self._pulled)
+
+    def _rehearse_once(self, rehearsal: Rehearsal, spec: Any) -> Outputs:
+        described: list[Outputs] = []
+
+        def run(batch: Any) -> None:
+            variables = [*self._pulled, *self.held]
+            stand_ins = [_blank(v) for v in variables]
+            for i, each in enumerate(stand_ins):
+                each.on_write = functools.partial(rehearsal.written.add, i)
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(standing_in(variables, stand_ins))
+                stack.enter_context(tracing(rehearsal))
+                stack.enter_context(self._making_on_servers())
+                stack.enter_context(self._without_results())
+                described.append(Outputs(self._step(batch)))
+
+        tf.function(run, autograph=False).get_concrete_function(spec)
+        return described[-1]
+
+    def _many(self, spec: Any) -> _Traced:
+        leaves: list[Any] = []
+        shape = map_leaves(lambda leaf: None if leaf is None else leaves.append(leaf) or len(leaves) - 1, spec)
+
+        def run(numbers: tf.Tensor, sizes: tf.Tensor, held: list[Any], data: list[Any]) -> list[Any]:
+            with self._block(numbers, held) as block:
+                ends = tf.cumsum(sizes, axis=1)
+
+                def body(i: tf.Tensor, *_: Any) -> Any:
+                    parts = [
+                        _rows(data[n], ends[n, i] - sizes[n, i], sizes[n, i], leaf.shape)
+                        for n, leaf in enumerate(leaves)
+                    ]
+                    batch = map_leaves(lambda n: None if n is None else parts[n], shape)
+                    return [i + 1, *self._outputs.flatten(block.step(lambda: self._step(batch)))]
+
+                first = [tf.constant(0), *self._outputs.blanks()]
+                looped = tf.while_loop(
+                    lambda i, *_: i < tf.shape(sizes)[1],
+                    body,
+                    first,
+                    shape_invariants=[tf.TensorShape([]), *self._outputs.shapes()],
+                    parallel_iterations=1,
+                )
+                return block.results(looped[1:])
+
+        data_specs = [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in leaves]
+        return self._traced(run, tf.TensorSpec([len(leaves), None], tf.int32), data_specs)
+
+    def _one(self, spec: Any) -> _Traced:
+        def run(numbers: tf.Tensor, sizes: tf.Tensor, held: list[Any], data: Any) -> list[Any]:
+            with self._block(numbers, held) as block:
+                return block.results(self._outputs.flatten(block.step(lambda: self._step(data))))
+
+        return self._traced(run, tf.TensorSpec([0, 0], tf.int32), spec)
+
+    def _traced(self, run: Callable[..., Any], sizes: tf.TensorSpec, data: Any) -> _Traced:
+        held = Packing([_spec(v) for v in self.held])
+        function = tf.function(run, autograph=False).get_concrete_function(
+            tf.TensorSpec([2], tf.int64), sizes, held.flat_specs, data
+        )
+        return _Traced(function, held, self._outputs)
+
+    @contextlib.contextmanager
+    def _block(self, numbers: tf.Tensor, held: list[Any]) -> Iterator[_Running]:
+        """What stands around a block's steps: stand-ins before, their end after."""
+        exchange = self._exchange
+        if exchange is None:
+            raise RuntimeError("a block is traced before its rehearsal")
+        values, clock = exchange.read()
+        given = Packing([_spec(v) for v in self.held]).unpack(held)
+        stand_ins = [_stand_in(v, value) for v, value in zip(self._pulled, values, strict=True)]
+        keeping = [_stand_in(v, value) for v, value in zip(self.held, given, strict=True)]
+        variables = [*self._pulled, *self.held]
+        block = Block(
+            exchange=exchange,
+            variables=self._pulled,
+            stand_ins=stand_ins,
+            strategy=self._strategy,
+            alone=self._alone,
+            written=self._written,
+            clock=clock,
+            number=numbers[0],
+            accumulators=[Accumulator(o, numbers[1]) for o in self._accumulating()],
+        )
+        meets = self._kind == "train" or bool(self._written)
+        with standing_in(variables, [*stand_ins, *keeping]), self._without_results():
+            yield _Running(block, keeping, meets=meets)
+        for each in (*stand_ins, *keeping):
+            each.destroy()
+        block.destroy()
+
+    def _step(self, batch: Any) -> Any:
+        return getattr(self._model, STEPS[self._kind])(batch)
+
+    @contextlib.contextmanager
+    def _without_results(self) -> Iterator[None]:
+        """Keras' own step need not compute what the chief computes from the metrics' variables."""
+        if not self.stock:
+            yield
+            return
+        vars(self._model)["get_metrics_result"] = dict
+        try:
+            yield
+        finally:
+            del vars(self._model)["get_metrics_result"]
+
+    @contextlib.contextmanager
+    def _making_on_servers(self) -> Iterator[None]:
+        """Variables that a step makes when it first runs go to the servers."""
+
+        def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+            return upstream_tf.create_variable(self._strategy, next_creator, kwargs)
+
+        with tf.variable_creator_scope(create):
+            yield
+
+    def _build_optimizer(self, optimizer: Any, variables: Any) -> None:
+        if optimizer.built:
+            return
+        targets = list(variables) if variables is not None else self._model.trainable_variables
+        known = [*self._pulled, *self.held]
+        with standing_in(known, [_real(v) for v in known]), tf.init_scope(), self._strategy.scope():
+            optimizer.build(targets)
+
+    def _accumulating(self) -> list[Any]:
+        """Optimizers whose micro-batches each worker adds up; alone, the servers do as one device does."""
+        if self._alone or self._kind != "train":
+            return []
+        scaled = upstream_keras.loss_scale_optimizer()
+        return [
+            o
+            for o in self._optimizers
+            if getattr(o, "gradient_accumulation_steps", None) and not isinstance(o, scaled)
+        ]
+
+
+class _Running:
+    """A block while its steps are traced."""
+
+    def __init__(self, block: Block, keeping: Sequence[StandIn], *, meets: bool) -> None:
+        self._block = block
+        self._keeping = keeping
+        self._meets = meets
+
+    def step(self, function: Callable[[], Any]) -> Any:
+        """Runs one step."""
+        if not self._meets:
+            return function()
+        with self._block.step():
+            return function()
+
+    def results(self, outputs: Sequence[tf.Tensor]) -> list[Any]:
+        """What the function returns: all that is of a known shape in few tensors, then the rest."""
+        block = self._block
+        if self._meets:
+            block.end()
+        stale = tf.stack([block.stale_sum.value(), block.stale_most.value(), block.updates.value()])
+        found = [*(each.read_value() for each in self._keeping), stale, *outputs]
+        known = [tensor for tensor in found if tensor.shape.is_fully_defined()]
+        packing = Packing([tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in known])
+        return [*packing.pack(known), *(t for t in found if not t.shape.is_fully_defined())]
+
+
+class _Traced:
+    """A block's function, and how its arguments and results are put together."""
+
+    def __init__(self, function: Any, held: Packing, outputs: Outputs) -> None:
+        self._function = function
+        self._held = held
+        self._outputs = outputs
+
+    def __call__(self, numbers: np.ndarray, sizes: np.ndarray, held: Sequence[np.ndarray], data: Any) -> Result:
+        """Runs it on the device that is in force, and fetches what it gives."""
+        flats = _packed_arrays(held, self._held)
+        found = self._function(tf.constant(numbers), tf.constant(sizes), flats, data)
+        specs = [*self._held, tf.TensorSpec([3], tf.int64), *self._outputs.specs()]
+        known = [i for i, spec in enumerate(specs) if spec.shape.is_fully_defined()]
+        packing = Packing([specs[i] for i in known])
+        count = len(packing.flat_specs)
+        fetched = [value.numpy() for value in found]
+        values: list[Any] = [None] * len(specs)
+        for i, value in zip(known, packing.unpack_arrays(fetched[:count]), strict=True):
+            values[i] = value
+        rest = iter(fetched[count:])
+        values = [next(rest) if i not in known else value for i, value in enumerate(values)]
+        end = len(list(self._held))
+        stale = values[end]
+        return Result(
+            held=values[:end],
+            staleness=(int(stale[0]), int(stale[1]), int(stale[2])),
+            outputs=self._outputs.restore(values[end + 1 :]),
+        )
+
+
+class Outputs:
+    """How what a step returns lies in a list of tensors.
+
+    Args:
+        example: what a step returned while it was rehearsed.
+    """
+
+    def __init__(self, example: Any) -> None:
+        self._structure = keras.tree.map_structure(lambda _: None, example)
+        self._specs: list[Any] = []
+        for leaf in keras.tree.flatten(example):
+            self._specs.append(None if leaf is None else _output_spec(leaf))
+
+    def flatten(self, outputs: Any) -> list[tf.Tensor]:
+        """A step's outputs as tensors."""
+        leaves = keras.tree.flatten(outputs)
+        return [tf.convert_to_tensor(leaf) for leaf in leaves if leaf is not None]
+
+    def specs(self) -> list[tf.TensorSpec]:
+        """Of the tensors."""
+        return [spec for spec in self._specs if spec is not None]
+
+    def shapes(self) -> list[tf.TensorShape]:
+        """Of the tensors."""
+        return [spec.shape for spec in self.specs()]
+
+    def blanks(self) -> list[tf.Tensor]:
+        """Tensors of these specs."""
+        return [_zeros(spec) for spec in self.specs()]
+
+    def restore(self, values: Sequence[Any]) -> Any:
+        """Values of the tensors in the structure that the step returned."""
+        rest = iter(values)
+        leaves = [None if spec is None else next(rest) for spec in self._specs]
+        return keras.tree.pack_sequence_as(self._structure, leaves)
+
+
+def _output_spec(leaf: Any) -> tf.TensorSpec:
+    tensor = tf.convert_to_tensor(leaf)
+    return tf.TensorSpec(tensor.shape, tensor.dtype)
+
+
+def _zeros(spec: tf.TensorSpec) -> tf.Tensor:
+    shape = [0 if n is None else n for n in spec.shape] if spec.shape.rank is not None else []
+    return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
+
+
+def _rows(data: tf.Tensor, start: tf.Tensor, count: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    part = data[start : start + count]
+    return tf.ensure_shape(part, shape)
+
+
+def _packed_arrays(values: Sequence[np.ndarray], packing: Packing) -> list[tf.Tensor]:
+    return packing.pack([tf.constant(value) for value in values])
+
+
+def _stand_in(variable: Any, value: tf.Tensor) -> StandIn:
+    real = underlying(variable)
+    return StandIn(value, trainable=real.trainable, real=real, name=_name(variable))
+
+
+def _blank(variable: Any) -> StandIn:
+    real = underlying(variable)
+    return _stand_in(variable, _zeros(tf.TensorSpec(real.shape, real.dtype)))
+
+
+def _name(variable: Any) -> str:
+    return str(getattr(variable, "path", None) or variable.name)
+
+
+def _real(variable: Any) -> Any:
+    found = underlying(variable)
+    return found.real if isinstance(found, StandIn) else found
+
+
+def _spec(variable: Any) -> tf.TensorSpec:
+    real = underlying(variable)
+    return tf.TensorSpec(real.shape, real.dtype)
+
+
+def _is_on_server(variable: Any) -> bool:
+    return "/job:ps/" in underlying(variable).device
+
+
+def _scalars(optimizers: Sequence[Any]) -> list[Any]:
+    """The counters, rates and scales of optimizers: a step may read them."""
+    return [
+        v for o in optimizers if o is not None for v in o.variables if v.shape is not None and len(v.shape) == 0
+    ]
+
+
+def _global_seeds() -> list[Any]:
+    return [upstream_keras.seed_generator_global().state]
+
+
+def _unique(items: Sequence[Any]) -> list[Any]:
+    return list({id(item): item for item in items}.values())

@@ -1,0 +1,294 @@
+"""The chief's side: cuts an epoch into blocks, hands them to the workers, and adds up what they give back.
+
+One session is one epoch of training, or one evaluation. `ClusterCoordinator` finds a worker for each block
+and gives a block whose worker died to another.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from dtrain.keras_engine.asynchronous.batches import Batches, BlockData
+from dtrain.keras_engine.asynchronous.program import BlockProgram, Result
+from dtrain.keras_engine.context import underlying
+from dtrain.keras_engine.protocol import ServerLayout
+from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import tensorflow as upstream_tf
+
+_BLOCK_SECONDS = 0.1
+_MOST_STEPS = 256
+_MOST_BYTES = 32 << 20
+_LOOK = 0.5  # seconds between two looks for a worker's error
+
+
+class Staleness:
+    """Updates by other workers between a step's read of the weights and its write.
+
+    Attributes:
+        mean: over the steps; 0.0 without any.
+        most: of one step.
+        updates: how many steps have updated the servers.
+    """
+
+    def __init__(self) -> None:
+        self._sum = 0
+        self.most = 0
+        self.updates = 0
+
+    @property
+    def mean(self) -> float:
+        """Over the steps."""
+        return self._sum / self.updates if self.updates else 0.0
+
+    def add(self, total: int, most: int, updates: int) -> None:
+        """Counts a block."""
+        self._sum += total
+        self.most = max(self.most, most)
+        self.updates += updates
+
+
+class Handed(NamedTuple):
+    """A block that is not done.
+
+    Attributes:
+        since: when it was handed out, or a worker began with it; by `time.monotonic`.
+        worker: the number of the worker that has it, or None.
+        steps: how many it has.
+    """
+
+    since: float
+    worker: int | None
+    steps: int
+
+
+class Session:
+    """Blocks of steps, handed out until `finish`.
+
+    Args:
+        program: what a block does.
+        layout: the strategy's.
+        coordinator: TensorFlow's, of the same cluster.
+        steps_a_call: batches between two calls of batch callbacks.
+        every_batch: whether callbacks want each call done before the next (with several workers: as many
+            calls at once as there are workers).
+        total: the number of batches, where it is known.
+        watch: called now and then while it waits; may raise.
+    """
+
+    def __init__(
+        self,
+        program: BlockProgram,
+        layout: ServerLayout,
+        coordinator: Any,
+        *,
+        steps_a_call: int,
+        every_batch: bool,
+        total: int | None,
+        watch: Callable[[Session], None] = lambda session: None,
+    ) -> None:
+        self._program = program
+        self._layout = layout
+        self._coordinator = coordinator
+        self._every_batch = every_batch
+        self._steps_a_call = steps_a_call
+        self._left = total
+        self._watch = watch
+        self._changed = threading.Condition()
+        self._outstanding: dict[int, Handed] = {}
+        self._blocks = 0
+        self._held: list[np.ndarray] | None = None
+        self._version = 0
+        self._stored = 0
+        self._outputs: tuple[int, Any] = (-1, None)
+        self._step_seconds: float | None = None
+        self._batches = Batches()
+        self._leftover = 0
+        self._round = 0
+        self.staleness = Staleness()
+
+    def add(self, batch: Any, spec: Any = None, *, alone: bool = False) -> None:
+        """Takes a batch; hands out a block when there are enough.
+
+        Args:
+            batch: a nest of tensors.
+            spec: its spec, where it is known; else any number of rows of these shapes.
+            alone: make it a block of its own.
+        """
+        if not self._batches.fits(batch, spec):
+            self.flush()
+        self._batches.add(batch, spec, alone=alone)
+        if self._left is not None:
+            self._left -= 1
+        if self._batches.count >= self._block_steps() or self._batches.bytes > _MOST_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hands out what has been taken."""
+        if not self._batches.count:
+            return
+        data = self._batches.take()
+        traced = self._program.trace(data.spec, many=data.many)
+        if self._held is None:
+            self._begin()
+        self._wait(self._places() - 1)
+        number = self._blocks
+        self._blocks += 1
+        with self._changed:
+            self._outstanding[number] = Handed(time.monotonic(), None, data.count)
+        left, self._leftover = self._leftover, 0
+
+        def run() -> None:
+            self._run(traced, number, left, data)
+
+        upstream_tf.schedule(self._coordinator, run)
+        if self._step_seconds is None or left:
+            # The first block tells how long a step takes; one that completes an update goes alone.
+            self._wait(0)
+        self._end_round(data.count)
+
+    def called(self) -> None:
+        """After each of Keras' calls."""
+        if self._every_batch:
+            self.flush()
+            self._wait(0 if self._layout.workers == 1 else self._layout.workers - 1)
+
+    def finish(self) -> None:
+        """Hands out what is left, and waits until all blocks are done."""
+        self.flush()
+        self._wait(0)
+        if self._blocks:
+            self._coordinator.join()
+        self.store()
+
+    def store(self) -> None:
+        """Writes what the workers have counted so far to the chief's variables."""
+        with self._changed:
+            if self._held is None or self._stored == self._version:
+                return
+            values, self._stored = list(self._held), self._version
+        for variable, value in zip(self._program.held, values, strict=True):
+            underlying(variable).assign(value)
+
+    @property
+    def outputs(self) -> Any:
+        """What the newest block's last step returned; None before any is done."""
+        with self._changed:
+            return self._outputs[1]
+
+    @property
+    def handed_out(self) -> list[Handed]:
+        """The blocks that are not done."""
+        with self._changed:
+            return list(self._outstanding.values())
+
+    @property
+    def step_seconds(self) -> float | None:
+        """What a step took lately; None before any is done."""
+        return self._step_seconds
+
+    def _begin(self) -> None:
+        self._held = [np.asarray(underlying(v).numpy()) for v in self._program.held]
+        optimizer = self._program.optimizer
+        if optimizer is not None:
+            done = int(upstream_keras.iterations_of(optimizer).numpy())
+            self._leftover = done % self._program.accumulation
+
+    def _run(self, traced: Any, number: int, left: int, data: BlockData) -> None:
+        """On a coordinator's thread, for one worker; may be run again on another one."""
+        with self._changed:
+            held, version = self._held, self._version
+            begun = time.monotonic()
+            self._outstanding[number] = Handed(begun, upstream_tf.current_worker(), data.count)
+        if held is None:
+            raise RuntimeError("a block runs in a session that has not begun")
+        result = traced(np.array([number, left], np.int64), data.sizes, held, data.values)
+        with self._changed:
+            self._merge(number, result, held, fresh=version == self._version)
+            seconds = (time.monotonic() - begun) / data.count
+            self._step_seconds = seconds if number else self._step_seconds or seconds
+            del self._outstanding[number]
+            self._changed.notify_all()
+
+    def _merge(self, number: int, result: Result, given: list[np.ndarray], *, fresh: bool) -> None:
+        self._version += 1
+        if fresh or self._held is None:
+            self._held = result.held
+        else:
+            self._held = [
+                _added(now, then, new) for now, then, new in zip(self._held, given, result.held, strict=True)
+            ]
+        self.staleness.add(*result.staleness)
+        if number > self._outputs[0]:
+            self._outputs = (number, result.outputs)
+
+    def _block_steps(self) -> int:
+        if self._leftover:
+            return self._program.accumulation - self._leftover
+        steps = self._wished_steps()
+        group = self._program.accumulation
+        return -(-steps // group) * group
+
+    def _wished_steps(self) -> int:
+        if self._every_batch:
+            return self._steps_a_call
+        if self._step_seconds is None:
+            return 1
+        steps = int(_BLOCK_SECONDS / max(self._step_seconds, 1e-6))
+        workers = self._layout.workers
+        if self._left is not None and workers > 1:
+            # So that the workers end together.
+            steps = min(steps, -(-(self._left + self._batches.count) // (2 * workers)))
+        active, bound = self._active()
+        if active > 1 and bound is not None:
+            steps = min(steps, bound // (active - 1))
+        return min(max(steps, 1), _MOST_STEPS)
+
+    def _active(self) -> tuple[int, int | None]:
+        """How many blocks may run at once, and the bound of staleness."""
+        bound = self._layout.max_staleness
+        workers = self._layout.workers
+        return (workers if bound is None else min(workers, bound + 1)), bound
+
+    def _places(self) -> int:
+        """How many blocks may be handed out and not done."""
+        active, bound = self._active()
+        if active == 1 or bound is not None or self._every_batch:
+            return active
+        return 2 * active
+
+    def _end_round(self, steps: int) -> None:
+        """Under a bound, blocks go out in rounds: nobody is further behind than one round."""
+        active, bound = self._active()
+        if bound is None:
+            return
+        self._round += 1
+        if self._round == active:
+            self._round = 0
+            self._wait(0)
+
+    def _wait(self, most: int) -> None:
+        """Until at most so many blocks are not done.
+
+        Raises:
+            whatever a step raised, and what `watch` raises.
+        """
+        with self._changed:
+            while len(self._outstanding) > most:
+                if not self._changed.wait(_LOOK):
+                    self._changed.release()
+                    try:
+                        self._coordinator.done()  # raises what a step raised
+                        self._watch(self)
+                    finally:
+                        self._changed.acquire()
+
+
+def _added(now: np.ndarray, then: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """A value that two blocks have changed, both starting from `then`."""
+    if now.dtype == bool or now.dtype.kind in "OSU":
+        return new
+    return np.asarray(now + (new - then), now.dtype)

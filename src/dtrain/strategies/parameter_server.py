@@ -1,0 +1,117 @@
+"""`ParameterServerStrategy`: weights on servers, workers that compute on their own, a chief that hands out work.
+
+Every process runs the same program. On a worker or a server, making the strategy serves until the chief is
+done; only the chief goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.cluster import current, join, serving
+from dtrain.errors import ClusterConfigError, ConfigurationError
+from dtrain.keras_engine.asynchronous.exchange import Servers
+from dtrain.keras_engine.context import updating_locally
+from dtrain.keras_engine.protocol import ServerLayout
+from dtrain.strategies import common
+from dtrain.topology import Topology
+from dtrain.upstream import tensorflow as upstream_tf
+
+_HOME = "/job:ps/replica:0/task:0/device:CPU:0"
+_CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
+
+_Extended: Any = upstream_tf.PS_EXTENDED.resolve()
+
+
+class ParameterServerExtended(_Extended):  # type: ignore[misc]
+    """The working part of the strategy."""
+
+    def _use_merge_call(self) -> bool:
+        # The servers apply one worker's update at a time: there is nobody to meet.
+        return False if updating_locally() else bool(super()._use_merge_call())
+
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
+            # A metric's: workers count for themselves, and the chief adds up.
+            kwargs.pop("aggregation", None)
+            kwargs.pop("colocate_with", None)
+            with tf.device(_CHIEF):
+                return next_creator(**kwargs)
+        return super()._create_variable(next_creator, **kwargs)
+
+
+class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):  # type: ignore[misc]
+    """Asynchronous training with parameter servers.
+
+    Args:
+        cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver`; None reads `TF_CONFIG`.
+        variable_partitioner: splits variables over the servers, such as
+            `tf.distribute.experimental.partitioners.MinSizePartitioner()`.
+        max_staleness: how many updates of others may fall between a step's read of the weights and its
+            write; None does not bound it, 0 is synchronous: steps follow one another.
+        memory_growth: let GPUs take memory as it is needed.
+        peer_timeout: seconds to wait for the other tasks; None waits 30 under `dtrain launch`, 300
+            elsewhere, or what `DTRAIN_PEER_TIMEOUT` says.
+
+    Raises:
+        ClusterConfigError: `TF_CONFIG` is missing, malformed, or lacks a chief, a worker or a server.
+        PeerMissingError: a task did not answer in time.
+        ConfigurationError: `max_staleness` is not an integer of at least 0.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: Any = None,
+        variable_partitioner: Any = None,
+        *,
+        max_staleness: int | None = None,
+        memory_growth: bool = True,
+        peer_timeout: float | None = None,
+    ) -> None:
+        _check_staleness(max_staleness)
+        topology = current() if cluster_resolver is None else _topology_of(cluster_resolver)
+        if topology is None:
+            raise ClusterConfigError(
+                "ParameterServerStrategy needs a cluster, and TF_CONFIG is not set.",
+                hint="start the program with `dtrain launch --workers 2 --ps 1 script.py`, or set TF_CONFIG",
+            )
+        if topology.task.job in ("worker", "ps"):
+            serving.serve(topology)
+        serving.wait_for_servers(topology, timeout=peer_timeout)
+        common.prepare(memory_growth=memory_growth, logical_cpus=False)
+        resolver = cluster_resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        super().__init__(resolver, variable_partitioner)
+        # TensorFlow's makes its own; there is no argument for another one.
+        extended = ParameterServerExtended(self, resolver, variable_partitioner)
+        tf.distribute.Strategy.__init__(self, extended)
+        serving.connect_chief(topology)
+        join(topology)
+        self.dtrain_servers = ServerLayout(
+            workers=len(topology.jobs["worker"]),
+            max_staleness=max_staleness,
+            servers=Servers(_HOME),
+        )
+
+    def dtrain_coordinator(self) -> Any:
+        """TensorFlow's coordinator of this cluster; there is one a strategy."""
+        return tf.distribute.coordinator.ClusterCoordinator(self)
+
+
+def _check_staleness(bound: Any) -> None:
+    if bound is None or (isinstance(bound, int) and not isinstance(bound, bool) and bound >= 0):
+        return
+    raise ConfigurationError(
+        f"max_staleness is {bound!r}, not an integer of at least 0.",
+        hint="0 is synchronous; None does not bound it",
+    )
+
+
+def _topology_of(resolver: Any) -> Topology | None:
+    jobs = resolver.cluster_spec().as_dict()
+    if not jobs:
+        return None
+    tasks = {job: tuple(addresses) for job, addresses in jobs.items()}
+    return Topology(tasks, resolver.task_type or "chief", resolver.task_id or 0)
