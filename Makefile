@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Newer than the files that it depends on: the environment is as they ask, and setup has nothing to do.
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup demo test test-contract check clean
+.PHONY: setup demo test test-contract test-faults check clean
 
 setup: $(STAMP)
 
@@ -21,11 +21,15 @@ demo: setup
 	$(BIN)/dtrain train digits --strategy multi_worker --workers 2
 
 test: setup
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests --ignore tests/faults
 
 # Every training program under every strategy; `test` runs a part of them for each.
 test-contract: setup
 	$(BIN)/python -m pytest tests/contract --contract full
+
+# Processes that are killed or stopped on purpose: minutes, for each starts TensorFlow several times.
+test-faults: setup
+	$(BIN)/python -m pytest tests/faults
 
 check: setup
 	$(BIN)/ruff check src tests examples

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,45 +16,12 @@ from dtrain.cluster.serving import check_roles, wait_for_servers
 from dtrain.errors import ClusterConfigError, PeerMissingError, PortInUseError
 from dtrain.launch.ports import reserve_ports
 from dtrain.topology import Topology
-
-LIMIT = 90.0
-
-# What making the strategy does, with TensorFlow's own; `chief` follows where the chief goes on.
-PROGRAM = """
-import atexit, os, signal, sys, time
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-from dtrain import cluster
-from dtrain.cluster import serving
-import tensorflow as tf
-topology = cluster.current()
-atexit.register(lambda: print("atexit", flush=True))
-def connect():
-    try:
-        if topology.task in topology.servers():
-            print("serving", flush=True)
-            serving.serve(topology)
-        serving.wait_for_servers(topology)
-        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        strategy = tf.distribute.ParameterServerStrategy(resolver)
-        serving.connect_chief(topology)
-        return strategy
-    finally:
-        print("finally", flush=True)
-def status(job, index=0):
-    return serving.ask(job, index, {"ask": "status"}, 5.0) or {}
-strategy = connect()
-print("only the chief goes on", flush=True)
-"""
+from server_processes import ByHand, ended, launch, topology, wait_until_listening, write_program
 
 
 @pytest.fixture
 def program(tmp_path: Path) -> Callable[[str], str]:
-    def write(chief: str) -> str:
-        path = tmp_path / "program.py"
-        path.write_text(PROGRAM + textwrap.dedent(chief))
-        return str(path)
-
-    return write
+    return lambda chief: write_program(tmp_path, chief)
 
 
 @pytest.fixture
@@ -70,51 +31,11 @@ def cluster() -> Iterator[dict[str, list[str]]]:
         yield {"chief": addresses[:1], "worker": addresses[1:2], "ps": addresses[2:]}
 
 
-def launch(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dtrain", "launch", *arguments], capture_output=True, text=True, timeout=LIMIT
-    )
-
-
-class ByHand:
-    """Tasks that no launcher watches; all are killed at the end."""
-
-    def __init__(self, cluster: dict[str, list[str]]) -> None:
-        self._cluster = cluster
-        self._started: list[subprocess.Popen[str]] = []
-
-    def start(self, job: str, script: str, *arguments: str, **env: str) -> subprocess.Popen[str]:
-        config = json.dumps({"cluster": self._cluster, "task": {"type": job, "index": 0}})
-        process = subprocess.Popen(
-            [sys.executable, script, *arguments],
-            env={**os.environ, "TF_CONFIG": config, **env},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self._started.append(process)
-        return process
-
-    def kill_all(self) -> None:
-        for process in self._started:
-            process.kill()
-            process.communicate()
-
-
 @pytest.fixture
 def by_hand(cluster: dict[str, list[str]]) -> Iterator[ByHand]:
     tasks = ByHand(cluster)
     yield tasks
     tasks.kill_all()
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    out, _ = process.communicate(timeout=LIMIT)
-    return process.returncode, out
-
-
-def topology(cluster: dict[str, list[str]], job: str = "chief") -> Topology:
-    return Topology({name: tuple(addresses) for name, addresses in cluster.items()}, job, 0)
 
 
 def test_a_job_lives_through_the_death_of_a_worker_and_all_end_well(program: Callable[[str], str]) -> None:
@@ -199,21 +120,11 @@ def test_a_server_on_a_port_that_is_taken_and_a_signal(
         status, output = ended(ps)
     assert status == 1
     assert "PortInUseError" in output and cluster["ps"][0] in output
-    deadline = time.monotonic() + LIMIT
-    while not listens(cluster["worker"][0]):
-        assert time.monotonic() < deadline and worker.poll() is None
-        time.sleep(0.1)
+    wait_until_listening(cluster["worker"][0], worker)
     worker.terminate()
     start = time.monotonic()
     assert ended(worker)[0] == -signal.SIGTERM
     assert time.monotonic() - start < 1.0
-
-
-def listens(address: str) -> bool:
-    host, _, port = address.partition(":")
-    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
-        return True
-    return False
 
 
 def test_servers_that_are_missing_are_named(cluster: dict[str, list[str]]) -> None:

@@ -33,6 +33,7 @@ from dtrain.upstream import tensorflow as upstream_tf
 CONTROL = "dtrain/control"
 """The name under which the chief finds the function that answers for a server's process."""
 
+_CHIEF = Task("chief", 0)
 _WATCH_INTERVAL = 2.0  # seconds between two looks whether the chief is there
 _ANSWER_TIME = 0.2  # seconds for TensorFlow to carry the last answer, before the process ends
 _FAREWELL_TIME = 5.0  # seconds that all servers together have to hear that the chief is done
@@ -74,16 +75,15 @@ def serve(topology: Topology) -> NoReturn:
     control = _Control(topology)
     upstream_tf.register_python_function(CONTROL, control)
     server = _start_server(topology)
-    watch = _ChiefWatch(topology)
+    watch = _ChiefWatch(topology, control)
     while not control.told.wait(_WATCH_INTERVAL):
         watch.look()
     time.sleep(_ANSWER_TIME)
     del server
     if control.failure is not None:
-        chief = Task("chief", 0)
         raise TaskFailedError(
-            f"{chief} ({topology.address_of(chief)}) failed: {control.failure}",
-            task=str(chief),
+            f"{_CHIEF} ({topology.address_of(_CHIEF)}) failed: {control.failure}",
+            task=str(_CHIEF),
             exit_code=1,
             hint="See the output of the chief; this server ends because nobody is left to serve.",
         )
@@ -96,6 +96,7 @@ class _Control:
     def __init__(self, topology: Topology) -> None:
         self.told = threading.Event()
         self.failure: str | None = None
+        self.heard: float | None = None  # when the chief spoke last
         self._status = {
             "task": str(topology.task),
             "pid": os.getpid(),
@@ -111,6 +112,7 @@ class _Control:
         }
 
     def __call__(self, text: Any) -> bytes:
+        self.heard = time.monotonic()
         message = json.loads(_as_text(text))
         answer = self._answers.get(str(message.get("ask")))
         if answer is None:
@@ -160,8 +162,9 @@ def _start_server(topology: Topology) -> Any:
 class _ChiefWatch:
     """Notices, by trying to connect, that the chief does not come or is gone."""
 
-    def __init__(self, topology: Topology) -> None:
-        self._address = topology.address_of(Task("chief", 0))
+    def __init__(self, topology: Topology, control: _Control) -> None:
+        self._control = control
+        self._address = topology.address_of(_CHIEF)
         self._place = split_address(self._address)
         self._seen = False
         self._last = time.monotonic()
@@ -173,15 +176,21 @@ class _ChiefWatch:
         now = time.monotonic()
         if sock is not None:
             sock.close()
-            self._seen, self._last, self._next_log = True, now, now + LOG_INTERVAL
+            self._here(now)
             return
+        # It may have come and gone between two looks, but then it has said hello.
+        if self._control.heard is not None and self._control.heard > self._last:
+            self._here(self._control.heard)
         away = now - self._last
         bound = settings.chief_timeout() if self._seen else settings.peer_timeout()
         if away > bound:
             raise self._error(away)
         if now >= self._next_log:
             self._next_log = now + LOG_INTERVAL
-            log_to_stderr(f"waiting for chief 0 ({self._address}); giving up in {bound - away:.0f} s")
+            log_to_stderr(f"waiting for {_CHIEF} ({self._address}); giving up in {bound - away:.0f} s")
+
+    def _here(self, when: float) -> None:
+        self._seen, self._last, self._next_log = True, when, when + LOG_INTERVAL
 
     def _error(self, away: float) -> PeerMissingError:
         if self._seen:
@@ -333,7 +342,8 @@ class _Goodbye:
         self._process = os.getpid()
         self._previous_hook = sys.excepthook
         for task in topology.servers():
-            _line(task)  # now: an interpreter that is ending may start no thread
+            # Now, as an interpreter that is ending may start no thread; and so that each knows that we came.
+            _line(task).put({"ask": "status"})
         sys.excepthook = self._on_exception
         atexit.register(self._on_exit)
 
@@ -385,9 +395,14 @@ def _call(task: Task, text: str) -> dict[str, Any]:
     import tensorflow as tf
 
     try:
+        # Constants made on another process's device, and values read from it, travel under Python's global
+        # lock: a server that hangs would hang this whole process. What operations fetch themselves does not.
+        with _on(_CHIEF):
+            question = tf.constant(text)
         with _on(task):
-            (answer,) = tf.raw_ops.PyFunc(input=[tf.constant(text)], token=CONTROL, Tout=[tf.string])
-        content = answer.numpy()
+            (answer,) = tf.raw_ops.PyFunc(input=[question], token=CONTROL, Tout=[tf.string])
+        with _on(_CHIEF):
+            content = tf.identity(answer).numpy()
     except tf.errors.OpError:
         address = _addresses.get(task)
         if address is None or not _listens(address):

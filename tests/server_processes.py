@@ -1,0 +1,110 @@
+"""Programs and processes for the tests of jobs with parameter servers; not a test itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+from dtrain.topology import Topology
+
+LIMIT = 90.0
+
+# What making the strategy does, with TensorFlow's own; `chief` follows where the chief goes on.
+PROGRAM = """
+import atexit, os, signal, sys, time
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+from dtrain import cluster
+from dtrain.cluster import serving
+import tensorflow as tf
+topology = cluster.current()
+atexit.register(lambda: print("atexit", flush=True))
+def connect():
+    try:
+        if topology.task in topology.servers():
+            print("serving", flush=True)
+            serving.serve(topology)
+        serving.wait_for_servers(topology)
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        strategy = tf.distribute.ParameterServerStrategy(resolver)
+        serving.connect_chief(topology)
+        return strategy
+    finally:
+        print("finally", flush=True)
+def status(job, index=0):
+    return serving.ask(job, index, {"ask": "status"}, 5.0) or {}
+strategy = connect()
+print("only the chief goes on", flush=True)
+"""
+
+
+def write_program(folder: Path, chief: str) -> str:
+    """A script of PROGRAM, followed by what the chief does; its path."""
+    path = folder / "program.py"
+    path.write_text(PROGRAM + textwrap.dedent(chief))
+    return str(path)
+
+
+def launch(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """`dtrain launch` to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "dtrain", "launch", *arguments], capture_output=True, text=True, timeout=LIMIT
+    )
+
+
+class ByHand:
+    """Tasks that no launcher watches; all are killed at the end."""
+
+    def __init__(self, cluster: dict[str, list[str]]) -> None:
+        self._cluster = cluster
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, job: str, script: str, *arguments: str, **env: str) -> subprocess.Popen[str]:
+        config = json.dumps({"cluster": self._cluster, "task": {"type": job, "index": 0}})
+        process = subprocess.Popen(
+            [sys.executable, script, *arguments],
+            env={**os.environ, "TF_CONFIG": config, **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._started.append(process)
+        return process
+
+    def kill_all(self) -> None:
+        for process in self._started:
+            process.kill()
+            process.communicate()
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Status and output of a process, once it has ended."""
+    out, _ = process.communicate(timeout=LIMIT)
+    return process.returncode, out
+
+
+def listens(address: str) -> bool:
+    """Whether somebody accepts connections at `host:port`."""
+    host, _, port = address.partition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
+        return True
+    return False
+
+
+def wait_until_listening(address: str, process: subprocess.Popen[str]) -> None:
+    """Until a process has come so far that it serves."""
+    deadline = time.monotonic() + LIMIT
+    while not listens(address):
+        assert time.monotonic() < deadline and process.poll() is None, f"nobody serves at {address}"
+        time.sleep(0.1)
+
+
+def topology(cluster: dict[str, list[str]], job: str = "chief") -> Topology:
+    """As the first task of a job knows it."""
+    return Topology({name: tuple(addresses) for name, addresses in cluster.items()}, job, 0)
