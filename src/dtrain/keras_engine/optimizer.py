@@ -120,7 +120,10 @@ def _apply_on_servers(
     targets = (
         list(variables) if variables is not None else upstream_keras.trainable_variables_of(optimizer)
     )
-    _build_now(optimizer, strategy, targets)
+    if tf.distribute.get_replica_context() is not None and tf.distribute.get_strategy() is strategy:
+        _build(optimizer, strategy, targets)
+    else:
+        _build_now(optimizer, strategy, targets)
     present = [g for g in grads if g is not None]
 
     def once(distribution: Any, *merged: Any) -> None:

@@ -53,16 +53,20 @@ class ReplicaRunner:
         options: Any = None,
     ) -> Any:
         """As `tf.distribute.Strategy.run`."""
-        if is_tf_function(fn) and _compiled_by_xla(fn) and self.dtrain_layout.central:  # type: ignore[attr-defined]
+        if is_tf_function(fn) and _compiled_by_xla(fn) and self._weights_are_elsewhere():
             logger.warning(
                 "jit_compile=True was set for a replica function, but what XLA compiles reads weights on its "
-                "own device only, and under central storage they are on another. It runs without XLA."
+                "own device only, and under %s they are on another. It runs without XLA.",
+                type(self).__name__,
             )
             fn = fn.python_function  # type: ignore[attr-defined]
         elif is_tf_function(fn) and not tf.executing_eagerly() and not _compiled_by_xla(fn):
             # Replicas cannot meet inside a function that each of them traces for itself.
             fn = fn.python_function  # type: ignore[attr-defined]
         return super().run(fn, args=args, kwargs=kwargs, options=options)  # type: ignore[misc]
+
+    def _weights_are_elsewhere(self) -> bool:
+        return bool(self.dtrain_layout.central)  # type: ignore[attr-defined]
 
 
 class LocalUpdates:

@@ -43,7 +43,26 @@ class ParameterServerExtended(_Extended):  # type: ignore[misc]
         return super()._create_variable(next_creator, **kwargs)
 
 
-class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):  # type: ignore[misc]
+    def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
+        if self._num_replicas_in_sync == 1 and tf.executing_eagerly():
+            # One replica sees whole batches. A coordinator gives every worker a copy; the chief, which
+            # TensorFlow refuses, may go through it too.
+            return dataset
+        return super()._experimental_distribute_dataset(dataset, options)
+
+    def _distribute_datasets_from_function(self, dataset_fn: Callable[..., Any], options: Any) -> Any:
+        if self._num_replicas_in_sync == 1 and tf.executing_eagerly():
+            return dataset_fn(tf.distribute.InputContext())
+        return super()._distribute_datasets_from_function(dataset_fn, options)
+
+    def _assert_being_scheduled_by_cluster_coordinator(self) -> None:
+        """`run` and `reduce` outside of a coordinator compute on the chief: allowed."""
+
+
+class ParameterServerStrategy(
+    common.ReplicaRunner,
+    tf.distribute.ParameterServerStrategy,  # type: ignore[misc]
+):
     """Asynchronous training with parameter servers.
 
     Args:
@@ -94,6 +113,9 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):  # type: i
             max_staleness=max_staleness,
             servers=Servers(_HOME),
         )
+
+    def _weights_are_elsewhere(self) -> bool:
+        return True
 
     def dtrain_coordinator(self) -> Any:
         """TensorFlow's coordinator of this cluster; there is one a strategy."""

@@ -242,4 +242,4 @@ def _arrived(place: tuple[int, ...], arrived: list[Any], target: Any) -> Any:
     if len(place) == 1:
         return arrived[place[0]]
     indices = arrived[place[1]]
-    return tf.IndexedSlices(arrived[place[0]], indices, tf.constant(target.shape, indices.dtype))
+    return tf.IndexedSlices(arrived[place[0]], indices, tf.constant(list(target.shape), indices.dtype))
