@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-_CLUSTER_VARIABLES = ("TF_CONFIG", "DTRAIN_LAUNCHED", "DTRAIN_PEER_TIMEOUT", "DTRAIN_DEVICES_PER_WORKER")
+_CLUSTER_VARIABLES = (
+    "TF_CONFIG",
+    "DTRAIN_ATTEMPT",
+    "DTRAIN_CHANNEL_FD",
+    "DTRAIN_CHIEF_TIMEOUT",
+    "DTRAIN_DEVICES_PER_WORKER",
+    "DTRAIN_JOB",
+    "DTRAIN_LAUNCHED",
+    "DTRAIN_PEER_TIMEOUT",
+)
 # Python's own helpers, which live as long as the interpreter does.
 # The contract's workers live as long as its module, which ends them.
 _KEPT = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver", b"tests.contract.worker")
