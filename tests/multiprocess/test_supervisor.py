@@ -210,6 +210,24 @@ def test_workers_and_the_whole_job_share_one_budget(launch: Callable[..., Ended]
     assert "The job is not started again: it has had 1 of at most 1 restarts" in ended.err
 
 
+def test_a_server_that_stumbles_over_its_end_does_not_cost_the_job(launch: Callable[..., Ended]) -> None:
+    ended = launch(
+        """
+        if job == "chief":
+            wait_for(lambda: (folder.parent / "dying").exists())
+            time.sleep(0.5)
+        elif job == "ps":
+            (folder.parent / "dying").touch()
+            os.kill(os.getpid(), signal.SIGSEGV)
+        else:
+            time.sleep(100)
+        """
+    )
+    assert ended.status == 0, ended.err
+    assert ended.count("chief-0-") == 1
+    assert "failed" not in ended.err
+
+
 def test_nothing_is_restarted_where_that_was_asked_for(launch: Callable[..., Ended]) -> None:
     ended = launch("sys.exit(7) if job == 'worker' else time.sleep(100)", max_restarts=0)
     assert ended.status == 7

@@ -67,7 +67,8 @@ class Decision:
         action: the others go on; the job has failed, or has succeeded, and the others end; or this task is
             started again.
         after: seconds until it is started again; or, where the job has succeeded, that the others have to end
-            by themselves.
+            by themselves; or, where it has failed, until the others are told to end, unless its success is
+            found in that time.
         line: what to tell the user, or "".
     """
 
@@ -202,6 +203,7 @@ class Job:
         self._listener: channel.Listener | None = None
         self._children: dict[Task, _Child] = {}
         self._due: dict[Task, float] = {}
+        self._failed: tuple[Task, float] | None = None  # and when the others are told to end
         self._linger_until: float | None = None
         self._kill_at: float | None = None
         self._outcome = Outcome()
@@ -258,19 +260,27 @@ class Job:
             if self._kill_at is not None or self._linger_until is not None:
                 return  # from now on they end because the job does
             child.judged = True
-            self._follow(child, self._policy.on_exit(child.task, child.exit_code or 0))
+            if self._failed is not None and child.exit_code:
+                self._fail(self._failed[0])  # nothing is left to wait for
+            else:
+                self._follow(child, self._policy.on_exit(child.task, child.exit_code or 0))
 
     def _follow(self, child: _Child, decision: Decision) -> None:
         self._say(decision.line)
-        if decision.action == "fail":
-            self._outcome.first_failure = child.task
-            self._stop(signal.SIGTERM)
+        if decision.action == "fail" and decision.after:
+            self._failed = child.task, time.monotonic() + decision.after
+        elif decision.action == "fail":
+            self._fail(child.task)
         elif decision.action == "finish":
             self._due.clear()
             self._linger_until = time.monotonic() + decision.after
         elif decision.action == "restart":
             child.finish_output()
             self._due[child.task] = time.monotonic() + decision.after
+
+    def _fail(self, task: Task) -> None:
+        self._outcome.first_failure = task
+        self._stop(signal.SIGTERM)
 
     def _on_request(self, request: channel.Request) -> None:
         child = self._children.get(request.task)
@@ -295,6 +305,9 @@ class Job:
         elif self._linger_until is not None:
             if now >= self._linger_until:
                 self._stop(signal.SIGTERM)
+        elif self._failed is not None:
+            if now >= self._failed[1]:
+                self._fail(self._failed[0])
         elif self._deadline is not None and now >= self._deadline:
             self._outcome.timed_out = tuple(t for t, c in self._children.items() if c.exit_code is None)
             self._stop(signal.SIGTERM)
@@ -313,7 +326,8 @@ class Job:
     def _seconds_to_next_deadline(self) -> float | None:
         deadlines = [self._kill_at]
         if self._kill_at is None:
-            deadlines = [self._linger_until, self._deadline, *self._due.values()]
+            failing = None if self._failed is None else self._failed[1]
+            deadlines = [self._linger_until, failing, self._deadline, *self._due.values()]
         nearest = min((at for at in deadlines if at is not None), default=None)
         return None if nearest is None else max(0.0, nearest - time.monotonic())
 

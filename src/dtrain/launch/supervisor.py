@@ -25,6 +25,9 @@ USAGE = 2
 LINGER = 5.0
 """Seconds that servers have to end by themselves once the chief has ended well."""
 
+CHIEF_FIRST = 2.0
+"""Seconds in which a chief that has told its servers to end can end well, though one of them did not."""
+
 _HOUR = 3600.0
 _FIRST_DELAY = 1.0  # seconds before a restart
 _LONGEST_DELAY = 30.0
@@ -91,11 +94,11 @@ class ParameterServerPolicy(Policy):
         """As the class says."""
         if code == 0:
             return Decision("finish", after=LINGER) if task.job == "chief" else Decision("go on")
-        if task.job != "worker" or code == USAGE:
+        if task.job == "chief" or code == USAGE:
             return Decision("fail")
-        delay = self._budget.take()
+        delay = self._budget.take() if task.job == "worker" else None
         if delay is None:
-            return Decision("fail")
+            return Decision("fail", after=CHIEF_FIRST)
         line = f"{task} {describe_exit(code)}; it is started again in {delay:g} s ({self._budget})."
         return Decision("restart", after=delay, line=line)
 
