@@ -1,4 +1,8 @@
-"""Puts batches together to a block: concatenated where they are plain tensors, one by one where not."""
+"""Puts batches together to a block: concatenated where they are plain tensors, one by one where not.
+
+From an iterator of TensorFlow's whole blocks are taken in one call; a call a batch costs more than a small
+model's step.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +34,62 @@ class BlockData:
     count: int
 
 
+class BlockReader:
+    """Takes many batches at once from iterators over a dataset.
+
+    Args:
+        spec: of the dataset's elements: plain tensors whose shapes differ in the first dimension only.
+    """
+
+    def __init__(self, spec: Any) -> None:
+        self._spec = spec
+        self._leaves: list[tf.TensorSpec] = []
+        map_leaves(lambda leaf: leaf if leaf is None else self._leaves.append(leaf), spec)
+        self._read = tf.function(self._take, autograph=False)
+
+    @staticmethod
+    def reads(spec: Any) -> bool:
+        """Whether elements of a spec are of this kind."""
+        found: list[bool] = []
+        map_leaves(lambda leaf: leaf is None or found.append(_is_plain(leaf)), spec)
+        return bool(found) and all(found)
+
+    def read(self, iterator: Any, most: int) -> BlockData | None:
+        """The next batches, at most so many; None at the end of the data."""
+        sizes, values = self._read(iterator, tf.constant(most))
+        count = int(sizes.shape[1])
+        return BlockData(self._spec, True, sizes.numpy(), values, count) if count else None
+
+    def _take(self, iterator: Any, most: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        arrays = [
+            tf.TensorArray(leaf.dtype, 0, dynamic_size=True, infer_shape=False, element_shape=leaf.shape)
+            for leaf in self._leaves
+        ]
+        sizes = tf.TensorArray(tf.int32, 0, dynamic_size=True, element_shape=[len(arrays)])
+
+        def write(i: tf.Tensor, optional: Any, sizes: Any, arrays: list[Any]) -> Any:
+            parts: list[tf.Tensor] = []
+            map_leaves(lambda leaf: leaf if leaf is None else parts.append(leaf), optional.get_value())
+            arrays = [array.write(i, part) for array, part in zip(arrays, parts, strict=True)]
+            return sizes.write(i, tf.stack([tf.shape(part)[0] for part in parts])), arrays
+
+        def body(i: tf.Tensor, more: tf.Tensor, sizes: Any, *arrays: Any) -> Any:
+            optional = iterator.get_next_as_optional()
+            more = optional.has_value()
+            sizes, arrays = tf.cond(
+                more, lambda: write(i, optional, sizes, list(arrays)), lambda: (sizes, list(arrays))
+            )
+            return [i + tf.cast(more, tf.int32), more, sizes, *arrays]
+
+        found = tf.while_loop(
+            lambda i, more, *_: tf.logical_and(more, i < most),
+            body,
+            [tf.constant(0), tf.constant(True), sizes, *arrays],
+            parallel_iterations=1,
+        )
+        return tf.transpose(found[2].stack()), [array.concat() for array in found[3:]]
+
+
 class Batches:
     """Batches that are waiting to become a block."""
 
@@ -59,7 +119,7 @@ class Batches:
             leaves: list[Any] = []
             map_leaves(lambda leaf: leaf if leaf is None else leaves.append(leaf), batch)
             self._rows.append(leaves)
-            self.bytes += sum(_bytes(leaf) for leaf in leaves)
+            self.bytes += sum(bytes_of(leaf) for leaf in leaves)
         else:
             self._batch = batch
             self.bytes = 1 << 62  # a block of its own
@@ -85,6 +145,12 @@ class Batches:
         return self._ready
 
 
+def _is_plain(spec: Any) -> bool:
+    if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
+        return False
+    return bool(spec.shape[1:].is_fully_defined())
+
+
 def _key(batch: Any, spec: Any) -> tuple[str, bool]:
     """What two batches must have in common to lie in one block, and whether these can at all."""
     kinds: list[Any] = []
@@ -108,5 +174,6 @@ def _any_rows(leaf: Any) -> Any:
     return spec
 
 
-def _bytes(leaf: tf.Tensor) -> int:
+def bytes_of(leaf: tf.Tensor) -> int:
+    """The size of a tensor; of strings, their number."""
     return int(leaf.shape.num_elements() or 0) * max(leaf.dtype.size or 0, 1)

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from dtrain.keras_engine.asynchronous.batches import BlockReader
 from dtrain.keras_engine.asynchronous.program import BlockProgram
 from dtrain.keras_engine.asynchronous.session import Session, Staleness
 from dtrain.keras_engine.asynchronous.stuck import StuckAlarm
@@ -45,6 +46,8 @@ class AsynchronousFunction:
         self._session: Session | None = None
         self._logs: Any = {}
         self._eager_logs: Any = {}
+        self._ahead = 0
+        self._readers: dict[str, BlockReader | None] = {}
         self._logs_at = 0.0
         self.every_batch = False
         self.staleness = Staleness()
@@ -65,6 +68,7 @@ class AsynchronousFunction:
         if epochs.function is None:
             epochs.function = self
             self._session = self._new_session(epochs.total)
+            self._ahead = 0
             self._logs, self._logs_at = {}, 0.0
         session = self._session
         if session is None:
@@ -87,6 +91,11 @@ class AsynchronousFunction:
         self._session = None
 
     def _take(self, session: Session, iterator: Any) -> None:
+        if not self.every_batch and not self._model.run_eagerly and isinstance(iterator, _EpochBatches):
+            reader = self._reader_of(iterator.element_spec)
+            if reader is not None:
+                self._take_ahead(session, iterator, reader)
+                return
         for step in range(self._model.steps_per_execution):
             try:
                 batch = next(iterator)
@@ -99,6 +108,24 @@ class AsynchronousFunction:
                 self._eager(batch)
             else:
                 session.add(batch, getattr(iterator, "element_spec", None))
+
+    def _take_ahead(self, session: Session, iterator: Any, reader: BlockReader) -> None:
+        """Takes a block at once; the calls that follow are for batches that it has taken already."""
+        for step in range(self._model.steps_per_execution):
+            if self._ahead == 0:
+                self._ahead = session.read(iterator.iterator, reader)
+            if self._ahead == 0:
+                if step:
+                    return
+                self._count_failed_call(session, iterator)
+                raise StopIteration
+            self._ahead -= 1
+
+    def _reader_of(self, spec: Any) -> BlockReader | None:
+        key = str(spec)
+        if key not in self._readers:
+            self._readers[key] = BlockReader(spec) if BlockReader.reads(spec) else None
+        return self._readers[key]
 
     def _count_failed_call(self, session: Session, iterator: Any) -> None:
         """With one worker the numbers are one device's, whose last, failing call counts as an iteration."""
@@ -242,10 +269,11 @@ class _EpochBatches:
         element_spec: of a batch.
         epochs: the epochs that they belong to.
         counted: whether their number was known beforehand.
+        iterator: TensorFlow's.
     """
 
     def __init__(self, iterator: Any, epochs: Any, *, counted: bool) -> None:
-        self._iterator = iterator
+        self.iterator = iterator
         self.element_spec = iterator.element_spec
         self.epochs = epochs
         self.counted = counted
@@ -254,7 +282,7 @@ class _EpochBatches:
         return self
 
     def __next__(self) -> Any:
-        return next(self._iterator)
+        return next(self.iterator)
 
 
 def _number(value: Any) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from dtrain.keras_engine.asynchronous.batches import Batches, BlockData
+from dtrain.keras_engine.asynchronous.batches import Batches, BlockData, BlockReader, bytes_of
 from dtrain.keras_engine.asynchronous.program import BlockProgram, Result
 from dtrain.keras_engine.context import underlying
 from dtrain.keras_engine.protocol import ServerLayout
@@ -106,6 +106,7 @@ class Session:
         self._outputs: tuple[int, Any] = (-1, None)
         self._step_seconds: float | None = None
         self._batches = Batches()
+        self._batch_bytes = 0
         self._leftover = 0
         self._round = 0
         self.staleness = Staleness()
@@ -126,11 +127,28 @@ class Session:
         if self._batches.count >= self._block_steps() or self._batches.bytes > _MOST_BYTES:
             self.flush()
 
+    def read(self, iterator: Any, reader: BlockReader) -> int:
+        """Takes a block of batches at once and hands it out; says how many they are, 0 at the end."""
+        steps = self._block_steps()
+        if self._left is not None:
+            steps = max(1, min(steps, self._left))
+        if self._batch_bytes:
+            steps = max(1, min(steps, _MOST_BYTES // self._batch_bytes))
+        data = reader.read(iterator, steps)
+        if data is None:
+            return 0
+        self._batch_bytes = sum(map(bytes_of, data.values)) // data.count
+        if self._left is not None:
+            self._left -= data.count
+        self._hand_out(data)
+        return data.count
+
     def flush(self) -> None:
-        """Hands out what has been taken."""
-        if not self._batches.count:
-            return
-        data = self._batches.take()
+        """Hands out what has been taken batch by batch."""
+        if self._batches.count:
+            self._hand_out(self._batches.take())
+
+    def _hand_out(self, data: BlockData) -> None:
         traced = self._program.trace(data.spec, many=data.many)
         if self._held is None:
             self._begin()
