@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dtrain.launch.processes import Outcome, Policy
+from dtrain.launch.policy import Policy
+from dtrain.launch.processes import Outcome
 from dtrain.launch.supervisor import Budget, ParameterServerPolicy, describe_exit, exception_of_chief
 from dtrain.topology import Task
 

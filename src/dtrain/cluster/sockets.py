@@ -11,6 +11,8 @@ import ipaddress
 import socket
 from pathlib import Path
 
+from dtrain.topology import split_address
+
 _LISTENING = "0A"  # the state's code in /proc/net/tcp
 
 
@@ -82,6 +84,15 @@ def connect_to(host: str, port: int, timeout: float) -> socket.socket | None:
         pass
     sock.close()
     return None
+
+
+def answers_at(address: str) -> bool:
+    """Whether somebody accepts connections at `host:port`, within a second."""
+    sock = connect_to(*split_address(address), timeout=1.0)
+    if sock is None:
+        return False
+    sock.close()
+    return True
 
 
 def this_process_listens_on(port: int) -> bool:

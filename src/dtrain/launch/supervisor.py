@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from dtrain.launch.processes import Decision, Job, Outcome, Policy, TaskCommand
+from dtrain.launch.policy import Decision, Policy
+from dtrain.launch.processes import Job, Outcome, TaskCommand
 from dtrain.topology import Task
 
 MAX_RESTARTS = 3

@@ -1,0 +1,265 @@
+"""What a chief and its servers say to one another: how are you, and it is over. TensorFlow carries it.
+
+A server answers through a Python function that the chief calls by name, as an operation on the server's
+device. It neither starts nor watches anybody.
+"""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import json
+import os
+import queue
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from dtrain.cluster.sockets import answers_at
+from dtrain.log import logger
+from dtrain.topology import Task, Topology
+from dtrain.upstream import tensorflow as upstream_tf
+
+CHIEF = Task("chief", 0)
+"""The task that runs the program."""
+
+_TOKEN = "dtrain/control"  # the function's name
+_FAREWELL_TIME = 5.0  # seconds that all servers together have to hear that the chief is done
+
+
+# --- a server's side
+
+
+class Control:
+    """Answers for this process; TensorFlow calls it in a thread of its own, with a JSON object as text.
+
+    Attributes:
+        told: set when the chief has said that this process should end.
+        failure: why the chief's program failed, if it did.
+        heard: when the chief spoke last, by `time.monotonic`.
+
+    Args:
+        topology: who this process is.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self.told = threading.Event()
+        self.failure: str | None = None
+        self.heard: float | None = None
+        self._status = {
+            "task": str(topology.task),
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "started": time.time(),
+            # A process that was started again has another one, also where it got the same id.
+            "incarnation": secrets.token_hex(8),
+        }
+        self._answers: dict[str, Callable[[dict[str, Any]], None]] = {
+            "status": lambda message: None,
+            "done": lambda message: self.told.set(),
+            "failed": self._on_failure,
+        }
+
+    def register(self) -> None:
+        """Be there for the chief, as long as this object lives."""
+        upstream_tf.register_python_function(_TOKEN, self)
+
+    def __call__(self, text: Any) -> bytes:
+        """The answer to a message, which is JSON as the answer is."""
+        self.heard = time.monotonic()
+        message = json.loads(_as_text(text))
+        answer = self._answers.get(str(message.get("ask")))
+        if answer is None:
+            return json.dumps({"error": f"there is no {message.get('ask')!r} to ask"}).encode()
+        answer(message)
+        return json.dumps(self._status).encode()
+
+    def _on_failure(self, message: dict[str, Any]) -> None:
+        self.failure = str(message.get("reason") or "it gave no reason")
+        self.told.set()
+
+
+def _as_text(value: Any) -> str:
+    content = value.item() if hasattr(value, "item") else value
+    return content.decode() if isinstance(content, bytes) else str(content)
+
+
+# --- the chief's side
+
+
+def connect_chief(topology: Topology) -> None:
+    """On the chief, once TensorFlow is connected: let the servers know how the program ends.
+
+    When the interpreter ends, `finish` is called: as done, or as failed after an exception that nobody
+    caught or after `note_failure`. Calling it again changes nothing.
+    """
+    global _goodbye
+    _remember(topology)
+    if _goodbye is None:
+        _goodbye = _Goodbye(topology)
+
+
+def ask(job: str, index: int, message: dict[str, Any], timeout: float) -> dict[str, Any] | None:
+    """On the chief: ask a server something, over TensorFlow's connection; it takes a few milliseconds.
+
+    Args:
+        job: `worker` or `ps`.
+        index: which of them.
+        message: `{"ask": "status"}`, to know `task`, `pid`, `host`, `started` (seconds since 1970) and
+            `incarnation` (another one for each process).
+        timeout: seconds to wait.
+
+    Returns:
+        The answer, or None where the server gave none: it is gone, stuck, or busy with an earlier question.
+    """
+    answer = _line(Task(job, index)).put(message)
+    try:
+        return answer.result(timeout)
+    except concurrent.futures.TimeoutError:
+        answer.cancel()
+    except Exception as error:  # whatever TensorFlow makes of a server that is gone
+        logger.debug("%s %d did not answer: %s", job, index, error)
+    return None
+
+
+def finish(topology: Topology, *, failed: bool, reason: str = "") -> None:
+    """On the chief: tell all servers to end, those that can be reached, within 5 seconds for all together.
+
+    Args:
+        topology: the job.
+        failed: whether they should end as failed, rather than with status 0.
+        reason: what they should say then.
+    """
+    global _finished
+    if _finished:
+        return
+    _finished = True
+    _remember(topology)
+    message = {"ask": "failed", "reason": reason} if failed else {"ask": "done"}
+    deadline = time.monotonic() + _FAREWELL_TIME
+    answers = {task: _line(task).put(message) for task in topology.servers()}
+    for task, answer in answers.items():
+        try:
+            answer.result(max(0.0, deadline - time.monotonic()))
+        except Exception as error:  # it is gone, or ended before its answer was through
+            logger.debug("%s did not answer the farewell: %s", task, error)
+
+
+def note_failure(reason: str) -> None:
+    """Let the servers end as failed, because of this, when the chief's process ends."""
+    if _goodbye is not None:
+        _goodbye.failure = reason
+
+
+_finished = False
+_goodbye: _Goodbye | None = None
+_lines: dict[Task, _Line] = {}
+_addresses: dict[Task, str] = {}
+
+
+def _remember(topology: Topology) -> None:
+    _addresses.update({task: topology.address_of(task) for task in topology.servers()})
+
+
+class _Goodbye:
+    """Watches how the program ends."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.failure: str | None = None
+        self._topology = topology
+        self._process = os.getpid()
+        self._previous_hook = sys.excepthook
+        for task in topology.servers():
+            # Now, as an interpreter that is ending may start no thread; and so that each knows that we came.
+            _line(task).put({"ask": "status"})
+        sys.excepthook = self._on_exception
+        atexit.register(self._on_exit)
+
+    def _on_exception(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        self.failure = f"{kind.__name__}: {error}" if str(error) else kind.__name__
+        self._previous_hook(kind, error, trace)
+
+    def _on_exit(self) -> None:
+        if os.getpid() == self._process:  # not in a child that the program forked
+            finish(self._topology, failed=self.failure is not None, reason=self.failure or "")
+
+
+class _Line(threading.Thread):
+    """Carries questions to one server, one after the other, so that one that hangs holds up no other."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(name=f"dtrain-ask {task}", daemon=True)
+        self._task = task
+        self._questions: queue.SimpleQueue[tuple[str, concurrent.futures.Future[dict[str, Any]]]] = (
+            queue.SimpleQueue()
+        )
+        self.start()
+
+    def put(self, message: dict[str, Any]) -> concurrent.futures.Future[dict[str, Any]]:
+        answer: concurrent.futures.Future[dict[str, Any]] = concurrent.futures.Future()
+        self._questions.put((json.dumps(message), answer))
+        return answer
+
+    def run(self) -> None:
+        """Until the process ends."""
+        while True:
+            text, answer = self._questions.get()
+            if answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(_call(self._task, text))
+                except Exception as error:
+                    answer.set_exception(error)
+
+
+def _line(task: Task) -> _Line:
+    if task not in _lines:
+        _lines[task] = _Line(task)
+    return _lines[task]
+
+
+def _call(task: Task, text: str) -> dict[str, Any]:
+    import tensorflow as tf
+
+    try:
+        # Constants made on another process's device, and values read from it, travel under Python's global
+        # lock: a server that hangs would hang this whole process. What operations fetch themselves does not.
+        with _on(CHIEF):
+            question = tf.constant(text)
+        with _on(task):
+            (answer,) = tf.raw_ops.PyFunc(input=[question], token=_TOKEN, Tout=[tf.string])
+        with _on(CHIEF):
+            content = tf.identity(answer).numpy()
+    except tf.errors.OpError:
+        address = _addresses.get(task)
+        if address is None or not answers_at(address):
+            raise
+        # It was started again, and TensorFlow has had no reason yet to connect with it anew.
+        content = _call_directly(task, address, text)
+    found: dict[str, Any] = json.loads(_as_text(content))
+    return found
+
+
+def _call_directly(task: Task, address: str, text: str) -> Any:
+    """The same in a session of its own, which needs no connection of the running program's."""
+    import tensorflow as tf
+
+    config = tf.compat.v1.ConfigProto(operation_timeout_in_ms=int(_FAREWELL_TIME * 1000))
+    config.device_filters.append(f"/job:{task.job}/task:{task.index}")
+    with tf.Graph().as_default() as graph:
+        with _on(task):
+            answer = tf.raw_ops.PyFunc(input=[tf.constant(text)], token=_TOKEN, Tout=[tf.string])
+        with tf.compat.v1.Session(f"grpc://{address}", graph=graph, config=config) as session:
+            return session.run(answer)[0]
+
+
+def _on(task: Task) -> Any:
+    import tensorflow as tf
+
+    return tf.device(f"/job:{task.job}/replica:0/task:{task.index}/device:CPU:0")
