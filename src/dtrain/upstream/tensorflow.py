@@ -115,6 +115,21 @@ CLUSTER_SCHEDULE = Reach(
     signature="(self, function, args, kwargs)",
     reason="a block is done when the chief has its results, so fetching them is part of what may run again",
 )  # fmt: skip
+WORKER_FAILURE = Reach(
+    module="tensorflow.python.distribute.coordinator.cluster_coordinator", name="_is_worker_failure",
+    signature="(error)",
+    reason="an error of a step is the user's; one of a lost process means that its block must run elsewhere",
+)  # fmt: skip
+PS_FAILURE = Reach(
+    module="tensorflow.python.distribute.coordinator.cluster_coordinator", name="_is_ps_failure",
+    signature="(error)",
+    reason="as WORKER_FAILURE",
+)  # fmt: skip
+SHARDED_VARIABLE = Reach(
+    module="tensorflow.python.distribute.sharded_variable", name="ShardedVariable",
+    signature="(variables: Sequence[tensorflow.python.ops.variables.Variable], name='ShardedVariable')",
+    reason="Keras needs more of a variable that a partitioner has split",
+)  # fmt: skip
 
 REACHES: tuple[Reach, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Reach))
 
@@ -232,6 +247,15 @@ def schedule(coordinator: Any, function: Any) -> None:
     If that worker dies, the function is run again for another one.
     """
     coordinator._cluster.schedule(function, None, None)
+
+
+def blames_a_process(error: BaseException) -> bool:
+    """Whether an error says that a worker or a server is lost, rather than that a step went wrong."""
+    import tensorflow as tf
+
+    if isinstance(error, tf.errors.CancelledError | tf.errors.DeadlineExceededError):
+        return True
+    return bool(WORKER_FAILURE.resolve()(error) or PS_FAILURE.resolve()(error))
 
 
 def create_variable(strategy: Any, next_creator: Any, arguments: dict[str, Any]) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.keras_engine.asynchronous.batches import BlockReader
+from dtrain.keras_engine.asynchronous.pace import Pace
 from dtrain.keras_engine.asynchronous.program import BlockProgram
 from dtrain.keras_engine.asynchronous.session import Session, Staleness
 from dtrain.keras_engine.asynchronous.stuck import StuckAlarm
@@ -43,6 +44,7 @@ class AsynchronousFunction:
         self._strategy = model.distribute_strategy
         self._kind = kind
         self._program = BlockProgram(model, self._strategy, kind)
+        self._pace = Pace()
         self._session: Session | None = None
         self._logs: Any = {}
         self._eager_logs: Any = {}
@@ -61,10 +63,10 @@ class AsynchronousFunction:
         epochs = getattr(iterator, "epochs", None)
         if epochs is None:
             # train_on_batch and test_on_batch: one call, done when it returns.
-            session = self._new_session(None)
-            self._take(session, iterator)
-            session.finish()
-            return self._logs_of(session)
+            single = self._new_session(None)
+            self._take(single, iterator)
+            single.finish()
+            return self._logs_of(single)
         if epochs.function is None:
             epochs.function = self
             self._session = self._new_session(epochs.total)
@@ -87,8 +89,10 @@ class AsynchronousFunction:
             self._renew_logs(session)
 
     def abandon(self) -> None:
-        """The epoch ends by an error: nothing more is handed out."""
-        self._session = None
+        """The epoch ends by an error: what is not done is dropped."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.abandon()
 
     def _take(self, session: Session, iterator: Any) -> None:
         if not self.every_batch and not self._model.run_eagerly and isinstance(iterator, _EpochBatches):
@@ -156,6 +160,7 @@ class AsynchronousFunction:
             every_batch=self.every_batch,
             total=total,
             watch=StuckAlarm(),
+            pace=self._pace,
         )
 
     def _refresh_logs(self, session: Session) -> None:
@@ -187,6 +192,7 @@ class AsynchronousPredict:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._program = BlockProgram(model, model.distribute_strategy, "predict")
+        self._pace = Pace()
 
     def __call__(self, batches: list[Any]) -> Any:
         """Outputs of all batches, concatenated; each of shape (examples, ...)."""
@@ -204,6 +210,7 @@ class AsynchronousPredict:
             every_batch=True,
             total=1,
             watch=StuckAlarm(),
+            pace=self._pace,
         )
         session.add(batch, alone=True)
         session.finish()

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+
 from dtrain.keras_engine.asynchronous.batches import Batches, BlockData, BlockReader, bytes_of
+from dtrain.keras_engine.asynchronous.pace import Pace
 from dtrain.keras_engine.asynchronous.program import BlockProgram, Result
 from dtrain.keras_engine.context import underlying
 from dtrain.keras_engine.protocol import ServerLayout
@@ -22,7 +24,9 @@ from dtrain.upstream import tensorflow as upstream_tf
 _BLOCK_SECONDS = 0.1
 _MOST_STEPS = 256
 _MOST_BYTES = 32 << 20
-_LOOK = 0.5  # seconds between two looks for a worker's error
+_LOOK = 0.5  # seconds between two looks at what the coordinator and `watch` have to say
+_SHORT_LOOK = 0.02
+_END_SECONDS = 1.0  # for the blocks that run on when an error has ended a session
 
 
 class Staleness:
@@ -77,6 +81,7 @@ class Session:
             calls at once as there are workers).
         total: the number of batches, where it is known.
         watch: called now and then while it waits; may raise.
+        pace: what earlier sessions of the program have learnt.
     """
 
     def __init__(
@@ -89,6 +94,7 @@ class Session:
         every_batch: bool,
         total: int | None,
         watch: Callable[[Session], None] = lambda session: None,
+        pace: Pace | None = None,
     ) -> None:
         self._program = program
         self._layout = layout
@@ -104,7 +110,9 @@ class Session:
         self._version = 0
         self._stored = 0
         self._outputs: tuple[int, Any] = (-1, None)
-        self._step_seconds: float | None = None
+        self._pace = Pace() if pace is None else pace
+        self._error: BaseException | None = None
+        self._ended = False
         self._batches = Batches()
         self._batch_bytes = 0
         self._leftover = 0
@@ -163,10 +171,9 @@ class Session:
             self._run(traced, number, left, data)
 
         upstream_tf.schedule(self._coordinator, run)
-        if self._step_seconds is None or left:
-            # The first block tells how long a step takes; one that completes an update goes alone.
-            self._wait(0)
-        self._end_round(data.count)
+        if left:
+            self._wait(0)  # one that completes an update goes alone
+        self._end_round()
 
     def called(self) -> None:
         """After each of Keras' calls."""
@@ -178,9 +185,19 @@ class Session:
         """Hands out what is left, and waits until all blocks are done."""
         self.flush()
         self._wait(0)
-        if self._blocks:
-            self._coordinator.join()
         self.store()
+
+    def abandon(self) -> None:
+        """Ends it at once, because of an error: what no worker has begun with is dropped.
+
+        Blocks that a worker has begun with get a second to end; what they still give back is not taken.
+        """
+        with self._changed:
+            self._ended = True
+            self._changed.wait_for(
+                lambda: all(block.worker is None for block in self._outstanding.values()), _END_SECONDS
+            )
+            self._outstanding.clear()
 
     def store(self) -> None:
         """Writes what the workers have counted so far to the chief's variables."""
@@ -206,9 +223,12 @@ class Session:
     @property
     def step_seconds(self) -> float | None:
         """What a step took lately; None before any is done."""
-        return self._step_seconds
+        return self._pace.seconds
 
     def _begin(self) -> None:
+        while not self._coordinator.done():  # blocks that an abandoned session has left
+            self._watch(self)
+            time.sleep(_SHORT_LOOK)
         self._held = [np.asarray(underlying(v).numpy()) for v in self._program.held]
         optimizer = self._program.optimizer
         if optimizer is not None:
@@ -217,18 +237,32 @@ class Session:
 
     def _run(self, traced: Any, number: int, left: int, data: BlockData) -> None:
         """On a coordinator's thread, for one worker; may be run again on another one."""
+        worker = upstream_tf.current_worker()
         with self._changed:
+            if self._ended:
+                return
             held, version = self._held, self._version
             begun = time.monotonic()
-            self._outstanding[number] = Handed(begun, upstream_tf.current_worker(), data.count)
+            self._outstanding[number] = Handed(begun, worker, data.count)
         if held is None:
             raise RuntimeError("a block runs in a session that has not begun")
-        result = traced(np.array([number, left], np.int64), data.sizes, held, data.values)
+        try:
+            result = traced(np.array([number, left], np.int64), data.sizes, held, data.values)
+        except Exception as error:
+            with self._changed:
+                self._outstanding[number] = Handed(time.monotonic(), None, data.count)
+                if upstream_tf.blames_a_process(error):
+                    raise  # the coordinator finds another worker for it
+                self._error = self._error or error
+                self._changed.notify_all()
+            return
         with self._changed:
-            self._merge(number, result, held, fresh=version == self._version)
-            seconds = (time.monotonic() - begun) / data.count
-            self._step_seconds = seconds if number else self._step_seconds or seconds
-            del self._outstanding[number]
+            if self._ended:
+                self._outstanding.pop(number, None)
+            else:
+                self._merge(number, result, held, fresh=version == self._version)
+                self._pace.note(traced, worker, time.monotonic() - begun, data.count)
+                del self._outstanding[number]
             self._changed.notify_all()
 
     def _merge(self, number: int, result: Result, given: list[np.ndarray], *, fresh: bool) -> None:
@@ -253,9 +287,9 @@ class Session:
     def _wished_steps(self) -> int:
         if self._every_batch:
             return self._steps_a_call
-        if self._step_seconds is None:
+        if self._pace.seconds is None:
             return 1
-        steps = int(_BLOCK_SECONDS / max(self._step_seconds, 1e-6))
+        steps = int(_BLOCK_SECONDS / max(self._pace.seconds, 1e-6))
         workers = self._layout.workers
         if self._left is not None and workers > 1:
             # So that the workers end together.
@@ -274,11 +308,11 @@ class Session:
     def _places(self) -> int:
         """How many blocks may be handed out and not done."""
         active, bound = self._active()
-        if active == 1 or bound is not None or self._every_batch:
+        if active == 1 or bound is not None or self._every_batch or self._pace.seconds is None:
             return active
         return 2 * active
 
-    def _end_round(self, steps: int) -> None:
+    def _end_round(self) -> None:
         """Under a bound, blocks go out in rounds: nobody is further behind than one round."""
         active, bound = self._active()
         if bound is None:
@@ -292,17 +326,25 @@ class Session:
         """Until at most so many blocks are not done.
 
         Raises:
-            whatever a step raised, and what `watch` raises.
+            whatever a step raised, and what `watch` raises; the session is abandoned then.
         """
+        try:
+            while not self._done(most):
+                self._coordinator.done()  # raises where a server is lost
+                self._watch(self)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _done(self, most: int) -> bool:
+        """Waits a while until at most so many blocks are not done; says whether they are."""
         with self._changed:
-            while len(self._outstanding) > most:
-                if not self._changed.wait(_LOOK):
-                    self._changed.release()
-                    try:
-                        self._coordinator.done()  # raises what a step raised
-                        self._watch(self)
-                    finally:
-                        self._changed.acquire()
+            done = self._changed.wait_for(
+                lambda: self._error is not None or len(self._outstanding) <= most, _LOOK
+            )
+            if self._error is not None:
+                raise self._error
+            return done
 
 
 def _added(now: np.ndarray, then: np.ndarray, new: np.ndarray) -> np.ndarray:
