@@ -32,8 +32,8 @@ test-faults: setup
 	$(BIN)/python -m pytest tests/faults
 
 check: setup
-	$(BIN)/ruff check src tests examples
-	$(BIN)/ruff format --check src tests examples
+	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/ruff format --check src tests examples benchmarks
 	$(BIN)/mypy
 
 clean:

@@ -1,0 +1,171 @@
+"""Starts the jobs of a benchmark side by side, lets one after the other measure, and writes what came of it.
+
+What is measured stands in the benchmarks. All jobs live from the first round to the last, so that a round
+compares them within seconds of each other; those that wait do nothing.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+START_SECONDS = 120.0
+MEASURE_SECONDS = 240.0
+
+# What a chief does when it is asked: (what, how many steps) -> seconds a step.
+Measure = Callable[[str, int], float]
+
+
+class Job:
+    """A chief, workers and parameter servers under `dtrain launch`; the chief answers questions.
+
+    Args:
+        script: the benchmark; started with `--side NAME ADDRESS` it calls `answer`.
+        side: which of the jobs it is.
+        workers: how many.
+        servers: how many.
+    """
+
+    def __init__(self, script: str, side: str, *, workers: int, servers: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="dtrain-benchmark-")
+        address = f"{self._folder.name}/chief"
+        self._log = Path(self._folder.name, "log")
+        command = [sys.executable, "-m", "dtrain", "launch", "--max-restarts", "0"]
+        command += ["--workers", str(workers), "--ps", str(servers), script, "--side", side, address]
+        environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"} | os.environ
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)
+            listener.listen()
+            listener.settimeout(START_SECONDS)
+            with self._log.open("w", encoding="utf-8") as log:
+                self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+            try:
+                self._connection, _ = listener.accept()
+            except TimeoutError:
+                self._process.terminate()
+                raise RuntimeError(f"the chief of {side!r} did not start in time:\n{self.log()}") from None
+        self._connection.settimeout(MEASURE_SECONDS)
+        self._chief = self._connection.makefile("rw", encoding="utf-8")
+
+    def measure(self, what: str, steps: int) -> float:
+        """Seconds a step.
+
+        Raises:
+            RuntimeError: the chief failed, ended or took too long.
+        """
+        print(json.dumps([what, steps]), file=self._chief, flush=True)
+        line = self._chief.readline()
+        found: float | str = json.loads(line) if line else "the chief ended"
+        if isinstance(found, str):
+            raise RuntimeError(f"{what}: {found}\n{self.log()}")
+        return found
+
+    def log(self) -> str:
+        """The end of what the job printed."""
+        return self._log.read_text(encoding="utf-8")[-5000:]
+
+    def close(self) -> None:
+        """Ends the job."""
+        self._chief.close()
+        self._connection.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.terminate()
+            self._process.wait(30)
+        self._folder.cleanup()
+
+
+def answer(address: str, measure: Measure) -> None:
+    """In a chief: measures what it is asked for until the benchmark hangs up."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address)
+        chief = connection.makefile("rw", encoding="utf-8")
+        for line in chief:
+            found: float | str
+            try:
+                found = measure(*json.loads(line))
+            except Exception as error:  # the benchmark shows it
+                found = f"{type(error).__name__}: {error}"
+            print(json.dumps(found), file=chief, flush=True)
+
+
+def stock_strategy() -> Any:
+    """TensorFlow's own strategy in the chief; other tasks serve and do not come back. Without dtrain."""
+    import tensorflow as tf
+
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    if resolver.task_type != "chief":
+        server = tf.distribute.Server(
+            resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id
+        )
+        server.join()
+    return tf.distribute.ParameterServerStrategy(resolver)
+
+
+def summary(seconds: Sequence[float]) -> dict[str, Any]:
+    """Milliseconds a step: median, least, most and every round."""
+    rounds = [round(1e3 * s, 4) for s in seconds]
+    return {"median": statistics.median(rounds), "min": min(rounds), "max": max(rounds), "rounds": rounds}
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> dict[str, Any]:
+    """The quotient of two times, round by round: median, least and most."""
+    rounds = [round(a / b, 3) for a, b in zip(over, under, strict=True)]
+    return {"median": statistics.median(rounds), "min": min(rounds), "max": max(rounds)}
+
+
+def circumstances() -> dict[str, Any]:
+    """Hardware, versions and the command."""
+    return {
+        "measured_at": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": " ".join(["python", *sys.argv]),
+        "hardware": {
+            "cpu": _processor(),
+            "cores": len(os.sched_getaffinity(0)),
+            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+            "load_before": os.getloadavg()[0],
+        },
+        "versions": {
+            "python": platform.python_version(),
+            "dtrain": version("dtrain"),
+            "keras": version("keras"),
+            "tensorflow": _tensorflow(),
+        },
+    }
+
+
+def write(found: Mapping[str, Any], out: str | None) -> None:
+    """Prints the numbers as JSON, or writes them to a file."""
+    text = json.dumps(found, indent=2)
+    if out is None:
+        print(text)
+    else:
+        Path(out).write_text(text + "\n", encoding="utf-8")
+
+
+def _tensorflow() -> str:
+    for name in ("tensorflow", "tensorflow-cpu"):
+        try:
+            return f"{name} {version(name)}"
+        except ModuleNotFoundError:
+            continue
+    return "unknown"
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
