@@ -245,6 +245,8 @@ def variable_ids(variables: Sequence[Any]) -> set[int]:
 def underlying(variable: Any) -> Any:
     """The TensorFlow variable behind a Keras one or behind one replica's component of it."""
     value = upstream_keras.value_of(variable)
+    if getattr(value, "is_sharded_variable", False) is True:
+        return value
     found = value if isinstance(value, tf.Variable) else variable
     if isinstance(found, tf.distribute.DistributedValues) or not isinstance(found, tf.Variable):
         return found

@@ -12,10 +12,25 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.keras_engine.context import ReplicaStep, all_reduce_sum, current_step, underlying, variable_ids
+from dtrain.keras_engine.parts import is_split, joined_gradient, parts_of
 
 
 def make_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
     """The replacement of `tf.GradientTape.gradient`."""
+
+    def by_parts(self: Any, target: Any, sources: Any, *rest: Any) -> Any:
+        """Of a variable that is split, the tape knows the parts."""
+        flat = tf.nest.flatten(sources)
+        if not any(is_split(source) for source in flat):
+            return original(self, target, sources, *rest)
+        parts = [parts_of(source) if is_split(source) else [source] for source in flat]
+        found = iter(original(self, target, [part for each in parts for part in each], *rest))
+        gradients = [[next(found) for _ in each] for each in parts]
+        joined = [
+            joined_gradient(each, source) if is_split(source) else each[0]
+            for source, each in zip(flat, gradients, strict=True)
+        ]
+        return tf.nest.pack_sequence_as(sources, joined) if tf.nest.is_nested(sources) else joined[0]
 
     def gradient(
         self: Any,
@@ -26,7 +41,7 @@ def make_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         step = current_step()
         if step is None or not step.training or not _has_variables(sources):
-            return original(self, target, sources, output_gradients, unconnected_gradients)
+            return by_parts(self, target, sources, output_gradients, unconnected_gradients)
         weight = step.next_weight()
         if step.weights is None and _adds_up(target):
             weight = tf.ones_like(step.share)

@@ -40,6 +40,7 @@ def _install() -> None:
         metrics,
         optimizer,
         seeds,
+        tables,
         variables,
     )
     from dtrain.upstream import keras, tensorflow
@@ -70,6 +71,7 @@ def _install() -> None:
     replace(keras.VARIABLE_ASSIGN_ADD, lambda f: variables.make_assign_change(f, "assign_add"))
     replace(keras.VARIABLE_ASSIGN_SUB, lambda f: variables.make_assign_change(f, "assign_sub"))
     replace(keras.SEED_NEXT, seeds.make_next)
+    replace(keras.EMBEDDING_CALL, tables.make_embedding_call)
     replace(keras.MAKEDIRS, files.make_makedirs)
     replace(keras.MODEL_SAVE, files.make_save)
     replace(keras.MODEL_SAVE_WEIGHTS, files.make_save)

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.keras_engine.asynchronous.step import current_block
+from dtrain.keras_engine.asynchronous.updates import updating
 from dtrain.keras_engine.context import (
     all_reduce_sum,
     current_step,
@@ -131,7 +132,7 @@ def _apply_on_servers(
         given = [None if g is None else next(found) for g in grads]
 
         def update() -> None:
-            with local_update():
+            with local_update(), updating(optimizer):
                 original(optimizer, given, variables)
 
         if tf.executing_eagerly():

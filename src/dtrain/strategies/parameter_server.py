@@ -14,9 +14,11 @@ import tensorflow as tf
 from dtrain.cluster import current, join, serving
 from dtrain.errors import ClusterConfigError, ConfigurationError
 from dtrain.keras_engine.asynchronous.exchange import Servers
+from dtrain.keras_engine.asynchronous.updates import update
 from dtrain.keras_engine.context import updating_locally
 from dtrain.keras_engine.protocol import ServerLayout
 from dtrain.strategies import common
+from dtrain.strategies.partitioned import PartitionedVariable, made_partitioned, partition_like
 from dtrain.topology import Topology
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -40,7 +42,53 @@ class ParameterServerExtended(_Extended):  # type: ignore[misc]
             kwargs.pop("colocate_with", None)
             with tf.device(_CHIEF):
                 return next_creator(**kwargs)
-        return super()._create_variable(next_creator, **kwargs)
+        reference = kwargs.get("colocate_with")
+        if isinstance(reference, PartitionedVariable):
+            return self._create_beside(reference, next_creator, kwargs)
+        if self._variable_partitioner is None or reference is not None:
+            return super()._create_variable(next_creator, **kwargs)
+        return self._create_partitioned(next_creator, kwargs)
+
+    def _create_partitioned(self, next_creator: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+        """As the partitioner says; numbers that are not weights stay whole."""
+        # Once: an initializer that draws would draw again for every part.
+        value = _initial_value(kwargs)
+        kwargs |= {"initial_value": value, "shape": value.shape, "dtype": value.dtype}
+        partitioner = self._variable_partitioner
+        try:
+            if not value.dtype.is_floating or value.shape.rank == 0:
+                self._variable_partitioner = None
+            return made_partitioned(super()._create_variable(next_creator, **kwargs))
+        finally:
+            self._variable_partitioner = partitioner
+
+    def _create_beside(
+        self, reference: PartitionedVariable, next_creator: Callable[..., Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """A slot of a split variable: split alike where its shape is the same, else beside its first part."""
+        value = _initial_value(kwargs)
+        kwargs |= {"initial_value": value, "shape": value.shape, "dtype": value.dtype}
+        parent = super()._create_variable
+        if value.shape == reference.shape:
+            return partition_like(reference, lambda **own: parent(next_creator, **own), kwargs)
+        return parent(next_creator, **kwargs | {"colocate_with": reference.variables[0]})
+
+    def update(
+        self,
+        var: Any,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """As TensorFlow's; a split variable is updated part by part."""
+        if group or kwargs:
+            return super().update(var, fn, args=args, kwargs=kwargs, group=group)
+
+        def one(variable: Any, function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+            return super(ParameterServerExtended, self).update(variable, function, args=given, group=False)
+
+        return update(one, var, fn, args)
 
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
@@ -120,6 +168,11 @@ class ParameterServerStrategy(
     def dtrain_coordinator(self) -> Any:
         """TensorFlow's coordinator of this cluster; there is one a strategy."""
         return tf.distribute.coordinator.ClusterCoordinator(self)
+
+
+def _initial_value(kwargs: dict[str, Any]) -> tf.Tensor:
+    value = kwargs["initial_value"]
+    return tf.convert_to_tensor(value() if callable(value) else value, dtype=kwargs.get("dtype"))
 
 
 def _check_staleness(bound: Any) -> None:

@@ -6,9 +6,10 @@ are not under a strategy of dtrain's go through every replacement unchanged.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from dtrain.upstream.reach import Reach
@@ -199,6 +200,11 @@ EXPORTED_VARIABLES = Reach(
     signature="(fns)",
     reason="it lists variables in the order of a set, so two workers' exports name them differently",
 )  # fmt: skip
+EMBEDDING_CALL = Reach(
+    module="keras.src.layers.core.embedding", owner="Embedding", name="call", signature="(self, inputs)",
+    reason="it fetches the whole table to look up a few rows",
+    thread="keras#18624",
+)  # fmt: skip
 
 REACHES: tuple[Reach, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Reach))
 
@@ -314,6 +320,37 @@ def accumulators_of(optimizer: Any) -> list[Any]:
     return list(optimizer._accumulated_gradients)
 
 
+def slots_of(optimizer: Any, variable: Any) -> list[Any]:
+    """The variables that an optimizer keeps for one of the variables that it updates; [] if it knows it not.
+
+    Keras' optimizers keep each kind in a list of its own, in the order of the variables.
+    """
+    number = optimizer._trainable_variables_indices.get(optimizer._var_key(variable))
+    if number is None:
+        return []
+    count = len(optimizer._trainable_variables)
+    own = {id(each) for each in optimizer._trainable_variables}
+    lists = [each for each in vars(optimizer).values() if isinstance(each, list) and len(each) == count]
+    found = [each[number] for each in lists]
+    return [slot for slot in found if hasattr(slot, "_value") and id(slot) not in own]
+
+
+@contextlib.contextmanager
+def known_as(optimizer: Any, part: Any, variable: Any) -> Iterator[None]:
+    """While it is entered, an optimizer takes `part` for `variable`, which it was built for."""
+    indices = optimizer._trainable_variables_indices
+    key = optimizer._var_key(part)
+    number = indices.get(optimizer._var_key(variable))
+    if number is None or key in indices:
+        yield
+        return
+    indices[key] = number
+    try:
+        yield
+    finally:
+        del indices[key]
+
+
 def number_of_variable(optimizer: Any, variable: Any) -> int:
     """The place of a variable among those that an optimizer was built for."""
     return int(optimizer._get_variable_index(variable))
@@ -377,6 +414,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "_trainable_variables",
         "_accumulated_gradients",
         "_get_variable_index",
+        "_trainable_variables_indices",
+        "_var_key",
     ),
     "loss scaling": ("_common_apply",),
     "metric": ("_fn", "_fn_kwargs"),

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from dtrain.keras_engine.asynchronous.stand_in import StandIn
+from dtrain.keras_engine.asynchronous.updates import updating
 from dtrain.upstream import keras as upstream_keras
 
 
@@ -55,7 +56,8 @@ class Accumulator:
 
             def apply(arrived: list[Any]) -> None:
                 upstream_keras.iterations_of(self.optimizer).assign_add(tf.cast(arrived.pop(), tf.int64) - 1)
-                original(self.optimizer, arrived, chosen)
+                with updating(self.optimizer):
+                    original(self.optimizer, arrived, chosen)
 
             self._meet(block, apply, pending)
             self._left.refresh(tf.constant(0, tf.int64))

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.keras_engine.asynchronous.packing import Packing
-from dtrain.keras_engine.context import underlying
+from dtrain.keras_engine.parts import parts_of
 
 Update = Callable[[list[Any]], None]
 
@@ -55,9 +55,9 @@ class Exchange:
 
     def __init__(self, servers: Servers, variables: Sequence[Any]) -> None:
         self._servers = servers
-        self._count = len(variables)
+        self._parts = [len(parts_of(variable)) for variable in variables]
         # The clock travels with the weights of its server.
-        self._variables = [*(underlying(v) for v in variables), servers.clock]
+        self._variables = [*(part for v in variables for part in parts_of(v)), servers.clock]
         self._groups: dict[str, list[int]] = {}
         for i, variable in enumerate(self._variables):
             self._groups.setdefault(variable.device, []).append(i)
@@ -115,7 +115,9 @@ class Exchange:
         for (device, members), sent in zip(self._groups.items(), flats, strict=True):
             for i, value in zip(members, self._packings[device].unpack(sent), strict=True):
                 values[i] = value
-        return values[: self._count], values[-1]
+        each = iter(values)
+        whole = [_joined([next(each) for _ in range(count)]) for count in self._parts]
+        return whole, values[-1]
 
     def _sent(self, pushed: Sequence[tuple[str, tf.Tensor]]) -> list[Any]:
         """The tensors on the devices that they are for: packed where their shapes are known."""
@@ -146,6 +148,10 @@ def _effects(function: Callable[[], Any]) -> list[tf.Operation]:
     before = len(graph.get_operations())
     function()
     return [op for op in graph.get_operations()[before:] if op.op_def.is_stateful]
+
+
+def _joined(parts: list[tf.Tensor]) -> tf.Tensor:
+    return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
 
 
 def _spec(variable: Any) -> tf.TensorSpec:

@@ -23,7 +23,9 @@ from dtrain.keras_engine.asynchronous.stand_in import StandIn, standing_in
 from dtrain.keras_engine.asynchronous.step import Block, Rehearsal, tracing
 from dtrain.keras_engine.context import underlying
 from dtrain.keras_engine.input import map_leaves
+from dtrain.keras_engine.parts import is_split
 from dtrain.keras_engine.steps import step_is_stock
+from dtrain.keras_engine.tables import tables_of
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -105,7 +107,12 @@ class BlockProgram:
             variables = _unique([*variables, *model.metrics_variables])
         if self._kind == "train":
             variables = _unique([*variables, *_scalars([model.optimizer, *self._optimizers])])
-        variables = [v for v in variables if isinstance(underlying(v), tf.Variable)]
+        tables = {id(v) for v in tables_of(upstream_keras.layers_of(model))}
+        variables = [
+            v
+            for v in variables
+            if id(v) not in tables and (isinstance(underlying(v), tf.Variable) or is_split(v))
+        ]
         on_server = [_is_on_server(v) for v in variables]
         self.held = [v for v, there in zip(variables, on_server, strict=True) if not there]
         self._pulled = [

@@ -16,6 +16,7 @@ import tensorflow as tf
 from dtrain.keras_engine.asynchronous.accumulator import Accumulator
 from dtrain.keras_engine.asynchronous.exchange import Exchange
 from dtrain.keras_engine.asynchronous.stand_in import StandIn, standing_in
+from dtrain.keras_engine.asynchronous.updates import updating
 from dtrain.keras_engine.context import local_update, underlying
 from dtrain.upstream import keras as upstream_keras
 
@@ -133,7 +134,12 @@ class Block:
                 accumulator.add(self, original, list(grads), targets)
                 self._met = True
                 return
-        self.meet(lambda arrived: original(optimizer, arrived, targets), list(grads), targets)
+
+        def update(arrived: list[Any]) -> None:
+            with updating(optimizer):
+                original(optimizer, arrived, targets)
+
+        self.meet(update, list(grads), targets)
 
     def end(self) -> None:
         """What is left to do after the last step."""

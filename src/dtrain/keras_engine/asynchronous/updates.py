@@ -1,0 +1,158 @@
+"""An optimizer's update of one variable on the servers, where that is not simply the optimizer's own.
+
+A split variable is updated part by part beside its slots, and only the rows that a batch touched are updated
+where untouched rows do not move.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dtrain.keras_engine.asynchronous.stand_in import StandIn, standing_in
+from dtrain.keras_engine.context import underlying
+from dtrain.keras_engine.parts import is_split, part_of_value, parts_of
+from dtrain.upstream import keras as upstream_keras
+
+_local = threading.local()
+
+# What these do to an element depends on that element, its gradient and its slots alone.
+_BY_ELEMENT = (
+    keras.optimizers.SGD,
+    keras.optimizers.Adam,
+    keras.optimizers.AdamW,
+    keras.optimizers.Adamax,
+    keras.optimizers.Nadam,
+    keras.optimizers.Adagrad,
+    keras.optimizers.Adadelta,
+    keras.optimizers.RMSprop,
+    keras.optimizers.Ftrl,
+    keras.optimizers.Lion,
+)
+
+Update = Callable[[Any, Callable[..., Any], tuple[Any, ...]], Any]
+
+
+@contextlib.contextmanager
+def updating(optimizer: Any) -> Iterator[None]:
+    """Says whose `apply` runs, so that `update` finds the slots."""
+    outer = getattr(_local, "optimizer", None)
+    _local.optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    try:
+        yield
+    finally:
+        _local.optimizer = outer
+
+
+def update(one: Update, variable: Any, function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Runs a function that updates a variable.
+
+    Args:
+        one: runs it for a variable that is not split, on that one's server.
+        variable: a TensorFlow variable, split or not.
+        function: takes the variable and `args`.
+        args: of the function; a gradient is a tensor or `tf.IndexedSlices` of the variable's shape.
+    """
+    optimizer = getattr(_local, "optimizer", None)
+    if not is_split(variable):
+        return _update_rows(one, optimizer, variable, function, args, _slots(optimizer, variable))
+    if _works_by_element(optimizer):
+        return _update_parts(one, optimizer, variable, function, args)
+    return _update_whole(optimizer, variable, function, args)
+
+
+def _update_parts(
+    one: Update, optimizer: Any, variable: Any, function: Callable[..., Any], args: Sequence[Any]
+) -> Any:
+    slots = [slot for slot in _slots(optimizer, variable) if is_split(slot)]
+    result = None
+    for number, part in enumerate(parts_of(variable)):
+        own = [part_of_value(arg, variable, number) for arg in args]
+        with (
+            standing_in(slots, [parts_of(slot)[number] for slot in slots]),
+            _known_as(optimizer, part, variable),
+        ):
+            result = _update_rows(one, optimizer, part, function, own, slots)
+    return result
+
+
+def _update_whole(
+    optimizer: Any, variable: Any, function: Callable[..., Any], args: Sequence[Any]
+) -> Any:
+    """For optimizers that look at a variable as a whole: put together, updated, and split again."""
+    slots = [slot for slot in _slots(optimizer, variable) if is_split(slot)]
+    reals = [underlying(slot) for slot in slots]
+    whole = StandIn(tf.convert_to_tensor(variable), real=variable)
+    stand_ins = [StandIn(tf.convert_to_tensor(real), real=real) for real in reals]
+    with standing_in(slots, stand_ins):
+        result = function(whole, *args)
+    for real, stand_in in zip((variable, *reals), (whole, *stand_ins), strict=True):
+        real.assign(stand_in.read_value())
+        stand_in.destroy()
+    return result
+
+
+def _update_rows(
+    one: Update,
+    optimizer: Any,
+    variable: Any,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    slots: Sequence[Any],
+) -> Any:
+    """Updates the rows that a sparse gradient names, if the others do not move."""
+    sparse = [arg for arg in args if isinstance(arg, tf.IndexedSlices)]
+    if len(sparse) != 1 or tf.executing_eagerly() or not moves_touched_rows_only(optimizer):
+        return one(variable, function, tuple(args))
+
+    def on_rows(target: Any, *given: Any) -> Any:
+        rows, places = tf.unique(sparse[0].indices)
+        count = tf.size(rows, out_type=places.dtype)
+        shape = tf.concat([[count], tf.cast(tf.shape(sparse[0].values)[1:], places.dtype)], axis=0)
+        gradient = tf.IndexedSlices(sparse[0].values, places, shape)
+        alike = [slot for slot in slots if underlying(slot).shape == target.shape]
+        reals = [target, *(underlying(slot) for slot in alike)]
+        stand_ins = [_rows_stand_in(real, rows) for real in reals]
+        with standing_in(alike, stand_ins[1:]):
+            result = function(stand_ins[0], *(gradient if arg is sparse[0] else arg for arg in given))
+        for real, stand_in in zip(reals, stand_ins, strict=True):
+            real.scatter_update(tf.IndexedSlices(stand_in.read_value(), rows))
+            stand_in.destroy()
+        return result
+
+    return one(variable, on_rows, tuple(args))
+
+
+def _rows_stand_in(real: Any, rows: tf.Tensor) -> StandIn:
+    stand_in = StandIn(tf.gather(real, rows), name="rows")
+    stand_in.real = real
+    stand_in._unique_id = real._unique_id
+    return stand_in
+
+
+def moves_touched_rows_only(optimizer: Any) -> bool:
+    """Whether an optimizer leaves rows alone that have no gradient, but computes with all of them."""
+    return type(optimizer) is keras.optimizers.Adagrad
+
+
+def _works_by_element(optimizer: Any) -> bool:
+    return optimizer is None or type(optimizer) in _BY_ELEMENT or type(optimizer).__name__ == "LazyAdam"
+
+
+def _slots(optimizer: Any, variable: Any) -> list[Any]:
+    return [] if optimizer is None else upstream_keras.slots_of(optimizer, variable)
+
+
+@contextlib.contextmanager
+def _known_as(optimizer: Any, part: Any, variable: Any) -> Iterator[None]:
+    """While it is entered, an optimizer finds a part's slots where those of the whole are."""
+    if optimizer is None:
+        yield
+        return
+    with upstream_keras.known_as(optimizer, part, variable):
+        yield

@@ -1,0 +1,54 @@
+"""Adam that leaves the rows of an embedding alone which a batch did not name.
+
+Keras' Adam moves every row at every step, since old momentum moves rows without a gradient. With a table of
+millions of rows that is most of the step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+@keras.saving.register_keras_serializable(package="dtrain")
+class LazyAdam(keras.optimizers.Adam):  # type: ignore[misc]
+    """Adam whose moments and weights move only in rows that have a gradient, under any strategy.
+
+    For dense gradients it is Adam. For those of an embedding lookup it is not: a row's moments do not decay
+    while no batch names it, so the numbers differ from Adam's. A row that a batch names twice gets the sum of
+    its gradients, once. All arguments are Adam's.
+    """
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """As Adam's; with `tf.IndexedSlices`, of the rows that they name."""
+        if not isinstance(gradient, tf.IndexedSlices):
+            super().update_step(gradient, variable, learning_rate)
+            return
+        rows, places = tf.unique(gradient.indices)
+        summed = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
+        summed = tf.cast(summed, variable.dtype)
+        number = self._get_variable_index(variable)
+        rate = self._rate(tf.cast(learning_rate, variable.dtype))
+        momentum = self._moved(self._momentums[number], summed, self.beta_1, rows)
+        velocity = self._moved(self._velocities[number], tf.square(summed), self.beta_2, rows)
+        if self.amsgrad:
+            largest = self._velocity_hats[number]
+            velocity = tf.maximum(tf.gather(largest.value, rows), velocity)
+            self.assign(largest, tf.IndexedSlices(velocity, rows))
+        change = rate * momentum / (tf.sqrt(velocity) + self.epsilon)
+        self.assign_sub(variable, tf.IndexedSlices(change, rows))
+
+    def _rate(self, learning_rate: tf.Tensor) -> tf.Tensor:
+        """The rate with the bias correction of both moments."""
+        step = tf.cast(self.iterations + 1, learning_rate.dtype)
+        first, second = 1.0 - tf.pow(self.beta_1, step), 1.0 - tf.pow(self.beta_2, step)
+        return learning_rate * tf.sqrt(second) / first
+
+    def _moved(self, slot: Any, value: tf.Tensor, decay: float, rows: tf.Tensor) -> tf.Tensor:
+        """The new values of a moment's rows, which are written to it."""
+        moved = tf.gather(slot.value, rows)
+        moved = moved + (value - moved) * (1.0 - decay)
+        self.assign(slot, tf.IndexedSlices(moved, rows))
+        return moved
