@@ -81,6 +81,7 @@ _FROM_TENSORFLOW = (
     "Strategy",
     "StrategyExtended",
     "cluster_resolver",
+    "coordinator",
     "get_replica_context",
     "has_strategy",
     "in_cross_replica_context",

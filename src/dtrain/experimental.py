@@ -10,6 +10,7 @@ from typing import Any
 _STRATEGIES = (
     "CentralStorageStrategy",
     "MultiWorkerMirroredStrategy",
+    "ParameterServerStrategy",
     "TPUStrategy",
 )
 

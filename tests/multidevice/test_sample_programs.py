@@ -37,7 +37,12 @@ OTHER_STRATEGIES = [
     ("accumulation_across_replicas", "mirrored_on_one"),
     ("accumulation_across_replicas", "one_device"),
 ]
-EXAMPLES = sorted(f"examples/{path.stem}" for path in (ROOT / "examples").glob("*.py"))
+# Those on parameter servers run in several processes, in another test.
+EXAMPLES = sorted(
+    f"examples/{path.stem}"
+    for path in (ROOT / "examples").glob("*.py")
+    if not path.stem.startswith("parameter_server")
+)
 MORE_OF_EXAMPLES = {
     "examples/checkpoints": {"restored": True, "loaded": True, "best": True},
     "examples/mirrored_fit": {"replicas": 2},
