@@ -260,3 +260,16 @@ def test_digits_comes_to_its_end_whoever_is_killed(
     ]
     # It went on after the third epoch or a later one, and did not begin again.
     assert all(sum(f"Epoch {epoch}/10" in line for line in run.out) == 1 for epoch in (1, 2, 3))
+
+
+def test_digits_with_a_worker_that_hangs(
+    training: Callable[..., Training], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTRAIN_STUCK_TIMEOUT", "5")
+    run = training("--workers", "2", "--ps", "1", "--epochs", "10")
+    run.wait_for("Epoch 4/10")
+    os.kill(run.pid("worker 1"), signal.SIGSTOP)
+    assert run.finish() == 0, "\n".join(run.lines)
+    assert any(re.search(r"\[dtrain\] worker 1, process \d+, is killed: .*", line) for line in run.lines)
+    (path,) = (tmp_path / "runs").iterdir()
+    assert json.loads((path / "run.json").read_text())["final_metrics"]["test_accuracy"] >= 0.96
