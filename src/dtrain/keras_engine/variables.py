@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from dtrain.keras_engine.asynchronous.stand_in import StandIn
 from dtrain.keras_engine.context import updating_locally
-from dtrain.keras_engine.protocol import layout_of
+from dtrain.keras_engine.protocol import layout_of, servers_of
 from dtrain.upstream.keras import in_stateless_scope, value_of
 
 
@@ -22,7 +22,7 @@ def make_assign_change(original: Callable[..., Any], method: str) -> Callable[..
 
     def change(self: Any, value: Any) -> Any:
         variable: Any = value_of(self)
-        if isinstance(variable, StandIn) or "/job:ps/" in getattr(variable, "device", ""):
+        if isinstance(variable, StandIn) or _shared_by_workers(variable):
             if in_stateless_scope():
                 return original(self, value)
             getattr(variable, method)(tf.cast(value, variable.dtype))
@@ -39,6 +39,13 @@ def make_assign_change(original: Callable[..., Any], method: str) -> Callable[..
         return self.value
 
     return change
+
+
+def _shared_by_workers(variable: Any) -> bool:
+    """Whether workers of a parameter-server strategy may write to a variable at the same time."""
+    if "/job:ps/" in getattr(variable, "device", ""):
+        return True
+    return servers_of(getattr(variable, "_distribute_strategy", None)) is not None
 
 
 def _in_replica_of(strategy: Any) -> bool:

@@ -39,10 +39,13 @@ class BlockReader:
 
     Args:
         spec: of the dataset's elements: plain tensors whose shapes differ in the first dimension only.
+
+    Attributes:
+        spec: the same.
     """
 
     def __init__(self, spec: Any) -> None:
-        self._spec = spec
+        self.spec = spec
         self._leaves: list[tf.TensorSpec] = []
         map_leaves(lambda leaf: leaf if leaf is None else self._leaves.append(leaf), spec)
         self._read = tf.function(self._take, autograph=False)
@@ -58,7 +61,7 @@ class BlockReader:
         """The next batches, at most so many; None at the end of the data."""
         sizes, values = self._read(iterator, tf.constant(most))
         count = int(sizes.shape[1])
-        return BlockData(self._spec, True, sizes.numpy(), values, count) if count else None
+        return BlockData(self.spec, True, sizes.numpy(), values, count) if count else None
 
     def _take(self, iterator: Any, most: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
         arrays = [
@@ -91,12 +94,18 @@ class BlockReader:
 
 
 class Batches:
-    """Batches that are waiting to become a block."""
+    """Batches that are waiting to become a block.
+
+    Attributes:
+        spec, many: as `BlockData`'s.
+        count: how many batches wait.
+        bytes: how large they are together.
+    """
 
     def __init__(self) -> None:
         self._key: str | None = None
-        self._spec: Any = None
-        self._many = True
+        self.spec: Any = None
+        self.many = True
         self._rows: list[list[Any]] = []
         self._batch: Any = None
         self._ready: tuple[int, Any, Any, str, bool] | None = None
@@ -106,14 +115,14 @@ class Batches:
     def fits(self, batch: Any, spec: Any) -> bool:
         """Whether a batch can go into one block with those that are here."""
         _, _, _, key, many = self._prepare(batch, spec)
-        return self.count == 0 or (many and self._many and key == self._key)
+        return self.count == 0 or (many and self.many and key == self._key)
 
     def add(self, batch: Any, spec: Any, *, alone: bool = False) -> None:
         """Takes a batch that fits; `alone`: as a block of its own."""
         _, batch, spec, key, many = self._prepare(batch, spec)
         many = many and not alone
         self._ready = None
-        self._key, self._spec, self._many = key, spec, many
+        self._key, self.spec, self.many = key, spec, many
         self.count += 1
         if many:
             leaves: list[Any] = []
@@ -126,14 +135,14 @@ class Batches:
 
     def take(self) -> BlockData:
         """The block; nothing waits any more."""
-        if self._many:
+        if self.many:
             columns = list(zip(*self._rows, strict=True))
             sizes = np.array([[len(leaf) for leaf in column] for column in columns], np.int32)
             sizes = sizes.reshape(len(columns), self.count)
             values: Any = [c[0] if len(c) == 1 else tf.concat(c, axis=0) for c in columns]
         else:
             sizes, values = np.zeros((0, 0), np.int32), self._batch
-        data = BlockData(self._spec, self._many, sizes, values, self.count)
+        data = BlockData(self.spec, self.many, sizes, values, self.count)
         self.__init__()  # type: ignore[misc]
         return data
 

@@ -130,6 +130,8 @@ class Session:
         if not self._batches.fits(batch, spec):
             self.flush()
         self._batches.add(batch, spec, alone=alone)
+        if self._held is None:
+            self._begin(self._batches.spec, many=self._batches.many)
         if self._left is not None:
             self._left -= 1
         if self._batches.count >= self._block_steps() or self._batches.bytes > _MOST_BYTES:
@@ -137,6 +139,8 @@ class Session:
 
     def read(self, iterator: Any, reader: BlockReader) -> int:
         """Takes a block of batches at once and hands it out; says how many they are, 0 at the end."""
+        if self._held is None:
+            self._begin(reader.spec, many=True)
         steps = self._block_steps()
         if self._left is not None:
             steps = max(1, min(steps, self._left))
@@ -158,21 +162,22 @@ class Session:
 
     def _hand_out(self, data: BlockData) -> None:
         traced = self._program.trace(data.spec, many=data.many)
-        if self._held is None:
-            self._begin()
-        self._wait(self._places() - 1)
+        group, left = self._program.accumulation, self._leftover
+        # What does not begin and end with an update must find on the servers what was left before it.
+        alone = bool(left or data.count % group)
+        self._wait(0 if alone else self._places() - 1)
         number = self._blocks
         self._blocks += 1
+        self._leftover = (left + data.count) % group
         with self._changed:
             self._outstanding[number] = Handed(time.monotonic(), None, data.count)
-        left, self._leftover = self._leftover, 0
 
         def run() -> None:
             self._run(traced, number, left, data)
 
         upstream_tf.schedule(self._coordinator, run)
-        if left:
-            self._wait(0)  # one that completes an update goes alone
+        if alone and group > 1:
+            self._wait(0)
         self._end_round()
 
     def called(self) -> None:
@@ -225,7 +230,8 @@ class Session:
         """What a step took lately; None before any is done."""
         return self._pace.seconds
 
-    def _begin(self) -> None:
+    def _begin(self, spec: Any, *, many: bool) -> None:
+        self._program.trace(spec, many=many)  # it tells what the chief holds and what is accumulated
         while not self._coordinator.done():  # blocks that an abandoned session has left
             self._watch(self)
             time.sleep(_SHORT_LOOK)

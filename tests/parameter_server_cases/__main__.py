@@ -1,0 +1,55 @@
+"""Run cases as every task of a job with parameter servers; the chief leaves one JSON file a case.
+
+dtrain launch --workers 2 --ps 2 -m parameter_server_cases FOLDER [--runs 5] [--only NAME,NAME]
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import importlib
+import json
+import time
+import traceback
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+
+import dtrain
+
+from .registry import CASES, FILES, Job
+
+CASE_SECONDS = 60
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--seconds", type=int, default=CASE_SECONDS, help="for one case")
+    options = parser.parse_args()
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    strategy = dtrain.ParameterServerStrategy()
+    for file in FILES:
+        importlib.import_module(f"{__package__}.{file}")
+    for name in [name for name in options.only.split(",") if name] or list(CASES):
+        # A case that hangs shows where, and ends the job; those before it have left their files.
+        faulthandler.dump_traceback_later(options.seconds, exit=True)
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(7)
+        folder = options.folder / name
+        folder.mkdir()
+        begun, error = time.monotonic(), ""
+        try:
+            CASES[name](Job(strategy=strategy, folder=folder, runs=options.runs))
+        except Exception:
+            error = traceback.format_exc()
+        report = {"error": error, "seconds": time.monotonic() - begun}
+        (options.folder / f"{name}.json").write_text(json.dumps(report))
+        faulthandler.cancel_dump_traceback_later()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""The table of cases, and what each is given. It starts no TensorFlow."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FILES = ("counts", "numbers", "usage")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a case runs with.
+
+    Attributes:
+        strategy: the parameter-server strategy, with at least two workers.
+        folder: for the case's files.
+        runs: how often to repeat what may go well by chance.
+    """
+
+    strategy: Any
+    folder: Path
+    runs: int
+
+
+Case = Callable[[Job], None]
+CASES: dict[str, Case] = {}
+
+
+def case(function: Case) -> Case:
+    """Enters a function into the table, under its own name."""
+    CASES[function.__name__] = function
+    return function
+
+
+def listed() -> list[str]:
+    """The names of all cases, read from the sources."""
+    found = []
+    for file in FILES:
+        tree = ast.parse((Path(__file__).parent / f"{file}.py").read_text())
+        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+        found += [f.name for f in functions if any(ast.unparse(d) == "case" for d in f.decorator_list)]
+    return found

@@ -1,0 +1,164 @@
+"""What a program does around training: mistakes and what comes of them, predictions, files."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from dtrain.errors import ConfigurationError, DataError
+from dtrain.strategies.parameter_server import ParameterServerStrategy
+
+from .common import BATCH, ROWS, STEPS, assert_close, batches, classifier, data, iterations
+from .registry import Job, case
+
+
+class Picky(keras.Model):
+    """A model whose step refuses numbers above 100, in the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs)
+
+    def train_step(self, batch: Any) -> Any:
+        with tf.control_dependencies([tf.debugging.assert_less(batch[0], 100.0, message="far too large")]):
+            return super().train_step(batch)
+
+
+class Unready(Picky):
+    """A model whose step cannot even be traced."""
+
+    def train_step(self, batch: Any) -> Any:
+        raise RuntimeError("not written yet")
+
+
+@case
+def an_error_shows_itself_and_the_next_fit_works(job: Job) -> None:
+    x, y = data()
+    bad = x.copy()
+    bad[200] = 1000.0
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    with job.strategy.scope():
+        model, unready = Picky(), Unready()
+        model.compile("sgd", loss)
+        unready.compile("sgd", loss)
+    model.fit(x, y, batch_size=BATCH, verbose=0)
+    begun = time.monotonic()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="far too large"):
+        model.fit(bad, y, batch_size=BATCH, shuffle=False, verbose=0)
+    assert time.monotonic() - begun < 5
+    with pytest.raises(RuntimeError, match="not written yet"):
+        unready.fit(x, y, verbose=0)
+
+    class Stops(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 3:
+                raise KeyError("of the callback")
+
+    with pytest.raises(KeyError, match="of the callback"):
+        model.fit(x, y, batch_size=BATCH, callbacks=[Stops()], verbose=0)
+
+    def broken() -> Any:
+        yield from ((x[:BATCH], y[:BATCH]) for _ in range(5))
+        raise ValueError("of the data")
+
+    spec = (tf.TensorSpec([None, 10]), tf.TensorSpec([None], tf.int64))
+    with pytest.raises(tf.errors.OpError, match="of the data"):
+        model.fit(tf.data.Dataset.from_generator(broken, output_signature=spec), verbose=0)
+    # Nothing of all that is still running, and nothing is in the way.
+    before = iterations(model)
+    time.sleep(0.3)
+    assert iterations(model) == before
+    history = model.fit(x, y, batch_size=BATCH, verbose=0).history
+    assert iterations(model) == before + STEPS
+    assert np.isfinite(history["loss"][0])
+
+
+@case
+def data_that_cannot_be_used_are_named(job: Job) -> None:
+    model = classifier(job.strategy, "sgd")
+    for call in (
+        lambda: model.fit(lambda context: [1, 2]),
+        lambda: model.fit(batches(), validation_data=lambda context: None),
+        lambda: model.evaluate(lambda context: 3),
+    ):
+        with pytest.raises(DataError, match=r"is a function, and it returned a .*\nHint: return batches"):
+            call()
+    nothing = batches().take(0)
+    with pytest.warns(UserWarning, match="ran out of data"):
+        model.fit(nothing, verbose=0)
+    assert iterations(model) == 0
+    with pytest.raises(ConfigurationError, match="max_staleness is -1, not an integer of at least 0"):
+        ParameterServerStrategy(max_staleness=-1)
+
+
+@case
+def predictions_come_in_order_from_any_model(job: Job) -> None:
+    x, _ = data()
+    with job.strategy.scope():
+        inputs = keras.Input((10,))
+        hidden = keras.layers.Dense(4, "tanh")(inputs)
+        named = keras.Model(
+            inputs, {"first": hidden, "second": keras.layers.Dense(2)(hidden), "same": inputs + 0.0}
+        )
+        listed = keras.Model(inputs, [hidden, inputs * 1.0])
+    for data_in in (x, tf.data.Dataset.from_tensor_slices(x).batch(BATCH)):
+        found = named.predict(data_in, batch_size=None if data_in is not x else 50, verbose=0)
+        assert sorted(found) == ["first", "same", "second"]
+        np.testing.assert_array_equal(found["same"], x)
+        assert [found["first"].shape, found["second"].shape] == [(ROWS, 4), (ROWS, 2)]
+    first, same = listed.predict(x, batch_size=7, verbose=0)
+    np.testing.assert_array_equal(same, x)
+    np.testing.assert_allclose(first, found["first"], rtol=1e-6, atol=1e-6)
+
+
+class Saves(keras.callbacks.Callback):
+    """Saves the model in the middle of an epoch."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+        self.at = -1
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == 4:
+            self.model.save(self.path)
+            self.at = iterations(self.model)
+
+
+@case
+def what_is_saved_is_the_model(job: Job) -> None:
+    x, y = data()
+    model = classifier(job.strategy, "adam")
+    saves = Saves(str(job.folder / "middle.keras"))
+    model.fit(x, y, batch_size=BATCH, callbacks=[saves], verbose=0)
+    model.save(job.folder / "end.keras")
+    middle = keras.models.load_model(saves.path, compile=False)  # on one device
+    end = keras.models.load_model(job.folder / "end.keras", compile=False)
+    np.testing.assert_allclose(end.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
+    assert 5 <= saves.at < STEPS, saves.at
+    assert any(np.any(a != b) for a, b in zip(middle.get_weights(), end.get_weights(), strict=True))
+
+
+@case
+def a_checkpoint_takes_the_training_back(job: Job) -> None:
+    x, y = data()
+    model = classifier(job.strategy, "adam")
+    model.fit(x, y, batch_size=BATCH, verbose=0)
+    checkpoint = tf.train.Checkpoint(model=model)
+    path = checkpoint.save(str(job.folder / "checkpoint"))
+    kept = [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
+    model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
+    assert iterations(model) == 3 * STEPS
+    checkpoint.restore(path).expect_partial()
+    assert iterations(model) == STEPS
+    assert_close([v.numpy() for v in (*model.variables, *model.optimizer.variables)], kept, rtol=0, atol=0)
+    model.fit(x, y, batch_size=BATCH, verbose=0)
+    assert iterations(model) == 2 * STEPS
