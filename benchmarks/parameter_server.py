@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 import jobs
+from plain_loop import PlainLoop
 
 BATCH = 32
 STEPS_A_CALL = 10
@@ -57,6 +58,11 @@ def make_data(examples: int) -> Any:
     return tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH, drop_remainder=True)
 
 
+def make_endless_data() -> Any:
+    """The data of one worker, as often as it asks."""
+    return make_data(EXAMPLES_A_WORKER).repeat().prefetch(8)
+
+
 class Fit:
     """`model.fit` as a user writes it."""
 
@@ -83,68 +89,9 @@ class Fit:
         return seconds / steps
 
 
-class Loop:
-    """The loop of TensorFlow's guide: a step a call, data on the workers, the loss left where it is.
-
-    Args:
-        strategy: TensorFlow's or dtrain's.
-        by_hand: whether the step subtracts the gradients itself; else Keras' SGD does.
-        keeps_loss: whether a Keras metric keeps the mean of the loss.
-        steps_a_call: how many steps a scheduled function makes.
-    """
-
-    def __init__(
-        self, strategy: Any, *, by_hand: bool, keeps_loss: bool = False, steps_a_call: int = 1
-    ) -> None:
-        import keras
-        import tensorflow as tf
-
-        self._steps_a_call = steps_a_call
-        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-        with strategy.scope():
-            model = make_model()
-            optimizer = keras.optimizers.SGD(0.01)
-            optimizer.build(model.trainable_variables)
-            mean_loss = keras.metrics.Mean()
-        data = self._coordinator.create_per_worker_dataset(
-            lambda: make_data(EXAMPLES_A_WORKER).repeat().prefetch(8)
-        )
-        self._iterator = iter(data)
-        variables = [v.value for v in model.trainable_variables]
-
-        def replica_step(batch: Any) -> Any:
-            x, y = batch
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
-            gradients = tape.gradient(loss, variables)
-            if by_hand:
-                for variable, gradient in zip(variables, gradients, strict=True):
-                    variable.assign_sub(0.01 * gradient)
-            else:
-                optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-            if keeps_loss:
-                mean_loss.update_state(loss)
-            return loss
-
-        @tf.function
-        def step(iterator: Any) -> Any:
-            loss = tf.constant(0.0)
-            if steps_a_call == 1:
-                return strategy.run(replica_step, args=(next(iterator),))
-            for _ in tf.range(steps_a_call):
-                loss = strategy.run(replica_step, args=(next(iterator),))
-            return loss
-
-        self._step = step
-        self(steps_a_call * 20)  # traces, on every worker
-
-    def __call__(self, steps: int) -> float:
-        """Seconds a step, from the first `schedule` to the return of `join`."""
-        start = time.perf_counter()
-        for _ in range(steps // self._steps_a_call):
-            self._coordinator.schedule(self._step, args=(self._iterator,))
-        self._coordinator.join()
-        return (time.perf_counter() - start) / steps
+def loop(strategy: Any, optimizer: str | None, **options: Any) -> PlainLoop:
+    """The plain loop on this model."""
+    return PlainLoop(strategy, make_model, make_endless_data, optimizer=optimizer, **options)
 
 
 def serve(side: str, address: str) -> None:
@@ -153,14 +100,14 @@ def serve(side: str, address: str) -> None:
         import dtrain
 
         strategy = dtrain.ParameterServerStrategy()
-        ways = {"fit": Fit(strategy), "dtrain_loop": Loop(strategy, by_hand=False)}
+        ways = {"fit": Fit(strategy), "dtrain_loop": loop(strategy, "sgd")}
     else:
         strategy = jobs.stock_strategy()
         ways = {
-            "keras": Loop(strategy, by_hand=False),
-            "keras_loss": Loop(strategy, by_hand=False, keeps_loss=True),
-            "by_hand": Loop(strategy, by_hand=True),
-            "ten_by_hand": Loop(strategy, by_hand=True, steps_a_call=STEPS_A_CALL),
+            "keras": loop(strategy, "sgd"),
+            "keras_loss": loop(strategy, "sgd", keeps_loss=True),
+            "by_hand": loop(strategy, None),
+            "ten_by_hand": loop(strategy, None, steps_a_call=STEPS_A_CALL),
         }
     jobs.answer(address, lambda what, steps: ways[what](steps))
 
