@@ -190,7 +190,7 @@ def test_private_attributes_of_objects_are_where_dtrain_reads_them() -> None:
     from dtrain.upstream.keras import ATTRIBUTES
 
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("adam", "mse", metrics=["mae"])
+    model.compile(keras.optimizers.Adam(gradient_accumulation_steps=2), "mse", metrics=["mae"])
     model.train_on_batch(np.ones((2, 2)), np.ones((2, 1)))
     objects = {
         "model": model,

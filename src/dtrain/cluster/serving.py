@@ -32,6 +32,7 @@ __all__ = [
 
 _WATCH_INTERVAL = 2.0  # seconds between two looks whether the chief is there
 _ANSWER_TIME = 0.2  # seconds for TensorFlow to carry the last answer, before the process ends
+_FAREWELL_TIME = 8.0  # seconds that a chief has to end after its goodbye, while its servers are still there
 
 
 def check_roles(topology: Topology) -> None:
@@ -74,6 +75,7 @@ def serve(topology: Topology) -> NoReturn:
     while not control.told.wait(_WATCH_INTERVAL):
         watch.look()
     time.sleep(_ANSWER_TIME)
+    watch.wait_for_end(_FAREWELL_TIME)
     del server
     if control.failure is not None:
         raise TaskFailedError(
@@ -143,6 +145,19 @@ class _ChiefWatch:
         if now >= self._next_log:
             self._next_log = now + LOG_INTERVAL
             log_to_stderr(f"waiting for {CHIEF} ({self._address}); giving up in {bound - away:.0f} s")
+
+    def wait_for_end(self, most: float) -> None:
+        """Until nobody answers at the chief's address, but not longer than `most` seconds.
+
+        A chief that ends lets go of what it had on the servers, and complains about each that is not there.
+        """
+        deadline = time.monotonic() + most
+        while time.monotonic() < deadline:
+            sock = connect_to(*self._place, timeout=_WATCH_INTERVAL)
+            if sock is None:
+                return
+            sock.close()
+            time.sleep(_ANSWER_TIME)
 
     def _here(self, when: float) -> None:
         self._seen, self._last, self._next_log = True, when, when + LOG_INTERVAL

@@ -211,6 +211,18 @@ def _leaves(nest: Any) -> Iterator[Any]:
         yield nest
 
 
+def present_leaves(nest: Any) -> list[Any]:
+    """The leaves of a nest that are not None, in the order of `map_leaves`."""
+    found: list[Any] = []
+
+    def note(leaf: Any) -> None:
+        if leaf is not None:
+            found.append(leaf)
+
+    map_leaves(note, nest)
+    return found
+
+
 def map_leaves(function: Any, nest: Any) -> Any:
     """Applies `function` to each tensor, ragged or sparse tensor, Optional and None of a nest."""
     if isinstance(nest, dict):

@@ -118,9 +118,7 @@ def _apply_on_servers(
     original: Callable[..., Any], optimizer: Any, strategy: Any, grads: list[Any], variables: Any
 ) -> Any:
     """In a loop of the user's own: the servers apply one worker's update whole before another's."""
-    targets = (
-        list(variables) if variables is not None else upstream_keras.trainable_variables_of(optimizer)
-    )
+    targets = list(variables) if variables is not None else upstream_keras.trainable_variables_of(optimizer)
     if tf.distribute.get_replica_context() is not None and tf.distribute.get_strategy() is strategy:
         _build(optimizer, strategy, targets)
     else:

@@ -17,7 +17,9 @@ ELEMENTS = 1 << 16
 
 def tables_of(layers: list[Any]) -> list[Any]:
     """The Keras variables of the layers' tables that stay on the servers."""
-    found = [layer._embeddings for layer in layers if isinstance(layer, keras.layers.Embedding) and layer.built]
+    found = [
+        layer._embeddings for layer in layers if isinstance(layer, keras.layers.Embedding) and layer.built
+    ]
     return [variable for variable in found if stays_on_servers(variable)]
 
 
@@ -56,17 +58,16 @@ def lookup(table: Any, ids: tf.Tensor) -> tf.Tensor:
     ids = tf.where(ids < 0, ids + tf.cast(table.shape[0], ids.dtype), ids)
     rows = tf.reshape(ids, [-1])
     parts = parts_of(table)
-    if len(parts) == 1:
-        found = tf.gather(parts[0], rows)
-    else:
-        found = _from_parts(table, parts, rows)
+    found = tf.gather(parts[0], rows) if len(parts) == 1 else _from_parts(table, parts, rows)
     shape = tf.concat([tf.shape(ids), table.shape[1:]], axis=0)
     return tf.ensure_shape(tf.reshape(found, shape), ids.shape.concatenate(table.shape[1:]))
 
 
 def _from_parts(table: Any, parts: list[Any], rows: tf.Tensor) -> tf.Tensor:
     starts = first_rows(table)
-    ends = tf.constant([start + count for start, count in zip(starts, rows_of(table), strict=True)], rows.dtype)
+    ends = tf.constant(
+        [start + count for start, count in zip(starts, rows_of(table), strict=True)], rows.dtype
+    )
     owner = tf.searchsorted(ends, rows, side="right", out_type=tf.int32)
     each = tf.dynamic_partition(rows, owner, len(parts))
     places = tf.dynamic_partition(tf.range(tf.size(rows)), owner, len(parts))

@@ -1,4 +1,4 @@
-"""`ParameterServerStrategy`: weights on servers, workers that compute on their own, a chief that hands out work.
+"""`ParameterServerStrategy`: weights on servers, workers that compute by themselves, a chief that leads.
 
 Every process runs the same program. On a worker or a server, making the strategy serves until the chief is
 done; only the chief goes on.
@@ -14,6 +14,7 @@ import tensorflow as tf
 from dtrain.cluster import current, join, serving
 from dtrain.errors import ClusterConfigError, ConfigurationError
 from dtrain.keras_engine.asynchronous.exchange import Servers
+from dtrain.keras_engine.asynchronous.program import CHIEF
 from dtrain.keras_engine.asynchronous.updates import update
 from dtrain.keras_engine.context import updating_locally
 from dtrain.keras_engine.protocol import ServerLayout
@@ -23,13 +24,14 @@ from dtrain.topology import Topology
 from dtrain.upstream import tensorflow as upstream_tf
 
 _HOME = "/job:ps/replica:0/task:0/device:CPU:0"
-_CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 
 _Extended: Any = upstream_tf.PS_EXTENDED.resolve()
 
 
 class ParameterServerExtended(_Extended):  # type: ignore[misc]
     """The working part of the strategy."""
+
+    _variable_partitioner: Any
 
     def _use_merge_call(self) -> bool:
         # The servers apply one worker's update at a time: there is nobody to meet.
@@ -40,7 +42,7 @@ class ParameterServerExtended(_Extended):  # type: ignore[misc]
             # A metric's: workers count for themselves, and the chief adds up.
             kwargs.pop("aggregation", None)
             kwargs.pop("colocate_with", None)
-            with tf.device(_CHIEF):
+            with tf.device(CHIEF):
                 return next_creator(**kwargs)
         reference = kwargs.get("colocate_with")
         if isinstance(reference, PartitionedVariable):
@@ -54,7 +56,7 @@ class ParameterServerExtended(_Extended):  # type: ignore[misc]
         # Once: an initializer that draws would draw again for every part.
         value = _initial_value(kwargs)
         kwargs |= {"initial_value": value, "shape": value.shape, "dtype": value.dtype}
-        partitioner = self._variable_partitioner
+        partitioner: Any = self._variable_partitioner
         try:
             if not value.dtype.is_floating or value.shape.rank == 0:
                 self._variable_partitioner = None
@@ -89,7 +91,6 @@ class ParameterServerExtended(_Extended):  # type: ignore[misc]
             return super(ParameterServerExtended, self).update(variable, function, args=given, group=False)
 
         return update(one, var, fn, args)
-
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
         if self._num_replicas_in_sync == 1 and tf.executing_eagerly():

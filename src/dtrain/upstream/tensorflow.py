@@ -100,14 +100,24 @@ PY_FUNCTIONS = Reach(
     reason="the chief calls a function of a server by its name, over the connection that TensorFlow has",
 )  # fmt: skip
 PS_EXTENDED = Reach(
-    module="tensorflow.python.distribute.parameter_server_strategy_v2", name="ParameterServerStrategyV2Extended",
-    signature="(container_strategy, cluster_resolver: tensorflow.python.distribute.cluster_resolver.cluster_resolver.ClusterResolver, variable_partitioner)",
+    module="tensorflow.python.distribute.parameter_server_strategy_v2",
+    name="ParameterServerStrategyV2Extended",
+    signature=(
+        "(container_strategy, cluster_resolver: tensorflow.python.distribute.cluster_resolver."
+        "cluster_resolver.ClusterResolver, variable_partitioner)"
+    ),
     reason="where variables are made, and how updates of one worker stay together",
     thread="keras#18624",
 )  # fmt: skip
 RESOURCE_VARIABLE = Reach(
     module="tensorflow.python.ops.resource_variable_ops", name="BaseResourceVariable",
-    signature="",
+    signature=(
+        "(trainable=None, shape=None, dtype=None, handle=None, constraint=None, "
+        "synchronization=None, aggregation=None, distribute_strategy=None, name=None, "
+        "unique_id=None, handle_name=None, graph_element=None, initial_value=None, "
+        "initializer_op=None, is_initialized_op=None, cached_value=None, save_slice_info=None, "
+        "caching_device=None, in_graph_mode=None, validate_shape=True, **unused_kwargs)"
+    ),
     reason="a variable that lives inside one call of a function has no public constructor",
 )  # fmt: skip
 CLUSTER_SCHEDULE = Reach(
@@ -127,7 +137,7 @@ PS_FAILURE = Reach(
 )  # fmt: skip
 SHARDED_VARIABLE = Reach(
     module="tensorflow.python.distribute.sharded_variable", name="ShardedVariable",
-    signature="(variables: Sequence[tensorflow.python.ops.variables.Variable], name='ShardedVariable')",
+    signature="(variables, name='ShardedVariable')",
     reason="Keras needs more of a variable that a partitioner has split",
 )  # fmt: skip
 

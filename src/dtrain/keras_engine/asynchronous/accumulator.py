@@ -15,9 +15,7 @@ from dtrain.upstream import keras as upstream_keras
 class Meets(Protocol):
     """What sends gradients to the servers."""
 
-    def meet(
-        self, update: Callable[[list[Any]], Any], grads: Sequence[Any], targets: Sequence[Any]
-    ) -> None:
+    def meet(self, update: Callable[[list[Any]], Any], grads: Sequence[Any], targets: Sequence[Any]) -> None:
         """Sends them, and calls `update` there with what arrived."""
 
 

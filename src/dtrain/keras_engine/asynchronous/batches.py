@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dtrain.keras_engine.input import map_leaves, to_tensors
+from dtrain.keras_engine.input import map_leaves, present_leaves, to_tensors
 
 
 @dataclass
@@ -46,22 +46,20 @@ class BlockReader:
 
     def __init__(self, spec: Any) -> None:
         self.spec = spec
-        self._leaves: list[tf.TensorSpec] = []
-        map_leaves(lambda leaf: leaf if leaf is None else self._leaves.append(leaf), spec)
+        self._leaves: list[tf.TensorSpec] = present_leaves(spec)
         self._read = tf.function(self._take, autograph=False)
 
     @staticmethod
     def reads(spec: Any) -> bool:
         """Whether elements of a spec are of this kind."""
-        found: list[bool] = []
-        map_leaves(lambda leaf: leaf is None or found.append(_is_plain(leaf)), spec)
-        return bool(found) and all(found)
+        leaves = present_leaves(spec)
+        return bool(leaves) and all(map(_is_plain, leaves))
 
     def read(self, iterator: Any, most: int) -> BlockData | None:
         """The next batches, at most so many; None at the end of the data."""
         sizes, values = self._read(iterator, tf.constant(most))
-        count = int(sizes.shape[1])
-        return BlockData(self.spec, True, sizes.numpy(), values, count) if count else None
+        count = int(sizes.shape[0])
+        return BlockData(self.spec, True, sizes.numpy().T, values, count) if count else None
 
     def _take(self, iterator: Any, most: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
         arrays = [
@@ -71,8 +69,7 @@ class BlockReader:
         sizes = tf.TensorArray(tf.int32, 0, dynamic_size=True, element_shape=[len(arrays)])
 
         def write(i: tf.Tensor, optional: Any, sizes: Any, arrays: list[Any]) -> Any:
-            parts: list[tf.Tensor] = []
-            map_leaves(lambda leaf: leaf if leaf is None else parts.append(leaf), optional.get_value())
+            parts = present_leaves(optional.get_value())
             arrays = [array.write(i, part) for array, part in zip(arrays, parts, strict=True)]
             return sizes.write(i, tf.stack([tf.shape(part)[0] for part in parts])), arrays
 
@@ -90,7 +87,7 @@ class BlockReader:
             [tf.constant(0), tf.constant(True), sizes, *arrays],
             parallel_iterations=1,
         )
-        return tf.transpose(found[2].stack()), [array.concat() for array in found[3:]]
+        return found[2].stack(), [array.concat() for array in found[3:]]
 
 
 class Batches:
@@ -125,8 +122,7 @@ class Batches:
         self._key, self.spec, self.many = key, spec, many
         self.count += 1
         if many:
-            leaves: list[Any] = []
-            map_leaves(lambda leaf: leaf if leaf is None else leaves.append(leaf), batch)
+            leaves = present_leaves(batch)
             self._rows.append(leaves)
             self.bytes += sum(bytes_of(leaf) for leaf in leaves)
         else:

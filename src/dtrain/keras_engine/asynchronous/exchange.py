@@ -91,12 +91,15 @@ class Exchange:
                 if counts:
                     self._servers.clock.assign_add(1)
 
-            with tf.control_dependencies(_effects(change)):
+            with tf.control_dependencies([tf.group(_effects(change))]):
                 return self._read()
 
         # The lock is taken only when all is there: nobody waits for a message on its way.
-        with tf.control_dependencies(arrived):
-            return self._received(self._locked(work))
+        with tf.device(self._servers.home):
+            all_there = tf.group(arrived)
+        with tf.control_dependencies([all_there]):
+            flats = self._locked(work)
+        return self._received(flats)
 
     def _locked(self, work: Callable[[], list[list[tf.Tensor]]]) -> list[list[tf.Tensor]]:
         with tf.device(self._servers.home):

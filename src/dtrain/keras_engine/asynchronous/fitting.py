@@ -1,4 +1,4 @@
-"""What `fit` and `evaluate` need before they begin under parameter servers: the data, and who watches batches."""
+"""What `fit` and `evaluate` need before they begin under parameter servers: data, and who watches batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BATCH_HOOKS = {
 }
 
 
-class StalenessReport(keras.callbacks.Callback):
+class StalenessReport(keras.callbacks.Callback):  # type: ignore[misc]
     """Adds an epoch's staleness to its logs, and so to `History` and every log that callbacks write.
 
     `staleness` is the mean over the epoch's steps of how many updates of other workers fell between a

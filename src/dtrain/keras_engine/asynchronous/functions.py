@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from dtrain.errors import DataError
 from dtrain.keras_engine.asynchronous.batches import BlockReader
 from dtrain.keras_engine.asynchronous.pace import Pace
 from dtrain.keras_engine.asynchronous.program import BlockProgram
@@ -266,7 +267,17 @@ class _EpochData:
         self._counted = int(dataset.cardinality()) >= 0
 
     def __iter__(self) -> _EpochBatches:
-        return _EpochBatches(iter(self._dataset), self._epochs, counted=self._counted)
+        try:
+            iterator = iter(self._dataset)
+        except tf.errors.InvalidArgumentError as error:
+            if "unknown device" not in str(error):
+                raise
+            raise DataError(
+                "The dataset was made before the strategy: connecting to the cluster has renamed the device "
+                "that it is on.",
+                hint="make the strategy first, at the top of the program, then datasets and models",
+            ) from error
+        return _EpochBatches(iterator, self._epochs, counted=self._counted)
 
 
 class _EpochBatches:

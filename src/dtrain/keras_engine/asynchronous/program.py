@@ -29,6 +29,7 @@ from dtrain.keras_engine.tables import tables_of
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
+CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 STEPS = {"train": "train_step", "test": "test_step", "predict": "predict_step"}
 
 
@@ -129,7 +130,9 @@ class BlockProgram:
             rehearsal = Rehearsal(self._build_optimizer)
             self._outputs = self._rehearse_once(rehearsal, spec)
             self._optimizers = _unique([*self._optimizers, *rehearsal.optimizers])
-            self._written = {i for i in rehearsal.written if i < len(self._pulled)}
+        # What a step does not touch need not travel.
+        self._pulled = [v for v in self._pulled if id(v) in rehearsal.used]
+        self._written = {i for i, v in enumerate(self._pulled) if id(v) in rehearsal.written}
         self._exchange = Exchange(self._servers, self._pulled)
 
     def _rehearse_once(self, rehearsal: Rehearsal, spec: Any) -> Outputs:
@@ -138,29 +141,37 @@ class BlockProgram:
         def run(batch: Any) -> None:
             variables = [*self._pulled, *self.held]
             stand_ins = [_blank(v) for v in variables]
-            for i, each in enumerate(stand_ins):
-                each.on_write = functools.partial(rehearsal.written.add, i)
+            for variable, each in zip(variables, stand_ins, strict=True):
+                each.on_write = functools.partial(rehearsal.written.add, id(variable))
             with contextlib.ExitStack() as stack:
                 stack.enter_context(standing_in(variables, stand_ins))
                 stack.enter_context(tracing(rehearsal))
                 stack.enter_context(self._making_on_servers())
                 stack.enter_context(self._without_results())
                 described.append(Outputs(self._step(batch)))
+            rehearsal.used |= {id(v) for v, each in zip(variables, stand_ins, strict=True) if each.used}
 
         tf.function(run, autograph=False).get_concrete_function(spec)
         return described[-1]
 
     def _many(self, spec: Any) -> _Traced:
         leaves: list[Any] = []
-        shape = map_leaves(lambda leaf: None if leaf is None else leaves.append(leaf) or len(leaves) - 1, spec)
+
+        def number(leaf: Any) -> int | None:
+            if leaf is None:
+                return None
+            leaves.append(leaf)
+            return len(leaves) - 1
+
+        shape = map_leaves(number, spec)
 
         def run(numbers: tf.Tensor, sizes: tf.Tensor, held: list[Any], data: list[Any]) -> list[Any]:
             with self._block(numbers, held) as block:
-                ends = tf.cumsum(sizes, axis=1)
+                places = [_places(sizes[n], leaf.shape.rank) for n, leaf in enumerate(leaves)]
 
                 def body(i: tf.Tensor, *_: Any) -> Any:
                     parts = [
-                        _rows(data[n], ends[n, i] - sizes[n, i], sizes[n, i], leaf.shape)
+                        tf.ensure_shape(tf.slice(data[n], places[n][0][i], places[n][1][i]), leaf.shape)
                         for n, leaf in enumerate(leaves)
                     ]
                     batch = map_leaves(lambda n: None if n is None else parts[n], shape)
@@ -287,8 +298,7 @@ class _Running:
         block = self._block
         if self._meets:
             block.end()
-        stale = tf.stack([block.stale_sum.value(), block.stale_most.value(), block.updates.value()])
-        found = [*(each.read_value() for each in self._keeping), stale, *outputs]
+        found = [*(each.read_value() for each in self._keeping), block.staleness.read_value(), *outputs]
         known = [tensor for tensor in found if tensor.shape.is_fully_defined()]
         packing = Packing([tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in known])
         return [*packing.pack(known), *(t for t in found if not t.shape.is_fully_defined())]
@@ -302,15 +312,21 @@ class _Traced:
         self._held = held
         self._outputs = outputs
 
-    def __call__(self, numbers: np.ndarray, sizes: np.ndarray, held: Sequence[np.ndarray], data: Any) -> Result:
+    def __call__(
+        self, numbers: np.ndarray, sizes: np.ndarray, held: Sequence[np.ndarray], data: Any
+    ) -> Result:
         """Runs it on the device that is in force, and fetches what it gives."""
-        flats = _packed_arrays(held, self._held)
-        found = self._function(tf.constant(numbers), tf.constant(sizes), flats, data)
+        # A tensor made on a worker that does not answer would stop every thread of this process.
+        with tf.device(CHIEF):
+            flats = self._held.pack([tf.constant(value) for value in held])
+            first, second = tf.constant(numbers), tf.constant(sizes)
+        found = self._function(first, second, flats, data)
         specs = [*self._held, tf.TensorSpec([3], tf.int64), *self._outputs.specs()]
         known = [i for i, spec in enumerate(specs) if spec.shape.is_fully_defined()]
         packing = Packing([specs[i] for i in known])
         count = len(packing.flat_specs)
-        fetched = [value.numpy() for value in found]
+        with tf.device(CHIEF):
+            fetched = [tf.identity(value).numpy() for value in found]
         values: list[Any] = [None] * len(specs)
         for i, value in zip(known, packing.unpack_arrays(fetched[:count]), strict=True):
             values[i] = value
@@ -372,13 +388,11 @@ def _zeros(spec: tf.TensorSpec) -> tf.Tensor:
     return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
 
 
-def _rows(data: tf.Tensor, start: tf.Tensor, count: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    part = data[start : start + count]
-    return tf.ensure_shape(part, shape)
-
-
-def _packed_arrays(values: Sequence[np.ndarray], packing: Packing) -> list[tf.Tensor]:
-    return packing.pack([tf.constant(value) for value in values])
+def _places(sizes: tf.Tensor, rank: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Where each batch begins in what is concatenated, and its size; both of shape (batches, rank)."""
+    starts = tf.cumsum(sizes, exclusive=True)[:, None]
+    rest = tf.ones([tf.size(sizes), rank - 1], tf.int32)
+    return tf.concat([starts, 0 * rest], axis=1), tf.concat([sizes[:, None], -1 * rest], axis=1)
 
 
 def _stand_in(variable: Any, value: tf.Tensor) -> StandIn:
@@ -412,7 +426,11 @@ def _is_on_server(variable: Any) -> bool:
 def _scalars(optimizers: Sequence[Any]) -> list[Any]:
     """The counters, rates and scales of optimizers: a step may read them."""
     return [
-        v for o in optimizers if o is not None for v in o.variables if v.shape is not None and len(v.shape) == 0
+        v
+        for o in optimizers
+        if o is not None
+        for v in o.variables
+        if v.shape is not None and len(v.shape) == 0
     ]
 
 

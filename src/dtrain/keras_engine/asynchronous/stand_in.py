@@ -53,6 +53,11 @@ class StandIn(_Base):  # type: ignore[misc]
         """Takes the servers' value."""
         tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)
 
+    @property
+    def used(self) -> bool:
+        """Whether anything but its first assignment has been traced for it."""
+        return len(self.handle.consumers()) > 1
+
     def destroy(self) -> None:
         """Frees it; the last operation on it."""
         tf.raw_ops.DestroyResourceOp(resource=self.handle, ignore_lookup_error=True)

@@ -46,13 +46,15 @@ class Rehearsal:
 
     Attributes:
         optimizers: those whose `apply` it calls.
-        written: numbers of the variables that it writes to.
+        written: the variables that it writes to, by id.
+        used: the variables that it reads or writes, by id.
     """
 
     def __init__(self, build: Callable[[Any, Sequence[Any]], None]) -> None:
         self._build = build
         self.optimizers: list[Any] = []
         self.written: set[int] = set()
+        self.used: set[int] = set()
 
     def apply(self, original: Apply, optimizer: Any, grads: Sequence[Any], variables: Any) -> None:
         """Takes note of an optimizer."""
@@ -76,8 +78,8 @@ class Block:
         accumulators: for optimizers that add up micro-batches on the worker.
 
     Attributes:
-        stale_sum, stale_most, updates: updates of other workers between this worker's reads and writes:
-            their sum, the most of one step, and over how many steps.
+        staleness: updates of other workers between this worker's reads and writes: their sum, the most of
+            one step, and over how many steps; int64 of shape (3,).
     """
 
     def __init__(
@@ -102,9 +104,7 @@ class Block:
         self._written = sorted(written)
         self._base = {} if alone else {i: StandIn(self._stand_ins[i].read_value()) for i in self._written}
         self._clock = StandIn(clock, name="clock")
-        self.stale_sum = StandIn(tf.constant(0, tf.int64))
-        self.stale_most = StandIn(tf.constant(0, tf.int64))
-        self.updates = StandIn(tf.constant(0, tf.int64))
+        self.staleness = StandIn(tf.zeros([3], tf.int64), name="staleness")
         self._unsent = False
         self._met = False
         self._graph: Any = None
@@ -148,7 +148,7 @@ class Block:
 
     def destroy(self) -> None:
         """Frees what the block made."""
-        held = [self._clock, self.stale_sum, self.stale_most, self.updates, *self._base.values()]
+        held = [self._clock, self.staleness, *self._base.values()]
         for each in held:
             each.destroy()
         for accumulator in self._accumulators:
@@ -182,7 +182,9 @@ class Block:
             for number, i in enumerate(self._written):
                 _write(real[i], arrived[number], whole=self._alone)
             if update is not None:
-                update([_arrived(place, arrived, target) for place, target in zip(places, targets, strict=True)])
+                update(
+                    [_arrived(place, arrived, target) for place, target in zip(places, targets, strict=True)]
+                )
 
         def guarded(arrived: list[Any]) -> None:
             with self._on_servers(), self._strategy.scope(), local_update():
@@ -195,9 +197,8 @@ class Block:
                 self._base[i].refresh(value)
         if update is not None:
             stale = clock - 1 - self._clock.read_value()
-            self.stale_sum.refresh(self.stale_sum.read_value() + stale)
-            self.stale_most.refresh(tf.maximum(self.stale_most.read_value(), stale))
-            self.updates.refresh(self.updates.read_value() + 1)
+            total, most, updates = tf.unstack(self.staleness.read_value())
+            self.staleness.refresh(tf.stack([total + stale, tf.maximum(most, stale), updates + 1]))
         self._clock.refresh(clock)
         if tf.compat.v1.get_default_graph() is self._graph:
             self._met, self._unsent = True, False
@@ -234,9 +235,9 @@ def _push_gradients(
     """Adds gradients to what is pushed; says where each of them is: (), (dense,) or (values, indices)."""
     places: list[tuple[int, ...]] = []
     for grad, device in zip(grads, devices, strict=True):
-        parts = () if grad is None else (grad,)
+        parts: list[Any] = [] if grad is None else [grad]
         if isinstance(grad, tf.IndexedSlices):
-            parts = (grad.values, grad.indices)
+            parts = [grad.values, grad.indices]
         places.append(tuple(range(len(pushed), len(pushed) + len(parts))))
         pushed.extend((device, tf.convert_to_tensor(part)) for part in parts)
     return places

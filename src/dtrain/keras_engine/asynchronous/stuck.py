@@ -42,4 +42,6 @@ def _alarm(worker: int, taken: float, steps: int) -> None:
     if channel.request_restart("worker", worker, reason):
         logger.warning("worker %d will be started again; its steps go to another one.", worker)
     else:
-        logger.warning("Nobody is there to start worker %d again: end it, and its steps go on elsewhere.", worker)
+        logger.warning(
+            "Nobody is there to start worker %d again: end it, and its steps go on elsewhere.", worker
+        )

@@ -81,9 +81,7 @@ def _update_parts(
     return result
 
 
-def _update_whole(
-    optimizer: Any, variable: Any, function: Callable[..., Any], args: Sequence[Any]
-) -> Any:
+def _update_whole(optimizer: Any, variable: Any, function: Callable[..., Any], args: Sequence[Any]) -> Any:
     """For optimizers that look at a variable as a whole: put together, updated, and split again."""
     slots = [slot for slot in _slots(optimizer, variable) if is_split(slot)]
     reals = [underlying(slot) for slot in slots]
