@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dtrain.keras_engine.protocol import layout_of
+from dtrain.keras_engine.asynchronous.snapshot import snapshot
+from dtrain.keras_engine.protocol import layout_of, servers_of
 from dtrain.log import logger
 from dtrain.upstream.keras import strategy_of
 from dtrain.upstream.tensorflow import creation_number
@@ -24,10 +25,19 @@ _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 
 
-def make_save(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The replacement of `Model.save`, `save_weights` and `export`."""
+def make_save(original: Callable[..., Any], *, values: bool = True) -> Callable[..., Any]:
+    """The replacement of `Model.save`, `save_weights` and `export`.
+
+    Args:
+        original: Keras' own.
+        values: whether it writes the variables' values alone; an export traces the model, too.
+    """
 
     def save(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        servers = servers_of(strategy_of(self))
+        if servers is not None and values:
+            with snapshot(self, servers):
+                return original(self, filepath, *args, **kwargs)
         layout = layout_of(strategy_of(self))
         if layout is None or layout.workers == 1 or not _is_local(filepath):
             return original(self, filepath, *args, **kwargs)

@@ -75,6 +75,6 @@ def _install() -> None:
     replace(keras.MAKEDIRS, files.make_makedirs)
     replace(keras.MODEL_SAVE, files.make_save)
     replace(keras.MODEL_SAVE_WEIGHTS, files.make_save)
-    replace(keras.MODEL_EXPORT, files.make_save)
+    replace(keras.MODEL_EXPORT, lambda f: files.make_save(f, values=False))
     replace(keras.EXPORTED_VARIABLES, files.make_exported_variables)
     replace(tensorflow.TAPE_GRADIENT, gradients.make_gradient)

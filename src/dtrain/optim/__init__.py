@@ -1,1 +1,5 @@
-"""Optimizers and rates beyond Keras' own."""
+"""Optimizers beyond Keras' own."""
+
+from dtrain.optim.lazy import LazyAdam
+
+__all__ = ["LazyAdam"]
