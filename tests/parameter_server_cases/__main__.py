@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import dtrain
 
-from .registry import CASES, FILES, Job
+from .registry import CASES, FILES, LOSSES, Job, listed
 
 CASE_SECONDS = 60
 
@@ -32,9 +32,9 @@ def main() -> None:
     options = parser.parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     strategy = dtrain.ParameterServerStrategy()
-    for file in FILES:
+    for file in (*FILES, *LOSSES):
         importlib.import_module(f"{__package__}.{file}")
-    for name in [name for name in options.only.split(",") if name] or list(CASES):
+    for name in [name for name in options.only.split(",") if name] or listed():
         # A case that hangs shows where, and ends the job; those before it have left their files.
         faulthandler.dump_traceback_later(options.seconds, exit=True)
         keras.utils.clear_session()

@@ -57,12 +57,20 @@ def launched(*arguments: str, **env: str) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-def run_cases(folder: Path, *, limit: float, workers: int = 2, options: tuple[str, ...] = ()) -> Finished:
+def run_cases(
+    folder: Path,
+    *,
+    limit: float,
+    workers: int = 2,
+    max_restarts: int = 0,
+    options: tuple[str, ...] = (),
+    **env: str,
+) -> Finished:
     """Runs cases to their end, or to the limit in seconds."""
-    arguments = ["--workers", str(workers), "--ps", "2", "--max-restarts", "0"]
+    arguments = ["--workers", str(workers), "--ps", "2", "--max-restarts", str(max_restarts)]
     arguments += ["-m", "parameter_server_cases", str(folder), *options]
     finished = Finished(None, "")
-    with launched(*arguments) as process:
+    with launched(*arguments, **env) as process:
         try:
             finished.output, _ = process.communicate(timeout=limit)
             finished.status = process.returncode

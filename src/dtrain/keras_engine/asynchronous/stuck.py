@@ -35,11 +35,11 @@ class StuckAlarm:
 
 
 def _alarm(worker: int, taken: float, steps: int) -> None:
-    answered = serving.ask("worker", worker, {"ask": "status"}, timeout=_ANSWER_SECONDS) is not None
-    state = "it answers, but does not get on" if answered else "it does not answer"
-    reason = f"it has had {steps} steps for {taken:.0f} s; {state}"
+    answer = serving.ask("worker", worker, {"ask": "status"}, timeout=_ANSWER_SECONDS)
+    state = "it does not answer" if answer is None else "it answers, but does not get on"
+    reason = f"it has had {steps} step{'s' if steps > 1 else ''} for {taken:.0f} s; {state}"
     logger.warning("worker %d is stuck: %s.", worker, reason)
-    if channel.request_restart("worker", worker, reason):
+    if channel.request_restart("worker", worker, reason, pid=(answer or {}).get("pid")):
         logger.warning("worker %d will be started again; its steps go to another one.", worker)
     else:
         logger.warning(

@@ -1,0 +1,173 @@
+"""Workers that are killed or stopped at a named step: evaluation stays exact, and training goes on.
+
+These need a launcher that starts a worker again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from dtrain.cluster import serving
+
+from .common import BATCH, CLASSES, ROWS, STEPS, Examples, data, iterations
+from .registry import Job, case
+
+LIMIT = 60.0
+
+
+def status(worker: int) -> dict[str, Any]:
+    """What a worker says of itself; nothing if it is not there."""
+    return serving.ask("worker", worker, {"ask": "status"}, 5.0) or {}
+
+
+def wait_until_back(worker: int, before: dict[str, Any]) -> None:
+    """Until another process has taken a worker's place."""
+    deadline = time.monotonic() + LIMIT
+    while status(worker).get("incarnation", before["incarnation"]) == before["incarnation"]:
+        assert time.monotonic() < deadline, f"worker {worker} did not come back"
+        time.sleep(0.2)
+
+
+class AtBatch(keras.callbacks.Callback):
+    """Sends a worker a signal at the end of a batch of training or of a test."""
+
+    def __init__(self, worker: int, batch: int, number: int = signal.SIGKILL) -> None:
+        super().__init__()
+        self.worker, self.batch, self.number = worker, batch, number
+        self.before: dict[str, Any] = {}
+        self.busy: list[int | None] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.busy += [block.worker for block in self.model.train_function._session.handed_out]
+        self._at(batch)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._at(batch)
+
+    def _at(self, batch: int) -> None:
+        if batch == self.batch and not self.before:
+            self.before = status(self.worker)
+            os.kill(self.before["pid"], self.number)
+            self.busy.clear()
+
+
+@contextlib.contextmanager
+def killed_in_a_block(function: Any, worker: int) -> Iterator[None]:
+    """Kills a worker as soon as it is at a block of a train or test function."""
+    pid = status(worker)["pid"]
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.001):
+            session = function._session
+            if session is not None and any(block.worker == worker for block in session.handed_out):
+                os.kill(pid, signal.SIGKILL)
+                return
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    yield
+    done.set()
+    thread.join()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        raise AssertionError(f"worker {worker} had nothing to do")
+
+
+def slow_classifier(strategy: Any) -> Any:
+    """A classifier whose steps take long enough to be in the middle of one."""
+    with strategy.scope():
+        inputs = keras.Input((10,))
+        wide = keras.layers.Dense(600, "tanh", trainable=False)(inputs)
+        for _ in range(12):
+            wide = keras.layers.Dense(600, "tanh", trainable=False)(wide)
+        model = keras.Model(inputs, keras.layers.Dense(CLASSES)(wide))
+        model.compile(
+            optimizer=keras.optimizers.SGD(0.01),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy"), Examples()],
+        )
+    return model
+
+
+@case
+def evaluation_is_exact_whoever_dies(job: Job) -> None:
+    x, y = data()
+    model = slow_classifier(job.strategy)
+    outputs = model.predict(x, verbose=0)
+    loss = float(keras.losses.SparseCategoricalCrossentropy(from_logits=True)(y, outputs))
+    accuracy = float(np.mean(np.argmax(outputs, axis=1) == y))
+    for run in range(20):
+        worker, callbacks = run % 2, []
+        if run < 3:
+            callbacks.append(AtBatch(worker, batch=5 + run))
+        before = status(worker)
+        dying = killed_in_a_block(model.test_function, worker) if run in (3, 4) else contextlib.nullcontext()
+        with dying:
+            found = model.evaluate(x, y, batch_size=8, callbacks=callbacks, verbose=0, return_dict=True)
+        assert found["examples"] == ROWS, (run, found)
+        np.testing.assert_allclose([found["loss"], found["accuracy"]], [loss, accuracy], rtol=1e-5)
+        if run < 5:
+            wait_until_back(worker, before)
+
+
+@case
+def training_goes_on_and_the_worker_takes_work_again(job: Job) -> None:
+    x, y = data()
+    model = slow_classifier(job.strategy)
+    model.fit(x, y, batch_size=BATCH, verbose=0)
+    kill = AtBatch(worker=1, batch=3)
+    done = STEPS
+    deadline = time.monotonic() + LIMIT
+    while 1 not in kill.busy or status(1).get("pid", kill.before["pid"]) == kill.before["pid"]:
+        assert time.monotonic() < deadline, "worker 1 has no work"
+        history = model.fit(x, y, batch_size=BATCH, callbacks=[kill], verbose=0).history
+        done += STEPS
+        # Metrics are counted when a block comes back, so once; a block that was lost may have updated
+        # the servers before it was.
+        assert history["examples"] == [ROWS], history
+        assert done <= iterations(model) <= done + 1
+        assert np.isfinite(history["loss"][0])
+        if 1 in kill.busy and status(1).get("pid", kill.before["pid"]) == kill.before["pid"]:
+            kill.busy.clear()
+
+
+@case
+def a_stopped_worker_is_started_again(job: Job) -> None:
+    x, y = data()
+    model = slow_classifier(job.strategy)
+    model.fit(x, y, batch_size=BATCH, verbose=0)
+    stop = AtBatch(worker=1, batch=3, number=signal.SIGSTOP)
+    begun = time.monotonic()
+    history = model.fit(x, y, batch_size=BATCH, epochs=2, callbacks=[stop], verbose=0).history
+    assert history["examples"] == [ROWS, ROWS], history
+    assert 3 * STEPS <= iterations(model) <= 3 * STEPS + 1
+    wait_until_back(1, stop.before)
+    print(f"ended {time.monotonic() - begun:.0f} s after it was stopped", flush=True)
+
+
+@case
+def an_update_is_whole_when_its_worker_dies(job: Job) -> None:
+    """A block may be done twice, but never half an update."""
+    from .numbers import slope
+
+    x = np.ones((16 * 400, 2), "float32")
+    model = slope(job.strategy, lambda: keras.optimizers.SGD(1.0, momentum=0.0))
+    model.fit(x[:320], x[:320], batch_size=16, verbose=0)
+    before = status(0)
+    with killed_in_a_block(model.train_function, 0):
+        model.fit(x, x, batch_size=16, verbose=0)
+    steps = iterations(model)
+    assert steps >= 420
+    for part in model.parts:
+        np.testing.assert_array_equal(part.numpy(), np.full(part.shape, -float(steps), "float32"))
+    wait_until_back(0, before)
