@@ -8,7 +8,13 @@ from __future__ import annotations
 import pytest
 
 # strategy -> (one in how many programs, counted from which): the first two cover all between them.
-PARTS = {"mirrored": (2, 0), "multi_worker": (2, 1), "central_storage": (4, 3), "one_device": (8, 2)}
+PARTS = {
+    "mirrored": (2, 0),
+    "multi_worker": (2, 1),
+    "central_storage": (4, 3),
+    "parameter_server": (8, 5),
+    "one_device": (8, 2),
+}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,0 +1,154 @@
+"""How tensors and batches are put together for a message and for a block, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from dtrain.keras_engine.asynchronous.batches import Batches, BlockData, BlockReader
+from dtrain.keras_engine.asynchronous.pace import Pace
+from dtrain.keras_engine.asynchronous.packing import Packing
+
+WORDS = ("float32", "int32", "uint32", "float64", "int64", "uint64")
+OTHERS = ("bool", "float16", "bfloat16", "int8", "complex64")
+
+
+def bits(dtype: tf.DType, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Any bits at all of a dtype, those of NaNs and of denormal numbers among them."""
+    kind = np.dtype(dtype.as_numpy_dtype)
+    count = int(np.prod(shape))
+    if dtype == tf.bool:
+        return rng.integers(0, 2, shape).astype(bool)
+    raw = rng.integers(0, 256, count * kind.itemsize, dtype=np.uint8).view(kind)
+    if dtype == tf.float32 and count > 3:
+        raw[:4] = np.array([0x7FA00000, 0xFFC00001, 1, 0x80000000], np.uint32).view(np.float32)
+    return raw.reshape(shape)
+
+
+def same_bits(found: Any, expected: np.ndarray) -> bool:
+    array = np.asarray(found.numpy() if isinstance(found, tf.Tensor) else found)
+    return (
+        array.dtype == expected.dtype
+        and array.shape == expected.shape
+        and array.tobytes() == expected.tobytes()
+    )
+
+
+@pytest.mark.parametrize("names", [WORDS, OTHERS, ("int64", "int32"), (*WORDS, *OTHERS), ("float32",)])
+def test_what_is_packed_comes_out_to_the_bit(names: tuple[str, ...]) -> None:
+    rng = np.random.default_rng(0)
+    shapes: list[tuple[int, ...]] = [(), (5,), (0,), (2, 3, 2)]
+    arrays = [bits(tf.as_dtype(name), shape, rng) for name in names for shape in shapes]
+    specs = [tf.TensorSpec(array.shape, array.dtype) for array in arrays]
+    packing = Packing(specs)
+
+    @tf.function
+    def there(tensors: list[Any]) -> list[Any]:
+        return packing.pack(tensors)
+
+    @tf.function
+    def back(flats: list[Any]) -> list[Any]:
+        return packing.unpack(flats)
+
+    flats = there([tf.constant(array) for array in arrays])
+    assert [(f.shape, f.dtype) for f in flats] == [(s.shape, s.dtype) for s in packing.flat_specs]
+    assert sum(name in WORDS for name in names) == 0 or len(flats) <= 1 + sum(n in OTHERS for n in names)
+    for found in (back(flats), packing.unpack_arrays([flat.numpy() for flat in flats])):
+        assert all(same_bits(one, array) for one, array in zip(found, arrays, strict=True))
+
+
+def test_text_is_packed_too() -> None:
+    packing = Packing([tf.TensorSpec([2], tf.string), tf.TensorSpec([], tf.float32)])
+    flats = packing.pack([tf.constant(["a", "bc"]), tf.constant(1.5)])
+    text, number = packing.unpack(flats)
+    assert text.numpy().tolist() == [b"a", b"bc"] and float(number) == 1.5
+
+
+def split(data: BlockData, leaf: int = 0) -> list[list[Any]]:
+    """The batches of one leaf of a block."""
+    ends = np.cumsum(data.sizes[leaf])
+    return [part.tolist() for part in np.split(data.values[leaf].numpy(), ends[:-1])]
+
+
+def test_blocks_are_read_until_the_data_end() -> None:
+    x = np.arange(22, dtype="float32").reshape(11, 2)
+    dataset = tf.data.Dataset.from_tensor_slices({"x": x, "y": np.arange(11)}).batch(3)
+    assert BlockReader.reads(dataset.element_spec)
+    reader, iterator = BlockReader(dataset.element_spec), iter(dataset)
+    first, second = reader.read(iterator, 3), reader.read(iterator, 3)
+    assert first is not None and second is not None
+    assert (first.count, second.count) == (3, 1)
+    assert first.sizes.tolist() == [[3, 3, 3], [3, 3, 3]]
+    assert second.sizes.tolist() == [[2], [2]]
+    assert split(first, 1) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    np.testing.assert_array_equal(np.concatenate([first.values[0], second.values[0]]), x)
+    assert reader.read(iterator, 3) is None
+
+
+def test_an_error_of_the_data_is_not_their_end() -> None:
+    def broken() -> Iterator[Any]:
+        yield np.zeros((2, 1), "float32")
+        raise ValueError("of the data")
+
+    dataset = tf.data.Dataset.from_generator(broken, output_signature=tf.TensorSpec([None, 1]))
+    with pytest.raises(tf.errors.OpError, match="of the data"):
+        BlockReader(dataset.element_spec).read(iter(dataset), 4)
+
+
+@pytest.mark.parametrize(
+    ("spec", "reads"),
+    [
+        (tf.TensorSpec([None, 3]), True),
+        ((tf.TensorSpec([4, 3]), None), True),
+        (tf.TensorSpec([None, None]), False),
+        (tf.TensorSpec([]), False),
+        (tf.RaggedTensorSpec([None, None], tf.float32), False),
+        (tf.SparseTensorSpec([None, 3], tf.float32), False),
+        (None, False),
+    ],
+)
+def test_which_data_are_read_whole(spec: Any, reads: bool) -> None:
+    assert BlockReader.reads(spec) is reads
+
+
+def test_batches_of_one_kind_are_concatenated() -> None:
+    batches = Batches()
+    for size in (4, 4, 1):
+        batch = (np.full((size, 2), size, "float32"), None, np.arange(size))
+        assert batches.fits(batch, None)
+        batches.add(batch, None)
+    assert batches.bytes == 9 * (2 * 4 + 8)
+    assert not batches.fits((np.zeros((4, 3), "float32"), None, np.arange(4)), None)
+    assert not batches.fits((np.zeros((4, 2), "float32"), np.arange(4), np.arange(4)), None)
+    data = batches.take()
+    assert (data.count, data.many, batches.count) == (3, True, 0)
+    assert data.sizes.tolist() == [[4, 4, 1], [4, 4, 1]]
+    assert split(data, 1) == [[0, 1, 2, 3], [0, 1, 2, 3], [0]]
+    assert data.spec[0].shape.as_list() == [None, 2]
+
+
+def test_what_cannot_be_concatenated_goes_alone() -> None:
+    batches = Batches()
+    ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
+    batches.add((ragged, tf.zeros([2])), None)
+    assert not batches.fits((ragged, tf.zeros([2])), None)
+    data = batches.take()
+    assert (data.count, data.many, data.sizes.shape) == (1, False, (0, 0))
+    assert data.values[0] is ragged
+    batches.add((np.zeros((2, 1)),), None, alone=True)
+    assert batches.take().many is False
+
+
+def test_the_pace_is_learnt_from_second_runs() -> None:
+    pace = Pace()
+    functions = [object(), object()]
+    pace.note(functions[0], 0, 9.0, 1)
+    pace.note(functions[0], 1, 9.0, 1)
+    pace.note(functions[1], 0, 9.0, 1)
+    assert pace.seconds is None
+    pace.note(functions[0], 1, 0.5, 5)
+    assert pace.seconds == pytest.approx(0.1)
