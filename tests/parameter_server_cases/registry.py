@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FILES = ("counts", "numbers", "usage")
+FILES = ("counts", "numbers", "usage", "splits")
 LOSSES = ("losses",)  # their workers are killed; they run when they are asked for
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain.keras_engine.asynchronous.fitting import prepare_evaluate, prepare_fit
+from dtrain.keras_engine.asynchronous.fitting import prepare_evaluate, prepare_fit, prepare_predict
 from dtrain.keras_engine.callbacks import NanAlarm, shared_between_workers
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
 from dtrain.keras_engine.scope import check_model, check_scope
@@ -51,23 +51,12 @@ def make_fit(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def make_evaluate(original: Callable[..., Any]) -> Callable[..., Any]:
     """The replacement of `evaluate`."""
-    quiet = _quiet_on_followers(original)
-    signature = inspect.signature(original)
-
-    def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if servers_of(self.distribute_strategy) is None:
-            return quiet(self, *args, **kwargs)
-        call = signature.bind(self, *args, **kwargs)
-        call.apply_defaults()
-        prepare_evaluate(self, call.arguments)
-        return original(*call.args, **call.kwargs)
-
-    return evaluate
+    return _prepared_for_servers(original, prepare_evaluate)
 
 
 def make_predict(original: Callable[..., Any]) -> Callable[..., Any]:
     """The replacement of `predict`."""
-    return _quiet_on_followers(original)
+    return _prepared_for_servers(original, prepare_predict)
 
 
 def make_compile(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,6 +101,24 @@ def _callbacks(callbacks: Any, layout: ReplicaLayout) -> Any:
         return callbacks
     given = [] if callbacks is None else list(keras.tree.flatten(callbacks))
     return [*shared_between_workers(given, layout), NanAlarm()]
+
+
+def _prepared_for_servers(
+    original: Callable[..., Any], prepare: Callable[[Any, dict[str, Any]], None]
+) -> Callable[..., Any]:
+    """Under parameter servers with its arguments made ready; elsewhere with one progress bar for the job."""
+    quiet = _quiet_on_followers(original)
+    signature = inspect.signature(original)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if servers_of(self.distribute_strategy) is None:
+            return quiet(self, *args, **kwargs)
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        prepare(self, bound.arguments)
+        return original(*bound.args, **bound.kwargs)
+
+    return call
 
 
 def _quiet_on_followers(original: Callable[..., Any]) -> Callable[..., Any]:

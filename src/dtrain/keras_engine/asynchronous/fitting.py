@@ -46,21 +46,27 @@ def prepare_fit(model: Any, arguments: dict[str, Any]) -> None:
     arguments["x"] = _dataset(arguments["x"], "x")
     arguments["validation_data"] = _dataset(arguments["validation_data"], "validation_data")
     callbacks = arguments["callbacks"]
-    if layout is not None and layout.workers > 1:
+    reported = any(isinstance(callback, StalenessReport) for callback in _listed(callbacks))
+    if layout is not None and layout.workers > 1 and not reported:
         if isinstance(callbacks, upstream_keras.callback_list()):
             callbacks.callbacks.insert(0, _for_model(StalenessReport(), model))
         else:
             callbacks = [StalenessReport(), *_listed(callbacks)]
     arguments["callbacks"] = callbacks
-    _watch_batches(model, model.make_train_function(), callbacks, "train")
-    if arguments["validation_data"] is not None:
-        _watch_batches(model, model.make_test_function(), callbacks, "test")
+    _watch_batches(model.make_train_function(), callbacks, "train")
+    if arguments["validation_data"] is not None or arguments["validation_split"]:
+        _watch_batches(model.make_test_function(), callbacks, "test")
 
 
 def prepare_evaluate(model: Any, arguments: dict[str, Any]) -> None:
     """Makes the arguments of an `evaluate` ready, in place."""
     arguments["x"] = _dataset(arguments["x"], "x")
-    _watch_batches(model, model.make_test_function(), arguments["callbacks"], "test")
+    _watch_batches(model.make_test_function(), arguments["callbacks"], "test")
+
+
+def prepare_predict(model: Any, arguments: dict[str, Any]) -> None:
+    """Makes the arguments of a `predict` ready, in place."""
+    arguments["x"] = _dataset(arguments["x"], "x")
 
 
 def _dataset(data: Any, name: str) -> Any:
@@ -80,8 +86,7 @@ def _dataset(data: Any, name: str) -> Any:
     return made
 
 
-def _watch_batches(model: Any, function: Any, callbacks: Any, kind: str) -> None:
-    function = getattr(model, f"{kind}_function")
+def _watch_batches(function: Any, callbacks: Any, kind: str) -> None:
     function.every_batch = any(_watches(callback, kind) for callback in _listed(callbacks))
 
 

@@ -25,7 +25,7 @@ _BLOCK_SECONDS = 0.1
 _MOST_STEPS = 256
 _MOST_BYTES = 32 << 20
 _LOOK = 0.5  # seconds between two looks at what the coordinator and `watch` have to say
-_SHORT_LOOK = 0.02
+_SHORT_LOOK = 0.001
 _END_SECONDS = 1.0  # for the blocks that run on when an error has ended a session
 
 

@@ -16,7 +16,8 @@ _ANSWER_SECONDS = 5.0
 class StuckAlarm:
     """Looks at a session's blocks; warns once for each that takes far too long.
 
-    Far too long is `settings.stuck_timeout()`, or 50 times what its steps took lately where that is more.
+    Far too long is `settings.stuck_timeout()`, or 50 times what its steps took lately where that is more. As
+    long as nobody knows what a step takes, a worker that answers is warned of, and left alone.
     """
 
     def __init__(self) -> None:
@@ -31,15 +32,17 @@ class StuckAlarm:
             usual = (session.step_seconds or 0.0) * block.steps
             if taken > max(settings.stuck_timeout(), _TIMES_SLOWER * usual):
                 self._told.add((block.worker, block.since))
-                _alarm(block.worker, taken, block.steps)
+                _alarm(block.worker, taken, block.steps, known=session.step_seconds is not None)
 
 
-def _alarm(worker: int, taken: float, steps: int) -> None:
+def _alarm(worker: int, taken: float, steps: int, *, known: bool) -> None:
     answer = serving.ask("worker", worker, {"ask": "status"}, timeout=_ANSWER_SECONDS)
     state = "it does not answer" if answer is None else "it answers, but does not get on"
     reason = f"it has had {steps} step{'s' if steps > 1 else ''} for {taken:.0f} s; {state}"
     logger.warning("worker %d is stuck: %s.", worker, reason)
-    if channel.request_restart("worker", worker, reason, pid=(answer or {}).get("pid")):
+    if answer is not None and not known:
+        logger.warning("It is left alone: its first steps may just be slow.")
+    elif channel.request_restart("worker", worker, reason, pid=(answer or {}).get("pid")):
         logger.warning("worker %d will be started again; its steps go to another one.", worker)
     else:
         logger.warning(
