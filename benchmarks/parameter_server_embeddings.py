@@ -51,7 +51,7 @@ class Fit:
     """`model.fit` as a user writes it."""
 
     def __init__(self, strategy: Any, *, rows: int, optimizer: str, steps: int) -> None:
-        from dtrain.optim.lazy import LazyAdam
+        from dtrain.optim import LazyAdam
 
         with strategy.scope():
             self._model = make_model(rows)
