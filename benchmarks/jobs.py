@@ -18,13 +18,26 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 START_SECONDS = 120.0
 MEASURE_SECONDS = 240.0
 
 # What a chief does when it is asked: (what, how many steps) -> seconds a step.
 Measure = Callable[[str, int], float]
+
+
+class Taken(NamedTuple):
+    """What a step takes.
+
+    Attributes:
+        wall: seconds from the start to the end, over the steps.
+        processor: seconds of processor time in all processes of the job together, over the steps; other
+            programs on the machine hardly change it.
+    """
+
+    wall: float
+    processor: float
 
 
 class Job:
@@ -58,18 +71,19 @@ class Job:
         self._connection.settimeout(MEASURE_SECONDS)
         self._chief = self._connection.makefile("rw", encoding="utf-8")
 
-    def measure(self, what: str, steps: int) -> float:
-        """Seconds a step.
+    def measure(self, what: str, steps: int) -> Taken:
+        """What a step takes.
 
         Raises:
             RuntimeError: the chief failed, ended or took too long.
         """
+        before = _processor_seconds(self._process.pid)
         print(json.dumps([what, steps]), file=self._chief, flush=True)
         line = self._chief.readline()
         found: float | str = json.loads(line) if line else "the chief ended"
         if isinstance(found, str):
             raise RuntimeError(f"{what}: {found}\n{self.log()}")
-        return found
+        return Taken(found, (_processor_seconds(self._process.pid) - before) / steps)
 
     def log(self) -> str:
         """The end of what the job printed."""
@@ -114,16 +128,28 @@ def stock_strategy() -> Any:
     return tf.distribute.ParameterServerStrategy(resolver)
 
 
-def summary(seconds: Sequence[float]) -> dict[str, Any]:
-    """Milliseconds a step: median, least, most and every round."""
-    rounds = [round(1e3 * s, 4) for s in seconds]
-    return {"median": statistics.median(rounds), "min": min(rounds), "max": max(rounds), "rounds": rounds}
+def summary(taken: Sequence[Taken]) -> dict[str, Any]:
+    """Milliseconds a step: median, least, most and every round; and the median of processor time."""
+    rounds = [round(1e3 * each.wall, 4) for each in taken]
+    return {
+        "median": statistics.median(rounds),
+        "min": min(rounds),
+        "max": max(rounds),
+        "processor": round(1e3 * statistics.median(each.processor for each in taken), 4),
+        "rounds": rounds,
+    }
 
 
-def ratio(over: Sequence[float], under: Sequence[float]) -> dict[str, Any]:
-    """The quotient of two times, round by round: median, least and most."""
-    rounds = [round(a / b, 3) for a, b in zip(over, under, strict=True)]
-    return {"median": statistics.median(rounds), "min": min(rounds), "max": max(rounds)}
+def ratio(over: Sequence[Taken], under: Sequence[Taken]) -> dict[str, Any]:
+    """The quotient of two times, round by round: median, least and most; and of processor times."""
+    rounds = [round(a.wall / b.wall, 3) for a, b in zip(over, under, strict=True)]
+    processor = [round(a.processor / b.processor, 3) for a, b in zip(over, under, strict=True)]
+    return {
+        "median": statistics.median(rounds),
+        "min": min(rounds),
+        "max": max(rounds),
+        "processor": statistics.median(processor),
+    }
 
 
 def circumstances() -> dict[str, Any]:
@@ -169,3 +195,18 @@ def _processor() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
+
+
+def _processor_seconds(process: int) -> float:
+    """User and system time of a process and all below it."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        children = [
+            int(child)
+            for task in Path(f"/proc/{process}/task").iterdir()
+            for child in (task / "children").read_text(encoding="utf-8").split()
+        ]
+    except OSError:
+        return 0.0  # it has ended
+    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(map(_processor_seconds, children))

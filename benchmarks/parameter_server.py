@@ -127,7 +127,7 @@ def main() -> None:
         return
     found = {**jobs.circumstances(), "workers": arguments.workers, "servers": arguments.servers}
     started: dict[str, jobs.Job] = {}
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    seconds: dict[str, list[jobs.Taken]] = {way: [] for way in WAYS}
     try:
         for side in ("dtrain", "stock"):
             size = {"workers": arguments.workers, "servers": arguments.servers}
@@ -153,14 +153,19 @@ def main() -> None:
 
 def print_table(found: dict[str, Any]) -> None:
     """A row a way."""
-    print("| | | ms a step | min to max | steps/s | fit is faster by |\n|---|---|---|---|---|---|")
+    print(
+        "| | | ms a step | min to max | steps/s | processor ms a step | fit is faster by "
+        "| in processor time |\n"
+        "|---|---|---|---|---|---|---|---|"
+    )
     for way, (side, name) in WAYS.items():
         taken = found["milliseconds_a_step"][way]
         times = found["times_faster_is_fit"].get(way)
         faster = f"{times['median']:.1f} ({times['min']:.1f} to {times['max']:.1f})" if times else ""
         print(
-            f"| {side} | {name} | {taken['median']:.3f} | {taken['min']:.3f} to {taken['max']:.3f} "
-            f"| {1e3 / taken['median']:.0f} | {faster} |"
+            f"| {side} | {name} | {taken['median']:.2f} | {taken['min']:.2f} to {taken['max']:.2f} "
+            f"| {1e3 / taken['median']:.0f} | {taken['processor']:.2f} | {faster} "
+            f"| {format(times['processor'], '.1f') if times else ''} |"
         )
 
 

@@ -120,7 +120,7 @@ def main() -> None:
         for number in rows
         if (side, optimizer) != ("stock", "lazy_adam")
     ]
-    seconds: dict[tuple[str, str], list[float]] = {way: [] for way in ways}
+    seconds: dict[tuple[str, str], list[jobs.Taken]] = {way: [] for way in ways}
     started: dict[str, jobs.Job] = {}
     try:
         for side in ("dtrain", "stock"):
