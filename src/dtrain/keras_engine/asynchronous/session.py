@@ -164,7 +164,7 @@ class Session:
         traced = self._program.trace(data.spec, many=data.many)
         group, left = self._program.accumulation, self._leftover
         # What does not begin and end with an update must find on the servers what was left before it.
-        alone = bool(left or data.count % group)
+        alone = bool(left or data.count % group) or self._passes_bound(data.count)
         self._wait(0 if alone else self._places() - 1)
         number = self._blocks
         self._blocks += 1
@@ -176,7 +176,7 @@ class Session:
             self._run(traced, number, left, data)
 
         upstream_tf.schedule(self._coordinator, run)
-        if alone and group > 1:
+        if alone:
             self._wait(0)
         self._end_round()
 
@@ -310,6 +310,11 @@ class Session:
         bound = self._layout.max_staleness
         workers = self._layout.workers
         return (workers if bound is None else min(workers, bound + 1)), bound
+
+    def _passes_bound(self, steps: int) -> bool:
+        """Whether a block has more steps than another block may miss."""
+        active, bound = self._active()
+        return bound is not None and active > 1 and steps * (active - 1) > bound
 
     def _places(self) -> int:
         """How many blocks may be handed out and not done."""
