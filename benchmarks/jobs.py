@@ -156,7 +156,7 @@ def circumstances() -> dict[str, Any]:
     """Hardware, versions and the command."""
     return {
         "measured_at": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", *_without_out(sys.argv)]),
         "hardware": {
             "cpu": _processor(),
             "cores": len(os.sched_getaffinity(0)),
@@ -179,6 +179,12 @@ def write(found: Mapping[str, Any], out: str | None) -> None:
         print(text)
     else:
         Path(out).write_text(text + "\n", encoding="utf-8")
+
+
+def _without_out(arguments: Sequence[str]) -> list[str]:
+    """Where the numbers were written is nobody's concern."""
+    pairs = zip(["", *arguments], arguments, strict=False)
+    return [found for before, found in pairs if found != "--out" and before != "--out"]
 
 
 def _tensorflow() -> str:
