@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -46,8 +47,9 @@ def test_case_with_lost_workers(name: str, killed: Finished) -> None:
 
 
 def test_a_stopped_worker_is_named(killed: Finished) -> None:
-    assert "worker 1 is stuck: it has had 1 step for" in killed.output
-    assert "it does not answer" in killed.output
+    # It was stopped in a step, or while a message of the chief's to it was on its way.
+    stuck = r"worker 1 is stuck: (it has had 1 step|nothing has happened) for \d+ s; it does not answer"
+    assert re.search(stuck, killed.output)
     assert "worker 1 will be started again; its steps go to another one" in killed.output
 
 

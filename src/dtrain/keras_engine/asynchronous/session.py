@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from dtrain.upstream import tensorflow as upstream_tf
 _BLOCK_SECONDS = 0.1
 _MOST_STEPS = 256
 _MOST_BYTES = 32 << 20
-_LOOK = 0.5  # seconds between two looks at what the coordinator and `watch` have to say
+_LOOK = 0.5  # seconds between two looks whether the coordinator has lost a server
 _SHORT_LOOK = 0.001
 _END_SECONDS = 1.0  # for the blocks that run on when an error has ended a session
 
@@ -69,6 +68,13 @@ class Handed(NamedTuple):
     steps: int
 
 
+class Alarm(Protocol):
+    """Who notices that a worker does not get on with a block."""
+
+    def watch(self, session: Session) -> None:
+        """Looks at the session now and then, from another thread, until it is over."""
+
+
 class Session:
     """Blocks of steps, handed out until `finish`.
 
@@ -80,7 +86,7 @@ class Session:
         every_batch: whether callbacks want each call done before the next (with several workers: as many
             calls at once as there are workers).
         total: the number of batches, where it is known.
-        watch: called now and then while it waits; may raise.
+        alarm: watches its blocks until it is over.
         pace: what earlier sessions of the program have learnt.
     """
 
@@ -93,7 +99,7 @@ class Session:
         steps_a_call: int,
         every_batch: bool,
         total: int | None,
-        watch: Callable[[Session], None] = lambda session: None,
+        alarm: Alarm,
         pace: Pace | None = None,
     ) -> None:
         self._program = program
@@ -102,7 +108,7 @@ class Session:
         self._every_batch = every_batch
         self._steps_a_call = steps_a_call
         self._left = total
-        self._watch = watch
+        self._alarm = alarm
         self._changed = threading.Condition()
         self._outstanding: dict[int, Handed] = {}
         self._blocks = 0
@@ -190,6 +196,8 @@ class Session:
         """Hands out what is left, and waits until all blocks are done."""
         self.flush()
         self._wait(0)
+        with self._changed:
+            self._ended = True
         self.store()
 
     def abandon(self) -> None:
@@ -199,10 +207,9 @@ class Session:
         """
         with self._changed:
             self._ended = True
-            self._changed.wait_for(
-                lambda: all(block.worker is None for block in self._outstanding.values()), _END_SECONDS
-            )
-            self._outstanding.clear()
+            for number in [n for n, block in self._outstanding.items() if block.worker is None]:
+                del self._outstanding[number]
+            self._changed.wait_for(lambda: not self._outstanding, _END_SECONDS)
 
     def store(self) -> None:
         """Writes what the workers have counted so far to the chief's variables."""
@@ -226,6 +233,23 @@ class Session:
             return list(self._outstanding.values())
 
     @property
+    def progress(self) -> int:
+        """A number that grows with every block that is handed out or done."""
+        with self._changed:
+            return self._blocks + self._version
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are."""
+        return self._layout.workers
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, and no worker has a block of it."""
+        with self._changed:
+            return self._ended and not self._outstanding
+
+    @property
     def step_seconds(self) -> float | None:
         """What a step took lately; None before any is done."""
         return self._pace.seconds
@@ -233,8 +257,8 @@ class Session:
     def _begin(self, spec: Any, *, many: bool) -> None:
         self._program.trace(spec, many=many)  # it tells what the chief holds and what is accumulated
         while not self._coordinator.done():  # blocks that an abandoned session has left
-            self._watch(self)
             time.sleep(_SHORT_LOOK)
+        self._alarm.watch(self)
         self._held = [np.asarray(underlying(v).numpy()) for v in self._program.held]
         optimizer = self._program.optimizer
         if optimizer is not None:
@@ -246,6 +270,7 @@ class Session:
         worker = upstream_tf.current_worker()
         with self._changed:
             if self._ended:
+                self._take_back(number)
                 return
             held, version = self._held, self._version
             begun = time.monotonic()
@@ -256,20 +281,22 @@ class Session:
             result = traced(np.array([number, left], np.int64), data.sizes, held, data.values)
         except Exception as error:
             with self._changed:
-                self._outstanding[number] = Handed(time.monotonic(), None, data.count)
                 if upstream_tf.blames_a_process(error):
-                    raise  # the coordinator finds another worker for it
+                    # The coordinator finds another worker for it.
+                    self._outstanding[number] = Handed(time.monotonic(), None, data.count)
+                    raise
                 self._error = self._error or error
-                self._changed.notify_all()
+                self._take_back(number)
             return
         with self._changed:
-            if self._ended:
-                self._outstanding.pop(number, None)
-            else:
+            if not self._ended:
                 self._merge(number, result, held, fresh=version == self._version)
                 self._pace.note(traced, worker, time.monotonic() - begun, data.count)
-                del self._outstanding[number]
-            self._changed.notify_all()
+            self._take_back(number)
+
+    def _take_back(self, number: int) -> None:
+        self._outstanding.pop(number, None)
+        self._changed.notify_all()
 
     def _merge(self, number: int, result: Result, given: list[np.ndarray], *, fresh: bool) -> None:
         self._version += 1
@@ -337,12 +364,11 @@ class Session:
         """Until at most so many blocks are not done.
 
         Raises:
-            whatever a step raised, and what `watch` raises; the session is abandoned then.
+            whatever a step raised; the session is abandoned then.
         """
         try:
             while not self._done(most):
                 self._coordinator.done()  # raises where a server is lost
-                self._watch(self)
         except BaseException:
             self.abandon()
             raise
