@@ -16,11 +16,11 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.errors import DataError
+from dtrain.keras_engine.asynchronous import stuck
 from dtrain.keras_engine.asynchronous.batches import BlockReader
 from dtrain.keras_engine.asynchronous.pace import Pace
 from dtrain.keras_engine.asynchronous.program import BlockProgram
 from dtrain.keras_engine.asynchronous.session import Session, Staleness
-from dtrain.keras_engine.asynchronous.stuck import StuckAlarm
 from dtrain.keras_engine.input import to_tensors
 from dtrain.keras_engine.protocol import servers_of
 from dtrain.upstream import keras as upstream_keras
@@ -160,7 +160,7 @@ class AsynchronousFunction:
             steps_a_call=self._model.steps_per_execution,
             every_batch=self.every_batch,
             total=total,
-            watch=StuckAlarm(),
+            alarm=stuck.ALARM,
             pace=self._pace,
         )
 
@@ -210,7 +210,7 @@ class AsynchronousPredict:
             steps_a_call=1,
             every_batch=True,
             total=1,
-            watch=StuckAlarm(),
+            alarm=stuck.ALARM,
             pace=self._pace,
         )
         session.add(batch, alone=True)
