@@ -114,6 +114,12 @@ class ParameterServerStrategy(
 ):
     """Asynchronous training with parameter servers.
 
+    While no process dies, every step is applied exactly once: `optimizer.iterations`, metrics' counts and
+    examples are exact with any number of workers. When a worker dies, what it was doing is done again by
+    another. The servers may have applied the first of those steps already, so `iterations` can count up to
+    one block of steps (0.1 s of work, at most 256) too many for each death. Metrics and evaluations count a
+    block when its results have reached the chief, so they stay exact.
+
     Args:
         cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver`; None reads `TF_CONFIG`.
         variable_partitioner: splits variables over the servers, such as

@@ -23,6 +23,7 @@ from dtrain.keras_engine.asynchronous.program import BlockProgram
 from dtrain.keras_engine.asynchronous.session import Session, Staleness
 from dtrain.keras_engine.input import to_tensors
 from dtrain.keras_engine.protocol import servers_of
+from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 
 _LOGS_SECONDS = 0.1
@@ -45,12 +46,19 @@ class AsynchronousFunction:
         self._strategy = model.distribute_strategy
         self._kind = kind
         self._program = BlockProgram(model, self._strategy, kind)
+        if model.jit_compile:
+            logger.warning(
+                "jit_compile=True was set, but in a step under parameter servers worker and servers meet, "
+                "which XLA cannot compile. It runs without XLA."
+            )
         self._pace = Pace()
         self._session: Session | None = None
         self._logs: Any = {}
         self._eager_logs: Any = {}
         self._ahead = 0
         self._readers: dict[str, BlockReader | None] = {}
+        self._reader: BlockReader | None = None
+        self._read_from: Any = None
         self._logs_at = 0.0
         self.every_batch = False
         self.staleness = Staleness()
@@ -97,7 +105,9 @@ class AsynchronousFunction:
 
     def _take(self, session: Session, iterator: Any) -> None:
         if not self.every_batch and not self._model.run_eagerly and isinstance(iterator, _EpochBatches):
-            reader = self._reader_of(iterator.element_spec)
+            if iterator is not self._read_from:
+                self._read_from, self._reader = iterator, self._reader_of(iterator.element_spec)
+            reader = self._reader
             if reader is not None:
                 self._take_ahead(session, iterator, reader)
                 return

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+_FAST = 0.01  # seconds
+_MANY = 400
+
 
 class Pace:
     """The step time of one model's blocks; one object a program, for all of its sessions.
@@ -17,8 +20,14 @@ class Pace:
 
     def __init__(self) -> None:
         self.seconds: float | None = None
+        self._steps = 0
         self._warm: set[tuple[int, int | None]] = set()
         self._functions: list[Any] = []
+
+    @property
+    def fast(self) -> bool:
+        """Whether steps are so short, and have been so many, that messages are worth saving."""
+        return self.seconds is not None and self.seconds < _FAST and self._steps >= _MANY
 
     def note(self, function: Any, worker: int | None, seconds: float, steps: int) -> None:
         """Learns from a block.
@@ -29,6 +38,7 @@ class Pace:
             seconds: for the whole block.
             steps: in the block, at least 1.
         """
+        self._steps += steps
         run = (id(function), worker)
         if run in self._warm:
             self.seconds = seconds / steps

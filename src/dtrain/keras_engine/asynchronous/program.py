@@ -88,17 +88,19 @@ class BlockProgram:
         """The optimizer whose micro-batches workers add up, or None."""
         return next(iter(self._accumulating()), None)
 
-    def trace(self, spec: Any, *, many: bool) -> _Traced:
+    def trace(self, spec: Any, *, many: bool, unrolled: int = 1) -> _Traced:
         """The function for batches of a spec.
 
         Args:
             spec: a nest of `tf.TypeSpec`s; None stays None.
             many: whether it takes any number of batches, concatenated; else it takes one as it is.
+            unrolled: steps in a turn of the loop. Each turn costs messages of its own, and each step time to
+                trace; the numbers are the same.
         """
-        key = f"{many}{spec}"
+        key = f"{many}{unrolled}{spec}"
         if key not in self._functions:
             self._rehearse(spec)
-            self._functions[key] = self._many(spec) if many else self._one(spec)
+            self._functions[key] = self._many(spec, unrolled) if many else self._one(spec)
         return self._functions[key]
 
     def _choose_variables(self) -> int:
@@ -154,7 +156,7 @@ class BlockProgram:
         tf.function(run, autograph=False).get_concrete_function(spec)
         return described[-1]
 
-    def _many(self, spec: Any) -> _Traced:
+    def _many(self, spec: Any, unrolled: int) -> _Traced:
         leaves: list[Any] = []
 
         def number(leaf: Any) -> int | None:
@@ -169,23 +171,35 @@ class BlockProgram:
             with self._block(numbers, held) as block:
                 places = [_places(sizes[n], leaf.shape.rank) for n, leaf in enumerate(leaves)]
 
-                def body(i: tf.Tensor, *_: Any) -> Any:
+                def step(i: tf.Tensor) -> list[tf.Tensor]:
                     parts = [
                         tf.ensure_shape(tf.slice(data[n], places[n][0][i], places[n][1][i]), leaf.shape)
                         for n, leaf in enumerate(leaves)
                     ]
                     batch = map_leaves(lambda n: None if n is None else parts[n], shape)
-                    return [i + 1, *self._outputs.flatten(block.step(lambda: self._step(batch)))]
+                    return self._outputs.flatten(block.step(lambda: self._step(batch)))
 
-                first = [tf.constant(0), *self._outputs.blanks()]
-                looped = tf.while_loop(
-                    lambda i, *_: i < tf.shape(sizes)[1],
-                    body,
-                    first,
-                    shape_invariants=[tf.TensorShape([]), *self._outputs.shapes()],
-                    parallel_iterations=1,
-                )
-                return block.results(looped[1:])
+                def loop(end: tf.Tensor, turn: int, state: list[tf.Tensor]) -> list[tf.Tensor]:
+                    def body(i: tf.Tensor, *_: Any) -> Any:
+                        outputs: list[tf.Tensor] = []
+                        for more in range(turn):
+                            outputs = step(i + more)
+                        return [i + turn, *outputs]
+
+                    found: list[tf.Tensor] = tf.while_loop(
+                        lambda i, *_: i < end,
+                        body,
+                        state,
+                        shape_invariants=[tf.TensorShape([]), *self._outputs.shapes()],
+                        parallel_iterations=1,
+                    )
+                    return found
+
+                count = tf.shape(sizes)[1]
+                state = [tf.constant(0), *self._outputs.blanks()]
+                if unrolled > 1:
+                    state = loop(count - count % unrolled, unrolled, state)
+                return block.results(loop(count, 1, state)[1:])
 
         data_specs = [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in leaves]
         return self._traced(run, tf.TensorSpec([len(leaves), None], tf.int32), data_specs)

@@ -25,6 +25,7 @@ _MOST_STEPS = 256
 _MOST_BYTES = 32 << 20
 _LOOK = 0.5  # seconds between two looks whether the coordinator has lost a server
 _SHORT_LOOK = 0.001
+_UNROLLED = 4  # steps in a turn of a small model's loop
 _END_SECONDS = 1.0  # for the blocks that run on when an error has ended a session
 
 
@@ -167,7 +168,8 @@ class Session:
             self._hand_out(self._batches.take())
 
     def _hand_out(self, data: BlockData) -> None:
-        traced = self._program.trace(data.spec, many=data.many)
+        unrolled = _UNROLLED if data.many and self._pace.fast and data.count >= 4 * _UNROLLED else 1
+        traced = self._program.trace(data.spec, many=data.many, unrolled=unrolled)
         group, left = self._program.accumulation, self._leftover
         # What does not begin and end with an update must find on the servers what was left before it.
         alone = bool(left or data.count % group) or self._passes_bound(data.count)
