@@ -6,6 +6,7 @@ done; only the chief goes on.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from dtrain.keras_engine.asynchronous.exchange import Servers
 from dtrain.keras_engine.asynchronous.program import CHIEF
 from dtrain.keras_engine.asynchronous.updates import update
 from dtrain.keras_engine.context import updating_locally
+from dtrain.keras_engine.parts import is_split
 from dtrain.keras_engine.protocol import ServerLayout
 from dtrain.strategies import common
 from dtrain.strategies.partitioned import PartitionedVariable, made_partitioned, partition_like
@@ -84,13 +86,15 @@ class ParameterServerExtended(_Extended):  # type: ignore[misc]
         group: bool = True,
     ) -> Any:
         """As TensorFlow's; a split variable is updated part by part."""
-        if group or kwargs:
+        if not is_split(var) and (group or kwargs):
             return super().update(var, fn, args=args, kwargs=kwargs, group=group)
+        function = functools.partial(fn, **kwargs) if kwargs else fn
 
         def one(variable: Any, function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
             return super(ParameterServerExtended, self).update(variable, function, args=given, group=False)
 
-        return update(one, var, fn, args)
+        # What the parts' functions do stands in the graph; nobody asks for what they return.
+        return update(one, var, function, args)
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
         if self._num_replicas_in_sync == 1 and tf.executing_eagerly():
