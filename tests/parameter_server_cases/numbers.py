@@ -153,3 +153,23 @@ def a_loop_of_the_coordinators(job: Job) -> None:
         accuracy.reset_state()
         mean.reset_state()
     assert ROWS % BATCH
+
+
+@case
+def several_steps_in_a_turn_are_the_same_steps(job: Job) -> None:
+    """A small model's loop takes several steps a turn once it has run for a while: one device's numbers."""
+    x = np.random.default_rng(3).normal(size=(8 * 500, 10)).astype("float32")
+    y = x[:, :2] ** 2
+    models = []
+    for strategy in (tf.distribute.get_strategy(), dtrain.ParameterServerStrategy(max_staleness=0)):
+        keras.utils.set_random_seed(4)
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Input((10,)), keras.layers.Dense(6, "relu")])
+            model.add(keras.layers.Dense(2))
+            model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
+        losses = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
+        models.append((model, losses))
+    (alone, expected), (model, losses) = models
+    assert_close(losses, expected)
+    assert_close(state(model), state(alone))
+    assert model.train_function.turns == {1, 4}, "the loop never changed"

@@ -63,6 +63,11 @@ class AsynchronousFunction:
         self.every_batch = False
         self.staleness = Staleness()
 
+    @property
+    def turns(self) -> set[int]:
+        """How many steps a turn of the loops has that were traced."""
+        return self._program.turns
+
     def __call__(self, iterator: Any) -> Any:
         """Takes batches, and returns the newest logs.
 

@@ -59,6 +59,7 @@ class BlockProgram:
     Attributes:
         held: the variables that the chief holds: metrics', and all that are not on a server.
         stock: whether the step and what it returns are Keras' own.
+        turns: how many steps a turn of the loops has that were traced.
         accumulation: micro-batches an update, where workers add them up themselves; else 1.
     """
 
@@ -69,6 +70,7 @@ class BlockProgram:
         self._alone = strategy.dtrain_servers.workers == 1
         self._kind = kind
         self._functions: dict[str, _Traced] = {}
+        self.turns: set[int] = set()
         self.stock = kind != "predict" and step_is_stock(model, STEPS[kind])
         self.held: list[Any] = []
         self._pulled: list[Any] = []
@@ -100,6 +102,7 @@ class BlockProgram:
         key = f"{many}{unrolled}{spec}"
         if key not in self._functions:
             self._rehearse(spec)
+            self.turns.add(unrolled)
             self._functions[key] = self._many(spec, unrolled) if many else self._one(spec)
         return self._functions[key]
 
