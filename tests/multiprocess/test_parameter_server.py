@@ -12,7 +12,7 @@ from dtrain.errors import ClusterConfigError
 from parameter_server_cases.registry import listed
 from parameter_server_cases.running import Finished, run_cases
 
-LIMIT = 200.0
+LIMIT = 360.0
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from dtrain.cluster import settings
 
 from .registry import CASES, FILES, LOSSES, Job, listed
 
-CASE_SECONDS = 60
+CASE_SECONDS = 120
 
 
 def main() -> None:
