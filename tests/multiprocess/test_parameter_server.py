@@ -14,6 +14,9 @@ from parameter_server_cases.running import Finished, run_cases
 
 LIMIT = 360.0
 
+# The first test waits for all cases.
+pytestmark = pytest.mark.timeout(LIMIT + 60)
+
 
 @pytest.fixture(scope="module")
 def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
