@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import dtrain
-from dtrain.errors import ConfigurationError, UnknownStrategyError
-from dtrain.strategies.registry import NAMES, resolve_name
+from dtrain.errors import UnknownStrategyError
+from dtrain.strategies.registry import NAMES, resolve_name, strategy_class
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -72,6 +72,8 @@ def test_a_name_that_is_no_text(name: object) -> None:
         dtrain.strategy(name)  # type: ignore[arg-type]
 
 
-def test_the_strategy_that_is_not_there_yet_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="parameter-server strategy is not part of this version"):
-        dtrain.strategy("ps")
+def test_every_name_but_those_that_choose_has_a_class() -> None:
+    for name in NAMES:
+        if name not in ("default", "auto"):
+            assert strategy_class(name).__name__.endswith("Strategy")
+    assert strategy_class("parameter_server") is dtrain.ParameterServerStrategy
