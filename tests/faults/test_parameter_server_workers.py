@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from parameter_server_cases.registry import LOSSES, listed
+from parameter_server_cases.registry import LOSSES, SLOW, listed
 from parameter_server_cases.running import Finished, run_cases
 
 pytestmark = pytest.mark.timeout(900)
@@ -35,8 +35,9 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 @pytest.mark.parametrize(("workers", "runs"), [(2, 20), (4, 8)])
 def test_counts_are_exact_in_every_run(workers: int, runs: int, tmp_path: Path) -> None:
-    finished = run_cases(tmp_path, limit=LIMIT, workers=workers, options=only(OFTEN, "--runs", str(runs)))
-    for name in OFTEN:
+    names = (*OFTEN, *SLOW) if workers == 2 else OFTEN
+    finished = run_cases(tmp_path, limit=LIMIT, workers=workers, options=only(names, "--runs", str(runs)))
+    for name in names:
         finished.check(name)
     assert finished.status == 0, finished.output[-5000:]
 

@@ -9,6 +9,12 @@ from pathlib import Path
 from typing import Any
 
 FILES = ("counts", "numbers", "usage", "splits")
+# These take long for what they hold; they run with the long tests.
+SLOW = (
+    "splits_under_other_optimizers",
+    "big_tables_stay_on_the_servers",
+    "several_steps_in_a_turn_are_the_same_steps",
+)
 LOSSES = ("losses",)  # their workers are killed; they run when they are asked for
 
 
@@ -38,10 +44,10 @@ def case(function: Case) -> Case:
 
 
 def listed(files: tuple[str, ...] = FILES) -> list[str]:
-    """The names of the cases in some files, read from the sources."""
+    """The names of the cases in some files but the slow ones, read from the sources."""
     found = []
     for file in files:
         tree = ast.parse((Path(__file__).parent / f"{file}.py").read_text())
         functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
         found += [f.name for f in functions if any(ast.unparse(d) == "case" for d in f.decorator_list)]
-    return found
+    return [name for name in found if name not in SLOW]
