@@ -15,6 +15,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from dtrain.cluster import serving
 
@@ -171,3 +172,22 @@ def an_update_is_whole_when_its_worker_dies(job: Job) -> None:
     for part in model.parts:
         np.testing.assert_array_equal(part.numpy(), np.full(part.shape, -float(steps), "float32"))
     wait_until_back(0, before)
+
+
+@case
+def a_question_to_a_lost_worker_is_nobody_elses_error(job: Job) -> None:
+    """A worker that dies while it is asked something neither holds up nor stops the chief's own reading."""
+    before = status(1)
+    # TensorFlow tells all workers of the first operation of each kind, and waits for them: not one of those.
+    numbers = iter(tf.data.Dataset.range(1 << 40))
+    read = [int(next(numbers)), int(next(numbers))]
+    os.kill(before["pid"], signal.SIGSTOP)
+    assert serving.ask("worker", 1, {"ask": "status"}, 1.0) is None
+    killing = threading.Timer(3.0, os.kill, (before["pid"], signal.SIGKILL))  # in the midst of what follows
+    killing.start()
+    while killing.is_alive():
+        read.append(int(next(numbers)))
+    assert read == list(range(len(read)))
+    assert len(read) > 100
+    wait_until_back(1, before)
+    assert int(next(numbers)) == len(read)

@@ -251,6 +251,19 @@ def current_worker() -> int | None:
     return int(found.group(1)) if found else None
 
 
+def own_executor() -> Any:
+    """Gives this thread's eager operations an executor of their own, and returns it.
+
+    The threads of a process share one, and it keeps the error of an operation on a server that was lost:
+    whichever thread comes next would get it. Call `clear_error()` on this one after such an error.
+    """
+    from tensorflow.python.eager import context, executor
+
+    own = executor.new_executor(enable_async=False)
+    context.context().executor = own
+    return own
+
+
 def schedule(coordinator: Any, function: Any) -> None:
     """Has a Python function run on a thread of the chief's whose eager operations go to a worker.
 
