@@ -199,6 +199,8 @@ def test_private_attributes_of_objects_are_where_dtrain_reads_them() -> None:
         "loss scaling": keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
         "metric": keras.metrics.MeanAbsoluteError(),
         "variable": model.weights[0],
+        "symbolic tensor": model.outputs[0],
+        "layer": model.layers[0],
     }
     missing = {
         (kind, name)

@@ -1,5 +1,18 @@
-"""Optimizers beyond Keras' own."""
+"""What moves the weights beyond Keras' own: optimizers, rates and schedules, losses, precision."""
 
 from dtrain.optim.lazy import LazyAdam
+from dtrain.optim.precision import float32_outputs, precision, precision_policy
+from dtrain.optim.rates import scaled_rate
+from dtrain.optim.schedules import WarmUp, cosine_restarts
+from dtrain.optim.smoothing import SparseLabelSmoothing
 
-__all__ = ["LazyAdam"]
+__all__ = [
+    "LazyAdam",
+    "SparseLabelSmoothing",
+    "WarmUp",
+    "cosine_restarts",
+    "float32_outputs",
+    "precision",
+    "precision_policy",
+    "scaled_rate",
+]

@@ -361,6 +361,20 @@ def layers_of(model: Any) -> list[Any]:
     return list(model._flatten_layers())
 
 
+def is_functional(model: Any) -> bool:
+    """Whether a model is computed by the graph of its layers alone: a `call` of the user's own is not."""
+    from keras.src.models.functional import Functional
+
+    return isinstance(model, Functional) and type(model).call is Functional.call
+
+
+def made_by(tensor: Any) -> tuple[Any, list[Any]]:
+    """The operation that a symbolic tensor of a functional model comes from, and what that one took."""
+    history = tensor._keras_history
+    node = history.operation._inbound_nodes[history.node_index]
+    return history.operation, list(node.input_tensors)
+
+
 def symbolic_build(model: Any, batch: Any) -> None:
     """Builds a model, its metrics and its optimizer from a batch of symbolic tensors."""
     model._symbolic_build(data_batch=batch)
@@ -398,7 +412,8 @@ def compiled_losses(model: Any) -> list[tuple[Any, Any]]:
     return [(each.path, each.loss) for each in flat]
 
 
-# What the functions above read: "model", "compiled loss", "optimizer", "loss scaling", "metric", "variable".
+# What the functions above read: "model", "compiled loss", "optimizer", "loss scaling", "metric", "variable",
+# "symbolic tensor", "layer".
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "model": (
         "_distribute_strategy",
@@ -420,4 +435,6 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "loss scaling": ("_common_apply",),
     "metric": ("_fn", "_fn_kwargs"),
     "variable": ("_value",),
+    "symbolic tensor": ("_keras_history",),
+    "layer": ("_inbound_nodes",),
 }

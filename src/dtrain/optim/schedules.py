@@ -1,0 +1,131 @@
+"""How the learning rate changes while training: a warm-up before any schedule, and cosine restarts.
+
+They are Keras schedules, which count the optimizer's calls; what the rate should be is `rates.py`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any
+
+import keras
+from keras import ops
+from keras.optimizers.schedules import CosineDecayRestarts, LearningRateSchedule
+
+from dtrain.errors import ConfigurationError
+
+
+@keras.saving.register_keras_serializable(package="dtrain")
+class WarmUp(LearningRateSchedule):  # type: ignore[misc]
+    """A rate that rises evenly to the first rate of what comes after, and then follows that.
+
+    The gradual warm-up of Goyal et al. (arXiv:1706.02677, section 2.2): `start` is the rate before scaling
+    and `after` begins with the scaled one. What comes after begins with its own step 0, so that a decay over
+    1000 steps still takes 1000 steps.
+
+    A step is a call of the optimizer. With `gradient_accumulation_steps=K` Keras counts micro-batches here,
+    K to an update.
+
+    A model that was saved with it loads again where `dtrain.optim` was imported.
+
+    Args:
+        after: a rate, or a Keras schedule.
+        steps: how long the rate rises; 0 does without.
+        start: the rate of the very first step.
+
+    Raises:
+        ConfigurationError: a number is negative or not finite, or `after` is neither rate nor schedule.
+    """
+
+    def __init__(self, after: float | LearningRateSchedule, steps: int, start: float = 0.0) -> None:
+        super().__init__()
+        if not isinstance(after, LearningRateSchedule):
+            _check_rate("after", after)
+        _check_rate("start", start)
+        if isinstance(steps, bool) or int(steps) != steps or steps < 0:
+            raise ConfigurationError(
+                f"steps={steps!r} was set for the warm-up.", hint="a whole number of steps, or 0 for none"
+            )
+        self.after = after if isinstance(after, LearningRateSchedule) else float(after)
+        self.steps = int(steps)
+        self.start = float(start)
+
+    def __call__(self, step: Any) -> Any:
+        """The rate of a step: a float32 scalar."""
+        step = ops.convert_to_tensor(step)
+        # Subtracted as whole numbers: a float32 cannot tell steps above 16 million apart.
+        later = ops.cast(self._later(ops.maximum(step - self.steps, 0)), "float32")
+        if self.steps == 0:
+            return later
+        first = ops.cast(self._later(0), "float32")
+        done = ops.cast(step, "float32") / float(self.steps)
+        return ops.where(step < self.steps, self.start + (first - self.start) * done, later)
+
+    def _later(self, step: Any) -> Any:
+        if isinstance(self.after, LearningRateSchedule):
+            return self.after(step)
+        return ops.convert_to_tensor(self.after, dtype="float32")
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` makes it from again."""
+        after = self.after
+        if isinstance(after, LearningRateSchedule):
+            after = keras.saving.serialize_keras_object(after)
+        return {"after": after, "steps": self.steps, "start": self.start}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> WarmUp:
+        """The schedule that `get_config` described."""
+        after = config["after"]
+        if isinstance(after, dict):
+            after = keras.saving.deserialize_keras_object(after)
+        return cls(after, config["steps"], config["start"])
+
+
+def cosine_restarts(
+    rate: float,
+    first_steps: int,
+    *,
+    growth: float = 2.0,
+    decay: float = 1.0,
+    lowest: float = 0.0,
+    warmup: int = 0,
+    start: float = 0.0,
+) -> LearningRateSchedule:
+    """Cosine decay that begins anew again and again (SGDR: Loshchilov and Hutter, arXiv:1608.03983).
+
+    Args:
+        rate: the rate at the beginning of the first decay.
+        first_steps: how long the first decay takes.
+        growth: how many times longer each decay is than the one before.
+        decay: how many times higher the rate begins each time.
+        lowest: where each decay ends, as a share of its beginning.
+        warmup: steps of warm-up before the first decay, which do not count among `first_steps`.
+        start: the rate at the beginning of the warm-up.
+
+    Returns:
+        Keras' `CosineDecayRestarts`, within a `WarmUp` if there is one.
+
+    Raises:
+        ConfigurationError: a number cannot be used.
+    """
+    _check_rate("rate", rate)
+    if first_steps <= 0 or growth <= 0 or decay < 0 or not 0 <= lowest <= 1:
+        raise ConfigurationError(
+            f"first_steps={first_steps}, growth={growth}, decay={decay} and lowest={lowest} were set.",
+            hint="first_steps and growth above 0, decay not negative, lowest between 0 and 1",
+        )
+    cosine = CosineDecayRestarts(
+        float(rate), int(first_steps), t_mul=float(growth), m_mul=float(decay), alpha=float(lowest)
+    )
+    return WarmUp(cosine, warmup, start) if warmup else cosine
+
+
+def _check_rate(name: str, rate: Any) -> None:
+    if isinstance(rate, bool) or not isinstance(rate, Real) or not math.isfinite(rate) or rate < 0:
+        raise ConfigurationError(
+            f"{name}={rate!r} was set as a learning rate.",
+            hint="a number that is not negative"
+            + (", or a keras.optimizers.schedules schedule" if name == "after" else ""),
+        )

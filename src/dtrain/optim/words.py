@@ -1,0 +1,33 @@
+"""Turns a word that a user wrote into one of a few known ones, or into an error that names them.
+
+It decides nothing else: what a word means is said in the file that knows it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from dtrain.errors import ConfigurationError
+
+
+def known_word(argument: str, word: Any, known: Mapping[str, str]) -> str:
+    """What a word stands for.
+
+    Args:
+        argument: the name of the argument that was set, for the error.
+        word: what it was set to; case and dashes do not matter.
+        known: the words, each with what it stands for.
+
+    Raises:
+        ConfigurationError: listing the known words and the nearest.
+    """
+    key = word.strip().lower().replace("-", "_") if isinstance(word, str) else ""
+    if key in known:
+        return known[key]
+    near = difflib.get_close_matches(key, known, n=1)
+    nearest = f"; did you mean {near[0]!r}?" if near else ""
+    raise ConfigurationError(
+        f"{argument}={word!r} was set, which is not known.", hint=f"one of {', '.join(known)}{nearest}"
+    )
