@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dtrain.cluster import settings
@@ -10,13 +12,19 @@ from dtrain.errors import ConfigurationError
 
 @pytest.fixture(autouse=True)
 def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LAUNCHED", "PEER_TIMEOUT", "CHIEF_TIMEOUT", "ATTEMPT", "JOB", "CHANNEL_FD"):
+    for name in ("LAUNCHED", "PEER_TIMEOUT", "CHIEF_TIMEOUT", "ATTEMPT", "JOB", "CHANNEL_FD", "DATA_DIR"):
         monkeypatch.delenv(f"DTRAIN_{name}", raising=False)
 
 
 def test_defaults() -> None:
     assert (settings.peer_timeout(), settings.chief_timeout()) == (300.0, 60.0)
     assert (settings.attempt(), settings.restarted_job(), settings.channel()) == (0, None, None)
+
+
+def test_data_is_in_the_folder_that_is_set_or_beside_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings.data_directory() == Path("data")
+    monkeypatch.setenv("DTRAIN_DATA_DIR", " ~/sets ")
+    assert settings.data_directory() == Path.home() / "sets"
 
 
 def test_a_launched_process_waits_less_for_its_peers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+from pathlib import Path
 
 from dtrain.errors import ConfigurationError
 
@@ -69,6 +70,11 @@ def channel() -> tuple[int, int] | None:
     """The pipe to the launcher, as (descriptor, inode) (DTRAIN_CHANNEL_FD), or None where there is none."""
     descriptor, colon, inode = os.environ.get("DTRAIN_CHANNEL_FD", "").partition(":")
     return (int(descriptor), int(inode)) if colon and descriptor.isdigit() and inode.isdigit() else None
+
+
+def data_directory() -> Path:
+    """Where data sets are looked for (DTRAIN_DATA_DIR); the folder `data` in the current one by default."""
+    return Path(os.environ.get("DTRAIN_DATA_DIR", "").strip() or "data").expanduser()
 
 
 def devices_per_worker() -> int | None:

@@ -1,0 +1,221 @@
+"""CIFAR-10: 60000 real colour photographs in ten classes, from the files that its authors publish.
+
+Both published archives are read, and what tensorflow-datasets makes of them; nothing is fetched or scaled.
+Source: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtrain.data import prepared
+from dtrain.data.archives import Files, by_number, open_files
+from dtrain.data.checksums import PublishedArchive, check_archive
+from dtrain.data.digits import Examples
+from dtrain.data.places import Found, Published, check_limit, find, listing
+from dtrain.data.unpickling import load_arrays
+from dtrain.errors import ConfigurationError, DataError
+from dtrain.log import logger
+
+_PIXELS = 3 * 32 * 32
+_CLASSES = 10
+_FULL_BATCH = 10_000
+_TRAINING_BATCHES = 5
+_BATCH_FILE = re.compile(r"(data_batch_([1-9][0-9]*)|test_batch)(\.bin)?")
+
+
+class Cifar10(NamedTuple):
+    """The two parts that the authors made; no image is in both.
+
+    Attributes:
+        train: 50000 images, uint8 of shape (n, 32, 32, 3), red, green and blue from 0 to 255; labels int64.
+        test: 10000 images of the same form.
+    """
+
+    train: Examples
+    test: Examples
+
+
+_PUBLISHED = Published(
+    title="CIFAR-10",
+    archives=(
+        PublishedArchive(
+            "cifar-10-python.tar.gz",
+            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+            170_498_071,
+            "c58f30108f718f92721af3b95e74349a",
+        ),
+        PublishedArchive(
+            "cifar-10-binary.tar.gz",
+            "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+            170_052_171,
+            "c32a1d4ab5d03f1284b67883e8d87530",
+        ),
+    ),
+    folders=(
+        "cifar-10-batches-py",
+        "cifar-10-batches-bin",
+        "cifar-10-batches-py-target/cifar-10-batches-py",  # as Keras unpacks it
+    ),
+    prepared="cifar10",
+    is_folder=lambda folder: any(_BATCH_FILE.fullmatch(entry.name) for entry in folder.iterdir()),
+)
+
+
+def load_cifar10(
+    path: str | os.PathLike[str] | None = None, *, limit: int | None = None, checksum: str | None = None
+) -> Cifar10:
+    """Load CIFAR-10, in the order of its files; that order is the same on every machine.
+
+    Args:
+        path: `cifar-10-python.tar.gz` or `cifar-10-binary.tar.gz` (also unpacked, or as `.tar`), the folder
+            `cifar-10-batches-py` or `cifar-10-batches-bin`, one that tensorflow-datasets prepared, or the
+            folder that one of these is in. None looks in `DTRAIN_DATA_DIR` (`data` in the current folder if
+            it is not set) and in `~/.keras/datasets`.
+        limit: load only the first so many images of each part.
+        checksum: what the archive's sum must be, as `md5:<digits>` or `sha256:<digits>`. One of the published
+            size must have the published sum, and a file such as `<archive>.md5` beside it is heeded too.
+
+    Returns:
+        `Cifar10(train, test)`; smaller archives of the same form give fewer images.
+
+    Raises:
+        DataError: the data is missing, cut off, damaged, or something else.
+        ConfigurationError: `limit` or `checksum` cannot be used.
+        UnsupportedVersionError: a prepared folder is to be read without tensorflow-datasets.
+    """
+    check_limit(limit)
+    found = find(_PUBLISHED, path)
+    if found.form == "archive":
+        check_archive(found.path, given=checksum, published=_PUBLISHED.archives)
+    elif checksum is not None:
+        raise ConfigurationError(
+            f"checksum= is for an archive, and {found.path} is a folder.", hint="Leave it out."
+        )
+    data = _from_prepared(found.path, limit) if found.form == "prepared" else _from_batches(found, limit)
+    logger.info("CIFAR-10: %d + %d images from %s", len(data.train.labels), len(data.test.labels), found.path)
+    return data
+
+
+def _from_batches(found: Found, limit: int | None) -> Cifar10:
+    with open_files(found.path) as files:
+        train, test = _batch_files(files.names(), found.path)
+        data = Cifar10(
+            train=_joined(files, train, found.path, limit), test=_joined(files, test, found.path, limit)
+        )
+    if len(train) < _TRAINING_BATCHES and len(data.train.labels) == len(train) * _FULL_BATCH:
+        logger.warning(
+            "%s has %d of the %d training batches that are published.",
+            found.path,
+            len(train),
+            _TRAINING_BATCHES,
+        )
+    return data
+
+
+def _joined(files: Files, names: list[str], path: Path, limit: int | None) -> Examples:
+    """The images of batches one after the other, of no more batches than the limit needs."""
+    batches: list[Examples] = []
+    # All at once where all are wanted: an archive is then read through once.
+    for group in [names] if limit is None else [[name] for name in names]:
+        if limit is None or sum(len(batch.labels) for batch in batches) < limit:
+            for name, raw in files.read(group):
+                batches.append(_parse(raw, f"{name} in {path}", binary=name.endswith(".bin")))
+    images, labels = (np.concatenate(arrays)[:limit] for arrays in zip(*batches, strict=True))
+    return Examples(images, labels)
+
+
+def _batch_files(names: list[str], path: Path) -> tuple[list[str], list[str]]:
+    """The names of the training batches, in order, and of the test batch."""
+    found = [(match, name) for name in names if (match := _BATCH_FILE.fullmatch(name.rpartition("/")[2]))]
+    # Where both forms are there, the one is as good as the other, and bytes are simpler than pickles.
+    binary = any(match[3] for match, _ in found)
+    kept = [(match, name) for match, name in found if bool(match[3]) == binary]
+    train = sorted((name for match, name in kept if match[2]), key=lambda name: by_number(Path(name).name))
+    test = [name for match, name in kept if not match[2]]
+    if not train or not test:
+        lacking = "training batches (data_batch_1, ...)" if not train else "test batch (test_batch)"
+        raise DataError(
+            f"{path} has no CIFAR-10 {lacking}; it holds {listing(names)}.",
+            hint=f"What is read is laid out as {_PUBLISHED.archives[0].url} is.",
+        )
+    numbers = [int(match[2]) for match, _ in kept if match[2]]
+    if sorted(numbers) != list(range(1, len(numbers) + 1)) or len(test) > 1:
+        raise DataError(
+            f"{path} should hold the batches 1, 2, ... and one of test, each once; it holds "
+            f"{listing(train + test)}.",
+            hint="Unpack the archive again into an empty folder, or give the archive itself.",
+        )
+    return train, test
+
+
+def _parse(raw: bytes, where: str, *, binary: bool) -> Examples:
+    rows, labels = _binary_records(raw, where) if binary else _pickled_batch(raw, where)
+    _check_labels(labels, where)
+    # Stored a colour after the other; what trains takes the colours of a pixel side by side.
+    images = rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return Examples(np.ascontiguousarray(images), labels)
+
+
+def _check_labels(labels: NDArray[np.int64], where: str) -> None:
+    wrong = np.flatnonzero((labels < 0) | (labels >= _CLASSES))
+    if len(wrong):
+        raise DataError(
+            f"{where} has the label {labels[wrong[0]]} in record {wrong[0]} ({len(wrong)} such records); "
+            f"CIFAR-10 has the labels 0 to {_CLASSES - 1}.",
+            hint="The file is damaged, or of another data set.",
+        )
+
+
+def _binary_records(raw: bytes, where: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    size = 1 + _PIXELS
+    if not raw or len(raw) % size:
+        raise DataError(
+            f"{where} has {len(raw)} bytes, no multiple of {size} (a label and {_PIXELS} pixels).",
+            hint="The file is cut off, or of another data set: fetch it again.",
+        )
+    records = np.frombuffer(raw, np.uint8).reshape(-1, size)
+    return records[:, 1:], records[:, 0].astype(np.int64)
+
+
+def _pickled_batch(raw: bytes, where: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    try:
+        # Python 2 wrote the keys as bytes; who writes such a file today may have written text.
+        fields = {k.decode() if isinstance(k, bytes) else k: v for k, v in load_arrays(raw).items()}
+        data, labels = np.asarray(fields.get("data")), np.asarray(fields.get("labels"))
+    except Exception as error:  # a damaged pickle may raise anything
+        raise DataError(
+            f"{where} is no pickle of arrays by name: {type(error).__name__}: {error}.",
+            hint="It is damaged or something else; nothing but arrays, lists and text is ever unpickled.",
+        ) from error
+    good = data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == _PIXELS and len(data) > 0
+    if not (good and labels.dtype.kind in "iu" and labels.shape == (len(data),)):
+        raise DataError(
+            f"{where} has the fields {listing(sorted(map(str, fields)))}, with data {data.dtype}"
+            f"{list(data.shape)} and labels {labels.dtype}{list(labels.shape)}; a batch has data "
+            f"uint8[n, {_PIXELS}] and n integers as labels.",
+            hint="The file is damaged, or of another data set.",
+        )
+    return data, labels.astype(np.int64)
+
+
+def _from_prepared(folder: Path, limit: int | None) -> Cifar10:
+    def part(split: str) -> Examples:
+        columns = prepared.read_split(folder, "cifar10", split, ("image", "label"), limit)
+        rows = np.stack(columns["image"])
+        if rows.dtype != np.uint8 or rows.shape[1:] != (32, 32, 3):
+            raise DataError(
+                f"{folder} holds images {rows.dtype}{list(rows.shape[1:])}, not uint8[32, 32, 3].",
+                hint="It is of another data set.",
+            )
+        labels = np.asarray(columns["label"], np.int64)
+        _check_labels(labels, f"{folder}, split {split},")
+        return Examples(rows, labels)
+
+    return Cifar10(train=part("train"), test=part("test"))

@@ -1,0 +1,149 @@
+"""IMDb: 50000 real reviews of films, half of them for and half against, as their collectors publish them.
+
+Texts stay as they were written; words are split, and numbers made of them, by who trains.
+Source: Maas et al., "Learning Word Vectors for Sentiment Analysis", 2011.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dtrain.data import prepared
+from dtrain.data.archives import Files, by_number, open_files
+from dtrain.data.checksums import PublishedArchive, check_archive
+from dtrain.data.places import Published, check_limit, find, listing
+from dtrain.data.texts import Texts, check_encoding, wrong_encoding
+from dtrain.errors import ConfigurationError, DataError
+from dtrain.log import logger
+
+_CLASSES = ("neg", "pos")  # by label
+_PARTS = ("train", "test")
+
+
+class Imdb(NamedTuple):
+    """The two parts that the collectors made; no film is in both.
+
+    Attributes:
+        train: 25000 reviews; the label is 0 where it is against the film and 1 where it is for it.
+        test: 25000 more.
+    """
+
+    train: Texts
+    test: Texts
+
+
+_PUBLISHED = Published(
+    title="IMDb",
+    archives=(
+        PublishedArchive(
+            "aclImdb_v1.tar.gz",
+            "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
+            84_125_825,
+            "7c2ac02c03563afcf9b574c7e56c153a",
+        ),
+    ),
+    folders=("aclImdb", "aclImdb_v1/aclImdb"),
+    prepared="imdb_reviews/plain_text",
+    is_folder=lambda folder: any((folder / part / kind).is_dir() for part in _PARTS for kind in _CLASSES),
+)
+
+
+def load_imdb(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    limit: int | None = None,
+    checksum: str | None = None,
+    encoding: str = "utf-8",
+) -> Imdb:
+    """Load the reviews with labels; those without (`unsup`) are left out.
+
+    The order is the same on every machine: by number, a review against and one for a film in turn, so that
+    the first n are balanced. What tensorflow-datasets prepared keeps the order that it has there.
+
+    Args:
+        path: `aclImdb_v1.tar.gz` (also unpacked, or as `.tar`), the folder `aclImdb`, one that
+            tensorflow-datasets prepared, or the folder that one of these is in. None looks in
+            `DTRAIN_DATA_DIR` (`data` in the current folder if it is not set) and in `~/.keras/datasets`.
+        limit: load only the first so many reviews of each part.
+        checksum: what the archive's sum must be, as `md5:<digits>` or `sha256:<digits>`. One of the published
+            size must have the published sum, and a file such as `<archive>.md5` beside it is heeded too.
+        encoding: of the texts.
+
+    Returns:
+        `Imdb(train, test)`; smaller archives of the same form give fewer reviews.
+
+    Raises:
+        DataError: the data is missing, cut off, damaged, in another encoding, or something else.
+        ConfigurationError: `limit`, `checksum` or `encoding` cannot be used.
+        UnsupportedVersionError: a prepared folder is to be read without tensorflow-datasets.
+    """
+    check_limit(limit)
+    check_encoding(encoding)
+    found = find(_PUBLISHED, path)
+    if found.form == "archive":
+        check_archive(found.path, given=checksum, published=_PUBLISHED.archives)
+    elif checksum is not None:
+        raise ConfigurationError(
+            f"checksum= is for an archive, and {found.path} is a folder.", hint="Leave it out."
+        )
+    if found.form == "prepared":
+        parts = [_prepared_part(found.path, part, limit) for part in _PARTS]
+    else:
+        with open_files(found.path) as files:
+            reviews = _reviews(files.names(), found.path)
+            parts = [_part(files, reviews[part][:limit], encoding, found.path) for part in _PARTS]
+    data = Imdb(*parts)
+    logger.info("IMDb: %d + %d reviews from %s", len(data.train.texts), len(data.test.texts), found.path)
+    return data
+
+
+def _reviews(names: list[str], path: Path) -> dict[str, list[tuple[str, int]]]:
+    """For each part the files in order, and their labels."""
+    files: dict[tuple[str, ...], list[str]] = {(part, kind): [] for part in _PARTS for kind in _CLASSES}
+    for name in names:
+        folders, _, file = name.rpartition("/")
+        where = tuple(folders.split("/")[-2:])
+        # A name with a dot first is what some systems add to archives, not a review.
+        if where in files and file.endswith(".txt") and not file.startswith("."):
+            files[where].append(name)
+    for where, found in files.items():
+        if not found:
+            raise DataError(
+                f"{path} has no reviews in {'/'.join(where)}; it holds {listing(names)}.",
+                hint="The published archive is laid out as aclImdb/{train,test}/{neg,pos}/*.txt.",
+            )
+        found.sort(key=lambda name: by_number(name.rpartition("/")[2]))
+    return {part: _in_turn([files[part, kind] for kind in _CLASSES]) for part in _PARTS}
+
+
+def _in_turn(classes: Sequence[list[str]]) -> list[tuple[str, int]]:
+    rounds = zip_longest(*classes)
+    return [(name, label) for each in rounds for label, name in enumerate(each) if name is not None]
+
+
+def _part(files: Files, wanted: list[tuple[str, int]], encoding: str, path: Path) -> Texts:
+    texts = []
+    for name, raw in files.read(name for name, _ in wanted):
+        try:
+            texts.append(raw.decode(encoding))
+        except UnicodeDecodeError as error:
+            raise wrong_encoding(f"{name} in {path}", error) from error
+    return Texts(texts, np.array([label for _, label in wanted], np.int64))
+
+
+def _prepared_part(folder: Path, split: str, limit: int | None) -> Texts:
+    columns = prepared.read_split(folder, "imdb_reviews", split, ("text", "label"), limit)
+    labels = np.asarray(columns["label"], np.int64)
+    wrong = np.flatnonzero((labels < 0) | (labels >= len(_CLASSES)))
+    if len(wrong):
+        raise DataError(
+            f"{folder} has the label {labels[wrong[0]]} in example {wrong[0]} of {split}, not 0 or 1.",
+            hint="It holds examples without labels, or another data set.",
+        )
+    return Texts([text.decode("utf-8") for text in columns["text"]], labels)

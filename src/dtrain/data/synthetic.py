@@ -1,0 +1,146 @@
+"""Made-up data that can be learned: for trying a program, for tests, and for measuring speed.
+
+Nothing here is real, and no result on it says how well a model would do on real data.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtrain.data.digits import Examples
+from dtrain.errors import ConfigurationError
+
+_RULE_SEED = 20  # of what is to be learned; the caller's seed draws examples of it
+_NOISE = 0.25
+_TELLING = 0.3  # the share of tokens that come from the words of their class
+
+
+class Tokens(NamedTuple):
+    """Rows of tokens and their labels, in the same order.
+
+    Attributes:
+        tokens: int32 of shape (n, length), from 1; 0 is left for padding.
+        labels: int64 of shape (n,), from 0.
+    """
+
+    tokens: NDArray[np.int32]
+    labels: NDArray[np.int64]
+
+
+class Values(NamedTuple):
+    """Inputs and what is to be predicted from them, in the same order.
+
+    Attributes:
+        inputs: float32 of shape (n, ...), normally distributed.
+        targets: float32 of shape (n, 1).
+    """
+
+    inputs: NDArray[np.float32]
+    targets: NDArray[np.float32]
+
+
+def synthetic_images(
+    examples: int, *, shape: tuple[int, ...] = (32, 32, 3), classes: int = 10, seed: int = 0
+) -> Examples:
+    """Images of classes that differ by a pattern under noise.
+
+    The patterns depend on `shape` and `classes` only, so another seed gives more examples of the same task,
+    such as for validation.
+
+    Args:
+        examples: how many.
+        shape: of one image.
+        classes: how many there are; each has the same share, but for a rest.
+        seed: of the examples.
+
+    Returns:
+        float32 images of shape (examples, *shape) from 0 to 1, and int64 labels.
+
+    Raises:
+        ConfigurationError: a number is not positive.
+    """
+    _check(examples=examples, classes=classes, **{f"shape[{at}]": size for at, size in enumerate(shape)})
+    patterns = np.random.default_rng([_RULE_SEED, classes, *shape]).random((classes, *shape), np.float32)
+    random = np.random.default_rng(seed)
+    labels = _balanced_labels(random, examples, classes)
+    images = random.standard_normal((examples, *shape), np.float32)
+    images *= _NOISE
+    images += patterns[labels]
+    return Examples(np.clip(images, 0, 1, out=images), labels)
+
+
+def synthetic_texts(
+    examples: int, *, length: int = 128, vocabulary: int = 10_000, classes: int = 2, seed: int = 0
+) -> Tokens:
+    """Rows of tokens, some of which are used by one class only.
+
+    Which they are depends on `vocabulary` and `classes` only, so another seed gives more examples of the same
+    task.
+
+    Args:
+        examples: how many.
+        length: tokens of a row.
+        vocabulary: tokens are from 1 to `vocabulary - 1`.
+        classes: how many there are; each has the same share, but for a rest.
+        seed: of the examples.
+
+    Returns:
+        int32 tokens of shape (examples, length) and int64 labels.
+
+    Raises:
+        ConfigurationError: a number is not positive, or the vocabulary is too small for the classes.
+    """
+    _check(examples=examples, length=length, vocabulary=vocabulary, classes=classes)
+    # A tenth of the words tell classes apart; the others are used by all.
+    own = max(1, (vocabulary - 1) // (10 * classes))
+    if vocabulary - 1 <= own * classes:
+        raise ConfigurationError(
+            f"vocabulary={vocabulary} is too small for classes={classes}.",
+            hint=f"Take at least {classes + 2}: each class has a word of its own, and one is for all.",
+        )
+    random = np.random.default_rng(seed)
+    labels = _balanced_labels(random, examples, classes)
+    tokens = random.integers(1 + own * classes, vocabulary, (examples, length), np.int32)
+    telling = random.random((examples, length), np.float32) < _TELLING
+    words = 1 + labels[:, None] * own + random.integers(0, own, (examples, length), np.int32)
+    return Tokens(np.where(telling, words, tokens).astype(np.int32), labels)
+
+
+def synthetic_values(examples: int, shape: tuple[int, ...] = (10,), seed: int = 0) -> Values:
+    """Inputs whose target is a weighted sum of them and a little noise.
+
+    The weights depend on `shape` only, so another seed gives more examples of the same task.
+
+    Args:
+        examples: how many.
+        shape: of one input.
+        seed: of the examples.
+
+    Returns:
+        float32 inputs of shape (examples, *shape) and targets (examples, 1), both of variance about 1.
+
+    Raises:
+        ConfigurationError: a number is not positive.
+    """
+    _check(examples=examples, **{f"shape[{at}]": size for at, size in enumerate(shape)})
+    rule = np.random.default_rng([_RULE_SEED, *shape])
+    weights = rule.standard_normal((math.prod(shape), 1), np.float32)
+    weights /= np.linalg.norm(weights)
+    random = np.random.default_rng(seed)
+    inputs = random.standard_normal((examples, *shape), np.float32)
+    noise = random.standard_normal((examples, 1), np.float32) * np.float32(0.1)
+    return Values(inputs, inputs.reshape(examples, -1) @ weights + noise)
+
+
+def _balanced_labels(random: np.random.Generator, examples: int, classes: int) -> NDArray[np.int64]:
+    return random.permutation(np.arange(examples, dtype=np.int64) % classes)
+
+
+def _check(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < 1:
+            raise ConfigurationError(f"{name}={number} is not positive.", hint="Take at least 1.")

@@ -1,0 +1,277 @@
+"""Texts with labels from a table of comma-separated values, such as collections of true and false news.
+
+It reads, checks and splits one file; it makes no guess about rows that do not fit the table.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtrain.cluster import settings
+from dtrain.data.places import listing
+from dtrain.data.texts import Texts, check_encoding, wrong_encoding
+from dtrain.errors import ConfigurationError, DataError
+from dtrain.log import logger
+
+_DELIMITERS = (",", ";", "\t", "|")
+
+
+class TextCsv(NamedTuple):
+    """The three parts of a table; no row is in two of them.
+
+    Attributes:
+        train: what the weights are fitted to.
+        validation: what is looked at while training.
+        test: what is looked at once, at the end.
+        classes: the label as the table has it, for each number that stands for it in the parts.
+    """
+
+    train: Texts
+    validation: Texts
+    test: Texts
+    classes: tuple[str, ...]
+
+
+class _Row(NamedTuple):
+    line: int  # the line of the file that the row begins in, from 1
+    fields: list[str]
+
+
+class _Columns(NamedTuple):
+    """Where the wanted columns stand, and how many there are."""
+
+    text: list[int]
+    label: int
+    width: int
+
+
+def load_text_csv(
+    path: str | os.PathLike[str],
+    *,
+    text: str | Sequence[str] = ("title", "text"),
+    label: str = "label",
+    validation: float = 0.1,
+    test: float = 0.2,
+    split_seed: int = 0,
+    encoding: str = "utf-8",
+    delimiter: str | None = None,
+) -> TextCsv:
+    """Load a table with a header; fields in quotes may hold delimiters and line ends, and be of any length.
+
+    Args:
+        path: the file; where a relative path leads nowhere from here, it is tried in the data directory
+            (`DTRAIN_DATA_DIR`).
+        text: the column or columns that make a text: without the spaces around them, and but for the empty
+            ones, they are joined with a space.
+        label: the column of the label: integers, or words. Each different one is a class. Other columns are
+            left alone.
+        validation: which share of the rows is taken for validation, from 0.
+        test: which share is kept for the test, from 0.
+        split_seed: seed of the split. It is apart from the seed of the training, so that runs with different
+            seeds are measured on the same test rows.
+        encoding: of the file; a byte order mark is taken off.
+        delimiter: what stands between fields; None takes of `,`, `;`, tab and `|` the one that the header's
+            columns are found with.
+
+    Returns:
+        Three `Texts` in the file's order, each class with the same share in all of them, and the classes:
+        integers in their order, words in the alphabet's.
+
+    Raises:
+        DataError: the file is missing, in another encoding or without the columns; a row has another number
+            of fields or no label; there is one class only, or too few rows for the split.
+        ConfigurationError: an argument cannot be used.
+    """
+    wanted = [text] if isinstance(text, str) else list(text)
+    _check_arguments(wanted, validation, test, encoding, delimiter)
+    file = _locate(Path(path).expanduser())
+    content = _decode(file, encoding)
+    columns, rows = _table(content, file, wanted, label, delimiter)
+    words = [_label(row, columns.label, file, label) for row in rows]
+    classes = _classes(words, file, label)
+    numbers = {word: number for number, word in enumerate(classes)}
+    texts = [" ".join(filter(None, (row.fields[at].strip() for at in columns.text))) for row in rows]
+    labels = np.array([numbers[word] for word in words], np.int64)
+    train, held_out, tested = (
+        Texts([texts[at] for at in part], labels[part])
+        for part in _split(labels, validation, test, split_seed, file)
+    )
+    sizes = " + ".join(str(len(part.texts)) for part in (train, held_out, tested))
+    logger.info("%s: %s rows of %s", file, sizes, list(classes))
+    return TextCsv(train, held_out, tested, classes)
+
+
+def _check_arguments(
+    text: list[str], validation: float, test: float, encoding: str, delimiter: str | None
+) -> None:
+    check_encoding(encoding)
+    if not text:
+        raise ConfigurationError("text=() names no column.", hint="Name at least one, such as text='text'.")
+    if not (0 <= validation < 1 and 0 <= test < 1 and validation + test < 1):
+        raise ConfigurationError(
+            f"validation={validation!r} and test={test!r} are no shares that leave rows to train on.",
+            hint="Give two numbers from 0 whose sum is less than 1, such as 0.1 and 0.2.",
+        )
+    if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n'):
+        raise ConfigurationError(
+            f"delimiter={delimiter!r} is not one character that can stand between fields.",
+            hint="Leave it out, or give one such as ';'.",
+        )
+
+
+def _locate(path: Path) -> Path:
+    places = [path] if path.is_absolute() else [path, settings.data_directory() / path]
+    for place in places:
+        if place.is_file():
+            return place
+    raise DataError(
+        f"The table {path} was not found; looked for {' and '.join(str(p.absolute()) for p in places)}.",
+        hint="Give the path of a file, or set DTRAIN_DATA_DIR to the folder that it is in.",
+    )
+
+
+def _decode(file: Path, encoding: str) -> str:
+    raw = file.read_bytes()
+    try:
+        # The mark at the beginning that some programs write is no part of the first column's name.
+        return raw.decode(encoding).removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        before = raw[: error.start].decode(encoding, errors="replace")
+        raise wrong_encoding(file, error, line=before.count("\n") + 1) from error
+
+
+def _table(
+    content: str, file: Path, text: list[str], label: str, delimiter: str | None
+) -> tuple[_Columns, list[_Row]]:
+    candidates = [delimiter] if delimiter is not None else list(_DELIMITERS)
+    headers = {each: _header(content, each) for each in candidates}
+    for each, header in headers.items():
+        if {*text, label} <= set(header):
+            columns = _columns(header, file, text, label)
+            return columns, list(_rows(content, file, each, columns.width))
+    likely = max(headers.values(), key=len)
+    missing = [name for name in (*text, label) if name not in likely]
+    raise DataError(
+        f"{file} has no column {listing([repr(name) for name in missing])}; "
+        f"its columns are {listing([repr(name[:40]) for name in likely])}.",
+        hint="Name the columns that it has with text= and label=; the first line must be their names.",
+    )
+
+
+def _header(content: str, delimiter: str) -> list[str]:
+    with _long_fields():
+        try:
+            first = next(filter(None, csv.reader(io.StringIO(content, newline=""), delimiter=delimiter)), [])
+        except csv.Error:
+            first = []
+    return [name.strip() for name in first]
+
+
+def _columns(header: list[str], file: Path, text: list[str], label: str) -> _Columns:
+    for name in (*text, label):
+        if header.count(name) > 1:
+            raise DataError(
+                f"{file} has {header.count(name)} columns that are called {name!r}.",
+                hint="Give each column a name of its own.",
+            )
+    return _Columns([header.index(name) for name in text], header.index(label), len(header))
+
+
+def _rows(content: str, file: Path, delimiter: str, width: int) -> Iterator[_Row]:
+    """The rows below the header; lines with nothing on them are none."""
+    with _long_fields():
+        # Strict, because a quote that is never closed would swallow all rows behind it.
+        reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True)
+        line, below_header = 1, False
+        try:
+            for fields in reader:
+                if fields and len(fields) != width:
+                    raise DataError(
+                        f"{file}: the row in line {line} has {len(fields)} fields, the header {width}.",
+                        hint="Put a field with a delimiter or line end in quotes, and double quotes in it.",
+                    )
+                if fields and below_header:
+                    yield _Row(line, fields)
+                below_header = below_header or bool(fields)
+                line = reader.line_num + 1
+        except csv.Error as error:
+            raise DataError(
+                f"{file}: the row that begins in line {line} cannot be read: {error}.",
+                hint="A quote is not closed, or quotes inside a field are not doubled.",
+            ) from error
+
+
+def _label(row: _Row, column: int, file: Path, name: str) -> str:
+    word = row.fields[column].strip()
+    if not word:
+        raise DataError(
+            f"{file}: the row in line {row.line} has no {name!r}.", hint="Label the row, or take it out."
+        )
+    try:
+        number = float(word)
+    except ValueError:
+        return word
+    # A column with gaps was once of floating-point numbers, so that 1 was written as 1.0.
+    return str(int(number)) if number.is_integer() else word
+
+
+def _classes(words: list[str], file: Path, name: str) -> tuple[str, ...]:
+    different = set(words)
+    if len(different) < 2:
+        raise DataError(
+            f"{file}: {len(words)} rows have {listing(sorted(different))} as {name!r}; "
+            "there is nothing to tell apart.",
+            hint="A table needs rows of at least two classes.",
+        )
+    if all(_is_integer(word) for word in different):
+        return tuple(sorted(different, key=int))
+    return tuple(sorted(different))
+
+
+def _is_integer(word: str) -> bool:
+    return word.removeprefix("-").isdecimal()
+
+
+def _split(
+    labels: NDArray[np.int64], validation: float, test: float, seed: int, file: Path
+) -> list[NDArray[np.int64]]:
+    """The rows of training, validation and test.
+
+    Each class, in random order, is spread evenly over a line from 0 to 1. Any piece of that line has the
+    shares of the whole, whichever the sizes.
+    """
+    # The old generator's numbers are promised never to change, so the parts stay the same for ever.
+    random = np.random.RandomState(seed)
+    place = np.empty(len(labels))
+    for number in range(labels.max() + 1):
+        rows = np.flatnonzero(labels == number)
+        place[random.permutation(rows)] = (np.arange(len(rows)) + 0.5) / len(rows)
+    order = np.argsort(place, kind="stable")
+    tests, validations = round(test * len(labels)), round(validation * len(labels))
+    parts = np.split(order, [tests, tests + validations])
+    if any(share > 0 and not len(part) for share, part in zip((test, validation, 1), parts, strict=True)):
+        raise DataError(
+            f"{file}: of {len(labels)} rows, validation={validation} and test={test} leave an empty part.",
+            hint="Take more rows, or larger shares; a share of 0 leaves a part out.",
+        )
+    return [np.sort(parts[2]), np.sort(parts[1]), np.sort(parts[0])]
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Python's limit of 131072 characters a field is the whole process's, so it is put back."""
+    before = csv.field_size_limit(sys.maxsize)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
