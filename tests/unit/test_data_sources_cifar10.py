@@ -1,0 +1,376 @@
+"""CIFAR-10: every published form gives the same images, and what is not whole is refused by name."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import pickle
+import re
+import struct
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dtrain.data import Cifar10, load_cifar10
+from dtrain.data.unpickling import load_arrays
+from dtrain.errors import ConfigurationError, DataError
+
+Batches = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def batches(train: int = 3, rows: int = 4) -> Batches:
+    """Random batches in the archive's own names."""
+    random = np.random.default_rng(0)
+    return {
+        name: (random.integers(0, 256, (rows, 3072), np.uint8), random.integers(0, 10, rows))
+        for name in (*(f"data_batch_{number}" for number in range(1, train + 1)), "test_batch")
+    }
+
+
+def binary(data: np.ndarray, labels: np.ndarray) -> bytes:
+    return np.column_stack([labels.astype(np.uint8), data]).tobytes()
+
+
+def python2_pickle(data: np.ndarray, labels: np.ndarray) -> bytes:
+    """What cPickle of Python 2 wrote, opcode by opcode: keys, codes and pixels are its byte strings."""
+
+    def short(text: bytes) -> bytes:
+        return b"U" + bytes([len(text)]) + text
+
+    def integer(number: int) -> bytes:
+        return b"J" + struct.pack("<i", number)
+
+    dtype = b"cnumpy\ndtype\n" + short(b"u1") + b"K\x00K\x01\x87R(K\x03" + short(b"|")
+    dtype += b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + short(b"b") + b"\x87R(K\x01"
+    array += integer(data.shape[0]) + integer(data.shape[1]) + b"\x86" + dtype + b"\x89"
+    array += b"T" + struct.pack("<i", data.size) + data.tobytes() + b"tb"
+    listed = b"](" + b"".join(integer(int(label)) for label in labels) + b"e"
+    return b"\x80\x02}(" + short(b"data") + array + short(b"labels") + listed + b"u."
+
+
+def files_of(made: Batches, form: str) -> dict[str, bytes]:
+    if form == "binary":
+        return {f"cifar-10-batches-bin/{name}.bin": binary(*batch) for name, batch in made.items()}
+    return {f"cifar-10-batches-py/{name}": python2_pickle(*batch) for name, batch in made.items()}
+
+
+def write_tar(path: Path, files: dict[str, bytes], mode: str = "w:gz") -> Path:
+    with tarfile.open(path, mode) as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+def write_folder(parent: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        file = parent / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    return file.parent
+
+
+def archive(folder: Path, form: str = "binary", made: Batches | None = None) -> Path:
+    return write_tar(folder / f"cifar-10-{form}.tar.gz", files_of(made or batches(), form))
+
+
+def assert_holds(data: Cifar10, made: Batches) -> None:
+    train = [batch for name, batch in made.items() if name != "test_batch"]
+    for part, expected in ((data.train, train), (data.test, [made["test_batch"]])):
+        rows = np.concatenate([rows for rows, _ in expected])
+        assert part.images.dtype == np.uint8
+        assert part.labels.dtype == np.int64
+        np.testing.assert_array_equal(part.labels, np.concatenate([labels for _, labels in expected]))
+        for row, column, colour in ((0, 0, 0), (3, 7, 1), (31, 30, 2)):
+            at = colour * 1024 + row * 32 + column
+            np.testing.assert_array_equal(part.images[:, row, column, colour], rows[:, at])
+        assert part.images.shape == (len(rows), 32, 32, 3)
+
+
+@pytest.mark.parametrize("form", ["binary", "python"])
+@pytest.mark.parametrize("ending", ["tar.gz", "tar", "tgz", "folder"])
+@pytest.mark.parametrize("parent", [False, True])
+def test_every_form_gives_the_same_images(tmp_path, form, ending, parent):
+    made = batches(train=11)  # more than 9, so that an order by letters would show
+    files = files_of(made, form)
+    if ending == "folder":
+        path = write_folder(tmp_path, files)
+    else:
+        # Written in an order of its own, as the published one is.
+        files = dict(sorted(files.items(), reverse=True))
+        path = write_tar(tmp_path / f"cifar-10-{form}.{ending}", files, "w" if ending == "tar" else "w:gz")
+    before = sorted(tmp_path.rglob("*"))
+    assert_holds(load_cifar10(tmp_path if parent else path), made)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("mode", ["w:bz2", "w:xz"])
+def test_other_compression_is_known_by_its_first_bytes(tmp_path, mode):
+    path = write_tar(tmp_path / "any-name", files_of(batches(), "binary"), mode)
+    assert_holds(load_cifar10(path), batches())
+
+
+def test_a_limit_takes_the_first_of_each_part(tmp_path):
+    whole, first = load_cifar10(archive(tmp_path)), load_cifar10(archive(tmp_path), limit=6)
+    assert [len(part.labels) for part in first] == [6, 4]
+    np.testing.assert_array_equal(first.train.images, whole.train.images[:6])
+    np.testing.assert_array_equal(first.train.labels, whole.train.labels[:6])
+
+
+@pytest.mark.parametrize("limit", [0, -1, 2.5, True])
+def test_a_limit_that_is_none(tmp_path, limit):
+    with pytest.raises(ConfigurationError, match="limit="):
+        load_cifar10(tmp_path, limit=limit)
+
+
+@pytest.mark.parametrize("place", ["set", "data", ".keras/datasets"])
+def test_where_it_is_looked_for_without_a_path(tmp_path, monkeypatch, place):
+    folder = tmp_path / place
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("DTRAIN_DATA_DIR", raising=False)
+    if place == "set":
+        monkeypatch.setenv("DTRAIN_DATA_DIR", str(folder))
+    archive(folder)
+    assert_holds(load_cifar10(), batches())
+
+
+def test_data_that_is_missing_says_where_it_was_looked_for_and_where_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("DTRAIN_DATA_DIR", str(tmp_path / "sets"))
+    with pytest.raises(DataError, match="was not found") as caught:
+        load_cifar10()
+    for told in (
+        f"{tmp_path}/sets (no such folder)",
+        f"{tmp_path}/.keras/datasets",
+        "cifar-10-python.tar.gz",
+    ):
+        assert told in caught.value.message
+    assert "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz" in caught.value.hint
+    assert f"into {tmp_path}/sets" in caught.value.hint
+    (tmp_path / "other.txt").write_text("")
+    with pytest.raises(DataError, match=r"which holds other\.txt"):
+        load_cifar10(tmp_path)
+    with pytest.raises(DataError, match="no such folder"):
+        load_cifar10(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("algorithm", ["md5", "sha256"])
+def test_sums_that_are_given_or_stand_beside_the_archive(tmp_path, algorithm):
+    path = archive(tmp_path)
+    right = hashlib.new(algorithm, path.read_bytes()).hexdigest()
+    wrong = "0" * len(right)
+    load_cifar10(path, checksum=f"{algorithm}:{right.upper()}")
+    with pytest.raises(DataError, match=rf"has the {algorithm} {right}, but checksum= has {wrong}"):
+        load_cifar10(path, checksum=f"{algorithm}:{wrong}")
+    sums = tmp_path / f"{path.name}.{algorithm}"
+    for good in (right, f"{wrong}  other.bin\n{right} *{path.name}\n", f"MD5 ({path.name}) = {right}"):
+        sums.write_text(good)
+        load_cifar10(path)
+    sums.write_text(f"{wrong}  {path.name}\n")
+    with pytest.raises(DataError, match=rf"{path.name}\.{algorithm} has {wrong}"):
+        load_cifar10(path)
+    sums.write_text("soon\n")
+    with pytest.raises(DataError, match=f"should hold the {algorithm} of .* but has 0 such sums"):
+        load_cifar10(path)
+
+
+@pytest.mark.parametrize(
+    "checksum", ["", "md5:", "crc:00", "md5:" + "g" * 32, "sha256:" + "0" * 32, "0" * 32]
+)
+def test_a_sum_that_is_malformed(tmp_path, checksum):
+    with pytest.raises(ConfigurationError, match="is neither 'md5:' and 32"):
+        load_cifar10(archive(tmp_path), checksum=checksum)
+
+
+def test_a_sum_is_of_an_archive(tmp_path):
+    path = write_folder(tmp_path, files_of(batches(), "binary"))
+    with pytest.raises(ConfigurationError, match="is a folder"):
+        load_cifar10(path, checksum="md5:" + "0" * 32)
+
+
+@pytest.mark.parametrize(("form", "size"), [("python", 170_498_071), ("binary", 170_052_171)])
+def test_what_has_the_published_size_must_have_the_published_sum(tmp_path, form, size):
+    path = tmp_path / f"cifar-10-{form}.tar.gz"
+    with path.open("wb") as file:
+        file.truncate(size)
+    with pytest.raises(
+        DataError, match=rf"but the published cifar-10-{form}\.tar\.gz, which has the same size"
+    ):
+        load_cifar10(path)
+
+
+def test_an_archive_that_is_cut_off_anywhere(tmp_path):
+    whole = archive(tmp_path).read_bytes()
+    for part in (1, 12, len(whole) // 2, len(whole) - 8, len(whole) - 1):
+        path = tmp_path / "cut.tar.gz"
+        path.write_bytes(whole[:part])
+        with pytest.raises(DataError, match=rf"cut\.tar\.gz .*\({part} bytes.*is no whole tar archive"):
+            load_cifar10(path)
+    # In a plain archive, also between two files and within a header, where tarfile itself is silent.
+    plain = gzip.decompress(whole)
+    one = 512 + -(-4 * 3073 // 512) * 512
+    for part in (100, 512, one - 1, one, one + 100, 3 * one, 4 * one):
+        path.write_bytes(plain[:part])
+        with pytest.raises(DataError, match=r"is no whole tar archive|is cut off or damaged after"):
+            load_cifar10(path)
+
+
+def test_an_archive_that_is_damaged(tmp_path):
+    whole = bytearray(archive(tmp_path).read_bytes())
+    whole[-6] ^= 1  # in the sum behind the data, which a reader who stops at the last file never sees
+    path = tmp_path / "damaged.tar.gz"
+    path.write_bytes(whole)
+    with pytest.raises(DataError, match="no whole tar archive: CRC"):
+        load_cifar10(path)
+    plain = bytearray(gzip.decompress(archive(tmp_path).read_bytes()))
+    plain[512 + -(-4 * 3073 // 512) * 512 + 150] ^= 1  # in the second header
+    path.write_bytes(plain)
+    with pytest.raises(DataError, match="is cut off or damaged after 1 entries"):
+        load_cifar10(path)
+
+
+@pytest.mark.parametrize("content", [b"<!DOCTYPE html><title>404</title>", b"PK\x03\x04 a zip file"])
+def test_a_file_that_is_no_tar_archive_shows_how_it_begins(tmp_path, content):
+    path = tmp_path / "cifar-10-python.tar.gz"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=re.escape(f"beginning {content[:24]!r}) is no whole tar archive")):
+        load_cifar10(path)
+    path.write_bytes(b"")
+    with pytest.raises(DataError, match="is empty"):
+        load_cifar10(path)
+
+
+def test_an_archive_of_something_else_shows_what_it_holds(tmp_path):
+    path = write_tar(tmp_path / "x.tar.gz", {"cifar-100-python/train": b"1", "cifar-100-python/meta": b"2"})
+    with pytest.raises(
+        DataError, match=r"no CIFAR-10 training batches.* holds cifar-100-python/meta, cifar-100"
+    ):
+        load_cifar10(path)
+    without = files_of(batches(), "binary")
+    del without["cifar-10-batches-bin/test_batch.bin"]
+    with pytest.raises(DataError, match="no CIFAR-10 test batch"):
+        load_cifar10(write_tar(path, without))
+
+
+def test_a_batch_that_is_missing_between_others_or_there_twice(tmp_path):
+    files = files_of(batches(), "binary")
+    twice = {**files, "copy/data_batch_2.bin": files["cifar-10-batches-bin/data_batch_2.bin"]}
+    with pytest.raises(DataError, match=r"each once; it holds .*data_batch_2\.bin, .*data_batch_2\.bin"):
+        load_cifar10(write_tar(tmp_path / "x.tar", twice, "w"))
+    del files["cifar-10-batches-bin/data_batch_2.bin"]
+    with pytest.raises(DataError, match="should hold the batches 1, 2, "):
+        load_cifar10(write_folder(tmp_path, files))
+
+
+def test_a_record_file_of_a_wrong_length(tmp_path):
+    files = files_of(batches(), "binary")
+    for content in (b"", files["cifar-10-batches-bin/data_batch_3.bin"][:-1]):
+        files["cifar-10-batches-bin/data_batch_3.bin"] = content
+        with pytest.raises(
+            DataError, match=rf"data_batch_3\.bin in .*has {len(content)} bytes, no multiple of 3073"
+        ):
+            load_cifar10(write_tar(tmp_path / "x.tar.gz", files))
+
+
+@pytest.mark.parametrize("form", ["binary", "python"])
+def test_a_label_out_of_range_says_which_record(tmp_path, form):
+    made = batches()
+    made["data_batch_2"][1][3] = 10
+    with pytest.raises(DataError, match=r"data_batch_2\S* in .*has the label 10 in record 3 \(1 such"):
+        load_cifar10(archive(tmp_path, form, made))
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("key", [str, str.encode])
+def test_pickles_of_today_are_read_too(tmp_path, protocol, key):
+    made = batches()
+    files = {
+        f"cifar-10-batches-py/{name}": pickle.dumps(
+            {key("data"): rows, key("labels"): list(labels), key("batch_label"): b"x"}, protocol
+        )
+        for name, (rows, labels) in made.items()
+    }
+    assert_holds(load_cifar10(write_folder(tmp_path, files)), made)
+
+
+class Attack:
+    def __init__(self, function, *arguments):
+        self.reduced = (function, arguments)
+
+    def __reduce__(self):
+        return self.reduced
+
+
+def test_a_pickle_can_call_nothing(tmp_path):
+    trace = tmp_path / "trace"
+    for function, arguments in ((os.mkdir, (str(trace),)), (eval, ("1",)), (getattr, (1, "real"))):
+        files = files_of(batches(), "python")
+        files["cifar-10-batches-py/test_batch"] = pickle.dumps({"data": Attack(function, *arguments)})
+        with pytest.raises(DataError, match=rf"it asks for \w+\.{function.__name__}, which no array needs"):
+            load_cifar10(write_tar(tmp_path / "x.tar", files, "w"))
+    assert not trace.exists()
+    # Looking at bytes as objects would be a way to run what they spell.
+    for harmful in (np.array([{}]), np.zeros(1, "M8[s]"), np.zeros(2, "u1,u1")):
+        with pytest.raises(pickle.UnpicklingError, match="not of numbers or text"):
+            load_arrays(pickle.dumps(harmful))
+    with pytest.raises(TypeError):
+        load_arrays(b"cnumpy\nndarray\n(I1\ntR.")
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"data": np.zeros((2, 3072), np.uint8), "fine_labels": [1, 2]},
+        {"data": np.zeros((2, 3072), np.uint8), "labels": [1]},
+        {"data": np.zeros((2, 3072), np.uint8), "labels": ["cat", "dog"]},
+        {"data": np.zeros((2, 3071), np.uint8), "labels": [1, 2]},
+        {"data": np.zeros((2, 3072)), "labels": [1, 2]},
+        {"data": np.zeros((0, 3072), np.uint8), "labels": []},
+        [1, 2],
+    ],
+)
+def test_a_pickle_of_something_else(tmp_path, batch):
+    files = {**files_of(batches(), "python"), "cifar-10-batches-py/test_batch": pickle.dumps(batch)}
+    with pytest.raises(
+        DataError, match=r"test_batch in .*(a batch has data uint8|is no pickle of arrays by name)"
+    ):
+        load_cifar10(write_tar(tmp_path / "x.tar", files, "w"))
+
+
+def test_a_pickle_that_is_cut_off(tmp_path):
+    files = files_of(batches(), "python")
+    files["cifar-10-batches-py/data_batch_1"] = files["cifar-10-batches-py/data_batch_1"][:5000]
+    with pytest.raises(
+        DataError, match=r"data_batch_1 in .* is no pickle of arrays by name: UnpicklingError"
+    ):
+        load_cifar10(write_folder(tmp_path, files))
+
+
+def test_links_in_an_archive_are_not_followed(tmp_path):
+    secret = tmp_path / "secret.bin"
+    secret.write_bytes(binary(*batches()["test_batch"]))
+    files = files_of(batches(), "binary")
+    del files["cifar-10-batches-bin/test_batch.bin"]
+    path = write_tar(tmp_path / "x.tar", files, "w")
+    with tarfile.open(path, "a") as tar:
+        link = tarfile.TarInfo("cifar-10-batches-bin/test_batch.bin")
+        link.type, link.linkname = tarfile.SYMTYPE, str(secret)
+        tar.addfile(link)
+    with pytest.raises(DataError, match="no CIFAR-10 test batch"):
+        load_cifar10(path)
+
+
+def test_whole_batches_of_which_some_are_missing_are_told(tmp_path, caplog):
+    made = batches(train=1)
+    made["data_batch_1"] = (np.zeros((10_000, 3072), np.uint8), np.zeros(10_000, np.int64))
+    folder = write_folder(tmp_path, files_of(made, "binary"))
+    assert len(load_cifar10(folder).train.labels) == 10_000
+    assert "has 1 of the 5 training batches that are published" in caplog.text

@@ -1,0 +1,154 @@
+"""IMDb: the published layout, in one order on every machine, and clear words where it is not that."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dtrain.data import Imdb, load_imdb
+from dtrain.errors import ConfigurationError, DataError
+
+
+def reviews() -> dict[str, bytes]:
+    """Twelve reviews of each kind and part; that of number 10 stands before 9 in an order by letters."""
+    files = {
+        f"aclImdb/{part}/{kind}/{number}_{rating}.txt": f"{part} {kind} {number}: déjà<br />vu".encode()
+        for part in ("train", "test")
+        for kind, rating in (("neg", 2), ("pos", 9))
+        for number in range(12)
+    }
+    files |= {f"aclImdb/train/unsup/{number}_0.txt": b"without a label" for number in range(3)}
+    files |= {
+        "aclImdb/README": b"read me",
+        "aclImdb/imdb.vocab": b"the",
+        "aclImdb/train/urls_neg.txt": b"url",
+    }
+    files["aclImdb/train/pos/._3_9.txt"] = b"\xff\xfe left by a desktop"
+    return files
+
+
+def write_archive(path: Path, files: dict[str, bytes], mode: str = "w:gz") -> Path:
+    with tarfile.open(path, mode) as tar:
+        for name, content in sorted(files.items(), reverse=True):
+            member = tarfile.TarInfo(f"./{name}")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+def write_folder(parent: Path, files: dict[str, bytes]) -> Path:
+    for name, content in sorted(files.items(), reverse=True):
+        file = parent / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    return parent / "aclImdb"
+
+
+def assert_is_whole(data: Imdb) -> None:
+    for name, part in zip(("train", "test"), data, strict=True):
+        expected = [
+            f"{name} {kind} {number}: déjà<br />vu" for number in range(12) for kind in ("neg", "pos")
+        ]
+        assert part.texts == expected
+        assert part.labels.dtype == np.int64
+        assert part.labels.tolist() == [0, 1] * 12
+
+
+@pytest.mark.parametrize("ending", ["tar.gz", "tar", "folder"])
+@pytest.mark.parametrize("parent", [False, True])
+def test_every_form_gives_the_same_reviews(tmp_path, ending, parent):
+    if ending == "folder":
+        path = write_folder(tmp_path, reviews())
+    else:
+        mode = "w" if ending == "tar" else "w:gz"
+        path = write_archive(tmp_path / f"aclImdb_v1.{ending}", reviews(), mode)
+    before = sorted(tmp_path.rglob("*"))
+    assert_is_whole(load_imdb(tmp_path if parent else path))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_it_is_found_without_a_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("DTRAIN_DATA_DIR", str(tmp_path))
+    write_folder(tmp_path / "aclImdb_v1", reviews())  # as some unpack it, into a folder of its own
+    assert_is_whole(load_imdb())
+
+
+def test_a_limit_leaves_both_kinds(tmp_path):
+    data = load_imdb(write_folder(tmp_path, reviews()), limit=5)
+    for part, whole in zip(data, load_imdb(tmp_path), strict=True):
+        assert part.texts == whole.texts[:5]
+        assert part.labels.tolist() == [0, 1, 0, 1, 0]
+
+
+def test_more_reviews_of_one_kind_follow_at_the_end(tmp_path):
+    files = {name: text for name, text in reviews().items() if "train/neg" not in name or "/7_" in name}
+    train = load_imdb(write_folder(tmp_path, files)).train
+    assert train.labels.tolist() == [0] + [1] * 12
+    assert train.texts[0].startswith("train neg 7")
+
+
+def test_missing_data_says_where_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("DTRAIN_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(
+        DataError, match=r"IMDb was not found. Looked for aclImdb_v1\.tar\.gz, aclImdb/"
+    ) as caught:
+        load_imdb()
+    assert "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz" in caught.value.hint
+
+
+@pytest.mark.parametrize("form", ["archive", "folder"])
+def test_a_folder_without_reviews(tmp_path, form):
+    files = {name: text for name, text in reviews().items() if "test/pos" not in name}
+    files["aclImdb/test/pos/notes.md"] = b"no review"
+    path = write_archive(tmp_path / "x.tar.gz", files) if form == "archive" else write_folder(tmp_path, files)
+    with pytest.raises(DataError, match="has no reviews in test/pos; it holds "):
+        load_imdb(path)
+
+
+def test_an_archive_of_something_else(tmp_path):
+    path = write_archive(tmp_path / "aclImdb_v1.tar.gz", {"cifar-10-batches-py/test_batch": b""})
+    with pytest.raises(
+        DataError, match=r"no reviews in train/neg; it holds \S*cifar-10-batches-py/test_batch"
+    ):
+        load_imdb(path)
+
+
+def test_another_encoding_is_told_with_file_and_byte_and_can_be_said(tmp_path):
+    files = reviews()
+    files["aclImdb/test/neg/4_2.txt"] = "café".encode("latin-1")
+    path = write_archive(tmp_path / "x.tar.gz", files)
+    with pytest.raises(DataError, match=r"neg/4_2\.txt in .* is not utf-8: byte 3, is 0xe9, which") as caught:
+        load_imdb(path)
+    assert "encoding='latin-1'" in caught.value.hint
+    assert "iconv" in caught.value.hint
+    assert load_imdb(path, encoding="latin-1").test.texts[8] == "café"
+    with pytest.raises(ConfigurationError, match="encoding='latin-l' is not known"):
+        load_imdb(path, encoding="latin-l")
+
+
+def test_an_archive_that_is_cut_off(tmp_path):
+    path = write_archive(tmp_path / "aclImdb_v1.tar.gz", reviews())
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) * 2 // 3])
+    with pytest.raises(DataError, match="is no whole tar archive"):
+        load_imdb(path)
+
+
+def test_the_published_size_needs_the_published_sum(tmp_path):
+    path = tmp_path / "aclImdb_v1.tar.gz"
+    with path.open("wb") as file:
+        file.truncate(84_125_825)
+    with pytest.raises(DataError, match="7c2ac02c03563afcf9b574c7e56c153a"):
+        load_imdb(path)
+
+
+def test_a_sum_is_of_an_archive(tmp_path):
+    with pytest.raises(ConfigurationError, match="is a folder"):
+        load_imdb(write_folder(tmp_path, reviews()), checksum="md5:" + "0" * 32)
+    with pytest.raises(DataError, match="but checksum= has 0000"):
+        load_imdb(write_archive(tmp_path / "x.tar", reviews(), "w"), checksum="md5:" + "0" * 32)
