@@ -39,6 +39,7 @@ def _install() -> None:
         losses,
         metrics,
         optimizer,
+        rematerialization,
         seeds,
         tables,
         variables,
@@ -71,6 +72,8 @@ def _install() -> None:
     replace(keras.VARIABLE_ASSIGN_ADD, lambda f: variables.make_assign_change(f, "assign_add"))
     replace(keras.VARIABLE_ASSIGN_SUB, lambda f: variables.make_assign_change(f, "assign_sub"))
     replace(keras.SEED_NEXT, seeds.make_next)
+    replace(keras.REMAT, rematerialization.make_remat)
+    replace(keras.REMATERIALIZED_CALL, rematerialization.make_rematerialized_call)
     replace(keras.EMBEDDING_CALL, tables.make_embedding_call)
     replace(keras.MAKEDIRS, files.make_makedirs)
     replace(keras.MODEL_SAVE, files.make_save)

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from dtrain.keras_engine.asynchronous.step import Block, current_block
 from dtrain.keras_engine.protocol import in_replica
+from dtrain.keras_engine.rematerialization import drawn
 from dtrain.upstream import tensorflow as upstream_tf
 
 # An odd constant with well-spread bits (2**32 over the golden ratio): neighbours get distant seeds.
@@ -23,13 +24,17 @@ def make_next(original: Callable[..., Any]) -> Callable[..., Any]:
     """The replacement of `SeedGenerator.next`."""
 
     def next(self: Any, ordered: bool = True) -> Any:
-        seed = original(self, ordered)
-        block = current_block()
-        if isinstance(block, Block) and block.mixed_into_seeds is not None:
-            return mix(seed, block.mixed_into_seeds)
-        return mix(seed, upstream_tf.replica_id()) if in_replica() else seed
+        return drawn(lambda: _mixed(original(self, ordered)))
 
     return next
+
+
+def _mixed(seed: Any) -> Any:
+    """What this replica, or this block of steps, draws where the generator gives a seed."""
+    block = current_block()
+    if isinstance(block, Block) and block.mixed_into_seeds is not None:
+        return mix(seed, block.mixed_into_seeds)
+    return mix(seed, upstream_tf.replica_id()) if in_replica() else seed
 
 
 def mix(seed: Any, number: Any) -> Any:

@@ -3,6 +3,7 @@
 from dtrain.optim.lazy import LazyAdam
 from dtrain.optim.precision import float32_outputs, precision, precision_policy
 from dtrain.optim.rates import scaled_rate
+from dtrain.optim.rematerialize import rematerialize
 from dtrain.optim.schedules import WarmUp, cosine_restarts
 from dtrain.optim.smoothing import SparseLabelSmoothing
 
@@ -14,5 +15,6 @@ __all__ = [
     "float32_outputs",
     "precision",
     "precision_policy",
+    "rematerialize",
     "scaled_rate",
 ]

@@ -7,6 +7,7 @@ are not under a strategy of dtrain's go through every replacement unchanged.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import random
 from collections.abc import Callable, Iterator
@@ -205,6 +206,15 @@ EMBEDDING_CALL = Reach(
     reason="it fetches the whole table to look up a few rows",
     thread="keras#18624",
 )  # fmt: skip
+REMAT = Reach(
+    module="keras.src.backend.tensorflow.core", name="remat", signature="(f)",
+    reason="a layer that is computed again must draw the same numbers and write nothing a second time",
+)  # fmt: skip
+REMATERIALIZED_CALL = Reach(
+    module="keras.src.layers.layer", owner="Layer", name="rematerialized_call",
+    signature="(self, layer_call, *args, **kwargs)",
+    reason="it sets the activation of layers, also of recurrent ones, where it cannot be set",
+)  # fmt: skip
 
 REACHES: tuple[Reach, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Reach))
 
@@ -375,6 +385,62 @@ def made_by(tensor: Any) -> tuple[Any, list[Any]]:
     return history.operation, list(node.input_tensors)
 
 
+def current_remat_mode() -> Any:
+    """What the innermost `RematScope` asks for, with `mode` and `layer_names`; None outside of any."""
+    from keras.src.backend.common.remat import get_current_remat_mode
+
+    return get_current_remat_mode()
+
+
+def remat_mode_of(layer: Any) -> Any:
+    """What the `RematScope` asked for in which a layer was made, or None."""
+    return layer._remat_mode
+
+
+def count_added_losses(layer: Any) -> int:
+    """How many losses a layer and those in it have added since the model was called."""
+    return sum(len(each._losses) for each in layer._flatten_layers())
+
+
+def called_first() -> Any:
+    """The layer or model whose call all others now are part of, or None."""
+    from keras.src.backend.common import global_state
+
+    context = global_state.get_global_attribute("current_call_ctx")
+    return getattr(context, "entry_layer", None)
+
+
+def call_surroundings() -> dict[str, Any]:
+    """What a layer's call takes from around it: whether it is training, and what variables are cast to."""
+    from keras.src.backend.common import global_state
+
+    names = ("current_call_ctx", "autocast_scope")
+    return {name: copy.copy(global_state.get_global_attribute(name)) for name in names}
+
+
+@contextlib.contextmanager
+def in_surroundings(surroundings: dict[str, Any]) -> Iterator[None]:
+    """Lets code run as if it were called where `call_surroundings` was."""
+    from keras.src.backend.common import global_state
+
+    before = {name: global_state.get_global_attribute(name) for name in surroundings}
+    for name, value in surroundings.items():
+        global_state.set_global_attribute(name, copy.copy(value))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            global_state.set_global_attribute(name, value)
+
+
+def copy_mask(source: Any, target: Any) -> None:
+    """Gives a tensor the mask that Keras has hung on another one, if there is one."""
+    from keras.src.backend import get_keras_mask, set_keras_mask
+
+    if source is not target and get_keras_mask(source) is not None:
+        set_keras_mask(target, get_keras_mask(source))
+
+
 def symbolic_build(model: Any, batch: Any) -> None:
     """Builds a model, its metrics and its optimizer from a batch of symbolic tensors."""
     model._symbolic_build(data_batch=batch)
@@ -436,5 +502,5 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "metric": ("_fn", "_fn_kwargs"),
     "variable": ("_value",),
     "symbolic tensor": ("_keras_history",),
-    "layer": ("_inbound_nodes",),
+    "layer": ("_inbound_nodes", "_remat_mode", "_losses"),
 }

@@ -296,6 +296,13 @@ def unnamed_variable_handle(dtype: Any, shape: Any) -> Any:
     return tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=name, container="")
 
 
+def not_recording() -> Any:
+    """While it is entered, no tape notes what is computed; variables that are read are still noticed."""
+    from tensorflow.python.eager import record
+
+    return record.stop_recording()
+
+
 def container_of(component: Any) -> Any:
     """The distributed variable that one replica's variable is part of; itself where there is none."""
     container = getattr(component, "_distributed_container", None) or getattr(

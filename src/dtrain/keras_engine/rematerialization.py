@@ -1,0 +1,229 @@
+"""Computes a layer a second time in the backward pass, to the same numbers, and keeps only its inputs.
+
+TensorFlow's own way (`tf.recompute_grad`, which Keras calls) takes no keyword arguments inside a function,
+draws other dropout masks the second time, writes moving statistics twice, and its inner gradients would be
+summed over the replicas twice. Which layers are treated so is Keras' `RematScope`'s to say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dtrain.errors import ConfigurationError
+from dtrain.keras_engine.protocol import current_layout
+from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import tensorflow as upstream_tf
+
+_ELSEWHERE = "make this layer outside of the rematerialize context"
+_local = threading.local()
+
+
+class OwnNames(tuple[str, ...]):
+    """The names of a `RematScope` of dtrain's: by it a layer knows that it was made within one."""
+
+    def __bool__(self) -> bool:
+        return True  # in the place of what is false, Keras puts a list of its own
+
+
+class Draws:
+    """The random seeds that a computation has drawn, which its repetition draws again."""
+
+    def __init__(self) -> None:
+        self.seeds: list[Any] = []
+        self.place: int | None = None  # None while recording
+
+    def next(self, draw: Callable[[], Any]) -> Any:
+        """Draws a seed and keeps it, or gives the one that was drawn at this place."""
+        if self.place is None:
+            self.seeds.append(draw())
+            return self.seeds[-1]
+        self.place += 1
+        return self.seeds[self.place - 1]
+
+
+def drawn(draw: Callable[[], Any]) -> Any:
+    """A random seed; inside a repetition the same as the first time."""
+    draws: Draws | None = getattr(_local, "draws", None)
+    return draw() if draws is None else draws.next(draw)
+
+
+def make_remat(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of Keras' `remat`, for layers of dtrain's scopes and strategies."""
+
+    def remat(f: Callable[..., Any]) -> Any:
+        owner = f if isinstance(f, keras.layers.Layer) else getattr(f, "__self__", None)
+        layer = owner if isinstance(owner, keras.layers.Layer) else None
+        if current_layout() is None and not _made_in_own_scope(layer):
+            return original(f)
+        return lambda *args, **kwargs: _rematerialized(f, layer, args, kwargs)
+
+    return remat
+
+
+def make_rematerialized_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of what chooses, by the scope's mode, what of a layer is rematerialized."""
+
+    def rematerialized_call(self: Any, layer_call: Any, *args: Any, **kwargs: Any) -> Any:
+        mode = upstream_keras.remat_mode_of(self)
+        if mode is not None and mode.mode == "activations" and _has_fixed_activation(self):
+            return layer_call
+        return original(self, layer_call, *args, **kwargs)
+
+    return rematerialized_call
+
+
+def _has_fixed_activation(layer: Any) -> bool:
+    """Whether a layer only shows the activation of another one, as an LSTM does that of its cell."""
+    found = getattr(type(layer), "activation", None)
+    return isinstance(found, property) and found.fset is None
+
+
+def _made_in_own_scope(layer: Any) -> bool:
+    mode = upstream_keras.remat_mode_of(layer) if layer is not None else upstream_keras.current_remat_mode()
+    return mode is not None and isinstance(mode.layer_names, OwnNames)
+
+
+def _rematerialized(f: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -> Any:
+    """What `f` returns, with a gradient that computes `f` again; layers inside it are left as they are."""
+    leaves = keras.tree.flatten((args, kwargs))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating]
+    outermost = getattr(_local, "draws", None) is None
+    # The model that is called itself: its inside is all there is, and computed twice it would all be kept.
+    whole = isinstance(layer, keras.Model) and upstream_keras.called_first() is layer
+    composite = any(isinstance(leaf, tf.SparseTensor | tf.RaggedTensor) for leaf in leaves)
+    if not outermost or whole or composite or not places:
+        return f(*args, **kwargs)
+
+    def call(values: list[Any]) -> Any:
+        flat = list(leaves)
+        for place, value in zip(places, values, strict=True):
+            upstream_keras.copy_mask(flat[place], value)
+            flat[place] = value
+        again, named = keras.tree.pack_sequence_as((args, kwargs), flat)
+        return f(*again, **named)
+
+    return _Repeated(call, layer)([leaves[i] for i in places])
+
+
+class _Repeated:
+    """One computation and its repetition.
+
+    Args:
+        call: takes a list of float tensors.
+        layer: whose computation it is, or None.
+    """
+
+    def __init__(self, call: Callable[[list[Any]], Any], layer: Any) -> None:
+        self._call = call
+        self._layer = layer
+        self._draws = Draws()
+        self._surroundings = upstream_keras.call_surroundings()
+        self._state = [] if layer is None else [(v, _value(v)) for v in layer.non_trainable_variables]
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        first: list[Any] = []
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def compute(*values: Any) -> Any:
+            with self._drawing(), upstream_tf.not_recording(), _no_losses_added(self._layer):
+                outputs = self._call(list(values))
+            first[:] = keras.tree.flatten(outputs)
+            self._places = [i for i, leaf in enumerate(first) if _differentiable(leaf)]
+            self._structure = outputs
+            # TensorFlow looks for `variables` in the signature.
+            return [first[i] for i in self._places], lambda *above, variables=(): self._gradients(
+                list(values), above, list(variables)
+            )
+
+        outputs = compute(*inputs)
+        for place, value in zip(self._places, outputs, strict=True):
+            upstream_keras.copy_mask(first[place], value)
+            first[place] = value
+        return keras.tree.pack_sequence_as(self._structure, first)
+
+    def _gradients(self, inputs: list[Any], above: Any, variables: list[Any]) -> Any:
+        """Of the inputs and of the variables, from those of the outputs."""
+        again = _after(inputs, above)
+        with tf.GradientTape() as tape:
+            tape.watch(again)
+            tape.watch(variables)
+            with self._repeating():
+                outputs = keras.tree.flatten(self._call(again))
+        # TensorFlow's own: replicas are combined where the step takes its gradients, and only there.
+        found = upstream_tf.TAPE_GRADIENT.original()(
+            tape,
+            [outputs[i] for i in self._places],
+            [*again, *variables],
+            list(above),
+            tf.UnconnectedGradients.ZERO,
+        )
+        mine, theirs = found[: len(inputs)], found[len(inputs) :]
+        return (mine, theirs) if variables else mine
+
+    @contextlib.contextmanager
+    def _drawing(self) -> Iterator[None]:
+        _local.draws = self._draws
+        try:
+            yield
+        finally:
+            _local.draws = None
+
+    @contextlib.contextmanager
+    def _repeating(self) -> Iterator[None]:
+        """As the first time: the same seeds and state, and what is written is forgotten."""
+        self._draws.place = 0
+        with (
+            self._drawing(),
+            upstream_keras.in_surroundings(self._surroundings),
+            keras.StatelessScope(state_mapping=self._state) as scope,
+        ):
+            yield
+        weights = [] if self._layer is None else self._layer.trainable_variables
+        for weight in weights:
+            if scope.get_current_value(weight) is not None:
+                raise ConfigurationError(
+                    f"The layer {self._layer.name!r} is to be rematerialized, but it writes to its weight "
+                    f"{weight.path!r} while it is computed, so that it cannot be computed a second time.",
+                    hint=_ELSEWHERE,
+                )
+
+
+@contextlib.contextmanager
+def _no_losses_added(layer: Any) -> Iterator[None]:
+    """Refuses a layer that adds a loss while it is computed: the loss would have no gradient."""
+    before = 0 if layer is None else upstream_keras.count_added_losses(layer)
+    yield
+    if layer is not None and upstream_keras.count_added_losses(layer) > before:
+        raise ConfigurationError(
+            f"The layer {layer.name!r} is to be rematerialized, but it adds a loss (add_loss or an activity "
+            "regularizer) while it is computed, whose gradient would be lost.",
+            hint=_ELSEWHERE,
+        )
+
+
+def _after(inputs: list[Any], above: Any) -> list[Any]:
+    """The inputs, not before the gradients of what came later are there.
+
+    Otherwise TensorFlow would find that the repetition computes what was computed already, and keep that.
+    """
+    if tf.executing_eagerly():
+        return [tf.identity(value) for value in inputs]
+    some = tf.reshape(above[0], [-1])[:1]
+    never = tf.reduce_any(tf.logical_and(tf.math.is_nan(some), tf.math.is_finite(some)))
+    return [value + tf.cast(never, value.dtype) for value in inputs]
+
+
+def _differentiable(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and value.dtype.is_floating
+
+
+def _value(variable: Any) -> Any:
+    """What a variable holds before the layer writes to it."""
+    found = upstream_keras.value_of(variable)
+    return tf.convert_to_tensor(variable.value if found is None else found)
