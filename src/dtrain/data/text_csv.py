@@ -95,7 +95,8 @@ def load_text_csv(
     wanted = [text] if isinstance(text, str) else list(text)
     _check_arguments(wanted, validation, test, encoding, delimiter)
     file = _locate(Path(path).expanduser())
-    content = _decode(file, encoding)
+    # One buffer for all readings: a table may have hundreds of megabytes.
+    content = io.StringIO(_decode(file, encoding), newline="")
     columns, rows = _table(content, file, wanted, label, delimiter)
     words = [_label(row, columns.label, file, label) for row in rows]
     classes = _classes(words, file, label)
@@ -151,7 +152,7 @@ def _decode(file: Path, encoding: str) -> str:
 
 
 def _table(
-    content: str, file: Path, text: list[str], label: str, delimiter: str | None
+    content: io.StringIO, file: Path, text: list[str], label: str, delimiter: str | None
 ) -> tuple[_Columns, list[_Row]]:
     candidates = [delimiter] if delimiter is not None else list(_DELIMITERS)
     headers = {each: _header(content, each) for each in candidates}
@@ -168,10 +169,11 @@ def _table(
     )
 
 
-def _header(content: str, delimiter: str) -> list[str]:
+def _header(content: io.StringIO, delimiter: str) -> list[str]:
+    content.seek(0)
     with _long_fields():
         try:
-            first = next(filter(None, csv.reader(io.StringIO(content, newline=""), delimiter=delimiter)), [])
+            first = next(filter(None, csv.reader(content, delimiter=delimiter)), [])
         except csv.Error:
             first = []
     return [name.strip() for name in first]
@@ -187,11 +189,12 @@ def _columns(header: list[str], file: Path, text: list[str], label: str) -> _Col
     return _Columns([header.index(name) for name in text], header.index(label), len(header))
 
 
-def _rows(content: str, file: Path, delimiter: str, width: int) -> Iterator[_Row]:
+def _rows(content: io.StringIO, file: Path, delimiter: str, width: int) -> Iterator[_Row]:
     """The rows below the header; lines with nothing on them are none."""
+    content.seek(0)
     with _long_fields():
         # Strict, because a quote that is never closed would swallow all rows behind it.
-        reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True)
+        reader = csv.reader(content, delimiter=delimiter, strict=True)
         line, below_header = 1, False
         try:
             for fields in reader:
