@@ -20,6 +20,7 @@ _PUBLIC = {
     "OneDeviceStrategy": "dtrain.strategies.one_device",
     "ParameterServerStrategy": "dtrain.strategies.parameter_server",
     "TPUStrategy": "dtrain.strategies.tpu",
+    "Trainer": "dtrain.trainer",
     "barrier": "dtrain.job",
     "broadcast": "dtrain.job",
     "get_strategy": "dtrain.strategies.default",
@@ -38,6 +39,7 @@ __all__ = [
     "OneDeviceStrategy",
     "ParameterServerStrategy",
     "TPUStrategy",
+    "Trainer",
     "barrier",
     "broadcast",
     "get_strategy",
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from dtrain.strategies.parameter_server import ParameterServerStrategy
     from dtrain.strategies.registry import strategy
     from dtrain.strategies.tpu import TPUStrategy
+    from dtrain.trainer import Trainer
 
 
 # Names of `tf.distribute` that are TensorFlow's own here too, so that a program may say `dtrain` for it.
@@ -88,12 +91,16 @@ _FROM_TENSORFLOW = (
 )
 
 
+# Packages of public names that are loaded when they are first named.
+_PACKAGES = ("checkpoint", "data", "experimental", "monitor", "optim")
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC and name not in _FROM_TENSORFLOW and name != "experimental":
+    if name not in _PUBLIC and name not in _FROM_TENSORFLOW and name not in _PACKAGES:
         raise AttributeError(f"module 'dtrain' has no attribute {name!r}; it has {', '.join(__all__)}")
     try:
-        if name == "experimental":
-            return importlib.import_module("dtrain.experimental")
+        if name in _PACKAGES:
+            return importlib.import_module(f"dtrain.{name}")
         if name in _FROM_TENSORFLOW:
             return getattr(importlib.import_module("tensorflow").distribute, name)
         return getattr(importlib.import_module(_PUBLIC[name]), name)

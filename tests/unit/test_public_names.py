@@ -34,6 +34,7 @@ ORDER = (
     "optim",
     "checkpoint",
     "monitor",
+    "trainer_run",
     "trainer",
     "dtrain",  # the public names: what stands below is written as a user would write it
     "experimental",  # more of them, under TensorFlow's own name for it
@@ -144,6 +145,7 @@ def test_the_public_names_are_these() -> None:
         "OneDeviceStrategy",
         "ParameterServerStrategy",
         "TPUStrategy",
+        "Trainer",
         "barrier",
         "broadcast",
         "get_strategy",

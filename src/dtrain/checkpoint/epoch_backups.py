@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from dtrain import job
 from dtrain.cluster import settings
 from dtrain.log import logger
 
@@ -22,16 +23,26 @@ class EpochBackups:
 
     Args:
         folder: where; made when the first epoch has ended.
+        keep: how many of the newest files are kept; None for all.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, keep: int | None = None) -> None:
         self._folder = folder
+        self._keep = keep
 
     def callbacks(self) -> list[Any]:
         """What `fit` should call; put it last, so that an epoch counts once everything has noted it."""
         import keras
 
-        return [keras.callbacks.ModelCheckpoint(str(self._folder / _FILES), save_weights_only=True)]
+        callbacks = [keras.callbacks.ModelCheckpoint(str(self._folder / _FILES), save_weights_only=True)]
+        if self._keep is not None and job.is_chief():
+            callbacks.append(keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: self._prune()))
+        return callbacks
+
+    def _prune(self) -> None:
+        """Deletes all but the newest files; another one's being there still costs nothing but its room."""
+        for path in sorted(self._folder.glob(_PATTERN))[: -(self._keep or 1)]:
+            path.unlink(missing_ok=True)
 
     def restore(self, model: Any) -> int:
         """Bring a compiled and built model to where the newest whole backup left it; call it in the scope.

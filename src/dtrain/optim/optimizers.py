@@ -1,0 +1,101 @@
+"""Makes an optimizer anew with the rate and the accumulation that a run has, from whatever names one.
+
+The optimizers are Keras' own, and so is what they do; this only puts two settings into their configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import keras
+
+from dtrain.errors import ConfigurationError
+
+OptimizerLike: TypeAlias = str | keras.optimizers.Optimizer | Callable[..., keras.optimizers.Optimizer]
+"""A name that Keras knows, an optimizer that was not used yet, or a class or function that takes a rate."""
+
+
+def base_optimizer(optimizer: OptimizerLike, learning_rate: Any = None) -> keras.optimizers.Optimizer:
+    """The optimizer that is meant, with the rate that it is to have before any scaling.
+
+    Args:
+        optimizer: a name, an optimizer, a class, or a function of the rate.
+        learning_rate: a number or a Keras schedule; None for the optimizer's own.
+
+    Raises:
+        ConfigurationError: it is none of these, or it has been used already.
+    """
+    if isinstance(optimizer, str):
+        try:
+            found = keras.optimizers.get(optimizer)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"The optimizer {optimizer!r} is not known to Keras.",
+                hint="Use a name such as 'adam', 'adamw' or 'sgd', or an optimizer of keras.optimizers.",
+            ) from error
+    elif isinstance(optimizer, keras.optimizers.Optimizer):
+        found = optimizer
+    elif isinstance(optimizer, type) or (callable(optimizer) and learning_rate is None):
+        found = optimizer()
+    elif callable(optimizer):
+        found = optimizer(learning_rate)
+    else:
+        raise ConfigurationError(
+            f"The optimizer is {optimizer!r}.",
+            hint="Give a name, an optimizer of keras.optimizers, its class, or a function of the rate.",
+        )
+    if not isinstance(found, keras.optimizers.Optimizer):
+        raise ConfigurationError(
+            f"{optimizer!r} gave {found!r}, which is no optimizer of keras.optimizers.",
+            hint="Give a function that returns a keras.optimizers.Optimizer.",
+        )
+    if found.built:
+        raise ConfigurationError(
+            f"The optimizer {found.name!r} has been used with a model already.",
+            hint="Give a new one, or a function that makes one.",
+        )
+    return found if learning_rate is None else with_settings(found, learning_rate=learning_rate)
+
+
+def rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
+    """Its rate: a float, or a Keras schedule."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return rate_of(optimizer.inner_optimizer)
+    rate = optimizer.get_config()["learning_rate"]
+    return keras.saving.deserialize_keras_object(rate) if isinstance(rate, dict) else float(rate)
+
+
+def with_settings(
+    optimizer: keras.optimizers.Optimizer, *, learning_rate: Any = None, accumulation: int | None = None
+) -> keras.optimizers.Optimizer:
+    """An optimizer of the same configuration but for what is given here.
+
+    Args:
+        optimizer: what it is like; it is left as it is.
+        learning_rate: a number or a Keras schedule.
+        accumulation: micro-batches in an update; 1 for none.
+
+    Raises:
+        ConfigurationError: the optimizer accumulates already, another number of micro-batches.
+    """
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        inner = with_settings(
+            optimizer.inner_optimizer, learning_rate=learning_rate, accumulation=accumulation
+        )
+        settings = optimizer.get_config()
+        return keras.optimizers.LossScaleOptimizer(
+            inner, settings["initial_scale"], settings["dynamic_growth_steps"]
+        )
+    config = optimizer.get_config()
+    if learning_rate is not None:
+        config["learning_rate"] = learning_rate
+    if accumulation is not None:
+        own = config.get("gradient_accumulation_steps")
+        if own not in (None, accumulation):
+            raise ConfigurationError(
+                f"The optimizer has gradient_accumulation_steps={own}, but {accumulation} are set here.",
+                hint="Leave it to one of the two.",
+            )
+        config["gradient_accumulation_steps"] = accumulation if accumulation > 1 else None
+    return type(optimizer).from_config(config)

@@ -1,0 +1,286 @@
+"""`Trainer` gives what Keras gives with the same settings by hand, under every strategy of one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import dtrain
+from dtrain.data.pipeline import Pipeline
+from dtrain.errors import ConfigurationError, DataError
+
+ROWS, CLASSES = 44, 3
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(ROWS, 6)).astype("float32")
+Y = RNG.integers(0, CLASSES, ROWS)
+LOSS = "sparse_categorical_crossentropy"
+
+
+def model_fn() -> keras.Model:
+    keras.utils.set_random_seed(5)
+    layers = keras.layers
+    return keras.Sequential(
+        [keras.Input((6,)), layers.Dense(8, "tanh"), layers.Dense(CLASSES, activation="softmax")]
+    )
+
+
+def trainer(**settings: Any) -> dtrain.Trainer:
+    return dtrain.Trainer(**{"strategy": "mirrored", "global_batch": 16, "seed": 3} | settings)
+
+
+def compiled(**settings: Any) -> dtrain.Trainer:
+    made = trainer(**settings)
+    made.compile(model_fn, optimizer="adam", learning_rate=0.01, loss=LOSS, metrics=["accuracy"])
+    return made
+
+
+def same(found: keras.Model, expected: keras.Model, rtol: float = 0.0, atol: float = 0.0) -> None:
+    for one, other in zip(found.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=rtol, atol=atol)
+
+
+# --- numbers
+
+# In 16 bits a sum over another number of rows is rounded otherwise: relative and absolute.
+TOLERANCE = {"float32": (2e-4, 1e-6), "mixed_float16": (5e-3, 5e-4), "mixed_bfloat16": (4e-2, 4e-3)}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "accumulation", "precision"),
+    [
+        ("mirrored", 2, "float32"),
+        ("mirrored", 1, "mixed_bfloat16"),
+        ("mirrored", 2, "mixed_float16"),
+        ("central_storage", 2, "float32"),
+    ],
+)
+def test_the_numbers_are_those_of_keras_on_one_device(
+    strategy: str, accumulation: int, precision: str
+) -> None:
+    """With the very batches: the data is a dataset, so that its order is known."""
+    micro = 16 // accumulation
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(micro)
+    made = compiled(strategy=strategy, accumulation=accumulation, precision=precision)
+    assert made.batches.micro_batch == micro
+    history = made.fit(data, data, epochs=2, verbose=0)
+
+    keras.utils.set_random_seed(3)
+    with dtrain.optim.precision(precision):
+        alone = dtrain.optim.float32_outputs(model_fn())
+        steps = accumulation if accumulation > 1 else None
+        optimizer = keras.optimizers.Adam(0.01, gradient_accumulation_steps=steps)
+        alone.compile(optimizer, LOSS, metrics=["accuracy"])
+    expected = alone.fit(data, validation_data=data, epochs=2, verbose=0)
+
+    rtol, atol = TOLERANCE[precision]
+    same(made.model, alone, rtol, atol)
+    assert set(history.history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+    for name, values in expected.history.items():
+        np.testing.assert_allclose(history.history[name], values, rtol=rtol)
+    assert int(made.model.optimizer.iterations) == int(alone.optimizer.iterations)
+    assert made.predict(X).dtype == np.float32
+
+
+def test_arrays_are_seen_once_an_epoch_in_another_order_each() -> None:
+    seen: list[np.ndarray] = []
+
+    class Noting(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, x: Any) -> Any:
+            tf.py_function(lambda rows: seen.append(rows.numpy().ravel()), [x], [])
+            return self.dense(x)
+
+    made = trainer(global_batch=8)
+    made.compile(Noting, optimizer="sgd", loss="mse", run_eagerly=False)
+    numbers = np.arange(21.0, dtype="float32")[:, None]
+    made.fit((numbers, numbers), epochs=1, verbose=0)
+    seen.clear()
+    made.fit((numbers, numbers), epochs=2, verbose=0)
+    rows = np.concatenate(seen)
+    assert sorted(rows[:21]) == sorted(rows[21:]) == list(range(21))
+    assert list(rows[:21]) != list(rows[21:])
+    assert list(rows[:21]) != list(range(21))
+
+
+def test_evaluate_and_predict_take_arrays_and_datasets() -> None:
+    made = compiled()
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)
+    by_arrays, by_dataset = made.evaluate((X, Y)), made.evaluate(data)
+    assert set(by_arrays) == {"loss", "accuracy"}
+    np.testing.assert_allclose(by_arrays["loss"], by_dataset["loss"], rtol=1e-5)
+    np.testing.assert_allclose(made.predict(X), made.predict(data), rtol=1e-5)
+    assert made.predict(X).shape == (ROWS, CLASSES)
+    pipeline = Pipeline((X, Y), batch=16, shuffle=False)
+    np.testing.assert_allclose(made.evaluate(pipeline)["loss"], by_arrays["loss"], rtol=1e-5)
+
+
+def test_a_strategy_itself_is_taken_too() -> None:
+    strategy = dtrain.MirroredStrategy()
+    assert trainer(strategy=strategy).strategy is strategy
+
+
+# --- rates
+
+
+@pytest.mark.parametrize(("scaling", "rate"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])
+def test_the_rate_is_scaled_from_the_base_batch(scaling: str, rate: float) -> None:
+    made = trainer(per_replica_batch=4, global_batch=16, scaling=scaling)
+    made.compile(model_fn, optimizer="sgd", learning_rate=0.1, loss=LOSS)
+    assert made.batches.accumulation == 2
+    assert made.learning_rate == pytest.approx(rate)
+    assert float(made.model.optimizer.learning_rate) == pytest.approx(rate)
+
+
+def test_warm_up_rises_from_the_unscaled_rate_and_counts_updates() -> None:
+    rates: list[float] = []
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: rates.append(float(made.model.optimizer.learning_rate))
+    )
+    made = trainer(
+        global_batch=16, per_replica_batch=4, scaling="linear", warmup_steps=2, base_batch=8, seed=1
+    )
+    made.compile(model_fn, optimizer=keras.optimizers.SGD(0.1, momentum=0.9), loss=LOSS)
+    made.fit((X, Y), epochs=1, callbacks=[note], verbose=0)  # 6 micro-batches of 8, so 3 updates
+    np.testing.assert_allclose(rates[:4], [0.125, 0.15, 0.175, 0.2], rtol=1e-5)
+    assert rates[4:] == pytest.approx([0.2] * (len(rates) - 4))
+    assert made.model.optimizer.get_config()["momentum"] == 0.9
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "adamw",
+        keras.optimizers.AdamW,
+        lambda rate: keras.optimizers.AdamW(rate),
+        keras.optimizers.AdamW(),
+    ],
+)
+def test_an_optimizer_in_any_form(optimizer: Any) -> None:
+    made = trainer(accumulation=2, per_replica_batch=4, global_batch=None)
+    made.compile(model_fn, optimizer=optimizer, learning_rate=0.02, loss=LOSS)
+    assert type(made.model.optimizer) is keras.optimizers.AdamW
+    assert made.model.optimizer.gradient_accumulation_steps == 2
+    assert float(made.model.optimizer.learning_rate) == pytest.approx(0.02)
+
+
+# --- the run directory, and going on
+
+
+def run(folder: Path, epochs: int, *, resume: bool = False, **settings: Any) -> tuple[Any, Any]:
+    made = compiled(run_dir=folder, **settings)
+    done = made.resume() if resume else 0
+    history = made.fit((X, Y), (X, Y), epochs=epochs, verbose=0)
+    return made, (done, history)
+
+
+def test_a_run_leaves_its_files_and_refuses_another(tmp_path: Path) -> None:
+    made, (_, history) = run(tmp_path / "run", 2)
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["status"] == "finished"
+    assert (record["global_batch"], record["per_replica_batch"], record["replicas"]) == (16, 8, 2)
+    assert record["final_metrics"]["val_loss"] == pytest.approx(history.history["val_loss"][-1])
+    for name in ("model.keras", "metrics.csv", "curves.png", "tensorboard"):
+        assert (tmp_path / "run" / name).exists(), name
+    loaded = keras.models.load_model(tmp_path / "run" / "model.keras")
+    same(loaded, made.model)
+
+    before = (tmp_path / "run" / "run.json").read_bytes()
+    with pytest.raises(ConfigurationError, match="holds another run"):
+        run(tmp_path / "run", 1)
+    assert (tmp_path / "run" / "run.json").read_bytes() == before
+
+
+def test_a_resumed_run_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:
+    whole, (_, expected) = run(tmp_path / "whole", 4, accumulation=2)
+    run(tmp_path / "parts", 2, accumulation=2, resume=True)  # there is nothing to go on from, so it begins
+    assert len(list((tmp_path / "parts" / "backups").iterdir())) == 2
+    made, (done, history) = run(tmp_path / "parts", 4, accumulation=2, resume=True)
+    assert done == 2
+    same(made.model, whole.model)
+    assert history.history.keys() >= expected.history.keys()
+    for name in expected.history:
+        if name != "examples_per_second":
+            np.testing.assert_array_equal(history.history[name], expected.history[name])
+    assert history.epoch == [0, 1, 2, 3]
+    assert len((tmp_path / "parts" / "metrics.csv").read_text().splitlines()) == 5
+
+    # A run that is done already has nothing left to train.
+    again, (done, history) = run(tmp_path / "parts", 4, accumulation=2, resume=True)
+    assert (done, len(history.history["loss"])) == (4, 4)
+    same(again.model, whole.model)
+
+
+def test_a_run_is_gone_on_with_as_what_it_was(tmp_path: Path) -> None:
+    run(tmp_path / "run", 1)
+    for settings, said in (
+        ({"global_batch": 32}, "had global_batch 16, but now it is 32"),
+        ({"precision": "mixed_bfloat16"}, "had precision 'float32'"),
+        ({"seed": 4}, "had seed 3"),
+    ):
+        made = compiled(run_dir=tmp_path / "run", **settings)
+        with pytest.raises(ConfigurationError, match=said):
+            made.resume()
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"strategy": "mirored"}, "mirrored"),
+        ({"precision": "float8"}, r"precision='float8'"),
+        ({"scaling": "cubic"}, r"scaling='cubic'"),
+        ({"global_batch": 17}, "no multiple of 2"),
+        ({"warmup_steps": -1}, "warmup_steps is -1"),
+        ({"base_batch": 0}, "base_batch=0"),
+    ],
+)
+def test_settings_that_cannot_be_used(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        trainer(**settings)
+
+
+def test_calls_that_cannot_work(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"Call trainer\.compile"):
+        trainer().fit((X, Y))
+    made = compiled()
+    with pytest.raises(ConfigurationError, match="no run directory"):
+        made.resume()
+    with pytest.raises(ConfigurationError, match="epochs is 0"):
+        made.fit((X, Y), epochs=0)
+    with pytest.raises(DataError, match="single examples"):
+        made.fit(tf.data.Dataset.from_tensor_slices((X, Y)))
+    with pytest.raises(
+        ConfigurationError, match=r"batches of 11, but 8 examples on each of 2 replicas make 16"
+    ):
+        made.fit(tf.data.Dataset.from_tensor_slices((X, Y)).batch(11, drop_remainder=True))
+    with pytest.raises(ConfigurationError, match="batches of 4"):
+        made.fit(Pipeline((X, Y), batch=4))
+    with pytest.raises(ConfigurationError, match=r"'adamm' is not known"):
+        trainer().compile(model_fn, optimizer="adamm", loss=LOSS)
+    with pytest.raises(ConfigurationError, match="has been used"):
+        trainer().compile(model_fn, optimizer=_used(), loss=LOSS)
+    with pytest.raises(ConfigurationError, match="schedule CosineDecay, but scaling is 'linear'"):
+        trainer(scaling="linear").compile(
+            model_fn, learning_rate=keras.optimizers.schedules.CosineDecay(0.1, 10), loss=LOSS
+        )
+    with pytest.raises(ConfigurationError, match="Leave it to one"):
+        trainer(accumulation=2).compile(
+            model_fn, optimizer=keras.optimizers.SGD(gradient_accumulation_steps=3), loss=LOSS
+        )
+
+
+def _used() -> keras.optimizers.Optimizer:
+    optimizer = keras.optimizers.SGD()
+    optimizer.build([keras.Variable(1.0)])
+    return optimizer

@@ -1,0 +1,46 @@
+"""Global batch = per-replica batch x accumulation x replicas."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtrain.errors import ConfigurationError
+from dtrain.optim.batches import Batches, plan_batches
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, (32, 1)),
+        ({"accumulation": 3}, (32, 3)),
+        ({"per_replica": 5}, (5, 1)),
+        ({"global_batch": 48}, (24, 1)),
+        ({"global_batch": 48, "accumulation": 4}, (6, 4)),
+        ({"global_batch": 48, "per_replica": 8}, (8, 3)),
+        ({"per_replica": 8, "accumulation": 3}, (8, 3)),
+        ({"global_batch": 48, "per_replica": 8, "accumulation": 3}, (8, 3)),
+    ],
+)
+def test_any_two_decide_the_third(given: dict[str, int], expected: tuple[int, int]) -> None:
+    found = plan_batches(replicas=2, **given)
+    assert found == Batches(per_replica=expected[0], accumulation=expected[1], replicas=2)
+    assert found.micro_batch == expected[0] * 2
+    assert found.global_batch == found.micro_batch * expected[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"global_batch": 0}, r"global batch is 0.*below 1"),
+        ({"per_replica": -1}, r"per-replica batch is -1"),
+        ({"accumulation": 0}, r"accumulation is 0"),
+        ({"global_batch": 33}, r"global batch is 33, which 2 replicas cannot share(.|\n)*32 or 34"),
+        ({"global_batch": 1}, r"Set it to 2, or"),
+        ({"global_batch": 32, "accumulation": 3}, r"accumulation of 3 on 2 replicas(.|\n)*30 or 36"),
+        ({"global_batch": 36, "per_replica": 8}, r"per-replica batch of 8 on 2 replicas(.|\n)*32 or 48"),
+        ({"global_batch": 48, "per_replica": 8, "accumulation": 2}, r"makes 32(.|\n)*accumulation is 3"),
+    ],
+)
+def test_what_does_not_fit(given: dict[str, int], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        plan_batches(replicas=2, **given)
