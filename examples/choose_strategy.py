@@ -45,7 +45,14 @@ def train(strategy: Any) -> dict[str, float]:
     return {"loss": model.evaluate(data, verbose=0)}
 
 
+def grow_memory() -> None:
+    """Take a GPU's memory as it is needed, and not all at once: others may use it. Before any strategy."""
+    for gpu in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, True)
+
+
 def main(*names: str) -> dict[str, Any]:
+    grow_memory()
     strategies = {
         name: dtrain.strategy(name) for name in names or ("mirrored", "central_storage", "auto", "default")
     }

@@ -1,4 +1,4 @@
-"""Watch a training: TensorBoard with histograms and a profile, a CSV file, a rate that falls on a plateau.
+"""Watch a training: TensorBoard with histograms and a profile, a CSV file, curves, a rate that falls.
 
 Run `python examples/monitoring.py [STRATEGY [DIRECTORY]]`, then `tensorboard --logdir DIRECTORY`; or run it
 under `dtrain launch --workers 2`.
@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 import dtrain
+from dtrain import monitor
 
 
 def main(strategy_name: str = "auto", directory: str | None = None, epochs: int = 4) -> dict[str, Any]:
@@ -55,7 +56,9 @@ def main(strategy_name: str = "auto", directory: str | None = None, epochs: int 
         for row in rows:
             loss, validation = float(row["loss"]), float(row["val_loss"])
             print(f"epoch {row['epoch']}: loss {loss:.3f}, validation {validation:.3f}")
-        print(f"tensorboard --logdir {out / 'tensorboard'}")
+        print(f"the loss fell by {history.history['loss'][0] - history.history['loss'][-1]:.3f}")
+        monitor.plot_curves(history.history, out / "curves.png", title="monitoring")
+        print(f"curves in {out / 'curves.png'}; tensorboard --logdir {out / 'tensorboard'}")
     return {
         "losses": history.history["loss"],
         "rows": len(rows),

@@ -379,6 +379,7 @@ def run_example(name: str, strategy: str, out: Path) -> Report:
         "checkpoints": [strategy, str(out)],
         "tpu": [],
         "choose_strategy": [],
+        "multi_worker_by_hand": [],
     }
     found = module.main(*arguments.get(path.stem, [strategy]))
     weights = found.pop("weights", None)
