@@ -41,6 +41,7 @@ def _install() -> None:
         optimizer,
         rematerialization,
         seeds,
+        sharded_state,
         tables,
         variables,
     )
@@ -69,6 +70,10 @@ def _install() -> None:
     replace(keras.LOSS_SCALE_TF_APPLY, optimizer.make_tf_apply)
     replace(keras.MULTI_OPTIMIZER_APPLY, optimizer.make_apply)
     replace(keras.OPTIMIZER_REDUCE, optimizer.make_reduce)
+    replace(keras.OPTIMIZER_ADD_SLOT, sharded_state.make_add_slot)
+    replace(keras.OPTIMIZER_UPDATE, sharded_state.make_update)
+    replace(keras.OPTIMIZER_SAVE, sharded_state.make_save_own)
+    replace(keras.OPTIMIZER_LOAD, sharded_state.make_load_own)
     replace(keras.VARIABLE_ASSIGN_ADD, lambda f: variables.make_assign_change(f, "assign_add"))
     replace(keras.VARIABLE_ASSIGN_SUB, lambda f: variables.make_assign_change(f, "assign_sub"))
     replace(keras.SEED_NEXT, seeds.make_next)

@@ -23,6 +23,7 @@ from dtrain.keras_engine.context import (
 from dtrain.keras_engine.gradients import reduce_gradients
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
 from dtrain.keras_engine.scope import check_same_strategy
+from dtrain.keras_engine.sharded_state import hand_out
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -100,7 +101,9 @@ def _apply_in_replica(
     grads = _reduced(grads, targets)
     if not layout.central:
         with local_update():
-            return original(optimizer, grads, variables)
+            original(optimizer, grads, variables)
+        hand_out(optimizer, [v for v, g in zip(targets, grads, strict=True) if g is not None])
+        return None
 
     # One copy of the weights: the update runs once, for all replicas.
     present = [g for g in grads if g is not None]
@@ -165,6 +168,7 @@ def _apply_across(
         found = iter(each)
         with local_update():
             original(optimizer, [None if g is None else next(found) for g in grads], variables)
+        hand_out(optimizer, [v for v, g in zip(targets, grads, strict=True) if g is not None])
 
     strategy.extended.call_for_each_replica(alike, args=tuple(g for g in grads if g is not None))
     return None

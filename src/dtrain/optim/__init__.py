@@ -5,6 +5,7 @@ from dtrain.optim.precision import float32_outputs, precision, precision_policy
 from dtrain.optim.rates import scaled_rate
 from dtrain.optim.rematerialize import rematerialize
 from dtrain.optim.schedules import WarmUp, cosine_restarts
+from dtrain.optim.sharded_state import shard_state
 from dtrain.optim.smoothing import SparseLabelSmoothing
 
 __all__ = [
@@ -17,4 +18,5 @@ __all__ = [
     "precision_policy",
     "rematerialize",
     "scaled_rate",
+    "shard_state",
 ]

@@ -158,6 +158,24 @@ OPTIMIZER_REDUCE = Reach(
     signature="(self, grads_and_vars)",
     reason="gradients that are reduced already must not be reduced again",
 )  # fmt: skip
+OPTIMIZER_ADD_SLOT = Reach(
+    module=_TF_OPTIMIZER, owner="TFOptimizer", name="add_variable_from_reference",
+    signature="(self, reference_variable, name=None, initializer='zeros')",
+    reason="state that is divided over the replicas is made by one of them only",
+)  # fmt: skip
+OPTIMIZER_UPDATE = Reach(
+    module=_TF_OPTIMIZER, owner="TFOptimizer", name="_backend_update_step",
+    signature="(self, grads, trainable_variables, learning_rate)",
+    reason="the one place behind clipping and accumulation where weights can be left to their owners",
+)  # fmt: skip
+OPTIMIZER_SAVE = Reach(
+    module=_OPTIMIZER, owner="BaseOptimizer", name="save_own_variables", signature="(self, store)",
+    reason="divided state is gathered before it is written",
+)  # fmt: skip
+OPTIMIZER_LOAD = Reach(
+    module=_OPTIMIZER, owner="BaseOptimizer", name="load_own_variables", signature="(self, store)",
+    reason="of divided state each process takes what it keeps",
+)  # fmt: skip
 VARIABLE_ASSIGN_ADD = Reach(
     module="keras.src.backend.common.variables", owner="Variable", name="assign_add",
     signature="(self, value)",

@@ -296,6 +296,22 @@ def unnamed_variable_handle(dtype: Any, shape: Any) -> Any:
     return tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=name, container="")
 
 
+def variable_on(device: str, value: Any, dtype: Any, name: str | None) -> Any:
+    """A plain variable on one device, also inside the scope of a strategy.
+
+    Args:
+        device: its name.
+        value: an array, or a function that gives one.
+        dtype: of the variable.
+        name: of the variable.
+    """
+    import tensorflow as tf
+    from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+    with tf.device(device):
+        return ResourceVariable(value, trainable=False, dtype=dtype, name=name)
+
+
 def not_recording() -> Any:
     """While it is entered, no tape notes what is computed; variables that are read are still noticed."""
     from tensorflow.python.eager import record

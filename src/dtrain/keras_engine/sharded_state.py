@@ -1,0 +1,278 @@
+"""An optimizer's state divided over the replicas: one of them keeps a weight's state and computes its update.
+
+Gradients are summed as ever, so clipping and loss scaling see all of them; then each weight is updated by
+its owner, and the others are given the result. Which optimizers may be divided is for the caller to say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from dtrain.errors import PeerMissingError
+from dtrain.keras_engine.context import all_reduce_sum, local_update, underlying
+from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
+from dtrain.keras_engine.talk import exchange
+from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import tensorflow as upstream_tf
+
+SAVE_SECONDS = 60.0
+_AT_ONCE = 64 * 2**20  # bytes that are gathered together when saving
+_SAVING = "saving divided state"
+_ACCUMULATOR = "gradient_accumulator"  # Keras' name of it: sums of gradients are not divided
+
+
+@dataclass
+class Division:
+    """Who keeps the state of which weight.
+
+    Attributes:
+        strategy: the optimizer's.
+        layout: the strategy's.
+        owners: a replica's global number for each weight, in the optimizer's order; [] until it is built.
+        slots: owner of each divided variable of the optimizer, by its id.
+    """
+
+    strategy: Any
+    layout: ReplicaLayout
+    owners: list[int]
+    slots: dict[int, int]
+
+    def is_here(self, owner: int) -> bool:
+        """Whether a replica is one of this process."""
+        return 0 <= owner - self.layout.first_replica < self.layout.local_replicas
+
+    def is_this_replica(self, owner: int) -> bool:
+        """Whether a replica is the one whose code runs."""
+        return owner == self.layout.first_replica + upstream_tf.local_replica_index()
+
+    def device(self, owner: int) -> str:
+        """Where a replica of this process computes."""
+        return str(self.strategy.extended.worker_devices[owner - self.layout.first_replica])
+
+
+_divided: weakref.WeakKeyDictionary[Any, Division] = weakref.WeakKeyDictionary()
+
+
+def divide(optimizer: Any) -> bool:
+    """Has the state of an optimizer that is not built yet divided when it is.
+
+    Returns:
+        Whether there is anything to divide: several replicas, each with a copy of its own.
+    """
+    strategy = upstream_keras.strategy_of_optimizer(optimizer)
+    layout = layout_of(strategy)
+    if layout is None or layout.replicas == 1 or layout.central:
+        return False
+    _divided[optimizer] = Division(strategy=strategy, layout=layout, owners=[], slots={})
+    return True
+
+
+def owners_of(sizes: Sequence[int], replicas: int) -> list[int]:
+    """Gives each weight to the replica that has least so far, large ones first.
+
+    Args:
+        sizes: bytes of each weight.
+        replicas: how many there are.
+    """
+    load = [0] * replicas
+    owners = [0] * len(sizes)
+    for number in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        owners[number] = min(range(replicas), key=lambda r: (load[r], r))
+        load[owners[number]] += sizes[number]
+    return owners
+
+
+def make_add_slot(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of an optimizer's `add_variable_from_reference`: made where the owner is."""
+
+    def add_variable_from_reference(
+        self: Any, reference_variable: Any, name: str | None = None, initializer: Any = "zeros"
+    ) -> Any:
+        division = _divided.get(self)
+        if division is None or name == _ACCUMULATOR:
+            return original(self, reference_variable, name=name, initializer=initializer)
+        if not division.owners:
+            sizes = [_bytes(variable) for variable in upstream_keras.trainable_variables_of(self)]
+            division.owners = owners_of(sizes, division.layout.replicas)
+        owner = division.owners[upstream_keras.number_of_variable(self, reference_variable)]
+        with _made_by(division, owner):
+            made = original(self, reference_variable, name=name, initializer=initializer)
+        division.slots[id(made)] = owner
+        return made
+
+    return add_variable_from_reference
+
+
+def make_update(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of what updates the weights, given all gradients: a replica updates its own."""
+
+    def _backend_update_step(self: Any, grads: Any, trainable_variables: Any, learning_rate: Any) -> Any:
+        division = _divided.get(self)
+        if division is None or not division.owners:
+            return original(self, grads, trainable_variables, learning_rate)
+        mine = [
+            (gradient, variable)
+            for gradient, variable in zip(grads, trainable_variables, strict=True)
+            if division.is_this_replica(division.owners[upstream_keras.number_of_variable(self, variable)])
+        ]
+        if not mine:
+            return None
+        return original(self, [g for g, _ in mine], [v for _, v in mine], learning_rate)
+
+    return _backend_update_step
+
+
+def hand_out(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Gives every replica the weights that others have updated; must be called in a replica, outside of cond.
+
+    Args:
+        optimizer: whose update it was.
+        variables: those that it was given gradients for.
+    """
+    found = _division_of(optimizer)
+    if found is None:
+        return
+    division, inner = found
+    owners = [division.owners[upstream_keras.number_of_variable(inner, v)] for v in variables]
+    weights = [underlying(variable) for variable in variables]
+    if division.layout.workers > 1:
+        _hand_out_between_workers(division, weights, owners)
+        return
+
+    def copy(strategy: Any) -> None:
+        for weight, owner in zip(weights, owners, strict=True):
+            each = strategy.experimental_local_results(weight)
+            value = each[owner].read_value()
+            for replica, component in enumerate(each):
+                if replica != owner:
+                    with tf.device(component.device):
+                        component.assign(value)
+
+    tf.distribute.get_replica_context().merge_call(copy)
+
+
+def _hand_out_between_workers(division: Division, weights: list[Any], owners: list[int]) -> None:
+    # What others own is sent as zeros, so the sum is the owner's value to the bit.
+    mine = [division.is_this_replica(owner) for owner in owners]
+    values = [
+        weight.read_value() if own else tf.zeros(weight.shape, weight.dtype)
+        for weight, own in zip(weights, mine, strict=True)
+    ]
+    with local_update():
+        for weight, own, value in zip(weights, mine, all_reduce_sum(values), strict=True):
+            if not own:
+                weight.assign(value)
+
+
+def make_save_own(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of an optimizer's `save_own_variables`: the whole state, from all workers."""
+
+    def save_own_variables(self: Any, store: Any) -> Any:
+        found = _division_of(self)
+        if found is None or found[0].layout.workers == 1:
+            return original(self, store)
+        division = found[0]
+        _meet_to_save(division.layout)
+        variables = list(self.variables)
+        whole = _gathered(division, [v for v in variables if id(v) in division.slots])
+        for i, variable in enumerate(variables):
+            store[str(i)] = next(whole) if id(variable) in division.slots else variable.numpy()
+        return None
+
+    return save_own_variables
+
+
+def make_load_own(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of an optimizer's `load_own_variables`: of divided state what this process keeps."""
+
+    def load_own_variables(self: Any, store: Any) -> Any:
+        found = _division_of(self)
+        if found is None or len(store.keys()) != len(self.variables):
+            return original(self, store)
+        division = found[0]
+        for i, variable in enumerate(self.variables):
+            owner = division.slots.get(id(variable))
+            if owner is None or division.is_here(owner):
+                variable.assign(store[str(i)])
+        return None
+
+    return load_own_variables
+
+
+def _meet_to_save(layout: ReplicaLayout) -> None:
+    """Waits for all workers to save; a gathering that some do not join would hang."""
+    missing = ""
+    try:
+        if set(exchange(layout, _SAVING, timeout=SAVE_SECONDS)) != {_SAVING}:
+            missing = "another worker is doing something else"
+    except PeerMissingError as error:
+        missing = error.message
+    if missing:
+        raise PeerMissingError(
+            "A model whose optimizer state is divided over the workers must be saved by all of them: "
+            f"{missing}",
+            hint="call save in every worker (each writes the whole model, to the same path if you like); "
+            "ModelCheckpoint does, BackupAndRestore does not",
+        )
+
+
+def _gathered(division: Division, slots: list[Any]) -> Iterator[Any]:
+    """The whole values of divided variables, as NumPy arrays, some at a time."""
+    group: list[Any] = []
+    for i, slot in enumerate(slots):
+        group.append(slot)
+        if sum(map(_bytes, group)) >= _AT_ONCE or i == len(slots) - 1:
+            yield from _gather(division, group)
+            group = []
+
+
+def _gather(division: Division, slots: list[Any]) -> list[Any]:
+    strategy = division.strategy
+
+    def in_replica() -> Any:
+        return all_reduce_sum(
+            [
+                tf.convert_to_tensor(upstream_keras.value_of(slot))
+                if division.is_this_replica(division.slots[id(slot)])
+                else tf.zeros(slot.shape, slot.dtype)
+                for slot in slots
+            ]
+        )
+
+    gather = tf.function(lambda: strategy.run(in_replica), autograph=False)
+    return [strategy.experimental_local_results(value)[0].numpy() for value in gather()]
+
+
+def _division_of(optimizer: Any) -> tuple[Division, Any] | None:
+    """The division of an optimizer, or of the one that loss scaling wraps, with the optimizer itself."""
+    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        division = _divided.get(each) if each is not None else None
+        if division is not None and division.owners:
+            return division, each
+    return None
+
+
+@contextlib.contextmanager
+def _made_by(division: Division, owner: int) -> Iterator[None]:
+    """Variables made within it exist once, on the owner's device; in other processes they are empty."""
+
+    def create(_: Any, **kwargs: Any) -> Any:
+        value = kwargs["initial_value"]
+        if not division.is_here(owner):
+            value = np.zeros([0], tf.as_dtype(kwargs["dtype"]).as_numpy_dtype)
+            return upstream_tf.variable_on("CPU:0", value, kwargs["dtype"], kwargs.get("name"))
+        return upstream_tf.variable_on(division.device(owner), value, kwargs["dtype"], kwargs.get("name"))
+
+    with tf.variable_creator_scope(create):
+        yield
+
+
+def _bytes(variable: Any) -> int:
+    return int(np.prod(variable.shape, dtype=np.int64)) * int(tf.as_dtype(variable.dtype).size)

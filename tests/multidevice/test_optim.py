@@ -1,0 +1,333 @@
+"""Schedules, losses, precision, rematerialization and divided state on two replicas, against one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import dtrain
+from dtrain.errors import ConfigurationError
+from dtrain.keras_engine.sharded_state import owners_of
+from dtrain.optim import (
+    SparseLabelSmoothing,
+    cosine_restarts,
+    float32_outputs,
+    precision,
+    rematerialize,
+    scaled_rate,
+    shard_state,
+)
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(28, 6)).astype("float32")  # the last batch is one of 4, after two of 12
+LABELS = RNG.integers(0, 3, 28)
+WEIGHTS = np.linspace(0.5, 2, 28)
+Maker = Callable[[], Any]
+
+
+@keras.saving.register_keras_serializable(package="test")
+class Block(layers.Layer):  # type: ignore[misc]
+    """Draws, keeps moving statistics, and relies on `training` being passed on to what is in it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.parts = [layers.Dense(6, "tanh"), layers.BatchNormalization(), layers.Dropout(0.4, seed=1)]
+
+    def call(self, x: Any) -> Any:
+        inner = x
+        for part in self.parts:
+            inner = part(inner)
+        return x + inner
+
+
+class Subclassed(keras.Model):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.scores = layers.Dense(5, "tanh"), layers.Dense(3, "softmax")
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        return self.scores(self.hidden(x))
+
+
+def small() -> keras.Model:
+    return keras.Sequential(
+        [keras.Input((6,)), layers.Dense(5, "tanh"), layers.Dense(4, "tanh"), layers.Dense(3, "softmax")]
+    )
+
+
+def unbuilt() -> keras.Model:
+    return keras.Sequential([layers.Dense(5, "tanh"), layers.Dense(3), layers.Softmax(), layers.Reshape([3])])
+
+
+def functional() -> keras.Model:
+    inputs = keras.Input((6,))
+    scores = layers.Dense(3)(layers.Dense(5, "tanh")(inputs))
+    return keras.Model(inputs, layers.Reshape([3])(keras.ops.softmax(scores + 0.5)))
+
+
+def blocks() -> keras.Model:
+    inputs = keras.Input((6,))
+    nested = keras.Sequential([keras.Input((6,)), layers.Dense(6, "relu"), layers.Dropout(0.3, seed=2)])
+    return keras.Model(inputs, layers.Dense(3, "softmax")(nested(Block()(inputs))))
+
+
+def train(
+    strategy: Any,
+    model: Maker,
+    optimizer: Maker,
+    *,
+    word: str = "float32",
+    remat: dict[str, Any] | None = None,
+    loss: Any = None,
+    weighted: bool = False,
+    **options: Any,
+) -> tuple[keras.Model, list[Any]]:
+    """A model that was trained for two epochs, and all that it became."""
+    keras.utils.set_random_seed(3)
+    with strategy.scope(), precision(word):
+        with rematerialize(**(remat or {"mode": "none"})):
+            made = float32_outputs(model())
+        made.compile(optimizer(), loss or "sparse_categorical_crossentropy", metrics=["accuracy"], **options)
+    history = made.fit(
+        X,
+        LABELS,
+        sample_weight=WEIGHTS if weighted else None,
+        batch_size=12,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+    ).history
+    return made, [history["loss"], history["accuracy"], *made.get_weights()]
+
+
+def alike(found: list[Any], expected: list[Any], **tolerance: float) -> None:
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, **({"rtol": 2e-4, "atol": 2e-6} | tolerance))
+
+
+@pytest.fixture(scope="module")
+def two() -> Any:
+    strategy = dtrain.strategy("mirrored")
+    assert strategy.num_replicas_in_sync == 2
+    return strategy
+
+
+ONE = tf.distribute.get_strategy()
+
+
+def adam(**options: Any) -> keras.optimizers.Optimizer:
+    return keras.optimizers.Adam(0.02, epsilon=1e-3, **options)
+
+
+def sgd(**options: Any) -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.1, momentum=0.9, **options)
+
+
+def restarts() -> Any:
+    rate = scaled_rate(0.01, batch=24, base_batch=6)
+    return cosine_restarts(rate, 2, growth=1.0, warmup=2, start=0.01)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: keras.optimizers.AdamW(restarts(), weight_decay=0.05, epsilon=1e-3),
+        lambda: keras.optimizers.SGD(restarts(), momentum=0.9),
+    ],
+    ids=["adamw", "sgd"],
+)
+def test_warm_up_and_restarts_give_the_numbers_of_one_device(two: Any, optimizer: Maker) -> None:
+    _, expected = train(ONE, small, optimizer)
+    model, found = train(two, small, optimizer)
+    alike(found, expected)
+    assert float(model.optimizer.learning_rate) == pytest.approx(float(restarts()(6)))
+
+
+def test_smoothed_labels_on_two_replicas(two: Any) -> None:
+    _, expected = train(ONE, small, sgd, loss=SparseLabelSmoothing(0.2), weighted=True)
+    alike(train(two, small, sgd, loss=SparseLabelSmoothing(0.2), weighted=True)[1], expected)
+    one_hot = keras.losses.CategoricalCrossentropy(label_smoothing=0.2)
+    loss = one_hot(np.eye(3)[LABELS], small()(X))
+    assert float(SparseLabelSmoothing(0.2)(LABELS, small()(X))) != pytest.approx(float(loss), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("model", "computing"),
+    [
+        (unbuilt, ["float16", "float16", "float32", "float32"]),
+        (functional, ["float16", "float32", "float32"]),
+        (Subclassed, ["float16", "float16"]),
+    ],
+)
+def test_half_precision_has_whole_outputs(model: Maker, computing: list[str]) -> None:
+    before = keras.config.dtype_policy().name
+    with precision("float16"):
+        made = float32_outputs(model())
+    assert keras.config.dtype_policy().name == before
+    assert made(X[:2]).dtype == tf.float32
+    kept = [layer.compute_dtype for layer in made.layers if not isinstance(layer, layers.InputLayer)]
+    assert kept == computing
+    assert {weight.dtype for weight in made.weights} == {"float32"}
+
+
+def test_half_precision_on_two_replicas(two: Any) -> None:
+    made, found = train(two, Subclassed, sgd, word="float16", loss=SparseLabelSmoothing(0.1))
+    assert isinstance(made.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert made.predict(X[:2], verbose=0).dtype == np.float32
+    alike(found, train(ONE, Subclassed, sgd, word="float16", loss=SparseLabelSmoothing(0.1))[1], rtol=1e-2)
+
+
+def test_half_precision_without_scaling(tmp_path: Path) -> None:
+    made, _ = train(ONE, small, sgd, word="bfloat16")
+    assert isinstance(made.optimizer, keras.optimizers.SGD)
+    made.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert [layer.compute_dtype for layer in loaded.layers] == ["bfloat16", "bfloat16", "float32"]
+    np.testing.assert_array_equal(loaded.predict(X, verbose=0), made.predict(X, verbose=0))
+
+
+def test_outputs_of_a_model_of_models_and_wrappers() -> None:
+    with precision("float16"):
+        inner = keras.Sequential([keras.Input((3, 6)), layers.TimeDistributed(layers.Dense(2))])
+        inputs = keras.Input((3, 6))
+        both = float32_outputs(keras.Model(inputs, [inner(inputs), Block()(inputs)]))
+    found = both(RNG.normal(size=(2, 3, 6)))
+    assert [value.dtype for value in found] == [tf.float32, tf.float32]
+    assert inner.layers[-1].layer.compute_dtype == "float32"
+    assert both.layers[-1].parts[0].compute_dtype == "float16"
+    assert both.dtype_policy.name == "mixed_float16"
+
+
+def test_layers_that_are_computed_again_give_the_same_numbers(two: Any) -> None:
+    _, expected = train(two, blocks, sgd)
+    alike(train(two, blocks, sgd, remat={"mode": "full"})[1], expected, rtol=1e-5)
+
+
+def kept_tensors(mode: str) -> int:
+    """How many of the forward pass' activations the backward pass takes."""
+    keras.utils.set_random_seed(3)
+    with rematerialize(mode):
+        model = keras.Sequential([keras.Input((6,)), Block(), layers.Dense(1)])
+    forward: list[int] = []
+
+    @tf.function
+    def gradients(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x, training=True))
+        forward.append(len(x.graph.get_operations()))
+        return tape.gradient(loss, model.trainable_variables)
+
+    operations = gradients.get_concrete_function(tf.TensorSpec((4, 6))).graph.get_operations()
+    made = {t.name for op in operations[: forward[0]] for t in op.outputs if t.shape == (4, 6)}
+    return len(made & {t.name for op in operations[forward[0] :] for t in op.inputs})
+
+
+def test_layers_that_are_computed_again_keep_nothing_of_their_inside() -> None:
+    everything, little = kept_tensors("none"), kept_tensors("full")
+    assert (everything, little) == (4, 2)  # of the block only what goes in and what comes out
+
+
+def test_layers_that_cannot_be_computed_again_are_refused(two: Any) -> None:
+    def writing() -> keras.Model:
+        return keras.Sequential([layers.SpectralNormalization(layers.Dense(4)), layers.Dense(3, "softmax")])
+
+    def adding() -> keras.Model:
+        inner = keras.Sequential([keras.Input((6,)), layers.Dense(4, activity_regularizer="l2")])
+        inputs = keras.Input((6,))
+        return keras.Model(inputs, layers.Dense(3, "softmax")(inner(inputs)))
+
+    with pytest.raises(ConfigurationError, match=r"writes to its weight.*kernel"):
+        train(two, writing, sgd, remat={"mode": "full"})
+    with pytest.raises(ConfigurationError, match=r"adds a loss"):
+        train(ONE, adding, sgd, remat={"mode": "full"})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mode": "fall"}, r"mode='fall'.*\n.*did you mean 'full'"),
+        ({"mode": "larger_than"}, r"without size"),
+        ({"mode": "layers"}, r"without layers"),
+        ({"mode": "layers", "layers": "dense"}, r"one string"),
+        ({"mode": "full", "size": 3}, r"mode='full' does not use it"),
+    ],
+)
+def test_what_rematerialize_is_not_told_well(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said), rematerialize(**options):
+        pass
+
+
+def test_weights_are_given_out_evenly_and_always_alike() -> None:
+    sizes = [400, 10, 300, 10, 100]
+    owners = owners_of(sizes, 2)
+    assert owners == [0, 0, 1, 1, 1]
+    assert owners_of(sizes, 1) == [0] * 5
+    assert owners_of([], 3) == []
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [
+        (
+            lambda: keras.optimizers.AdamW(
+                0.02, weight_decay=0.1, epsilon=1e-3, global_clipnorm=0.3, gradient_accumulation_steps=2
+            ),
+            {},
+        ),
+        (sgd, {"word": "float16"}),
+    ],
+    ids=["adamw", "sgd"],
+)
+def test_divided_state_gives_the_same_bits(two: Any, optimizer: Maker, options: dict[str, Any]) -> None:
+    _, whole = train(two, small, optimizer, **options)
+    model, found = train(two, small, lambda: shard_state(optimizer()), **options)
+    for one, other in zip(found, whole, strict=True):
+        np.testing.assert_array_equal(one, other)
+    inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    slots = [v.value for v in inner.variables if "momentum" in v.name or "velocity" in v.name]
+    assert not any(isinstance(slot, tf.distribute.DistributedValues) for slot in slots)
+    assert {slot.device[-1] for slot in slots} == {"0", "1"}
+    copies = [two.experimental_local_results(weight.value) for weight in model.trainable_variables]
+    for first, second in copies:
+        np.testing.assert_array_equal(first.numpy(), second.numpy())
+
+
+def test_divided_state_is_saved_whole(two: Any, tmp_path: Path) -> None:
+    sharded, _ = train(two, small, lambda: shard_state(adam()))
+    sharded.save(tmp_path / "model.keras")
+    sharded.save_weights(tmp_path / "model.weights.h5")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    alone, _ = train(ONE, small, adam)
+    alike([v.numpy() for v in loaded.optimizer.variables], [v.numpy() for v in alone.optimizer.variables])
+    sharded.optimizer.variables[2].assign(tf.zeros_like(sharded.optimizer.variables[2]))
+    sharded.load_weights(tmp_path / "model.weights.h5")
+    steps = {"batch_size": 12, "shuffle": False, "verbose": 0}
+    expected = alone.fit(X, LABELS, **steps).history["loss"]
+    for model in (loaded, sharded):
+        alike([model.fit(X, LABELS, **steps).history["loss"]], [expected])
+
+
+def test_state_that_cannot_be_divided(two: Any) -> None:
+    with two.scope():
+        used = adam()
+        used.build(small().trainable_variables)
+        for optimizer, said in (
+            (keras.optimizers.Adafactor(0.1), "Adafactor, whose state cannot be divided"),
+            (adam(use_ema=True), "use_ema=True"),
+            (used, "has its state already"),
+        ):
+            with pytest.raises(ConfigurationError, match=said):
+                shard_state(optimizer)
+
+
+def test_one_device_has_nothing_to_divide() -> None:
+    optimizer = shard_state(adam())
+    optimizer.build(small().trainable_variables)
+    assert [len(tuple(slot.shape)) for slot in optimizer.variables[2:6]] == [2, 2, 1, 1]
