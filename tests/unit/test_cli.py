@@ -12,6 +12,8 @@ import pytest
 
 from dtrain import cli
 from dtrain.errors import ConfigurationError
+from dtrain.recipes import RECIPES, RecipeOptions
+from dtrain.recipes.catalogue import SyntheticOptions, TextCsvOptions
 
 IN_FRESH_PYTHON = """
 import sys
@@ -94,6 +96,132 @@ def test_bad_arguments_give_a_message_and_2(
     shown = capsys.readouterr().err
     assert said in shown
     assert "Traceback" not in shown
+
+
+TRAIN = ["train", "synthetic", "--strategy", "multi_worker"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["train", "digits", "--limit", "5"],
+            ["--limit is 5, but the recipe 'digits' has", "cifar10"],
+        ),
+        (["train", "imdb", "--image-size", "32"], ["no such option", "It is one of synthetic"]),
+        (["train", "sinthetic"], ["'sinthetic' is not known", "Did you mean 'synthetic'?", "text-csv"]),
+        ([*TRAIN, "--precision", "mixed_float61"], ["'mixed_float61'", "Did you mean 'mixed_float16'?"]),
+        ([*TRAIN, "--scaling", "linaer"], ["The scaling 'linaer'", "Did you mean 'linear'?", "sqrt"]),
+        ([*TRAIN, "--model", "cnm"], ["The model 'cnm'", "Did you mean 'cnn'?", "transformer"]),
+        ([*TRAIN, "--model", "transformer", "--image-size", "8"], ["The image size is 8"]),
+        ([*TRAIN, "--vocabulary", "9"], ["The vocabulary is 9, but a cnn has none", "--model transformer"]),
+        ([*TRAIN, "--width", "20"], ["The width is 20", "multiple of 8"]),
+        ([*TRAIN, "--size", "0"], ["The size is 0"]),
+        ([*TRAIN, "--accumulation", "0"], ["The accumulation is 0"]),
+        ([*TRAIN, "--global-batch", "64", "--accumulation", "3"], ["no multiple of 3", "3 micro-batches"]),
+        (
+            [*TRAIN, "--global-batch", "64", "--per-replica-batch", "16", "--accumulation", "3"],
+            ["no multiple of 48", "16 examples a replica"],
+        ),
+        ([*TRAIN, "--base-batch", "64"], ["the scaling is 'none'", "--scaling linear"]),
+        ([*TRAIN, "--epochs", "3", "--warmup", "3"], ["The warm-up is 3 epochs, and the whole training 3"]),
+        ([*TRAIN, "--learning-rate", "-1"], ["The learning rate is -1.0"]),
+        ([*TRAIN, "--epoch", "3"], ["--epoch"]),
+        (["train", "text-csv"], ["'text-csv' trains on a file of yours", "--data FILE.csv"]),
+        (["train", "cifar10", "--model", "small", "--width", "8"], ["the model 'small' has one size"]),
+    ],
+)
+def test_what_a_recipe_cannot_take(
+    arguments: list[str], said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    shown = capsys.readouterr().err
+    for words in said:
+        assert words in shown
+    assert "Traceback" not in shown
+
+
+def launch_train(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`dtrain train` in two workers, from `folder`."""
+    command = [sys.executable, "-m", "dtrain", "train", *arguments, "--strategy", "multi_worker"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=folder)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "content", "said"),
+    [
+        ("imdb", None, ["IMDb was not found", "aclImdb_v1.tar.gz", "DTRAIN_DATA_DIR"]),
+        ("cifar10", b"no archive", ["cifar-10-python.tar.gz"]),
+        ("text-csv", b"title,text,label\na,b\xff,1\n", ["is not utf-8", "encoding"]),
+        ("text-csv", b"title,body,label\na,b,1\n", ["text", "body"]),
+    ],
+)
+def test_bad_data_is_said_before_processes_start(
+    tmp_path: Path, recipe: str, content: bytes | None, said: list[str]
+) -> None:
+    path = tmp_path / {"cifar10": "cifar-10-python.tar.gz"}.get(recipe, "data.csv")
+    if content is not None:
+        path.write_bytes(content)
+    before = list(tmp_path.iterdir())
+    done = launch_train(tmp_path, recipe, "--data", str(path))
+    assert done.returncode == 2
+    assert done.stderr.startswith("dtrain: error: ") and "\nHint: " in done.stderr
+    for words in said:
+        assert words in done.stderr
+    assert "worker" not in done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["text-csv", "text_csv"])
+def test_the_help_of_a_recipe_shows_its_own_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--label-column" in shown and "--global-batch" in shown and "--workers" in shown
+    assert "--image-size" not in shown and "10000" in shown
+    assert cli.main(["train", "--help"]) == 0
+    assert "--image-size" in capsys.readouterr().out
+
+
+def test_options_become_arguments_and_options_again() -> None:
+    options = SyntheticOptions(
+        model="transformer", epochs=4, warmup=0.5, accumulation=2, run_dir="-odd", scaling="sqrt", width=64
+    )
+    assert SyntheticOptions.parse(options.to_arguments()) == options
+    for recipe in RECIPES.values():
+        if recipe.options is not TextCsvOptions:
+            assert recipe.options.parse([]) == recipe.options()
+
+
+@pytest.mark.parametrize(
+    ("options", "replicas", "sizes"),
+    [
+        ({}, 3, (64, 64, 1)),  # as even as it goes
+        ({"accumulation": 4}, 2, (64, 16, 4)),
+        ({"per_replica_batch": 8}, 2, (16, 16, 1)),
+        ({"per_replica_batch": 8, "accumulation": 3}, 2, (48, 16, 3)),
+        ({"per_replica_batch": 8, "global_batch": 64}, 2, (64, 16, 4)),
+        ({"per_replica_batch": 8, "global_batch": 64, "accumulation": 4}, 2, (64, 16, 4)),
+    ],
+)
+def test_two_sizes_decide_the_third(
+    options: dict[str, int], replicas: int, sizes: tuple[int, int, int]
+) -> None:
+    assert RecipeOptions(**options).batches(replicas) == sizes
+
+
+@pytest.mark.parametrize(
+    ("options", "replicas", "said"),
+    [
+        ({"global_batch": 1}, 2, "The global batch is 1, but there are 2 replicas"),
+        ({"global_batch": 4, "accumulation": 4}, 2, "4 in 4 micro-batches, but there are 2 replicas"),
+        ({"accumulation": 5}, 1, "64, which cannot be divided into 5 micro-batches"),
+        ({"global_batch": 64, "per_replica_batch": 32}, 3, "no multiple of 96"),
+        ({"global_batch": 64, "per_replica_batch": 8, "accumulation": 2}, 2, "accumulation of 2 makes 32"),
+    ],
+)
+def test_sizes_that_contradict_each_other(options: dict[str, int], replicas: int, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        RecipeOptions(**options).batches(replicas)
 
 
 def fake_command(monkeypatch: pytest.MonkeyPatch, outcome: object) -> None:

@@ -8,15 +8,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from typing import Any
 
 from dtrain import cluster, job
 from dtrain.cli.launch import add_server_arguments, positive_integer
 from dtrain.errors import ConfigurationError
-from dtrain.recipes import RECIPES, RecipeOptions, check_recipe, load_recipe
+from dtrain.recipes import RECIPES, RecipeOptions, arguments, check_recipe, load_recipe
+from dtrain.recipes.catalogue import all_options, recipes_with
 from dtrain.strategies.registry import resolve_name
 from dtrain.topology import Topology
 
-HELP = "train a built-in recipe on real data"
+HELP = "train a built-in recipe"
 
 _MULTI_WORKER = "multi_worker"
 _PARAMETER_SERVER = "parameter_server"
@@ -29,10 +31,39 @@ _DEFAULT_DEVICES = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of `dtrain train`."""
-    recipes = "; ".join(f"{name}: {line}" for name, line in RECIPES.items())
-    parser.add_argument("recipe", help=f"what to train ({recipes})")
-    RecipeOptions.add_arguments(parser)
+    """Declare the arguments of `dtrain train`: those of all recipes, of which each takes its own."""
+    recipes = "; ".join(f"{name}: {recipe.line}" for name, recipe in RECIPES.items())
+    declared: dict[str, argparse.Action] = {}
+    parser.add_argument("recipe", action=_ChooseRecipe, const=declared, help=f"what to train ({recipes})")
+    group = parser.add_argument_group("how to train")
+    declared |= arguments.declare(group, arguments.own_fields(RecipeOptions))
+    _add_job_arguments(parser)
+    group = parser.add_argument_group("options of single recipes; dtrain train RECIPE --help tells more")
+    for field in all_options():
+        action = arguments.declare(group, [field])[field.name]
+        action.help = f"of {', '.join(recipes_with(field.name))}"
+        declared[field.name] = action
+
+
+class _ChooseRecipe(argparse.Action):
+    """Checks the recipe's name, and narrows a help that is asked for after it to that recipe.
+
+    `const` holds the actions of all recipes' options, by name.
+    """
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: object
+    ) -> None:
+        namespace.recipe = check_recipe(values)
+        recipe = RECIPES[namespace.recipe]
+        parser.description = f"{namespace.recipe}: {recipe.line}"
+        own = {field.name: arguments.help_of(field) for field in arguments.own_fields(recipe.options)}
+        for name, action in self.const.items():
+            action.help = own.get(name, argparse.SUPPRESS)
+
+
+def _add_job_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what says where a recipe runs."""
     parser.add_argument(
         "--workers",
         type=positive_integer,
@@ -57,8 +88,7 @@ def run(args: argparse.Namespace) -> int:
     """
     # TensorFlow's notes on how it starts would bury the progress; its warnings and errors stay.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-    check_recipe(args.recipe)
-    options = RecipeOptions.from_arguments(args)
+    options = _options(args.recipe, args)
     strategy = resolve_name(options.strategy)
     topology = cluster.current()
     _check_servers(strategy, args)
@@ -66,11 +96,25 @@ def run(args: argparse.Namespace) -> int:
         options.check_run_dir()
         workers = _workers(strategy, args.workers)
         if workers is not None:
-            return _launch(args, options, workers, strategy)
+            options.check_data()  # once, and not by every process of the job in its own words
+            return _launch(args.recipe, options, workers, strategy, args)
     else:
         _check_cluster(topology, args)
     _set_devices(strategy, args.devices)
     return _train_here(args.recipe, options)
+
+
+def _options(recipe: str, args: argparse.Namespace) -> RecipeOptions:
+    """The recipe's options; an error for those that only others have."""
+    kind = RECIPES[recipe].options
+    own = {field.name for field in arguments.own_fields(kind)}
+    for name, value in arguments.said(args, all_options()).items():
+        if name not in own:
+            raise ConfigurationError(
+                f"{arguments.flag(name)} is {value}, but the recipe {recipe!r} has no such option.",
+                hint=f"It is one of {', '.join(recipes_with(name))}; see dtrain train {recipe} --help.",
+            )
+    return kind.from_arguments(args)
 
 
 def _check_servers(strategy: str, args: argparse.Namespace) -> None:
@@ -139,10 +183,12 @@ def _set_devices(strategy: str, asked: int | None) -> None:
         os.environ["DTRAIN_DEVICES_PER_WORKER"] = str(asked)
 
 
-def _launch(args: argparse.Namespace, options: RecipeOptions, workers: int, strategy: str) -> int:
+def _launch(
+    recipe: str, options: RecipeOptions, workers: int, strategy: str, args: argparse.Namespace
+) -> int:
     from dtrain.launch import launch_local
 
-    command = [sys.executable, "-m", "dtrain", "train", args.recipe, *options.to_arguments()]
+    command = [sys.executable, "-m", "dtrain", "train", recipe, *options.to_arguments()]
     return launch_local(
         command,
         workers=workers,

@@ -1,124 +1,177 @@
 """What every recipe can be told, from the command line or from Python, checked before anything starts.
 
-It parses and checks; it imports no TensorFlow and knows no recipe.
+It checks; it imports no TensorFlow. What one recipe takes beyond this stands in `catalogue.py`.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 from dtrain.errors import ConfigurationError
 from dtrain.monitor.run_directory import check_run_directory
+from dtrain.recipes.arguments import declare, option, own_fields, said, to_arguments
+from dtrain.recipes.batches import Batches, at_least_one, check_batches, resolve_batches
 
 _LARGEST_SEED = 2**32 - 1
+PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16")
+SCALINGS = ("none", "linear", "sqrt")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions:
-    """The settings of one training run.
+    """The settings of one training run. What is None follows from the rest, or is the recipe's own choice.
 
     Args:
         strategy: a name that `dtrain.strategy` knows.
         epochs: how often the training data is gone through; at least 1.
-        global_batch: examples in a step, over all replicas; at least one for each.
+        global_batch: examples behind one update, over all replicas; at least one for each.
+        per_replica_batch: examples that one replica computes at a time.
+        accumulation: micro-batches behind one update; divides the global batch.
+        learning_rate: the highest of the run, before scaling.
+        scaling: how the rate grows with the global batch over `base_batch`: "none", "linear" or "sqrt".
+        base_batch: the global batch that the rate is meant for.
+        warmup: epochs, also parts of one, in which the rate rises to its highest.
+        precision: "float32", "mixed_float16" or "mixed_bfloat16".
         seed: of the initial weights and of the order of the examples; 0 to 4294967295.
         run_dir: where the run's files go; None for a new directory under `runs/`.
 
     Raises:
-        ConfigurationError: a value is out of range, or `run_dir` cannot take a run.
+        ConfigurationError: a value is out of range or not known, or two contradict each other.
     """
 
-    strategy: str = "auto"
-    epochs: int = 10
-    global_batch: int = 64
-    seed: int = 1
-    run_dir: str | None = None
+    usual_batch: ClassVar[int] = 64
+    usual_rate: ClassVar[float] = 3e-3
+    usual_warmup: ClassVar[float] = 0.0
+
+    strategy: str = option("auto", "how to distribute", metavar="S")
+    epochs: int = option(10, "passes over the training data", metavar="E", type=int)
+    global_batch: int | None = option(
+        None, "examples behind one update, over all replicas", metavar="B", type=int
+    )
+    per_replica_batch: int | None = option(
+        None,
+        "examples that one replica computes at a time; two of global batch, this and accumulation decide "
+        "the third",
+        metavar="B",
+        type=int,
+    )
+    accumulation: int | None = option(
+        None, "micro-batches behind one update; divides the global batch", metavar="K", type=int
+    )
+    learning_rate: float | None = option(
+        None, "the highest of the run, before scaling", metavar="R", type=float
+    )
+    scaling: str = option(
+        "none", "how the rate grows with the global batch: none, linear or sqrt", metavar="WORD"
+    )
+    base_batch: int | None = option(
+        None, "the global batch that the rate is meant for, with --scaling", metavar="B", type=int
+    )
+    warmup: float | None = option(
+        None, "epochs in which the rate rises to its highest, also parts of one", metavar="E", type=float
+    )
+    precision: str = option("float32", "float32, mixed_float16 or mixed_bfloat16", metavar="WORD")
+    seed: int = option(1, "of weights and data order", metavar="N", type=int)
+    run_dir: str | None = option(
+        None, "where the files go; by default a new directory under runs/", metavar="DIR"
+    )
 
     def __post_init__(self) -> None:
-        _at_least_one("epochs", self.epochs, "One epoch is one pass over the training data.")
-        _at_least_one("global batch", self.global_batch, "Every replica needs at least one example a step.")
+        at_least_one("epochs", self.epochs, "One epoch is one pass over the training data.")
+        check_batches(self.global_batch, self.per_replica_batch, self.accumulation)
+        self._check_rate()
+        one_of("precision", self.precision, PRECISIONS)
         if not 0 <= self.seed <= _LARGEST_SEED:
             raise ConfigurationError(
                 f"The seed is {self.seed}.", hint=f"Set it to an integer from 0 to {_LARGEST_SEED}."
             )
 
+    def _check_rate(self) -> None:
+        one_of("scaling", self.scaling, SCALINGS)
+        if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
+            raise ConfigurationError(
+                f"The learning rate is {self.learning_rate}.", hint="Set it to a number above 0."
+            )
+        at_least_one("base batch", self.base_batch, "It is the global batch that the rate is meant for.")
+        if self.base_batch is not None and self.scaling == "none":
+            raise ConfigurationError(
+                f"The base batch is {self.base_batch}, but the scaling is 'none', which does not use it.",
+                hint="Use --scaling linear or sqrt, or leave --base-batch out.",
+            )
+        if self.warmup is not None and not 0 <= self.warmup < self.epochs:
+            raise ConfigurationError(
+                f"The warm-up is {self.warmup:g} epochs, and the whole training {self.epochs}.",
+                hint="Set it to 0 or more, and below the number of epochs.",
+            )
+
+    def batches(self, replicas: int) -> Batches:
+        """The sizes of the batches with this number of replicas; ConfigurationError if they do not fit."""
+        return resolve_batches(
+            self.global_batch,
+            self.per_replica_batch,
+            self.accumulation,
+            usual=self.usual_batch,
+            replicas=replicas,
+        )
+
+    def rate(self) -> float:
+        """The highest learning rate of the run, before scaling."""
+        return self.usual_rate if self.learning_rate is None else self.learning_rate
+
+    def warmup_epochs(self) -> float:
+        """How long the rate rises. The recipe's own choice is at most a tenth of a short run."""
+        return min(self.usual_warmup, self.epochs / 10) if self.warmup is None else self.warmup
+
     def settings(self) -> dict[str, Any]:
         """What a run's record tells of these options."""
+        told = {f.name: getattr(self, f.name) for f in own_fields(type(self)) if f.name != "run_dir"}
         return {
-            "strategy_asked": self.strategy,
-            "epochs": self.epochs,
-            "global_batch": self.global_batch,
-            "seed": self.seed,
+            "strategy_asked": told.pop("strategy"),
+            **told,
+            "learning_rate": self.rate(),
+            "warmup": self.warmup_epochs(),
         }
 
     def check_run_dir(self) -> None:
         """See that the run directory can take a run; ConfigurationError if not. It makes nothing."""
         check_run_directory(self.run_dir)
 
-    def check_replicas(self, replicas: int) -> None:
-        """See that a global batch has an example for each of `replicas`; ConfigurationError if not."""
-        if self.global_batch < replicas:
-            raise ConfigurationError(
-                f"The global batch is {self.global_batch}, but there are {replicas} replicas.",
-                hint=f"Set the global batch to {replicas} or more, or train on fewer devices.",
-            )
+    def check_data(self) -> None:
+        """See that the recipe's data is there and can be trained on; DataError if not."""
 
     def to_arguments(self) -> list[str]:
         """The command-line arguments that `parse` turns into these options again."""
-        arguments = []
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is not None:
-                arguments += [f"--{field.name.replace('_', '-')}", str(value)]
-        return arguments
+        return to_arguments(self)
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
         """Add one option a field to `parser`."""
-        parser.add_argument(
-            "--strategy", default=cls.strategy, metavar="S", help="how to distribute (default: %(default)s)"
-        )
-        parser.add_argument(
-            "--epochs",
-            type=int,
-            default=cls.epochs,
-            metavar="E",
-            help="passes over the data (default: %(default)s)",
-        )
-        parser.add_argument(
-            "--global-batch",
-            type=int,
-            default=cls.global_batch,
-            metavar="B",
-            help="examples in a step, over all replicas (default: %(default)s)",
-        )
-        parser.add_argument(
-            "--seed",
-            type=int,
-            default=cls.seed,
-            metavar="N",
-            help="of weights and data order (default: %(default)s)",
-        )
-        parser.add_argument(
-            "--run-dir", metavar="DIR", help="where the files go (default: a new directory under runs/)"
-        )
+        declare(parser, own_fields(cls))
 
     @classmethod
-    def from_arguments(cls, arguments: argparse.Namespace) -> RecipeOptions:
+    def from_arguments(cls, arguments: argparse.Namespace) -> Self:
         """The options in what a parser with `add_arguments` has parsed; ConfigurationError as above."""
-        return cls(**{field.name: getattr(arguments, field.name) for field in fields(cls)})
+        return cls(**said(arguments, own_fields(cls)))
 
     @classmethod
-    def parse(cls, argv: Sequence[str] | None = None) -> RecipeOptions:
+    def parse(cls, argv: Sequence[str] | None = None) -> Self:
         """The options on a command line of their own; None means this process' own."""
-        parser = argparse.ArgumentParser()
+        parser = argparse.ArgumentParser(allow_abbrev=False)
         cls.add_arguments(parser)
         return cls.from_arguments(parser.parse_args(argv))
 
 
-def _at_least_one(name: str, value: int, hint: str) -> None:
-    if value < 1:
-        raise ConfigurationError(f"The {name} is {value}, which is below 1.", hint=hint)
+def one_of(name: str, value: str, known: Sequence[str]) -> None:
+    """See that a word is one of those known; the ConfigurationError lists them, and the nearest."""
+    if value in known:
+        return
+    nearest = difflib.get_close_matches(value.lower(), known, n=1, cutoff=0.5)
+    guess = f"Did you mean {nearest[0]!r}? " if nearest else ""
+    raise ConfigurationError(
+        f"The {name} {value!r} is not known.", hint=f"{guess}Known are {', '.join(known)}."
+    )

@@ -1,0 +1,50 @@
+"""IMDb: 50,000 film reviews, good or bad, told apart by their words or by a small transformer.
+
+Run it alone (`python -m dtrain.recipes.imdb`), as `dtrain train imdb`, or in many processes
+(`dtrain launch --workers 2 -m dtrain.recipes.imdb`); `--data` names the archive as it is published, or its
+directory. A tenth of the training reviews is kept for validation. `model.keras` takes reviews as they are.
+"""
+
+from __future__ import annotations
+
+import dtrain
+from dtrain.data import Texts, load_imdb
+from dtrain.recipes.catalogue import ImdbOptions
+from dtrain.recipes.running import TrainingRun
+from dtrain.recipes.splits import hold_out
+from dtrain.recipes.texts import build_model, learn_words, make_data, saving_with
+
+_CLASSES = 2
+
+
+def train(options: ImdbOptions) -> str:
+    """Train, test, and leave the files of the run. Every process of the job calls this.
+
+    Returns:
+        A summary of the run; the same on every process, by when all files are whole.
+
+    Raises:
+        DataError: the reviews are not there, or cannot be read.
+        ConfigurationError: before training, if the batches do not fit the number of replicas or the run
+            directory cannot take the run.
+    """
+    run = TrainingRun("imdb", options)
+    reviews = load_imdb(options.data, limit=options.limit, encoding=options.encoding)
+    train, validation = (
+        Texts([reviews.train.texts[place] for place in part], reviews.train.labels[part])
+        for part in hold_out(reviews.train.labels)
+    )
+    words = learn_words(train.texts, options.vocabulary, options.sequence_length)
+    data = make_data(train, validation, reviews.test, words, run.batches.micro_batch, options.seed)
+    rate = run.schedule(len(data.train))
+    return run.train(
+        data,
+        lambda: build_model(options, words.vocabulary_size(), _CLASSES, rate, run.accumulation),
+        save=saving_with(words),
+    )
+
+
+if __name__ == "__main__":
+    summary = train(ImdbOptions.parse())
+    if dtrain.is_chief():
+        print(summary)

@@ -1,0 +1,187 @@
+"""What every recipe does around its own data and model: strategy, seeds, files, callbacks, test, summary.
+
+It is a program in steps, meant to be read; it knows no data and no model, and adds no loop to Keras'.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+import dtrain
+from dtrain import monitor
+from dtrain.checkpoint import epoch_backups
+from dtrain.data import Pipeline
+from dtrain.monitor import RunDirectory
+from dtrain.monitor.throughput import Throughput
+from dtrain.optim import precision, scaled_rate
+from dtrain.recipes.options import RecipeOptions
+
+
+class Data(NamedTuple):
+    """What `fit` and `evaluate` take, in batches over all replicas.
+
+    Attributes:
+        train: what the weights are fitted to.
+        validation: what is looked at after every epoch.
+        test: what is looked at once, at the end.
+        examples: how many there are in `train`.
+    """
+
+    train: tf.data.Dataset | Pipeline
+    validation: tf.data.Dataset | Pipeline
+    test: tf.data.Dataset | Pipeline
+    examples: int
+
+
+class TrainingRun:
+    """One run of a recipe. Make it first: making a strategy decides what TensorFlow does after.
+
+    Args:
+        recipe: its name, for the record.
+        options: what it was told.
+
+    Attributes:
+        strategy: what it trains under.
+        batches: the sizes of its batches.
+
+    Raises:
+        ConfigurationError: the options do not fit the number of replicas.
+    """
+
+    def __init__(self, recipe: str, options: RecipeOptions) -> None:
+        self._started = time.perf_counter()
+        self.recipe, self.options = recipe, options
+        self.strategy = dtrain.strategy(options.strategy)
+        self.batches = options.batches(self.strategy.num_replicas_in_sync)
+        keras.utils.set_random_seed(options.seed)
+
+    def schedule(self, steps_per_epoch: int) -> keras.optimizers.schedules.LearningRateSchedule:
+        """A rate that rises over the warm-up, and then falls to zero with a cosine until the end.
+
+        It rises from the unscaled rate where it is scaled (Goyal et al., arXiv:1706.02677), else from 0.
+
+        Args:
+            steps_per_epoch: micro-batches in an epoch; Keras asks a schedule by these, not by updates.
+        """
+        options = self.options
+        highest = self._highest_rate()
+        rising = round(options.warmup_epochs() * steps_per_epoch)
+        falling = max(options.epochs * steps_per_epoch - rising, 1)
+        if not rising:
+            return keras.optimizers.schedules.CosineDecay(highest, falling)
+        start = 0.0 if options.scaling == "none" else options.rate()
+        return keras.optimizers.schedules.CosineDecay(
+            start, falling, warmup_target=highest, warmup_steps=rising
+        )
+
+    def _highest_rate(self) -> float:
+        options = self.options
+        return scaled_rate(
+            options.rate(),
+            batch=self.batches.global_batch,
+            base_batch=options.base_batch or options.usual_batch,
+            scaling=options.scaling,
+        )
+
+    @property
+    def accumulation(self) -> int | None:
+        """What a Keras optimizer takes as `gradient_accumulation_steps`."""
+        return self.batches.accumulation if self.batches.accumulation > 1 else None
+
+    def train(
+        self,
+        data: Data,
+        make_model: Callable[[], keras.Model],
+        *,
+        save: Callable[[keras.Model, RunDirectory], None] | None = None,
+    ) -> str:
+        """Train, test, and leave the files of the run. Every process of the job calls this.
+
+        Args:
+            data: what to train and test on.
+            make_model: makes the compiled model; called once, in the strategy's scope.
+            save: writes the trained model; by default `model.save`.
+
+        Returns:
+            A summary of the run; the same on every process, by when all files are whole.
+
+        Raises:
+            ConfigurationError: before training, if the run directory cannot take the run.
+        """
+        record = monitor.describe_run(self.recipe, self.strategy, self._settings())
+        run = monitor.open_run_directory(self.options.run_dir, name=self.recipe, record=record)
+
+        with precision(self.options.precision), self.strategy.scope():
+            model = make_model()
+            backups = epoch_backups(run.backups)
+            done = backups.restore(model)
+
+        throughput = Throughput(examples_per_epoch=data.examples)
+        callbacks = [throughput, *_loggers(run, append=done > 0), *backups.callbacks()]
+        history = self._fit(model, data, done, run, callbacks)
+        test = model.evaluate(_dataset(data.test), verbose=0, return_dict=True)
+        if save is None:
+            model.save(run.model)
+        else:
+            save(model, run)
+
+        record = monitor.finish_record(
+            record,
+            examples_per_second=throughput.examples_per_second,
+            wall_time_seconds=time.perf_counter() - self._started,
+            final_metrics=_final_metrics(test, history),
+        )
+        if dtrain.is_chief():
+            monitor.plot_curves(history, run.curves, title=f"{self.recipe} under {record['strategy']}")
+            run.write_record(record)
+            backups.remove()
+        dtrain.barrier()
+        return monitor.summarize(record, run)
+
+    def _fit(
+        self, model: keras.Model, data: Data, done: int, run: RunDirectory, callbacks: Sequence[Any]
+    ) -> dict[str, list[float]]:
+        """The values by epoch, with those of earlier attempts, of which `done` epochs are kept."""
+        if done:
+            monitor.keep_epochs(run.metrics, done)
+        history = model.fit(
+            _dataset(data.train, first_epoch=done),
+            validation_data=_dataset(data.validation),
+            epochs=self.options.epochs,
+            initial_epoch=done,
+            shuffle=False,  # the pipeline shuffles
+            verbose=1 if dtrain.is_chief() else 0,
+            callbacks=callbacks,
+        ).history
+        return monitor.read_metrics(run.metrics) if done else history
+
+    def _settings(self) -> dict[str, Any]:
+        """What the record tells of the options, with what followed from them."""
+        return {
+            **self.options.settings(),
+            "global_batch": self.batches.global_batch,
+            "micro_batch": self.batches.micro_batch,
+            "accumulation": self.batches.accumulation,
+            "highest_learning_rate": self._highest_rate(),
+        }
+
+
+def _dataset(data: tf.data.Dataset | Pipeline, first_epoch: int = 0) -> tf.data.Dataset:
+    return data.dataset(first_epoch=first_epoch) if isinstance(data, Pipeline) else data
+
+
+def _loggers(run: RunDirectory, *, append: bool) -> list[keras.callbacks.Callback]:
+    return [
+        keras.callbacks.CSVLogger(str(run.metrics), append=append),
+        keras.callbacks.TensorBoard(str(run.tensorboard)),
+    ]
+
+
+def _final_metrics(test: Mapping[str, float], history: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    final = {f"test_{name}": value for name, value in test.items()}
+    return final | {name: values[-1] for name, values in history.items() if name != Throughput.log_name}
