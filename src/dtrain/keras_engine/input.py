@@ -1,7 +1,8 @@
 """Splits each global batch over the replicas, evenly, and says how many examples the whole batch has.
 
 Every worker reads the same batches and takes its own part, so all end together and every example is
-seen once. Data that the user distributed, or sharded by file, keeps TensorFlow's split.
+seen once; a dataset that knows how to read this worker's part alone does so. Data that the user distributed,
+or sharded by file, keeps TensorFlow's split.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from dtrain.errors import DataError
-from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.protocol import ReplicaLayout, own_split
 from dtrain.upstream import tensorflow as upstream_tf
 
 
@@ -43,13 +44,18 @@ class SplitDataset:
 
     def __init__(self, dataset: tf.data.Dataset, layout: ReplicaLayout) -> None:
         self.element_spec = dataset.element_spec
+        split = own_split(dataset, layout)
+        self._dataset = self._mapped(dataset, layout) if split is None else split
+        self._counted = int(dataset.cardinality()) >= 0
+
+    def _mapped(self, dataset: tf.data.Dataset, layout: ReplicaLayout) -> tf.data.Dataset:
+        """Whole batches, cut when they are there."""
         options = tf.data.Options()
         if layout.workers > 1:
             # All workers must see the same batches in the same order.
             options.deterministic = True
         split = dataset.map(lambda *batch: tuple(split_batch(_packed(batch, self.element_spec), layout)))
-        self._dataset = split.with_options(options).prefetch(tf.data.AUTOTUNE)
-        self._counted = int(dataset.cardinality()) >= 0
+        return split.with_options(options).prefetch(tf.data.AUTOTUNE)
 
     def __iter__(self) -> SplitIterator:
         return SplitIterator(iter(self._dataset), counted=self._counted)

@@ -1,7 +1,7 @@
 """What the engine asks of a strategy, so that it need not know which strategies there are.
 
 A strategy of dtrain's carries a `ReplicaLayout`; a strategy without one is TensorFlow's own and is left
-alone.
+alone. A dataset may carry a way to read one worker's part of its batches.
 """
 
 from __future__ import annotations
@@ -75,3 +75,19 @@ class ServerLayout:
 def servers_of(strategy: Any) -> ServerLayout | None:
     """The server layout of dtrain's parameter-server strategy; None for every other strategy."""
     return getattr(strategy, "dtrain_servers", None)
+
+
+def own_split(dataset: Any, layout: ReplicaLayout) -> Any | None:
+    """This worker's part of a dataset's batches, read by the dataset's own way, if it has one.
+
+    A `tf.data.Dataset` whose attribute `dtrain_split` is a function `layout -> tf.data.Dataset | None` is
+    asked for a dataset of `(parts, total)`: a batch for each local replica, and the rows of the whole batch
+    (an int32 scalar). It has equally many elements for every worker; a part may have no rows. None says that
+    the whole batches are to be cut. Every worker must call it.
+
+    Args:
+        dataset: what `fit` was given.
+        layout: how the replicas are spread; with one worker nobody else reads, so there is nothing to split.
+    """
+    split = getattr(dataset, "dtrain_split", None)
+    return None if split is None or layout.workers == 1 else split(layout)

@@ -1,0 +1,351 @@
+"""Makes the batches of one epoch, each as the parts of this process' replicas.
+
+It is given the order, the reader and who reads what; which epoch it is, and how `fit` gets the batches, is
+the pipeline's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.data import order
+from dtrain.data.epochs import NoEpochs, packed, unconverted
+from dtrain.data.readers import Stream, Table
+from dtrain.data.text_batches import Padding, bucketed, padded
+from dtrain.keras_engine.input import bounds, map_leaves
+from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.sharding import Shares
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stages:
+    """What is done to each example on its way.
+
+    Attributes:
+        prepare: example -> example, the same every time; None: nothing.
+        augment: (example, seed) -> example; None: nothing.
+        seed: the pipeline's.
+    """
+
+    prepare: Callable[[Any], Any] | None
+    augment: Callable[[Any, Any], Any] | None
+    seed: int
+
+    def applied(self, example: Any, seed: Any) -> Any:
+        """An example after both."""
+        if self.prepare is not None:
+            example = self.prepare(example)
+        if self.augment is not None:
+            example = self.augment(example, seed)
+        return example
+
+    @property
+    def nothing(self) -> bool:
+        """Whether examples pass as they are."""
+        return self.prepare is None and self.augment is None
+
+
+class TableBatches:
+    """Batches of a table, of which this process fetches its own rows only.
+
+    Args:
+        table: where the examples are.
+        places: their order, an `order.PlainOrder` or `order.BucketOrder`.
+        layout: how the replicas are spread over which a batch of the order is divided.
+        stages: what is done to an example.
+        padding: how examples of different lengths are padded; None leaves them ragged.
+        totals: rows of each step over all workers; None: those of the order.
+
+    Attributes:
+        steps: batches of an epoch.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        places: Any,
+        layout: ReplicaLayout,
+        stages: Stages,
+        padding: Padding | None,
+        totals: Shares | None = None,
+    ) -> None:
+        self._table = table
+        self._order = places
+        self._layout = layout
+        self._stages = stages
+        self._padding = padding
+        self._totals = totals
+        self.steps: int = places.steps
+        # Every batch is laid out in as many slots a replica as its largest part has rows.
+        self._slots = -(-places.batch // layout.replicas)
+
+    def dataset(self, epochs: Any, first_step: int = 0, *, whole: bool = False) -> tf.data.Dataset:
+        """The batches of an epoch from a step on, as (parts, total).
+
+        Args:
+            epochs: attaches the epoch, as `EpochCounter` does.
+            first_step: number of the first batch.
+            whole: give the only part alone.
+        """
+        self._table.open()
+        steps = epochs.attach(tf.data.Dataset.range(first_step, self._order.steps))
+        if self._stages.nothing:
+            fetched = unconverted(lambda epoch, step: _given(self._fetched(epoch, step), whole))
+            return steps.map(fetched, num_parallel_calls=tf.data.AUTOTUNE)
+        rows = steps.map(unconverted(self._raw), num_parallel_calls=tf.data.AUTOTUNE)
+        examples = rows.unbatch().map(unconverted(self._example), num_parallel_calls=tf.data.AUTOTUNE)
+        batches = batched(
+            examples, self._slots * self._layout.local_replicas, dense=self._padding is not None
+        )
+        return batches.map(unconverted(lambda batch, each: _given(self._gathered(batch, each), whole)))
+
+    def _fetched(self, epoch: Any, step: Any) -> Any:
+        """A step's parts, fetched at once."""
+        at = self._order.at(epoch, step)
+        batch = self._table.fetch(self._indices(epoch, at))
+        if self._padding is not None:
+            batch = self._padding.pad_batch(batch, self._widths(epoch, at))
+        sizes, total = self._sizes(at, step)
+        return self._cut(batch, sizes), total
+
+    def _raw(self, epoch: Any, step: Any) -> Any:
+        """What `_example` needs of each row of a step."""
+        at = self._order.at(epoch, step)
+        indices = self._indices(epoch, at)
+        seeds = order.example_seeds(self._stages.seed, epoch, self._table.numbers(indices))
+        count = self._slots * self._layout.local_replicas
+        # Never of no columns: TensorFlow's `unbatch` crashes on rows of no bytes.
+        widths = tf.zeros([1], tf.int64)
+        if self._padding is not None and self._padding.leaves:
+            widths = self._widths(epoch, at)
+        each = tf.repeat(tf.concat([[epoch, step], widths], axis=0)[None], count, axis=0)
+        return self._table.fetch(indices), seeds, each
+
+    def _example(self, raw: Any, seed: Any, each: Any) -> Any:
+        example = self._stages.applied(raw, seed)
+        if self._padding is not None:
+            example = self._padding.pad_example(example, each[2:])
+        return example, each[:2]
+
+    def _gathered(self, batch: Any, each: Any) -> Any:
+        """A step's parts, from the rows that were made one by one."""
+        epoch, step = each[0][0], each[0][1]
+        sizes, total = self._sizes(self._order.at(epoch, step), step)
+        return self._cut(batch, sizes), total
+
+    def _indices(self, epoch: Any, at: order.At) -> Any:
+        """The examples in the slots of this process' replicas; those in empty slots are cut off later."""
+        starts = [self._bounds(at.rows, r)[0] for r in self._local]
+        places = tf.stack(starts)[:, None] + tf.range(self._slots, dtype=tf.int64)[None]
+        places = tf.clip_by_value(places, 0, tf.maximum(at.rows - 1, 0))
+        return self._order.indices(epoch, at, tf.reshape(places, [-1]))
+
+    def _widths(self, epoch: Any, at: order.At) -> Any:
+        if self._padding is None:
+            raise RuntimeError("there is no padding")
+        return self._padding.widths(at, self._order.indices(epoch, at, tf.range(tf.maximum(at.rows, 1))))
+
+    def _sizes(self, at: order.At, step: Any) -> Any:
+        """The rows of each local part, int32 of shape (local replicas,), and of the whole step."""
+        sizes = []
+        for r in self._local:
+            start, end = self._bounds(at.rows, r)
+            sizes.append(tf.cast(end - start, tf.int32))
+        return tf.stack(sizes), tf.cast(total_rows(self._totals, at.rows, step), tf.int32)
+
+    def _cut(self, batch: Any, sizes: Any) -> tuple[Any, ...]:
+        parts = []
+        for r in self._local:
+            size = sizes[r]
+            if self._order.even:
+                start, end = bounds(self._order.batch, self._layout.first_replica + r, self._layout.replicas)
+                size = end - start
+            parts.append(map_leaves(lambda leaf, r=r, size=size: _rows(leaf, r * self._slots, size), batch))
+        return tuple(parts)
+
+    def _bounds(self, rows: Any, replica: int) -> tuple[Any, Any]:
+        """The first row of a local replica's part and the one behind its last, int64 scalars."""
+        number = self._layout.first_replica + replica
+        start, end = bounds(tf.cast(rows, tf.int32), number, self._layout.replicas)
+        return tf.cast(start, tf.int64), tf.cast(end, tf.int64)
+
+    @property
+    def _local(self) -> range:
+        return range(self._layout.local_replicas)
+
+
+class StreamBatches:
+    """Batches of a stream.
+
+    Args:
+        stream: where the examples come from.
+        batch: rows of a full batch.
+        stages: what is done to an example.
+        shuffle_seed: of the order; None keeps the stream's own.
+        pad: value to pad with; None: examples have one length.
+        buckets: bounds of lengths, or None.
+        drop_remainder: leave out batches that are not full.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        batch: int,
+        stages: Stages,
+        *,
+        shuffle_seed: int | None,
+        pad: Any,
+        buckets: tuple[int, ...] | None,
+        drop_remainder: bool,
+    ) -> None:
+        self._stream = stream
+        self._batch = batch
+        self._stages = stages
+        self._shuffle_seed = shuffle_seed
+        self._pad = pad
+        self._buckets = buckets
+        self._drop = drop_remainder
+
+    def dataset(self, epochs: Any, first_step: int = 0) -> tf.data.Dataset:
+        """Whole batches; those before `first_step` are read and thrown away.
+
+        Args:
+            epochs: attaches the epoch, as `EpochCounter` does.
+            first_step: number of the first batch.
+        """
+
+        def one(epoch: Any, example: Any, number: Any) -> Any:
+            seed = order.example_seeds(self._stages.seed, epoch, number[None])[0]
+            return self._stages.applied(example, seed)
+
+        elements = self._stream.elements(epochs, self._shuffle_seed)
+        examples = elements.map(unconverted(one), num_parallel_calls=tf.data.AUTOTUNE)
+        if self._buckets is not None:
+            batches = bucketed(examples, self._buckets, self._pad, self._batch, drop_remainder=self._drop)
+        elif self._pad is not None:
+            batches = padded(examples, self._pad, self._batch, drop_remainder=self._drop)
+        else:
+            batches = batched(examples, self._batch, drop_remainder=self._drop)
+        return batches.skip(first_step)
+
+    def endless_parts(self, epochs: Any, layout: ReplicaLayout, total: int) -> tf.data.Dataset:
+        """The batches as (parts, total), where each worker has a stream of its own that never ends.
+
+        Args:
+            epochs: as for `dataset`.
+            layout: how the replicas are spread.
+            total: rows of a step over all workers.
+        """
+        batches = self.dataset(epochs)
+        spec = batches.element_spec
+
+        def one(*batch: Any) -> Any:
+            return _divided(packed(batch, spec), layout), tf.constant(total)
+
+        return batches.map(unconverted(one))
+
+    def parts(self, epochs: Any, layout: ReplicaLayout, share: Shares) -> tf.data.Dataset:
+        """The batches as (parts, total), where each worker has a stream of its own.
+
+        Args:
+            epochs: as for `dataset`.
+            layout: how the replicas are spread.
+            share: what each worker gives to each step; steps without rows are filled up with empty batches.
+        """
+        mine = _steps_with_rows(share, layout.worker)
+        steps = tf.data.Dataset.range(share.steps)
+        # The epoch must go on here too where there is nothing to read.
+        numbered = epochs.attach(steps) if mine == 0 else NoEpochs().attach(steps)
+        batches = self.dataset(NoEpochs() if mine == 0 else epochs)
+        empty = tf.data.Dataset.from_tensors(map_leaves(_empty, batches.element_spec))
+
+        def one(batch: Any, step: Any) -> Any:
+            planned = planned_rows(share, layout.worker, step[1])
+            check = tf.debugging.assert_equal(
+                tf.cast(_count(batch), tf.int64),
+                planned,
+                "a worker's source does not have as many examples as when it was counted",
+            )
+            with tf.control_dependencies([check] if check is not None else []):
+                whole = tf.cast(total_rows(share, planned, step[1]), tf.int32)
+            return _divided(batch, layout), whole
+
+        filled = batches.take(mine).concatenate(empty.repeat(share.steps - mine))
+        return tf.data.Dataset.zip((filled, numbered)).map(unconverted(one))
+
+
+def total_rows(share: Shares | None, rows: Any, step: Any) -> Any:
+    """The rows of a step over all workers: int64 scalar.
+
+    Args:
+        share: the plan, where each worker has examples of its own; else None.
+        rows: of the batch itself.
+        step: int64 scalar.
+    """
+    if share is None:
+        return rows
+    counts, batches = tf.constant(share.counts, tf.int64), tf.constant(share.batches, tf.int64)
+    return tf.reduce_sum(tf.maximum(tf.minimum(counts - step * batches, batches), 0))
+
+
+def planned_rows(share: Shares, worker: int, step: Any) -> Any:
+    """The rows of one worker's part of a step: int64 scalar."""
+    return tf.clip_by_value(share.counts[worker] - step * share.batches[worker], 0, share.batches[worker])
+
+
+def batched(
+    examples: tf.data.Dataset, batch: int, *, drop_remainder: bool = False, dense: bool = False
+) -> tf.data.Dataset:
+    """Batches; unless all are to be `dense`, vectors whose length is open become ragged."""
+    leaves = tf.nest.flatten(examples.element_spec)
+    is_open = [not leaf.shape.is_fully_defined() for leaf in leaves]
+    vectors = all(leaf.shape.rank == 1 for leaf, o in zip(leaves, is_open, strict=True) if o)
+    if any(is_open) and vectors and not dense:
+        return examples.ragged_batch(batch, drop_remainder=drop_remainder)
+    return examples.batch(batch, drop_remainder=drop_remainder)
+
+
+def _given(parts_and_total: Any, whole: bool) -> Any:
+    return parts_and_total[0][0] if whole else parts_and_total
+
+
+def _steps_with_rows(share: Shares, worker: int) -> int:
+    """In how many steps a worker has rows."""
+    if share.batches[worker] == 0:
+        return 0
+    return min(share.steps, -(-share.counts[worker] // share.batches[worker]))
+
+
+def _divided(batch: Any, layout: ReplicaLayout) -> tuple[Any, ...]:
+    """A worker's batch, over its own replicas."""
+    rows = _count(batch)
+    parts = []
+    for replica in range(layout.local_replicas):
+        start, end = bounds(rows, replica, layout.local_replicas)
+        parts.append(map_leaves(lambda leaf, a=start, n=end - start: _rows(leaf, a, n), batch))
+    return tuple(parts)
+
+
+def _count(batch: Any) -> Any:
+    leaf = tf.nest.flatten(batch)[0]
+    return tf.cast(leaf.nrows(), tf.int32) if isinstance(leaf, tf.RaggedTensor) else tf.shape(leaf)[0]
+
+
+def _rows(leaf: Any, start: Any, count: Any) -> Any:
+    part = leaf[start : start + count]
+    if isinstance(count, int) and isinstance(part, tf.Tensor):
+        part = tf.ensure_shape(part, [count, *part.shape[1:]])
+    return part
+
+
+def _empty(spec: Any) -> Any:
+    """A batch of no rows."""
+    inner = [n or 0 for n in spec.shape[1:]]
+    if isinstance(spec, tf.RaggedTensorSpec):
+        values = tf.zeros([0, *inner[1:]], spec.dtype)
+        return tf.RaggedTensor.from_row_splits(values, tf.zeros([1], spec.row_splits_dtype))
+    return tf.zeros([0, *inner], spec.dtype)

@@ -1,0 +1,242 @@
+"""Arrays as a table of examples: columns of one length, each dense or ragged, fetched by row number.
+
+It checks that they fit together. In which order rows are fetched, and what is done to them, is decided
+elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from dtrain.errors import ConfigurationError, DataError
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        values: dense: of shape (examples, ...); ragged: all rows' values after each other.
+        splits: where each row begins and the last one ends, int64 of shape (examples + 1,); None if dense.
+    """
+
+    values: np.ndarray
+    splits: np.ndarray | None = None
+
+    @property
+    def examples(self) -> int:
+        """How many rows it has."""
+        return len(self.values) if self.splits is None else len(self.splits) - 1
+
+    @property
+    def spec(self) -> tf.TensorSpec:
+        """The spec of one row."""
+        shape = self.values.shape[1:]
+        if self.splits is not None:
+            shape = (None, *shape)
+        return tf.TensorSpec(shape, tf.as_dtype(self.values.dtype))
+
+
+def columns_of(source: Any) -> Any:
+    """The columns of a source: the same nest of tuples and dictionaries, each leaf a `Column`.
+
+    Args:
+        source: NumPy arrays, tensors or lists, alone or in tuples, named tuples and dictionaries. A list is
+            a column, of numbers, texts or, for ragged data, of lists.
+
+    Raises:
+        DataError: saying which column is not an array, is empty, or has another length than the first.
+        ConfigurationError: the source is of another kind.
+    """
+    _check_kind(source)
+    columns = _nest(source, "the source")
+    named = list(named_columns(columns))
+    if not named:
+        raise DataError("The source has no arrays.", hint="give arrays, such as (images, labels)")
+    lengths = {name: column.examples for name, column in named}
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{name}: {length}" for name, length in lengths.items())
+        raise DataError(
+            f"The arrays of the source have different lengths ({found}).",
+            hint="each needs one row an example, in the same order",
+        )
+    if named[0][1].examples == 0:
+        raise DataError("The source has no examples.", hint="look at what was read or filtered before")
+    return columns
+
+
+def named_columns(nest: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of a nest of columns, each with its name: `image`, `0`, or `inputs/0` where nested."""
+    if isinstance(nest, dict):
+        items = [(str(key), nest[key]) for key in sorted(nest)]
+    elif isinstance(nest, tuple):
+        items = list(zip(getattr(nest, "_fields", map(str, range(len(nest)))), nest, strict=True))
+    else:
+        yield name or "0", nest
+        return
+    for key, value in items:
+        yield from named_columns(value, f"{name}/{key}" if name else key)
+
+
+class ColumnTable:
+    """Examples in memory.
+
+    Args:
+        columns: a nest of `Column`s of one length.
+        numbers: of each example in the whole source, int64 of shape (examples,); None where this is the
+            whole of it.
+
+    Attributes:
+        columns, examples: as given; how many.
+        spec: a nest of `tf.TensorSpec`, of one example.
+    """
+
+    def __init__(self, columns: Any, numbers: np.ndarray | None = None) -> None:
+        self.columns = columns
+        leaves = [column for _, column in named_columns(columns)]
+        self.examples: int = leaves[0].examples
+        if any(0 in column.values.shape[1:] for column in leaves):
+            raise DataError("An array of the source has rows without any value.", hint="leave it out")
+        self.spec = map_columns(lambda column: column.spec, columns)
+        self._numbers = numbers
+        self._tensors: Any = None
+
+    def open(self) -> None:
+        """Makes tensors of the arrays, once. Eagerly, so that no graph gets a copy of its own."""
+        if self._tensors is None:
+            with tf.init_scope(), tf.device("CPU:0"):
+                self._tensors = map_columns(_tensor, self.columns)
+
+    def fetch(self, indices: Any) -> Any:
+        """Some rows: a nest of tensors, ragged where the column is.
+
+        Args:
+            indices: int64 of shape (n,).
+        """
+        return map_columns(lambda tensor: tf.gather(tensor, indices), self._tensors)
+
+    def numbers(self, indices: Any) -> Any:
+        """The numbers of some rows in the whole source."""
+        return indices if self._numbers is None else tf.gather(tf.constant(self._numbers), indices)
+
+    def lengths(self) -> np.ndarray:
+        """The longest ragged part of each example, int64 of shape (examples,); 0 where nothing is ragged."""
+        longest = np.zeros(self.examples, np.int64)
+        for _, column in named_columns(self.columns):
+            if column.splits is not None:
+                longest = np.maximum(longest, np.diff(column.splits))
+        return longest
+
+
+def map_columns(function: Callable[[Any], Any], nest: Any) -> Any:
+    """Applies a function to each leaf of a nest of tuples and dictionaries."""
+    if isinstance(nest, dict):
+        return {key: map_columns(function, value) for key, value in nest.items()}
+    if isinstance(nest, tuple) and hasattr(nest, "_fields"):
+        return type(nest)(*(map_columns(function, value) for value in nest))
+    if isinstance(nest, tuple):
+        return tuple(map_columns(function, value) for value in nest)
+    return function(nest)
+
+
+def _check_kind(source: Any) -> None:
+    if isinstance(source, tf.data.Dataset):
+        raise ConfigurationError(
+            "The source is a tf.data.Dataset, whose order nothing can compute.",
+            hint="give its arrays or files, or a function InputContext -> tf.data.Dataset of single examples",
+        )
+    usable = isinstance(source, tuple | Mapping | np.ndarray | list | tf.Tensor | tf.RaggedTensor)
+    if not usable and not hasattr(source, "__array__"):
+        raise ConfigurationError(
+            f"The source is a {type(source).__name__}.",
+            hint=(
+                "give arrays of one length in a tuple or dictionary, dtrain.data.tfrecords(...), "
+                "dtrain.data.array_records(...), or a function InputContext -> tf.data.Dataset"
+            ),
+        )
+
+
+def _nest(source: Any, name: str) -> Any:
+    if isinstance(source, Mapping):
+        return {key: _nest(value, str(key)) for key, value in source.items()}
+    if isinstance(source, tuple) and hasattr(source, "_fields"):
+        return type(source)(*(_nest(v, k) for k, v in zip(source._fields, source, strict=True)))
+    if isinstance(source, tuple):
+        return tuple(_nest(value, f"array {number}") for number, value in enumerate(source))
+    return _column(source, name)
+
+
+def _column(leaf: Any, name: str) -> Column:
+    if isinstance(leaf, tf.RaggedTensor):
+        if leaf.ragged_rank != 1:
+            raise DataError(
+                f"{name} is ragged in {leaf.ragged_rank} dimensions.", hint="only rows may be ragged"
+            )
+        return Column(leaf.flat_values.numpy(), leaf.row_splits.numpy().astype(np.int64))
+    if isinstance(leaf, tf.SparseTensor):
+        raise DataError(
+            f"{name} is a sparse tensor.", hint="tf.sparse.to_dense(...), or indices as ragged rows"
+        )
+    if isinstance(leaf, list) or (isinstance(leaf, np.ndarray) and leaf.dtype == object):
+        return _from_rows(leaf, name)
+    try:
+        array = np.asarray(leaf)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name} is no array: {error}", hint="give NumPy arrays or lists") from error
+    return _dense(array, name)
+
+
+def _from_rows(rows: Any, name: str) -> Column:
+    """A column from a list, or from an array of objects."""
+    if any(isinstance(row, str | bytes) for row in rows):
+        wrong = next((n for n, row in enumerate(rows) if not isinstance(row, str | bytes)), None)
+        if wrong is not None:
+            kind = type(rows[wrong]).__name__
+            raise DataError(f"{name} holds texts, but example {wrong} is a {kind}.", hint="give texts only")
+        return Column(np.array(rows, dtype=object))
+    try:
+        parts = [np.asarray(row) for row in rows]
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"{name} is ragged in more than one dimension: {error}", hint="one is possible"
+        ) from error
+    for number, part in enumerate(parts):
+        if part.dtype.kind not in "biufSU":
+            raise DataError(
+                f"{name} holds a {type(rows[number]).__name__} in example {number}.",
+                hint="give numbers, texts, or lists of them",
+            )
+        if part.ndim != parts[0].ndim or part.shape[1:] != parts[0].shape[1:]:
+            raise DataError(
+                f"In {name} example {number} has the shape {part.shape}, but example 0 has {parts[0].shape}.",
+                hint="examples may differ in their first dimension only",
+            )
+    if len({part.shape for part in parts}) <= 1:
+        return _dense(np.asarray(parts), name)
+    splits = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
+    # An empty list is of floats to NumPy; it must not make floats of its neighbours.
+    full = [part for part in parts if part.size]
+    values = np.concatenate(full) if full else np.concatenate(parts)
+    return Column(_dense(values, name).values, splits)
+
+
+def _dense(array: np.ndarray, name: str) -> Column:
+    if array.ndim == 0:
+        raise DataError(f"{name} is a single value, {array!r}.", hint="one row an example is needed")
+    if array.dtype.kind in "SU":
+        array = array.astype(object)
+    elif array.dtype.kind not in "biufcO" and array.dtype.name != "bfloat16":
+        raise DataError(f"{name} is of type {array.dtype}.", hint="give numbers or texts")
+    return Column(array)
+
+
+def _tensor(column: Column) -> Any:
+    values = tf.convert_to_tensor(column.values)
+    if column.splits is None:
+        return values
+    return tf.RaggedTensor.from_row_splits(values, tf.convert_to_tensor(column.splits), validate=False)

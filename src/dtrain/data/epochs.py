@@ -1,0 +1,89 @@
+"""Which epoch is it? A counter inside a dataset: every new iteration over the dataset is the next epoch.
+
+It lives beside the dataset's operations, so `repeat`, `fit` and TensorFlow's own strategies count alike. The
+order of an epoch is not its affair.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.upstream import tensorflow as upstream_tf
+
+_NOT_BEGUN = -1
+
+
+class EpochCounter:
+    """Counts the iterations over the datasets that it is attached to.
+
+    Args:
+        first: the number of the first epoch.
+        only: whether there is no other one after it: reading on is an error.
+    """
+
+    def __init__(self, first: int, *, only: bool = False) -> None:
+        self._first = first
+        self._only = only
+        # Not a tf.Variable: under a strategy's scope that would be the strategy's.
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._handle = upstream_tf.unnamed_variable_handle(tf.int64, [])
+            tf.raw_ops.AssignVariableOp(resource=self._handle, value=tf.constant(first, tf.int64))
+
+    @property
+    def next(self) -> int:
+        """The epoch of the next iteration."""
+        return int(tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=tf.int64))
+
+    def attach(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """A dataset of (epoch, element); an epoch begins when its first element is taken.
+
+        So an iterator from which nothing is taken does not count: Keras makes those.
+        """
+
+        def scan(epoch: Any, element: Any) -> Any:
+            epoch = self._now(epoch)
+            return epoch, (epoch, element)
+
+        return dataset.scan(tf.constant(_NOT_BEGUN, tf.int64), unconverted(scan))
+
+    def _now(self, epoch: Any) -> Any:
+        """The epoch, which is a new one if it has not begun."""
+        # No cond and no loop: TensorFlow prepares a graph anew for each iterator, and that takes longer
+        # than the first step of a small model.
+        begins = epoch == _NOT_BEGUN
+        counted = tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=tf.int64)
+        epoch = tf.where(begins, counted, epoch)
+        checks = [epoch]
+        if self._only:
+            text = (
+                f"this dataset is the rest of one epoch; the next is dataset(first_epoch={self._first + 1})"
+            )
+            checks.append(tf.raw_ops.Assert(condition=epoch == self._first, data=[text]))
+        with tf.control_dependencies(checks):
+            raised = tf.raw_ops.AssignAddVariableOp(resource=self._handle, value=tf.cast(begins, tf.int64))
+        with tf.control_dependencies([raised]):
+            return tf.identity(epoch)
+
+
+class NoEpochs:
+    """Stands for a counter where all is read once, in the source's own order."""
+
+    def attach(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """A dataset of (0, element)."""
+        return dataset.map(
+            unconverted(lambda *element: (tf.zeros([], tf.int64), packed(element, dataset.element_spec)))
+        )
+
+
+def unconverted(function: Any) -> Any:
+    """A function that AutoGraph leaves as it is; the user's are converted by `tf.function`."""
+    return tf.autograph.experimental.do_not_convert(function)
+
+
+def packed(element: tuple[Any, ...], spec: Any) -> Any:
+    """What `Dataset.map` unpacked, as it was."""
+    if hasattr(spec, "_fields"):
+        return type(spec)(*element)
+    return element if isinstance(spec, tuple) else element[0]

@@ -1,0 +1,428 @@
+"""The input pipeline: prepare, cache, shuffle, augment, batch; every example once an epoch over all workers.
+
+It puts the parts together and gives `fit` a `tf.data.Dataset`; the parts are `readers.py`, `order.py`,
+`batches.py` and `text_batches.py`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain import sharding as rules
+from dtrain.data.batches import Stages, StreamBatches, TableBatches
+from dtrain.data.columns import ColumnTable, columns_of
+from dtrain.data.epochs import EpochCounter, unconverted
+from dtrain.data.order import PlainOrder
+from dtrain.data.readers import ArrayRecordTable, FunctionStream, InOrder, RecordStream, cached, in_order
+from dtrain.data.records import Records
+from dtrain.data.text_batches import Padding, bucket_order, check_pad, lengths_of
+from dtrain.errors import ConfigurationError, DataError
+from dtrain.job import world_size
+from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.talk import exchange
+from dtrain.log import logger
+
+
+class Pipeline:
+    """Examples as batches for `fit`, `evaluate` and `predict`, the same under every strategy.
+
+    Each epoch has another order, computed from the seed and the number of the epoch: it is the same in every
+    process and in every run, and no buffer is filled for it. The stages come in this order: `transform`,
+    cache, shuffle, `augment`, batch, prefetch. TFRecord files that are not cached are read from beginning to
+    end: shuffling changes the order of the files by epoch, reads four of them in turn, and mixes records
+    within blocks of about 64 MB. The order of a function's dataset is the function's own.
+
+    Make it anywhere; call `dataset()` after the strategy was made.
+
+    Args:
+        source: arrays, or lists, of one length in a tuple, named tuple or dictionary; `tfrecords(...)` or
+            `array_records(...)`; or a function `InputContext -> tf.data.Dataset` of single examples, to be
+            divided by `context.num_input_pipelines` and `context.input_pipeline_id`.
+        batch: examples in a batch, over all replicas.
+        shuffle: another order each epoch; else the source's own.
+        seed: of the order and of `augment`.
+        transform: example -> example, the same every time, of TensorFlow operations. An example is what one
+            row of the source is: a tuple where the source is one.
+        augment: (example, seed) -> example; `seed` is an int32 tensor of shape (2,) for TensorFlow's
+            stateless random functions, from the pipeline's seed, the epoch and the example's number: the
+            same under every strategy, and for any number of workers.
+        cache: keep all prepared examples in memory. Also makes files that are read in turn into a table, of
+            which any row can be fetched.
+        sharding: who reads what, if there are several workers. "data": each fetches its own rows of every
+            global batch, and the batches are one device's. "file": each reads its own files, so batches
+            have other examples than one device's. "function": each calls the function. "off": all read
+            everything and take their part. "auto" chooses: see `sharding.choose`.
+        pad: value that examples of different lengths are padded with, to the longest of the global batch;
+            True is 0. Under sharding "file" and "function": to the longest of the worker's own part.
+        buckets: upper bounds of lengths, such as [16, 32, 64]: batches have examples of one bucket, padded
+            to its bound. Longer ones make one more bucket, padded to the longest of a batch. Every bucket
+            has a last, short batch.
+        drop_remainder: leave out what does not fill a batch.
+
+    Raises:
+        ConfigurationError: an argument is not what it should be, or the source cannot be divided that way.
+        DataError: the source is empty, or its arrays do not fit together.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        batch: int = 64,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        transform: Callable[[Any], Any] | None = None,
+        augment: Callable[[Any, Any], Any] | None = None,
+        cache: bool = False,
+        sharding: str = "auto",
+        pad: Any = None,
+        buckets: Sequence[int] | None = None,
+        drop_remainder: bool = False,
+    ) -> None:
+        self.batch = _whole(batch, "batch", 1)
+        self._seed = _whole(seed, "seed")
+        self._shuffle = bool(shuffle)
+        self._transform = _taking(transform, 1, "transform", "the example")
+        self._augment = _taking(augment, 2, "augment", "the example and its seed")
+        self._cache = bool(cache)
+        self._pad, self._buckets = check_pad(pad, buckets)
+        self._drop = bool(drop_remainder)
+        self._records = source if isinstance(source, Records) else None
+        self._function = source if _is_function(source) else None
+        self._columns: ColumnTable | None = None
+        if self._records is None and self._function is None:
+            self._columns = ColumnTable(columns_of(source))
+        self._sharding = sharding
+        rules.choose(sharding, self._kind, 1)
+        if self.examples is not None:
+            rules.steps_of(self.examples, self.batch, drop_remainder=self._drop)
+        self._kept: dict[Any, Any] = {}
+
+    @property
+    def examples(self) -> int | None:
+        """How many examples an epoch has; None where only the source's function knows."""
+        if self._records is not None:
+            return self._records.examples
+        return self._columns.examples if self._columns is not None else None
+
+    def __len__(self) -> int:
+        """Batches of an epoch.
+
+        Raises:
+            TypeError: it is not known beforehand.
+        """
+        steps = self._steps()
+        if steps is None:
+            raise TypeError("the number of batches is not known: the source does not say how long it is")
+        return steps
+
+    def explain(self, workers: int | None = None) -> str:
+        """One line on how the source is divided, and why.
+
+        Args:
+            workers: processes that train together; None: those of this job.
+        """
+        workers = world_size() if workers is None else workers
+        choice = rules.choose(self._sharding, self._kind, workers)
+        asked = "" if choice.word == self._sharding else f" (asked for: {self._sharding})"
+        many = "1 worker" if workers == 1 else f"{workers} workers"
+        return f"{self._kind.name}, {many}: sharding={choice.word!r}{asked}, {choice.reason}"
+
+    def dataset(self, *, first_epoch: int = 0, first_step: int = 0) -> tf.data.Dataset:
+        """What `fit` takes: global batches; each new iteration over it is the next epoch.
+
+        Args:
+            first_epoch: the number of its first epoch, for a run that goes on.
+            first_step: begin the first epoch at this batch. The dataset is then the rest of this epoch and
+                no more. Nothing is read for what was left out, but where files are read in turn.
+
+        Raises:
+            ConfigurationError: there is no such epoch or step.
+        """
+        first_epoch = _whole(first_epoch, "first_epoch", 0)
+        first_step = _whole(first_step, "first_step", 0)
+        counter = EpochCounter(first_epoch, only=first_step > 0)
+        batches, steps, endless = self._whole_batches()
+        if steps is not None and first_step >= steps:
+            raise ConfigurationError(
+                f"first_step={first_step} was set, but an epoch has {steps} batches.", hint="count from 0"
+            )
+        dataset = batches(counter, first_step)
+        if steps is not None or endless:
+            left = tf.data.INFINITE_CARDINALITY if steps is None else steps - first_step
+            dataset = dataset.apply(tf.data.experimental.assert_cardinality(left))
+        dataset = _with_options(dataset)
+        dataset.dtrain_split = lambda layout: self._split(layout, counter, first_step)
+        return dataset
+
+    @property
+    def _kind(self) -> rules.SourceKind:
+        records = self._records
+        name = "arrays"
+        if records is not None:
+            name = "array-record files" if records.random_access else "TFRecord files"
+        return rules.SourceKind(
+            name="a function" if self._function is not None else name,
+            random_access=self._columns is not None or (records is not None and records.random_access),
+            counts=() if records is None else records.counts,
+            function=self._function is not None,
+            cached=self._cache,
+            shuffled=self._shuffle,
+            padded=self._pad is not None,
+            bucketed=self._buckets is not None,
+        )
+
+    @property
+    def _order_seed(self) -> int | None:
+        return self._seed if self._shuffle else None
+
+    # What is read here ------------------------------------------------------------------------------------
+
+    def _reader(self, files: tuple[int, ...] | None = None, context: Any = None) -> tuple[Any, Stages]:
+        """A table or a stream of a worker's share, and what is left to be done to its examples."""
+        if self._columns is not None:
+            reader: Any = self._columns
+        elif self._records is not None:
+            chosen = tuple(range(len(self._records.files))) if files is None else files
+            reader = (ArrayRecordTable if self._records.random_access else RecordStream)(
+                self._records, chosen
+            )
+        else:
+            reader = FunctionStream(self._function, context or tf.distribute.InputContext())  # type: ignore[arg-type]
+        prepare = self._prepare
+        if (
+            self._cache
+            and reader.examples != 0
+            and (prepare is not None or not isinstance(reader, ColumnTable))
+        ):
+            if getattr(reader, "endless", False):
+                raise DataError("cache=True was set for data without an end.", hint="cache=False")
+            key = ("cache", files, getattr(context, "input_pipeline_id", None))
+            if key not in self._kept:
+                self._kept[key] = cached(reader, prepare)
+            reader, prepare = self._kept[key], None
+        return reader, Stages(prepare=prepare, augment=self._augment, seed=self._seed)
+
+    @property
+    def _prepare(self) -> Callable[[Any], Any] | None:
+        records, transform = self._records, self._transform
+        if records is None:
+            return transform
+
+        parse = tf.function(records.parse)
+
+        def prepare(raw: Any) -> Any:
+            example = parse(*raw)
+            return example if transform is None else transform(example)
+
+        return prepare
+
+    def _padding(self, table: Any, stages: Stages, key: Any) -> Padding | None:
+        if self._pad is None:
+            return None
+        if ("padding", key) not in self._kept:
+            elements = in_order(table).map(unconverted(lambda example, _: (_prepared(stages, example), 0)))
+            spec = elements.element_spec[0]
+            lengths = lengths_of(table, stages.prepare, spec)
+            self._kept["padding", key] = Padding(self._pad, spec, lengths)
+        return self._kept["padding", key]
+
+    # How it becomes batches -------------------------------------------------------------------------------
+
+    def _steps(self) -> int | None:
+        """Batches of an epoch; None if not known."""
+        return (
+            self._whole_batches()[1]
+            if self._buckets or self.examples is None
+            else rules.steps_of(self.examples, self.batch, drop_remainder=self._drop)
+        )
+
+    def _whole_batches(self) -> tuple[Callable[[Any, int], tf.data.Dataset], int | None, bool]:
+        """The global batches of an epoch, how many, and whether they never end."""
+        reader, stages = self._reader()
+        if hasattr(reader, "fetch"):
+            table = self._table_batches(reader, stages, ReplicaLayout())
+            steps = table.steps
+            return lambda epochs, first: table.dataset(epochs, first, whole=True), steps, False
+        stream = self._stream_batches(reader, stages, self.batch)
+        known = (
+            None
+            if self._buckets or reader.examples is None
+            else rules.steps_of(reader.examples, self.batch, drop_remainder=self._drop)
+        )
+        return stream.dataset, known, reader.endless
+
+    def _table_batches(self, table: Any, stages: Stages, layout: ReplicaLayout) -> TableBatches:
+        """Global batches of a table, divided over the replicas of all workers."""
+        padding = self._padding(table, stages, None)
+        if self._buckets is not None and padding is not None:
+            order: Any = bucket_order(
+                padding, self._buckets, self.batch, self._order_seed, drop_remainder=self._drop
+            )
+            if order.steps == 0:
+                raise DataError(
+                    f"drop_remainder=True leaves no batch of {self.batch} in any bucket.",
+                    hint="a smaller batch, fewer buckets, or drop_remainder=False",
+                )
+        else:
+            steps = rules.steps_of(table.examples, self.batch, drop_remainder=self._drop)
+            order = PlainOrder(table.examples, self.batch, steps, self._order_seed)
+        return TableBatches(table, order, layout, stages, padding)
+
+    def _stream_batches(
+        self, stream: Any, stages: Stages, batch: int, *, drop: bool | None = None
+    ) -> StreamBatches:
+        return StreamBatches(
+            stream,
+            batch,
+            stages,
+            shuffle_seed=self._order_seed,
+            pad=self._pad,
+            buckets=self._buckets,
+            drop_remainder=self._drop if drop is None else drop,
+        )
+
+    # Several workers --------------------------------------------------------------------------------------
+
+    def _split(self, layout: ReplicaLayout, counter: EpochCounter, first_step: int) -> tf.data.Dataset | None:
+        """The batches as the parts of this process' replicas, or None where the whole batch is to be cut.
+
+        Every worker must call it.
+        """
+        choice = rules.choose(self._sharding, self._kind, layout.workers)
+        logger.info("Worker %d: %s.", layout.worker, self.explain(layout.workers))
+        mine = None
+        if choice.word == "function":
+            context = tf.distribute.InputContext(layout.workers, layout.worker, layout.replicas)
+            reader, stages = self._reader(context=context)
+            mine = reader.count() if isinstance(reader, FunctionStream) else reader.examples
+        counts = self._agreed(layout, counter, mine)
+        if choice.word == "off":
+            return None
+        if choice.word == "data":
+            reader, stages = self._reader()
+            batches = self._table_batches(reader, stages, layout)
+            return _with_options(batches.dataset(counter, first_step))
+        if choice.word == "file":
+            records = self._records
+            if records is None:
+                raise RuntimeError("there are no files")
+            divided = rules.divide_files(records.counts, layout.workers)
+            counts = [sum(records.counts[file] for file in files) for files in divided]
+            reader, stages = self._reader(files=divided[layout.worker])
+        return _with_options(self._own_share(reader, stages, layout, counts, counter, first_step))
+
+    def _agreed(self, layout: ReplicaLayout, counter: EpochCounter, mine: int | None) -> list[Any]:
+        """Checks that all workers have the same pipeline; gives what each has of a function's examples."""
+        records = self._records
+        same = {
+            "the number of examples": self.examples,
+            "batch": self.batch,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "sharding": self._sharding,
+            "buckets": self._buckets,
+            "the examples of each file": None if records is None else records.counts,
+            "the epoch that comes next": counter.next,
+        }
+        everyone = exchange(layout, (same, mine))
+        for what, own in same.items():
+            found = [theirs.get(what) for theirs, _ in everyone]
+            if any(value != found[0] for value in found):
+                each = "; ".join(f"worker {worker}: {value}" for worker, value in enumerate(found))
+                raise DataError(
+                    f"The workers' pipelines differ in {what} ({each}).",
+                    hint="every worker makes the same pipeline, and goes through it as often as the others",
+                )
+            del own
+        return [count for _, count in everyone]
+
+    def _own_share(
+        self,
+        reader: Any,
+        stages: Stages,
+        layout: ReplicaLayout,
+        counts: list[Any],
+        counter: EpochCounter,
+        first_step: int,
+    ) -> tf.data.Dataset:
+        """Batches of which each worker has its own examples."""
+        if getattr(reader, "endless", False):
+            part = _part(self.batch, layout)
+            stream = self._stream_batches(reader, stages, part)
+            return stream.endless_parts(counter, layout, self.batch)
+        if any(count is None for count in counts):
+            raise DataError(
+                "The function gives some workers examples without end, and others not.",
+                hint="repeat() the dataset in every worker, or in none",
+            )
+        share = rules.shares(counts, self.batch, drop_remainder=self._drop)
+        own = ReplicaLayout(local_replicas=layout.local_replicas)
+        batch = share.batches[layout.worker]
+        if hasattr(reader, "fetch") and reader.examples > 0 and batch > 0:
+            padding = self._padding(reader, stages, layout.worker)
+            order = PlainOrder(reader.examples, batch, share.steps, self._order_seed, layout.worker)
+            table = TableBatches(reader, order, own, stages, padding, share)
+            return table.dataset(counter, first_step)
+        stream = self._stream_batches(
+            InOrder(reader) if hasattr(reader, "fetch") else reader, stages, max(batch, 1), drop=False
+        )
+        return stream.parts(counter, layout, share).skip(first_step)
+
+
+def _with_options(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    options = tf.data.Options()
+    options.deterministic = True
+    # TensorFlow would else look for files in the dataset, find the range of epochs, and divide that.
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    return dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
+
+
+def _part(batch: int, layout: ReplicaLayout) -> int:
+    """The rows of a full batch that are this worker's."""
+    return (layout.worker + 1) * batch // layout.workers - layout.worker * batch // layout.workers
+
+
+def _prepared(stages: Stages, example: Any) -> Any:
+    return example if stages.prepare is None else stages.prepare(example)
+
+
+def _is_function(source: Any) -> bool:
+    return callable(source) and not hasattr(source, "__array__") and not isinstance(source, tf.data.Dataset)
+
+
+def _whole(value: Any, name: str, least: int | None = None) -> int:
+    try:
+        found = value.__index__() if not isinstance(value, bool) else None
+    except AttributeError:
+        found = None
+    if found is None or (least is not None and found < least):
+        wanted = "an integer" if least is None else f"an integer of at least {least}"
+        raise ConfigurationError(f"{name}={value!r} is not {wanted}.", hint=f"give {name} as {wanted}")
+    return int(found)
+
+
+def _taking(function: Any, count: int, name: str, what: str) -> Any:
+    """A function of the user's, if it can be called with so many arguments.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    if function is None:
+        return None
+    if not callable(function):
+        raise ConfigurationError(f"{name} is a {type(function).__name__}.", hint=f"a function of {what}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return tf.function(function)
+    try:
+        signature.bind(*range(count))
+    except TypeError as error:
+        hint = "an example of several arrays is one tuple: lambda example: (example[0], example[1])"
+        raise ConfigurationError(f"{name} must take {what}: {error}.", hint=hint) from error
+    return tf.function(function)
