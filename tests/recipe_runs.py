@@ -19,7 +19,17 @@ from typing import Any, NamedTuple
 
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "digits": ("digits", {}),
-    "cifar10": ("cifar10", {"model": "small", "global_batch": 32}),
+    "cifar10": (
+        "cifar10",
+        {
+            "model": "small",
+            "accumulation": 2,
+            "global_batch": 32,
+            "scaling": "sqrt",
+            "base_batch": 16,
+            "warmup": 0.5,
+        },
+    ),
     "cifar10-resnet": ("cifar10", {"width": 8, "limit": 100, "global_batch": 16}),
     "imdb": ("imdb", {"global_batch": 16}),
     "imdb-transformer": ("imdb", {"model": "transformer", "sequence_length": 12, "global_batch": 16}),
@@ -37,11 +47,7 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
             "sequence_length": 12,
             "vocabulary": 200,
             "width": 16,
-            "accumulation": 2,
-            "global_batch": 32,
-            "scaling": "sqrt",
-            "base_batch": 16,
-            "warmup": 0.5,
+            "global_batch": 16,
         },
     ),
 }

@@ -12,7 +12,7 @@ from small_archives import write_cifar10, write_csv, write_imdb
 
 HERE = ("default", "mirrored", "central_storage")
 STRATEGIES = (*HERE, "multi_worker", "parameter_server")
-TIME_LIMIT = 400
+TIME_LIMIT = 600
 # Dropout differs by replica, and 16 bits round by the size of a replica's part: these only learn.
 OTHER_NUMBERS = ("synthetic-cnn", "text-csv-transformer")
 # What differs by rounding in an epoch is enlarged in the next, most where BatchNorm divides by small numbers.

@@ -43,14 +43,16 @@ def make_examples(options: SyntheticOptions, count: int, seed: int) -> tuple[Any
     """Images (n, p, p, 3) or tokens (n, l), and labels (n,). Another seed gives more of the same task."""
     if options.model == "cnn":
         side = options.number("image_size")
-        return synthetic_images(count, shape=(side, side, 3), classes=options.class_count(), seed=seed)
-    return synthetic_texts(
+        images = synthetic_images(count, shape=(side, side, 3), classes=options.class_count(), seed=seed)
+        return images.images, images.labels
+    texts = synthetic_texts(
         count,
         length=options.number("sequence_length"),
         vocabulary=options.number("vocabulary"),
         classes=options.class_count(),
         seed=seed,
     )
+    return texts.tokens, texts.labels
 
 
 def cnn(side: int, classes: int, width: int) -> keras.Model:
