@@ -212,16 +212,16 @@ def _example_parser(features: Mapping[str, Any]) -> Callable[[Any, Any], Any]:
     wanted = dict(features)
 
     def parse(serialized: Any, name: Any) -> dict[str, Any]:
-        found = tf.io.parse_single_example(serialized, wanted, example_names=name)
+        # As a batch of one: TensorFlow names the record in its error only there.
+        found = tf.io.parse_example(serialized[None], wanted, example_names=name[None])
         return {key: _as_vector(value) for key, value in found.items()}
 
     return parse
 
 
 def _as_vector(value: Any) -> Any:
-    if isinstance(value, tf.SparseTensor):
-        return tf.sparse.to_dense(value)
-    return value
+    dense = tf.sparse.to_dense(value) if isinstance(value, tf.SparseTensor) else value
+    return dense[0]
 
 
 def _check_features(record: bytes, features: Mapping[str, Any], where: str) -> None:
