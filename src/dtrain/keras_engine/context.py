@@ -34,6 +34,8 @@ class ReplicaStep:
         share: size over the examples of all replicas, float32 scalar.
         compiled: whether the step is being compiled by XLA, which knows no collectives.
         probing: whether a single replica tries the step out, to learn what its losses are (`probe.py`).
+        phase: what the step is among the micro-batches of an update, if replicas sum these up for themselves
+            (`accumulation.py`); None where gradients are reduced at once.
         weights: for each point where the replicas are combined (a call of `tape.gradient`, a number that a
             metric or the logs take), what this replica is weighted by; None for the share.
         taken: while probing, what stood at each of these points.
@@ -54,6 +56,7 @@ class ReplicaStep:
         training: bool,
         compiled: bool = False,
         probing: bool = False,
+        phase: str | None = None,
     ) -> None:
         self.layout = layout
         self.training = training
@@ -61,6 +64,7 @@ class ReplicaStep:
         self.share = tf.math.divide_no_nan(tf.cast(size, tf.float32), tf.cast(total, tf.float32))
         self.compiled = compiled
         self.probing = probing
+        self.phase = phase
         self.weights: list[Any] | None = None
         self.coupled_losses: frozenset[int] = frozenset()
         self.summed_losses: frozenset[int] = frozenset()

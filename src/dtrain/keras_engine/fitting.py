@@ -13,10 +13,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain.keras_engine.asynchronous.fitting import prepare_evaluate, prepare_fit, prepare_predict
+from dtrain.keras_engine.accumulation import KeptApart, left_by_error, may_keep_apart
+from dtrain.keras_engine.asynchronous.fitting import prepare_evaluate, prepare_fit, prepare_predict, watches
 from dtrain.keras_engine.callbacks import NanAlarm, shared_between_workers
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
 from dtrain.keras_engine.scope import check_model, check_scope
+from dtrain.keras_engine.steps import step_is_stock
 from dtrain.keras_engine.talk import exchange
 from dtrain.upstream import keras as upstream_keras
 
@@ -40,8 +42,12 @@ def make_fit(original: Callable[..., Any]) -> Callable[..., Any]:
         check_model(self)
         _check_batch(call.arguments, layout)
         call.arguments["verbose"] = _verbose(call.arguments["verbose"], layout)
-        call.arguments["callbacks"] = _callbacks(call.arguments["callbacks"], layout)
-        history = original(*call.args, **call.kwargs)
+        call.arguments["callbacks"] = _callbacks(call.arguments["callbacks"], layout, self)
+        try:
+            history = original(*call.args, **call.kwargs)
+        except BaseException:
+            left_by_error(self)
+            raise
         # What callbacks wrote is complete when fit returns, whichever worker wrote it.
         exchange(layout, None)
         return history
@@ -95,12 +101,18 @@ def _verbose(verbose: Any, layout: ReplicaLayout) -> Any:
     return 0 if layout.worker > 0 and verbose in ("auto", 1, True) else verbose
 
 
-def _callbacks(callbacks: Any, layout: ReplicaLayout) -> Any:
+def _callbacks(callbacks: Any, layout: ReplicaLayout, model: Any) -> Any:
     if isinstance(callbacks, upstream_keras.callback_list()):
         callbacks.callbacks = [*shared_between_workers(callbacks.callbacks, layout)]
         return callbacks
     given = [] if callbacks is None else list(keras.tree.flatten(callbacks))
-    return [*shared_between_workers(given, layout), NanAlarm()]
+    found = [*shared_between_workers(given, layout), NanAlarm()]
+    if may_keep_apart(model, layout) and step_is_stock(model, "train_step"):
+        seen = any(watches(each, "train") for each in found if not getattr(each, "async_safe", False))
+        # Workers do so together or not at all.
+        if not any(exchange(layout, seen)):
+            return [KeptApart(model, layout), *found]
+    return found
 
 
 def _prepared_for_servers(

@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from dtrain.errors import DataError
+from dtrain.keras_engine.accumulation import SparseGradients, sums_of
 from dtrain.keras_engine.asynchronous.functions import AsynchronousFunction, AsynchronousPredict
 from dtrain.keras_engine.context import CollectiveUnavailable
 from dtrain.keras_engine.input import (
@@ -76,6 +77,7 @@ class StepFunction:
         self._layout = layout
         self._training = training
         self._compiled = self._can_compile()
+        self._sparse = False  # whether gradients that name rows were found where micro-batches are summed up
         self._build()
 
     def __call__(self, iterator: Any) -> Any:
@@ -111,8 +113,19 @@ class StepFunction:
                 yield parts, total, None
 
     def _step(self, parts: Any, total: Any, specs: Any) -> Any:
+        sums = sums_of(self._model) if self._training and self._program.stock and not self._sparse else None
+        phase = None if sums is None else sums.next_phase()
         try:
-            return self._function(specs)(parts, total)
+            outputs = self._function(specs, phase)(parts, total)
+            if sums is not None and phase is not None:
+                sums.note(phase)
+            return outputs
+        except SparseGradients:
+            # Found while tracing, too.
+            self._sparse = True
+            if sums is not None:
+                sums.close()
+            return self._step(parts, total, specs)
         except CollectiveUnavailable:
             # Found while tracing, before anything ran: replicas must meet inside forward or backward.
             logger.warning(
@@ -122,14 +135,17 @@ class StepFunction:
             )
             self._program.compiled = False
             self._functions.clear()
-            return self._function(specs)(parts, total)
+            return self._step(parts, total, specs)
 
-    def _function(self, specs: Any) -> Callable[..., Any]:
+    def _function(self, specs: Any, phase: str | None) -> Callable[..., Any]:
         """The step, traced once for data of these specs: a short last batch must not change its shapes."""
-        run = self._program.run
+
+        def run(parts: Any, total: Any) -> Any:
+            return self._program.run(parts, total, phase)
+
         if self._model.run_eagerly:
             return run
-        key = str(specs)
+        key = f"{specs} {phase}"
         if key not in self._functions:
             signature = None if specs is None else [specs[0], specs[1]]
             if signature is not None and signature[1] is None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.keras_engine.accumulation import check_dense
 from dtrain.keras_engine.context import ReplicaStep, all_reduce_sum, current_step, underlying, variable_ids
 from dtrain.keras_engine.parts import is_split, joined_gradient, parts_of
 
@@ -54,7 +55,9 @@ def make_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
         # The gradients of inputs belong to this replica's examples; those of variables to all.
         mine = [i for i, source in enumerate(tf.nest.flatten(sources)) if _is_variable(source)]
         gradients = [flat[i] for i in mine]
-        if step.compiled:
+        if step.phase is not None:
+            check_dense(gradients)
+        if step.compiled or step.phase is not None:
             whole = no_whole_oneof_nothing(step, gradients)
         else:
             whole = reduce_gradients(step, gradients, scaled=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.keras_engine.accumulation import ADD, totals
 from dtrain.keras_engine.asynchronous.step import current_block
 from dtrain.keras_engine.asynchronous.updates import updating
 from dtrain.keras_engine.context import (
@@ -98,11 +99,15 @@ def _apply_in_replica(
     if step is not None and step.compiled:
         step.captured.append((optimizer, grads, targets))
         return None
-    grads = _reduced(grads, targets)
+    if step is not None and step.phase is not None:
+        grads = totals(step, optimizer, grads, targets)
+    else:
+        grads = _reduced(grads, targets)
     if not layout.central:
         with local_update():
             original(optimizer, grads, variables)
-        hand_out(optimizer, [v for v, g in zip(targets, grads, strict=True) if g is not None])
+        if step is None or step.phase != ADD:
+            hand_out(optimizer, [v for v, g in zip(targets, grads, strict=True) if g is not None])
         return None
 
     # One copy of the weights: the update runs once, for all replicas.

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.keras_engine import metrics, state
+from dtrain.keras_engine.accumulation import check_dense
 from dtrain.keras_engine.context import ReplicaStep, all_reduce_sum, replica_step, variable_ids
 from dtrain.keras_engine.input import batch_rows, map_leaves
 from dtrain.keras_engine.losses import is_own_loss
@@ -91,18 +92,21 @@ class StepProgram:
         if not self.stock:
             combine(step, outputs)
 
-    def run(self, parts: Sequence[Any], total: Any) -> Any:
+    def run(self, parts: Sequence[Any], total: Any, phase: str | None = None) -> Any:
         """One step; what it returns is the whole batch's, or {} where `results` will tell.
 
         Args:
             parts: a batch for each replica of this process.
             total: examples in the whole batch, over all processes; None if not known yet.
+            phase: as `ReplicaStep.phase`.
         """
         strategy = self.model.distribute_strategy
         totals = upstream_tf.per_replica([total] * len(parts)) if total is not None else None
         # Set here, not in the replicas: they run in threads that take turns.
         with silent_results(self.model) if self.stock else metrics.whole_results(self.model):
-            in_replica = upstream_keras.with_seed_generator(self._in_replica)
+            in_replica = upstream_keras.with_seed_generator(
+                lambda part, total: self._in_replica(part, total, phase)
+            )
             outputs = strategy.run(in_replica, args=(upstream_tf.per_replica(list(parts)), totals))
         return first_replica(strategy, outputs)
 
@@ -111,14 +115,16 @@ class StepProgram:
         strategy = self.model.distribute_strategy
         return first_replica(strategy, strategy.run(lambda: metrics.results(self.model)))
 
-    def _in_replica(self, part: Any, total: Any) -> Any:
+    def _in_replica(self, part: Any, total: Any, phase: str | None) -> Any:
         part = without_optionals(part)
         size = batch_rows(part)
         if total is None:
             total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, size)
         if self.compiled:
-            return self._compiled_step(part, size, total)
-        step = self._knowing(ReplicaStep(self.layout, size=size, total=total, training=self.training))
+            return self._compiled_step(part, size, total, phase)
+        step = self._knowing(
+            ReplicaStep(self.layout, size=size, total=total, training=self.training, phase=phase)
+        )
         with replica_step(step):
             outputs = self._user_step(part)
             state.synchronise(step)
@@ -135,7 +141,7 @@ class StepProgram:
     def _user_step(self, part: Any) -> Any:
         return unwrapped(getattr(self.model, self.name))(part)
 
-    def _compiled_step(self, part: Any, size: Any, total: Any) -> Any:
+    def _compiled_step(self, part: Any, size: Any, total: Any, phase: str | None) -> Any:
         """Forward and backward in one XLA program; the reduction and the update after it."""
         captured: list[tuple[Any, list[Any], list[Any]]] = []
         written: dict[int, Any] = {}
@@ -151,11 +157,13 @@ class StepProgram:
             return [[g for g in grads if g is not None] for _, grads, _ in step.captured]
 
         gradients = tf.function(inside, jit_compile=True, autograph=False)(part, size, total)
-        step = ReplicaStep(self.layout, size=size, total=total, training=self.training)
+        step = ReplicaStep(self.layout, size=size, total=total, training=self.training, phase=phase)
         step.assigned.update(written)
         with replica_step(step):
             for (optimizer, traced, variables), values in zip(captured, gradients, strict=True):
-                found = iter(all_reduce_sum(values))
+                if phase is not None:
+                    check_dense(values)
+                found = iter(values if phase is not None else all_reduce_sum(values))
                 step.reduced |= variable_ids(variables)
                 optimizer.apply([None if g is None else next(found) for g in traced], variables)
             state.synchronise(step)

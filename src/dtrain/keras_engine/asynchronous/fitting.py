@@ -87,7 +87,7 @@ def _dataset(data: Any, name: str) -> Any:
 
 
 def _watch_batches(function: Any, callbacks: Any, kind: str) -> None:
-    function.every_batch = any(_watches(callback, kind) for callback in _listed(callbacks))
+    function.every_batch = any(watches(callback, kind) for callback in _listed(callbacks))
 
 
 def _listed(callbacks: Any) -> list[Any]:
@@ -96,7 +96,7 @@ def _listed(callbacks: Any) -> list[Any]:
     return [] if callbacks is None else list(keras.tree.flatten(callbacks))
 
 
-def _watches(callback: Any, kind: str) -> bool:
+def watches(callback: Any, kind: str) -> bool:
     """Whether a callback does something at every batch that depends on what was done before."""
     if isinstance(callback, keras.callbacks.History | keras.callbacks.ProgbarLogger | StalenessReport):
         return False

@@ -1,0 +1,208 @@
+"""Lets each replica add up its own part of several micro-batches, so that an update takes one reduction.
+
+It works inside `fit`, where nobody looks at the sums between two batches; outside of an epoch every replica
+holds the whole sum, as Keras has it. Where that is not possible, every micro-batch is reduced.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dtrain.keras_engine.context import ReplicaStep, all_reduce_sum, local_update
+from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.log import logger
+from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import tensorflow as upstream_tf
+
+ADD, UPDATE = "add", "update"
+
+
+class SparseGradients(Exception):  # noqa: N818
+    """A gradient names rows: reducing these is cheaper than a whole table's sum."""
+
+
+class Sums:
+    """The sums of one optimizer's micro-batches, while `fit` runs.
+
+    Args:
+        optimizer: it accumulates.
+        strategy: the optimizer's.
+        layout: the strategy's.
+    """
+
+    def __init__(self, optimizer: Any, strategy: Any, layout: ReplicaLayout) -> None:
+        self._optimizer = optimizer
+        self._strategy = strategy
+        self._layout = layout
+        self._open = False
+        # Whether each replica holds the whole sum; else the replicas' sums add up to it.
+        self._whole = True
+        self._empty = False
+        self._functions: dict[Any, Callable[[], Any]] = {}
+
+    def open(self) -> None:
+        """From now on the replicas may keep parts."""
+        self._open = True
+
+    def next_phase(self) -> str | None:
+        """What is done with the next micro-batch: `ADD`, `UPDATE`, or None where it is reduced at once."""
+        if not self._open:
+            return None
+        if self._whole:
+            self._everywhere(self._keep_one)
+            self._whole = False
+        steps = self._optimizer.gradient_accumulation_steps
+        done = int(upstream_keras.iterations_of(self._optimizer).numpy()) % steps
+        return UPDATE if done == steps - 1 else ADD
+
+    def note(self, phase: str) -> None:
+        """Says which phase has been computed."""
+        self._empty = phase == UPDATE
+
+    def close(self) -> None:
+        """Gives every replica the whole sum again. All workers must call it."""
+        self._open = False
+        if not self._whole and not self._empty:
+            self._everywhere(self._join)
+        self._whole = True
+
+    def abandon(self) -> None:
+        """After an error, which other workers may not have had: no sum is better than a wrong one."""
+        self._open = False
+        if self._whole or self._empty:
+            return
+        if self._layout.workers == 1:
+            self.close()
+            return
+        logger.warning("fit was left in the middle of an accumulation; its gradients so far are dropped.")
+        self._everywhere(self._drop)
+        self._whole = True
+
+    def _everywhere(self, function: Callable[[], None]) -> None:
+        if function not in self._functions:
+            self._functions[function] = tf.function(lambda: self._strategy.run(function), autograph=False)
+        if self._optimizer.built:
+            self._functions[function]()
+
+    def _keep_one(self) -> None:
+        """The whole sum stays with the first of all replicas."""
+        if self._layout.first_replica + upstream_tf.local_replica_index() > 0:
+            self._drop()
+
+    def _drop(self) -> None:
+        with local_update():
+            for each in upstream_keras.accumulators_of(self._optimizer):
+                each.assign(tf.zeros(each.shape, each.dtype))
+
+    def _join(self) -> None:
+        accumulators = upstream_keras.accumulators_of(self._optimizer)
+        totals = all_reduce_sum([tf.convert_to_tensor(each.value) for each in accumulators])
+        with local_update():
+            for each, total in zip(accumulators, totals, strict=True):
+                each.assign(total)
+
+
+_sums: weakref.WeakKeyDictionary[Any, Sums] = weakref.WeakKeyDictionary()
+
+
+def sums_of(model: Any) -> Sums | None:
+    """The sums of a model's optimizer, inside a `fit` where replicas may keep parts; else None."""
+    return None if model.optimizer is None else _sums.get(model.optimizer)
+
+
+class KeptApart(keras.callbacks.Callback):  # type: ignore[misc]
+    """Opens and closes a model's sums; the first callback, so that no other finds parts.
+
+    Args:
+        model: a compiled model, whose steps are Keras' own and whose optimizer accumulates.
+        layout: its strategy's.
+    """
+
+    # It looks at no batch.
+    async_safe = True
+
+    def __init__(self, model: Any, layout: ReplicaLayout) -> None:
+        super().__init__()
+        self._sums = Sums(model.optimizer, model.distribute_strategy, layout)
+        self._optimizer = model.optimizer
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Parts from here on."""
+        _sums[self._optimizer] = self._sums
+        self._sums.open()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Whole sums for those who look while validating."""
+        self._sums.close()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Whole sums for those who look, or save, between two epochs."""
+        self._sums.close()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Whole sums for whatever comes after."""
+        self._sums.close()
+        _sums.pop(self._optimizer, None)
+
+
+def left_by_error(model: Any) -> None:
+    """Tidies up after a `fit` that ended with an exception."""
+    sums = None if model.optimizer is None else _sums.pop(model.optimizer, None)
+    if sums is not None:
+        sums.abandon()
+
+
+def may_keep_apart(model: Any, layout: ReplicaLayout) -> bool:
+    """Whether a model's micro-batches can be summed by each replica for itself.
+
+    Not with loss scaling, which looks for overflow in the whole batch's gradients at every micro-batch and
+    does not count one that it leaves out; nor where weights exist once, a variable is overwritten by its
+    gradient, or the model runs eagerly.
+    """
+    optimizer = model.optimizer
+    if (
+        layout.replicas == 1
+        or layout.central
+        or model.run_eagerly
+        or not isinstance(optimizer, keras.optimizers.Optimizer)
+    ):
+        return False
+    if isinstance(optimizer, upstream_keras.loss_scale_optimizer()):
+        return False
+    overwritten = any(getattr(v, "overwrite_with_gradient", False) for v in model.trainable_variables)
+    return bool(optimizer.gradient_accumulation_steps) and not overwritten
+
+
+def check_dense(gradients: Sequence[Any]) -> None:
+    """Raises `SparseGradients` if one of them names rows."""
+    if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
+        raise SparseGradients
+
+
+def totals(step: ReplicaStep, optimizer: Any, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
+    """What a replica's optimizer is to be given: its own gradients to add, or at last everybody's sums.
+
+    Args:
+        step: in one of the two phases.
+        optimizer: it accumulates.
+        gradients: this replica's, by share, or None.
+        variables: what they are of.
+    """
+    if step.phase == ADD:
+        return gradients
+    accumulators = upstream_keras.accumulators_of(optimizer)
+    pairs = [
+        (gradient, accumulators[upstream_keras.number_of_variable(optimizer, variable)])
+        for gradient, variable in zip(gradients, variables, strict=True)
+        if gradient is not None
+    ]
+    found = iter(all_reduce_sum([gradient + each.value for gradient, each in pairs]))
+    with local_update():
+        for _, each in pairs:
+            each.assign(tf.zeros(each.shape, each.dtype))
+    return [None if gradient is None else next(found) for gradient in gradients]
