@@ -14,6 +14,7 @@ from keras import layers
 
 import dtrain
 from dtrain.errors import ConfigurationError
+from dtrain.keras_engine.context import current_step
 from dtrain.keras_engine.sharded_state import owners_of
 from dtrain.optim import (
     SparseLabelSmoothing,
@@ -331,3 +332,94 @@ def test_one_device_has_nothing_to_divide() -> None:
     optimizer = shard_state(adam())
     optimizer.build(small().trainable_variables)
     assert [len(tuple(slot.shape)) for slot in optimizer.variables[2:6]] == [2, 2, 1, 1]
+
+
+def accumulating(steps: int = 4) -> keras.optimizers.Optimizer:
+    return sgd(gradient_accumulation_steps=steps, clipvalue=0.1)
+
+
+class EpochSums(keras.callbacks.Callback):  # type: ignore[misc]
+    """What a callback finds in the optimizer's sums when an epoch has ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Any] = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.found += [each.numpy() for each in self.model.optimizer._accumulated_gradients]
+
+
+class Watching(keras.callbacks.Callback):  # type: ignore[misc]
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        pass
+
+
+@pytest.fixture
+def reductions(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """The phase of the step that each reduction belongs to, one entry a replica, as steps are traced."""
+    found: list[str | None] = []
+    original = tf.distribute.ReplicaContext.all_reduce
+
+    def all_reduce(self: Any, *args: Any, **options: Any) -> Any:
+        step = current_step()
+        if step is not None and step.training:
+            found.append(step.phase)
+        return original(self, *args, **options)
+
+    monkeypatch.setattr(tf.distribute.ReplicaContext, "all_reduce", all_reduce)
+    return found
+
+
+def accumulated(strategy: Any, *callbacks: Any) -> tuple[keras.Model, list[Any]]:
+    """Nine micro-batches, one outside of fit, and three more: neither fills the updates of four."""
+    keras.utils.set_random_seed(3)
+    sums = EpochSums()
+    with strategy.scope():
+        model = small()
+        model.compile(accumulating(), "sparse_categorical_crossentropy")
+    steps: dict[str, Any] = {
+        "batch_size": 12,
+        "shuffle": False,
+        "verbose": 0,
+        "callbacks": [sums, *callbacks],
+    }
+    losses = model.fit(X, LABELS, epochs=3, **steps).history["loss"]
+    alone = model.train_on_batch(X[:10], LABELS[:10])
+    losses += model.fit(X, LABELS, epochs=1, **steps).history["loss"]
+    return model, [*losses, alone, *model.get_weights(), *sums.found]
+
+
+def test_an_accumulated_update_takes_one_reduction(two: Any, reductions: list[str | None]) -> None:
+    model, found = accumulated(two)
+    inside = [phase for phase in reductions if phase is not None]
+    assert inside == ["update"] * 2, "one a replica while tracing the update, none in what only adds"
+    _, expected = accumulated(ONE)
+    alike(found, expected)
+    assert int(model.optimizer.iterations) == 3
+
+
+def test_sums_that_are_watched_are_reduced_at_every_batch(two: Any, reductions: list[str | None]) -> None:
+    _, found = accumulated(two, Watching())
+    assert set(reductions) == {None}
+    alike(found, accumulated(ONE)[1])
+
+
+def test_a_fit_that_fails_leaves_whole_sums(two: Any) -> None:
+    def broken() -> Any:
+        yield X[:12], LABELS[:12]
+        yield X[12:22], LABELS[12:22]
+        raise RuntimeError("no more")
+
+    signature = (tf.TensorSpec((None, 6)), tf.TensorSpec((None,), tf.int64))
+    sums = []
+    for strategy in (ONE, two):
+        keras.utils.set_random_seed(3)
+        with strategy.scope():
+            model = small()
+            model.compile(accumulating(), "sparse_categorical_crossentropy")
+        with pytest.raises(Exception, match="no more"):
+            model.fit(tf.data.Dataset.from_generator(broken, output_signature=signature), verbose=0)
+        sums.append([each.value for each in model.optimizer._accumulated_gradients])
+    for one, several in zip(*sums, strict=True):
+        for each in two.experimental_local_results(several):
+            np.testing.assert_allclose(each.numpy(), one.numpy(), rtol=2e-4, atol=2e-6)
