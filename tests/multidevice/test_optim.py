@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from dtrain.optim import (
     scaled_rate,
     shard_state,
 )
+from dtrain.optim.sharded_state import DIVISIBLE
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(28, 6)).astype("float32")  # the last batch is one of 4, after two of 12
@@ -298,6 +300,30 @@ def test_divided_state_gives_the_same_bits(two: Any, optimizer: Maker, options: 
     copies = [two.experimental_local_results(weight.value) for weight in model.trainable_variables]
     for first, second in copies:
         np.testing.assert_array_equal(first.numpy(), second.numpy())
+
+
+def applied(strategy: Any, make: Maker) -> list[Any]:
+    """Three weights after two updates with gradients of which each replica has its part."""
+    with strategy.scope():
+        optimizer = make()
+        weights = [keras.Variable(np.linspace(0.5, 1.5, n).reshape(2, -1), name=f"w{n}") for n in (12, 6, 4)]
+        optimizer.build(weights)
+    part = 1.0 / strategy.num_replicas_in_sync
+
+    def update() -> None:
+        optimizer.apply([part * tf.reshape(tf.linspace(-1.0, 2.0, w.shape[1] * 2), w.shape) for w in weights])
+
+    for _ in range(2):
+        strategy.run(update)
+    return [weight.numpy() for weight in weights]
+
+
+@pytest.mark.parametrize("name", DIVISIBLE)
+def test_every_optimizer_that_may_be_divided(two: Any, name: str) -> None:
+    make = functools.partial(getattr(keras.optimizers, name), 0.05)
+    expected = applied(ONE, make)
+    assert not np.array_equal(expected[0].ravel(), np.linspace(0.5, 1.5, 12, dtype="float32"))
+    alike(applied(two, lambda: shard_state(make())), expected, rtol=1e-5)
 
 
 def test_divided_state_is_saved_whole(two: Any, tmp_path: Path) -> None:
