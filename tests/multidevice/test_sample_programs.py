@@ -47,6 +47,7 @@ EXAMPLES = sorted(
 )
 MORE_OF_EXAMPLES = {
     "examples/compare_strategies": {"picture": True},
+    "examples/data_pipeline": {"batches": [32, 32]},
     "examples/checkpoints": {"restored": True, "loaded": True, "best": True},
     "examples/mirrored_fit": {"replicas": 2},
     "examples/mixed_precision": {"compute_dtype": "float16"},
