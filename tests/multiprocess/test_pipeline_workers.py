@@ -18,7 +18,7 @@ RUNNER = Path(cases.__file__)
 TIME_LIMIT = 200.0
 ROWS = cases.ROWS
 TRAINED = ["train on arrays"]
-REFUSED = ["pipelines that differ", "a worker that is an epoch ahead"]
+REFUSED = ["pipelines that differ", "a worker that is an epoch ahead", "a function that gives all to each"]
 # Everything is read in three workers of one device; in two workers of two devices what depends on replicas.
 LAUNCHES = {
     3: [*cases.READ, *REFUSED],
@@ -124,8 +124,15 @@ def test_workers_read_what_explain_says(launched: Any) -> None:
 
 
 @pytest.mark.timeout(2 * TIME_LIMIT + 60)
-@pytest.mark.parametrize(("name", "what"), [(REFUSED[0], "seed"), (REFUSED[1], "the epoch that comes next")])
-def test_workers_that_disagree_are_told_so(launched: Any, name: str, what: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (REFUSED[0], "differ in seed (worker 0: 0; worker 1: 1; worker 2: 2)"),
+        (REFUSED[1], "differ in the epoch that comes next (worker 0: 0; worker 1: 1; worker 2: 2)"),
+        (REFUSED[2], "gives one process 37 examples, but 3 workers 111 together"),
+    ],
+)
+def test_what_would_not_be_once_an_epoch_is_refused(launched: Any, name: str, message: str) -> None:
     for report in reports_of(launched, 3, name):
         assert report["error"] == "DataError"
-        assert f"differ in {what} (worker 0: 0; worker 1: 1; worker 2: 2)" in report["message"]
+        assert message in report["message"]

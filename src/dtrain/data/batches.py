@@ -349,3 +349,17 @@ def _empty(spec: Any) -> Any:
         values = tf.zeros([0, *inner[1:]], spec.dtype)
         return tf.RaggedTensor.from_row_splits(values, tf.zeros([1], spec.row_splits_dtype))
     return tf.zeros([0, *inner], spec.dtype)
+
+
+def finished(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """A dataset with the options that all of a pipeline's have, read ahead."""
+    options = tf.data.Options()
+    options.deterministic = True
+    # TensorFlow would else look for files in the dataset and divide what it takes for their names.
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    return dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
+
+
+def rows_of_worker(batch: int, layout: ReplicaLayout) -> int:
+    """The rows of a full batch that are this worker's."""
+    return (layout.worker + 1) * batch // layout.workers - layout.worker * batch // layout.workers

@@ -6,14 +6,14 @@ It puts the parts together and gives `fit` a `tf.data.Dataset`; the parts are `r
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from dtrain import sharding as rules
-from dtrain.data.batches import Stages, StreamBatches, TableBatches
+from dtrain.data.arguments import is_function, taking, whole_number
+from dtrain.data.batches import Stages, StreamBatches, TableBatches, finished, rows_of_worker
 from dtrain.data.columns import ColumnTable, columns_of
 from dtrain.data.epochs import EpochCounter, unconverted
 from dtrain.data.order import PlainOrder
@@ -83,16 +83,16 @@ class Pipeline:
         buckets: Sequence[int] | None = None,
         drop_remainder: bool = False,
     ) -> None:
-        self.batch = _whole(batch, "batch", 1)
-        self._seed = _whole(seed, "seed")
+        self.batch = whole_number(batch, "batch", 1)
+        self._seed = whole_number(seed, "seed")
         self._shuffle = bool(shuffle)
-        self._transform = _taking(transform, 1, "transform", "the example")
-        self._augment = _taking(augment, 2, "augment", "the example and its seed")
+        self._transform = taking(transform, 1, "transform", "the example")
+        self._augment = taking(augment, 2, "augment", "the example and its seed")
         self._cache = bool(cache)
         self._pad, self._buckets = check_pad(pad, buckets)
         self._drop = bool(drop_remainder)
         self._records = source if isinstance(source, Records) else None
-        self._function = source if _is_function(source) else None
+        self._function = source if is_function(source) else None
         self._columns: ColumnTable | None = None
         if self._records is None and self._function is None:
             self._columns = ColumnTable(columns_of(source))
@@ -143,8 +143,8 @@ class Pipeline:
         Raises:
             ConfigurationError: there is no such epoch or step.
         """
-        first_epoch = _whole(first_epoch, "first_epoch", 0)
-        first_step = _whole(first_step, "first_step", 0)
+        first_epoch = whole_number(first_epoch, "first_epoch", 0)
+        first_step = whole_number(first_step, "first_step", 0)
         counter = EpochCounter(first_epoch, only=first_step > 0)
         batches, steps, endless = self._whole_batches()
         if steps is not None and first_step >= steps:
@@ -155,7 +155,7 @@ class Pipeline:
         if steps is not None or endless:
             left = tf.data.INFINITE_CARDINALITY if steps is None else steps - first_step
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(left))
-        dataset = _with_options(dataset)
+        dataset = finished(dataset)
         dataset.dtrain_split = lambda layout: self._split(layout, counter, first_step)
         return dataset
 
@@ -179,8 +179,6 @@ class Pipeline:
     @property
     def _order_seed(self) -> int | None:
         return self._seed if self._shuffle else None
-
-    # What is read here ------------------------------------------------------------------------------------
 
     def _reader(self, files: tuple[int, ...] | None = None, context: Any = None) -> tuple[Any, Stages]:
         """A table or a stream of a worker's share, and what is left to be done to its examples."""
@@ -230,8 +228,6 @@ class Pipeline:
             lengths = lengths_of(table, stages.prepare, spec)
             self._kept["padding", key] = Padding(self._pad, spec, lengths)
         return self._kept["padding", key]
-
-    # How it becomes batches -------------------------------------------------------------------------------
 
     def _steps(self) -> int | None:
         """Batches of an epoch; None if not known."""
@@ -286,8 +282,6 @@ class Pipeline:
             drop_remainder=self._drop if drop is None else drop,
         )
 
-    # Several workers --------------------------------------------------------------------------------------
-
     def _split(self, layout: ReplicaLayout, counter: EpochCounter, first_step: int) -> tf.data.Dataset | None:
         """The batches as the parts of this process' replicas, or None where the whole batch is to be cut.
 
@@ -295,18 +289,26 @@ class Pipeline:
         """
         choice = rules.choose(self._sharding, self._kind, layout.workers)
         logger.info("Worker %d: %s.", layout.worker, self.explain(layout.workers))
+        if self.batch < layout.replicas and layout.worker == 0:
+            logger.warning(
+                "batch=%d is over all %d replicas: some of them have nothing to do in any step.",
+                self.batch,
+                layout.replicas,
+            )
         mine = None
         if choice.word == "function":
             context = tf.distribute.InputContext(layout.workers, layout.worker, layout.replicas)
             reader, stages = self._reader(context=context)
             mine = reader.count() if isinstance(reader, FunctionStream) else reader.examples
         counts = self._agreed(layout, counter, mine)
+        if choice.word == "function":
+            self._check_divided(counts)
         if choice.word == "off":
             return None
         if choice.word == "data":
             reader, stages = self._reader()
             batches = self._table_batches(reader, stages, layout)
-            return _with_options(batches.dataset(counter, first_step))
+            return finished(batches.dataset(counter, first_step))
         if choice.word == "file":
             records = self._records
             if records is None:
@@ -314,7 +316,7 @@ class Pipeline:
             divided = rules.divide_files(records.counts, layout.workers)
             counts = [sum(records.counts[file] for file in files) for files in divided]
             reader, stages = self._reader(files=divided[layout.worker])
-        return _with_options(self._own_share(reader, stages, layout, counts, counter, first_step))
+        return finished(self._own_share(reader, stages, layout, counts, counter, first_step))
 
     def _agreed(self, layout: ReplicaLayout, counter: EpochCounter, mine: int | None) -> list[Any]:
         """Checks that all workers have the same pipeline; gives what each has of a function's examples."""
@@ -330,7 +332,7 @@ class Pipeline:
             "the epoch that comes next": counter.next,
         }
         everyone = exchange(layout, (same, mine))
-        for what, own in same.items():
+        for what in same:
             found = [theirs.get(what) for theirs, _ in everyone]
             if any(value != found[0] for value in found):
                 each = "; ".join(f"worker {worker}: {value}" for worker, value in enumerate(found))
@@ -338,8 +340,27 @@ class Pipeline:
                     f"The workers' pipelines differ in {what} ({each}).",
                     hint="every worker makes the same pipeline, and goes through it as often as the others",
                 )
-            del own
         return [count for _, count in everyone]
+
+    def _check_divided(self, counts: list[Any]) -> None:
+        """Compares what a function gives the workers with what it gives one process alone.
+
+        Raises:
+            DataError: it gives them more, or less, or only some of them data without an end.
+        """
+        endless = [count is None for count in counts]
+        if any(endless) and not all(endless):
+            raise DataError(
+                "The function gives some workers examples without end, and others not.",
+                hint="repeat() the dataset in every worker, or in none",
+            )
+        alone = FunctionStream(self._function, tf.distribute.InputContext()).examples  # type: ignore[arg-type]
+        if alone is not None and not any(endless) and sum(counts) != alone:
+            raise DataError(
+                f"The function gives one process {alone} examples, but {len(counts)} workers {sum(counts)} "
+                "together.",
+                hint="dataset.shard(context.num_input_pipelines, context.input_pipeline_id)",
+            )
 
     def _own_share(
         self,
@@ -352,14 +373,9 @@ class Pipeline:
     ) -> tf.data.Dataset:
         """Batches of which each worker has its own examples."""
         if getattr(reader, "endless", False):
-            part = _part(self.batch, layout)
+            part = rows_of_worker(self.batch, layout)
             stream = self._stream_batches(reader, stages, part)
             return stream.endless_parts(counter, layout, self.batch)
-        if any(count is None for count in counts):
-            raise DataError(
-                "The function gives some workers examples without end, and others not.",
-                hint="repeat() the dataset in every worker, or in none",
-            )
         share = rules.shares(counts, self.batch, drop_remainder=self._drop)
         own = ReplicaLayout(local_replicas=layout.local_replicas)
         batch = share.batches[layout.worker]
@@ -374,55 +390,5 @@ class Pipeline:
         return stream.parts(counter, layout, share).skip(first_step)
 
 
-def _with_options(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    options = tf.data.Options()
-    options.deterministic = True
-    # TensorFlow would else look for files in the dataset, find the range of epochs, and divide that.
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    return dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
-
-
-def _part(batch: int, layout: ReplicaLayout) -> int:
-    """The rows of a full batch that are this worker's."""
-    return (layout.worker + 1) * batch // layout.workers - layout.worker * batch // layout.workers
-
-
 def _prepared(stages: Stages, example: Any) -> Any:
     return example if stages.prepare is None else stages.prepare(example)
-
-
-def _is_function(source: Any) -> bool:
-    return callable(source) and not hasattr(source, "__array__") and not isinstance(source, tf.data.Dataset)
-
-
-def _whole(value: Any, name: str, least: int | None = None) -> int:
-    try:
-        found = value.__index__() if not isinstance(value, bool) else None
-    except AttributeError:
-        found = None
-    if found is None or (least is not None and found < least):
-        wanted = "an integer" if least is None else f"an integer of at least {least}"
-        raise ConfigurationError(f"{name}={value!r} is not {wanted}.", hint=f"give {name} as {wanted}")
-    return int(found)
-
-
-def _taking(function: Any, count: int, name: str, what: str) -> Any:
-    """A function of the user's, if it can be called with so many arguments.
-
-    Raises:
-        ConfigurationError: it cannot.
-    """
-    if function is None:
-        return None
-    if not callable(function):
-        raise ConfigurationError(f"{name} is a {type(function).__name__}.", hint=f"a function of {what}")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return tf.function(function)
-    try:
-        signature.bind(*range(count))
-    except TypeError as error:
-        hint = "an example of several arrays is one tuple: lambda example: (example[0], example[1])"
-        raise ConfigurationError(f"{name} must take {what}: {error}.", hint=hint) from error
-    return tf.function(function)
