@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from dtrain.errors import ConfigurationError
+from dtrain.keras_engine.asynchronous.step import current_block
 from dtrain.keras_engine.protocol import current_layout
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
@@ -99,6 +100,12 @@ def _rematerialized(f: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -
     composite = any(isinstance(leaf, tf.SparseTensor | tf.RaggedTensor) for leaf in leaves)
     if not outermost or whole or composite or not places:
         return f(*args, **kwargs)
+    if current_block() is not None:
+        raise ConfigurationError(
+            "rematerialize was used under ParameterServerStrategy, whose workers compute with copies of the "
+            "weights that TensorFlow's gradients of a second computation do not find.",
+            hint="leave rematerialize out, or use another strategy",
+        )
 
     def call(values: list[Any]) -> Any:
         flat = list(leaves)
