@@ -1,6 +1,9 @@
 """What moves the weights beyond Keras' own: optimizers, rates and schedules, losses, precision."""
 
+from dtrain.optim.batch_finder import largest_batch
 from dtrain.optim.lazy import LazyAdam
+from dtrain.optim.memory import Memory, predict_memory
+from dtrain.optim.memory_measured import measure_memory
 from dtrain.optim.precision import float32_outputs, precision, precision_policy
 from dtrain.optim.rates import scaled_rate
 from dtrain.optim.rematerialize import rematerialize
@@ -10,12 +13,16 @@ from dtrain.optim.smoothing import SparseLabelSmoothing
 
 __all__ = [
     "LazyAdam",
+    "Memory",
     "SparseLabelSmoothing",
     "WarmUp",
     "cosine_restarts",
     "float32_outputs",
+    "largest_batch",
+    "measure_memory",
     "precision",
     "precision_policy",
+    "predict_memory",
     "rematerialize",
     "scaled_rate",
     "shard_state",

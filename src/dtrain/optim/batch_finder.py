@@ -1,0 +1,293 @@
+"""The largest batch that a replica can train on within a memory limit, found by training.
+
+Each size is tried in a process of its own, which may die of it; the caller's never does. How a trial is made
+is the business of `batch_trial`.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from dtrain.errors import ConfigurationError, TaskFailedError, TaskTimeoutError
+from dtrain.launch import child
+from dtrain.launch.local import GRACE, task_environment
+from dtrain.launch.processes import Job, Outcome, TaskCommand
+from dtrain.launch.supervisor import describe_exit
+from dtrain.log import logger
+from dtrain.optim.batch_trial import Trial, names_memory, run_trial
+from dtrain.topology import Task, Topology
+
+_TASK = Task("worker", 0)
+_SHARE = 0.95  # of what is free now, by default: other programs go on meanwhile
+_FRACTION = 16  # the answer is exact to this part of it
+
+
+def largest_batch(
+    make: Callable[[int], tuple[Any, Any]],
+    *,
+    memory_limit: int | None = None,
+    start: int | None = None,
+    limit: int = 1 << 20,
+    granularity: int | None = None,
+    steps: int = 3,
+    timeout: float = 600.0,
+) -> int:
+    """The largest per-replica batch whose training steps fit into memory.
+
+    A size is tried by some real steps of `fit` in a new process. It fits if the process never held more than
+    the limit, TensorFlow itself included; beyond it Linux refuses the process memory, so that neither the
+    caller nor the machine runs out. Sizes are doubled until one does not fit, then the gap is halved.
+    A trial takes the seconds that TensorFlow needs to start, and its steps.
+
+    Args:
+        make: takes a batch size and returns `(model, data)`: a compiled model, and one batch of that size
+            (such as `(x, y)`) or a `tf.data.Dataset` of such batches. It must make all that it uses; it
+            travels by cloudpickle, as with `dtrain.spawn`. For several replicas it makes what one gets.
+        memory_limit: bytes that a process may hold in all. By default 95% of what is free on the machine and
+            in its cgroup. On GPUs it is each device's limit as well.
+        start: the size to begin with. By default 1, and then one near the answer by `predict_memory`.
+        limit: the largest size to try.
+        granularity: the answer is the largest multiple of it that fits. By default it is a power of two, at
+            most a sixteenth of the answer.
+        steps: training steps a trial.
+        timeout: seconds that a trial may take.
+
+    Returns:
+        The size, between 1 and `limit`.
+
+    Raises:
+        ConfigurationError: an argument is out of range; `make` cannot be pickled or does not return a model
+            and a batch of the size asked for; TensorFlow alone, or a batch of one `granularity`, takes more
+            than the limit.
+        TaskTimeoutError: a trial took longer than `timeout`.
+        TaskFailedError: a trial died in a way that does not speak of memory.
+        Exception: what `make` or the training raised, with the trial's traceback as a note.
+    """
+    unit = 1 if granularity is None else granularity
+    for name, value in {
+        "start": 1 if start is None else start,
+        "granularity": unit,
+        "limit": limit,
+        "steps": steps,
+    }.items():
+        if value < 1:
+            raise ConfigurationError(f"{name} is {value}, and must be at least 1.")
+    if timeout <= 0:
+        raise ConfigurationError(f"timeout is {timeout}, and must be a positive number of seconds.")
+    if limit < unit:
+        raise ConfigurationError(f"limit is {limit}, below the granularity, which is {unit}.")
+    if memory_limit is None:
+        memory_limit = int(free_memory() * _SHARE)
+    finder = _Finder(make, memory_limit=memory_limit, steps=steps, timeout=timeout)
+    most = limit // unit * unit
+    first = unit if start is None else max(unit, min(start, most) // unit * unit)
+    low, high = _bracket(finder, first, unit=unit, most=most, look=start is None)
+    return _narrow(finder, low, high, None if granularity is None else unit)
+
+
+def free_memory() -> int:
+    """Bytes that a new process could take now: what is free on the machine, or in this process's cgroup.
+
+    Raises:
+        ConfigurationError: the system does not say.
+    """
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError as error:
+        raise ConfigurationError(
+            f"How much memory is free cannot be read: {error}.", hint="Give memory_limit, in bytes."
+        ) from error
+    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    return min([free, *_free_in_cgroups()])
+
+
+def _free_in_cgroups() -> list[int]:
+    """What each cgroup around this process that has a limit leaves of it; version 2, then version 1."""
+    found = []
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            root, names = Path("/sys/fs/cgroup"), ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            root = Path("/sys/fs/cgroup/memory")
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        group = root / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(root):
+                found += _free_in_cgroup(folder, *names)
+    return found
+
+
+def _free_in_cgroup(folder: Path, limit: str, used: str, cached: str) -> list[int]:
+    try:
+        most, now = (folder / limit).read_text().strip(), int((folder / used).read_text())
+        lines = (folder / "memory.stat").read_text().splitlines()
+    except (OSError, ValueError):
+        return []  # the root has none, or it is mounted elsewhere
+    dropped = sum(int(line.split()[1]) for line in lines if line.split()[0] == cached)
+    return [max(0, int(most) - now + dropped)] if most.isdigit() else []
+
+
+def _bracket(finder: _Finder, first: int, *, unit: int, most: int, look: bool) -> tuple[int, int | None]:
+    """A size that fits, and a larger one that does not; None where `most` fits."""
+    low, high, size = 0, None, first
+    while True:
+        trial = finder.trial(size, look=look)
+        if trial.outcome == "fits":
+            low = size
+        else:
+            high = size
+        if low == most or (low and high is not None):
+            return low, high
+        if low:
+            size = min(most, max(2 * low, finder.guess(trial) // unit * unit))
+        elif size == unit:
+            raise finder.nothing_fits(unit, trial)
+        else:
+            size = max(unit, size // 2 // unit * unit)
+        look = False
+
+
+def _narrow(finder: _Finder, low: int, high: int | None, granularity: int | None) -> int:
+    """Halves the gap between what fits and what does not until it is as small as was asked."""
+    while high is not None:
+        step = granularity or max(1, 1 << (low // _FRACTION).bit_length() >> 1)
+        if high - low <= step:
+            break
+        size = max(low + step, (low + high) // 2 // step * step)
+        if finder.trial(size).outcome == "fits":
+            low = size
+        else:
+            high = size
+    return low
+
+
+class _Finder:
+    """Makes trials, each in a process of its own."""
+
+    def __init__(self, make: Callable[[int], Any], *, memory_limit: int, steps: int, timeout: float) -> None:
+        self._make = make
+        self._steps = steps
+        self._timeout = timeout
+        self.memory_limit = memory_limit
+
+    def trial(self, batch: int, *, look: bool = False) -> Trial:
+        """Whether a batch fits.
+
+        Args:
+            batch: its size.
+            look: whether to predict what one example more takes.
+        """
+        options = {"steps": self._steps, "memory_limit": self.memory_limit, "look": look}
+        with tempfile.TemporaryDirectory(prefix="dtrain-batch-") as name:
+            folder = Path(name)
+            child.call_file(folder).write_bytes(_pickled(run_trial, (self._make, batch), options))
+            said = io.StringIO()
+            trial = self._answer(batch, folder, self._run(folder, said), said.getvalue())
+        if trial.outcome == "error":
+            _raise(batch, *trial.error)
+        if trial.outcome == "no start":
+            raise ConfigurationError(
+                f"TensorFlow alone holds {_gb(trial.resident)}; memory_limit is {_gb(self.memory_limit)}.",
+                hint="Give a higher memory_limit, or end what else takes the machine's memory.",
+            )
+        held = f"it held {_gb(trial.resident)} of {_gb(self.memory_limit)}"
+        if trial.outcome == "fits":
+            logger.info("batch %d fits: %s", batch, held)
+        else:
+            logger.info("batch %d does not fit: %s", batch, trial.reason or held)
+        return trial
+
+    def guess(self, trial: Trial) -> int:
+        """The largest power of two that should fit by what was predicted; 0 without a prediction."""
+        if trial.for_one <= 0:
+            return 0
+        return 1 << int((self.memory_limit - trial.resident) / trial.for_one).bit_length() >> 1
+
+    def nothing_fits(self, unit: int, trial: Trial) -> ConfigurationError:
+        """The error where the smallest size does not fit."""
+        what = "Not even a batch of one example" if unit == 1 else f"Not even a batch of {unit} examples"
+        held = f"; it held {_gb(trial.resident)}" if trial.resident else ""
+        return ConfigurationError(
+            f"{what} fits into {_gb(self.memory_limit)}{held}. The trial said: {trial.reason}.",
+            hint="Give a higher memory_limit, or make the model or its inputs smaller.",
+        )
+
+    def _run(self, folder: Path, said: io.StringIO) -> Outcome:
+        env = task_environment(Topology({"worker": ("localhost:1",)}, _TASK.job, _TASK.index), None, None)
+        del env["TF_CONFIG"]  # a trial is a replica by itself
+        command = [sys.executable, "-P", child.__file__, str(folder)]
+        job = Job(
+            [TaskCommand(_TASK, command, env)],
+            grace=GRACE,
+            timeout=self._timeout,
+            stdout=said,
+            stderr=said,
+        )
+        return job.run()
+
+    def _answer(self, batch: int, folder: Path, outcome: Outcome, said: str) -> Trial:
+        """What a trial's process answered, or what its death means."""
+        code = outcome.exit_codes[_TASK]
+        if outcome.signal is not None:
+            # Nothing is left behind; now let it do what it would have done.
+            signal.raise_signal(outcome.signal)
+            name = signal.Signals(outcome.signal).name
+            raise TaskFailedError(
+                f"{name} was received: the trial was ended.", task=str(_TASK), exit_code=code
+            )
+        if outcome.timed_out:
+            raise TaskTimeoutError(
+                f"The trial of a batch of {batch} still ran after {self._timeout:g} s, and was ended.",
+                task=str(_TASK),
+                exit_code=code,
+                hint="Give a longer timeout, fewer steps, or a limit to the sizes that are tried.",
+            )
+        if code == 0 and child.result_file(folder, 0).exists():
+            return pickle.loads(child.result_file(folder, 0).read_bytes())
+        report = child.failure_file(folder, 0)
+        if report.exists():
+            said = report.read_text(encoding="utf-8")
+        if code == -signal.SIGKILL or names_memory(said):
+            return Trial(outcome="too large", reason=f"the process {describe_exit(code)}")
+        raise TaskFailedError(
+            f"The trial of a batch of {batch} {describe_exit(code)}. It said:\n{said}",
+            task=str(_TASK),
+            exit_code=code,
+        )
+
+
+def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    try:
+        call = cloudpickle.dumps((fn, args, kwargs))
+    except Exception as error:  # picklers raise whatever the objects' own methods raise
+        raise ConfigurationError(
+            f"make cannot be sent to another process: {error}",
+            hint="Make models, datasets, strategies and open files inside the function.",
+        ) from error
+    return pickle.dumps((sys.path, call))
+
+
+def _raise(batch: int, error: BaseException | None, trace: str) -> None:
+    """Raises what the user's code raised in a trial."""
+    if error is None:
+        raise TaskFailedError(
+            f"The trial of a batch of {batch} failed:\n{trace}", task=str(_TASK), exit_code=1
+        )
+    error.add_note(f"In the trial of a batch of {batch}:\n{trace}")
+    raise error
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.2f} GB"

@@ -1,0 +1,192 @@
+"""One trial of a batch size, in a process of its own that may not take more memory than it is allowed.
+
+`batch_finder` starts the process and decides what an answer, or its absence, means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import resource
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dtrain.errors import ConfigurationError, DtrainError
+
+_SLACK = 256 << 20  # reserved by threads that start later, and hardly touched
+_OUT_OF_MEMORY = (
+    "bad_alloc",
+    "Cannot allocate memory",
+    "could not create a memory",
+    "failed to allocate",
+    "MemoryError",
+    "mmap error: 12",
+    "OOM when allocating",
+    "out of memory",
+    "pthread_create() failed",
+    "Out of memory",
+    "ResourceExhaustedError",
+    "Status: 1, message: could not",  # oneDNN's out_of_memory
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What came of a trial.
+
+    Attributes:
+        outcome: it fits; it does not; TensorFlow alone takes more than the limit; or the user's code failed.
+        resident: the most bytes that the process held.
+        for_one: bytes that one example more is predicted to take; 0 where that was not asked or not found.
+        reason: what said that it does not fit.
+        error: what the user's code raised, and its traceback as text.
+    """
+
+    outcome: Literal["fits", "too large", "no start", "error"]
+    resident: int = 0
+    for_one: float = 0.0
+    reason: str = ""
+    error: tuple[BaseException | None, str] = (None, "")
+
+
+def names_memory(text: str) -> bool:
+    """Whether what a process said of its end means that memory was short."""
+    return any(sign in text for sign in _OUT_OF_MEMORY)
+
+
+def run_trial(make: Callable[[int], Any], batch: int, *, steps: int, memory_limit: int, look: bool) -> Trial:
+    """Trains some steps on batches of a size. For a process that was made for it: its memory stays limited.
+
+    Args:
+        make: takes the batch size; returns a compiled model and what it is trained on.
+        batch: the batch size.
+        steps: how many steps to train.
+        memory_limit: bytes that the process may hold.
+        look: whether to predict what one example more would take.
+    """
+    _offer_to_be_killed()
+    started = _start_tensorflow(memory_limit)
+    if started > memory_limit:
+        return Trial(outcome="no start", resident=started)
+    _limit_memory(memory_limit)
+    for_one = 0.0
+    try:
+        model, data = _made(make, batch)
+        model.fit(_dataset(data, batch, steps), steps_per_epoch=steps, epochs=1, verbose=0)
+        resident = peak_resident()
+        if look and resident <= memory_limit:
+            for_one = _for_one(model, data, batch)
+    except Exception as error:
+        text = "".join(traceback.format_exception(error))
+        if isinstance(error, MemoryError) or names_memory(f"{type(error).__name__}: {error}"):
+            return Trial(outcome="too large", resident=peak_resident(), reason=text.splitlines()[-1])
+        return Trial(outcome="error", error=(_picklable(error), text))
+    if resident > memory_limit:
+        return Trial(outcome="too large", resident=resident, reason="more than the limit was held")
+    return Trial(outcome="fits", resident=resident, for_one=for_one)
+
+
+def peak_resident() -> int:
+    """The most bytes of memory that this process has held."""
+    return _status("VmHWM")
+
+
+def _start_tensorflow(memory_limit: int) -> int:
+    """Has TensorFlow make what it makes once, and returns the bytes that the process then holds."""
+    import keras
+    import tensorflow as tf
+
+    for device in tf.config.list_physical_devices("GPU"):
+        limit = tf.config.LogicalDeviceConfiguration(memory_limit=memory_limit >> 20)
+        tf.config.set_logical_device_configuration(device, [limit])
+    # Threads and arenas come with the first real step.
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(tf.zeros((1, 1)), tf.zeros((1, 1)), verbose=0)
+    del model
+    keras.backend.clear_session()
+    gc.collect()
+    return _status("VmRSS")
+
+
+def _limit_memory(limit: int) -> None:
+    """Has the kernel refuse memory beyond the limit, so that a trial cannot take that of other programs.
+
+    What was reserved and never touched, such as threads' stacks, does not count: the limit is raised by it.
+    """
+    shared = _status("VmRSS") - _status("RssAnon")
+    untouched = max(0, _status("VmData") - _status("RssAnon"))
+    most = max(limit - shared, _status("RssAnon")) + untouched + _SLACK
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
+
+
+def _offer_to_be_killed() -> None:
+    """Should the machine itself run out of memory, Linux is to end this process, not the user's."""
+    with contextlib.suppress(OSError):  # not Linux, or not allowed
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _status(name: str) -> int:
+    """A number of bytes from /proc/self/status; without /proc, the most bytes held."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    found = dict(line.split(":", 1) for line in lines)
+    return int(found[name].split()[0]) * 1024
+
+
+def _made(make: Callable[[int], Any], batch: int) -> tuple[Any, Any]:
+    made = make(batch)
+    if not (isinstance(made, tuple) and len(made) == 2 and hasattr(made[0], "fit")):
+        raise ConfigurationError(
+            f"make({batch}) returned {type(made).__name__}, not a compiled model and its data.",
+            hint="Return (model, (x, y)) with a batch of that size, or (model, dataset) of such batches.",
+        )
+    return made
+
+
+def _dataset(data: Any, batch: int, steps: int) -> Any:
+    """Batches to train on: the dataset given, or the same batch again and again."""
+    import tensorflow as tf
+
+    if not isinstance(data, tf.data.Dataset):
+        data = tf.data.Dataset.from_tensors(data)
+    first = next((leaf for leaf in tf.nest.flatten(next(iter(data), None)) if leaf is not None), None)
+    found = 0 if first is None else int(first.shape[0])
+    if found != batch:
+        raise ConfigurationError(
+            f"make({batch}) gave a batch of {found} examples.",
+            hint="What make returns must follow its argument.",
+        )
+    return data.repeat().take(steps)
+
+
+def _for_one(model: Any, data: Any, batch: int) -> float:
+    import tensorflow as tf
+
+    from dtrain.optim.memory import predict_memory
+
+    example = data.element_spec if isinstance(data, tf.data.Dataset) else data
+    sizes = (8 * batch, 16 * batch)
+    try:
+        small, large = (predict_memory(model, example, batch_size=size).activations for size in sizes)
+    except (DtrainError, ValueError, TypeError, RuntimeError, AttributeError):
+        return 0.0  # a model whose graph depends on the batch: the search goes without
+    return max(0.0, (large - small) / (sizes[1] - sizes[0]))
+
+
+def _picklable(error: BaseException) -> BaseException | None:
+    import pickle
+
+    import cloudpickle
+
+    try:
+        pickle.loads(cloudpickle.dumps(error))
+    except Exception:
+        return None
+    return error

@@ -1,0 +1,61 @@
+"""Trials of the batch finder that die, of memory or of something else."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from dtrain.errors import ConfigurationError, TaskFailedError
+from dtrain.optim import batch_finder, largest_batch
+
+LIMIT = 1_500_000_000
+
+
+def make(batch: int) -> tuple[Any, Any]:
+    """A model of which an example takes some 12 MB."""
+    import keras
+    import numpy as np
+
+    model = keras.Sequential([keras.Input((1000, 300)), *(keras.layers.Dense(1000) for _ in range(3))])
+    model.compile("sgd", "mse")
+    return model, (np.zeros((batch, 1000, 300), "float32"), np.zeros((batch, 1000, 1000), "float32"))
+
+
+def test_the_largest_is_found_and_nothing_else_dies() -> None:
+    """A whole search: its answer fits once more, and twice of it does not."""
+    found = largest_batch(make, memory_limit=LIMIT, steps=2)
+    assert 4 <= found <= 120
+    finder = batch_finder._Finder(make, memory_limit=LIMIT, steps=2, timeout=300)
+    assert finder.trial(2 * found).outcome == "too large"
+
+
+def test_too_little_for_tensorflow() -> None:
+    with pytest.raises(ConfigurationError, match="TensorFlow alone holds"):
+        largest_batch(make, memory_limit=50_000_000)
+
+
+def finder() -> batch_finder._Finder:
+    return batch_finder._Finder(make, memory_limit=LIMIT, steps=1, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "too large"),
+        (lambda: (os.write(2, b"terminate: std::bad_alloc\n"), os.abort()), "too large"),
+        (lambda: (_ for _ in ()).throw(MemoryError("no more")), "too large"),
+        (os.abort, None),
+    ],
+)
+def test_what_the_death_of_a_trial_means(
+    end: Any, outcome: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_finder, "run_trial", lambda *_, **__: end())
+    if outcome is None:
+        with pytest.raises(TaskFailedError, match="SIGABRT"):
+            finder().trial(3)
+    else:
+        assert finder().trial(3).outcome == outcome

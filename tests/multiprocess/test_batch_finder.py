@@ -1,0 +1,101 @@
+"""The largest batch is found by trials that may die, and nothing that a trial does hurts the caller."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from dtrain.errors import ConfigurationError, TaskTimeoutError
+from dtrain.optim import batch_finder, largest_batch
+from dtrain.optim.batch_trial import Trial
+
+LIMIT = 1_500_000_000
+
+
+def make(batch: int) -> tuple[Any, Any]:
+    """A model of which an example takes some 12 MB: few trials tell much."""
+    import keras
+    import numpy as np
+
+    model = keras.Sequential([keras.Input((1000, 300)), *(keras.layers.Dense(1000) for _ in range(3))])
+    model.compile("sgd", "mse")
+    return model, (np.zeros((batch, 1000, 300), "float32"), np.zeros((batch, 1000, 1000), "float32"))
+
+
+def test_what_fits_and_what_does_not() -> None:
+    """One trial fits, the other is refused memory; both leave this process as it was."""
+    assert largest_batch(make, memory_limit=LIMIT, start=8, granularity=8, limit=8, steps=1) == 8
+    with pytest.raises(ConfigurationError, match=r"Not even a batch of 512 examples fits into 1\.50 GB"):
+        largest_batch(make, memory_limit=LIMIT, start=512, granularity=512, steps=1)
+
+
+def test_an_own_error_is_the_callers() -> None:
+    def fails(batch: int) -> Any:
+        raise KeyError(f"no column for {batch}")
+
+    with pytest.raises(KeyError, match="no column for 1") as caught:
+        largest_batch(fails, memory_limit=LIMIT)
+    assert any("in fails" in note for note in caught.value.__notes__)
+
+
+def test_a_trial_that_hangs() -> None:
+    def hangs(batch: int) -> Any:
+        time.sleep(1000)
+
+    start = time.monotonic()
+    with pytest.raises(TaskTimeoutError, match="batch of 1 still ran after 3 s"):
+        largest_batch(hangs, memory_limit=LIMIT, timeout=3)
+    assert time.monotonic() - start < 30
+
+
+def searched(most: int, monkeypatch: pytest.MonkeyPatch, for_one: float = 0.0, **options: Any) -> Any:
+    """The search alone, where everything up to `most` fits: the answer and what was tried."""
+    tried = []
+
+    def trial(self: Any, batch: int, *, look: bool = False) -> Trial:
+        tried.append(batch)
+        fits = batch <= most
+        return Trial(outcome="fits" if fits else "too large", for_one=for_one if look else 0.0)
+
+    monkeypatch.setattr(batch_finder._Finder, "trial", trial)
+    return largest_batch(make, memory_limit=1000, **options), tried
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 15, 16, 17, 100, 1000, 4095, 4096])
+@pytest.mark.parametrize("start", [None, 1, 50, 5000])
+def test_the_search(most: int, start: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, tried = searched(most, monkeypatch, start=start)
+    assert found <= most < found + max(1, found // 16) + 1
+    assert len(tried) == len(set(tried)) <= 22
+    found, tried = searched(most, monkeypatch, start=start, limit=64)
+    assert found <= 64 and max(tried) <= 64
+    if most >= 10:
+        found, tried = searched(most, monkeypatch, start=start, granularity=10)
+        assert found == most // 10 * 10
+        assert all(size % 10 == 0 for size in tried)
+
+
+def test_a_prediction_saves_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, tried = searched(1000, monkeypatch, for_one=1.0)  # a memory limit of 1000, and 1 byte an example
+    assert tried[:3] == [1, 512, 1024]
+    assert 940 < found <= 1000
+
+
+@pytest.mark.parametrize(
+    "options", [{"start": 0}, {"granularity": 0}, {"limit": 0}, {"steps": 0}, {"timeout": 0}]
+)
+def test_bad_numbers(options: dict[str, int]) -> None:
+    with pytest.raises(ConfigurationError, match=f"{next(iter(options))} is 0"):
+        largest_batch(make, memory_limit=LIMIT, **options)
+
+
+def test_what_cannot_travel() -> None:
+    lock = __import__("threading").Lock()
+    with pytest.raises(ConfigurationError, match="make cannot be sent"):
+        largest_batch(lambda batch: lock, memory_limit=LIMIT)
+
+
+def test_the_machines_free_memory() -> None:
+    assert 100_000_000 < batch_finder.free_memory() < 1 << 50
