@@ -114,6 +114,9 @@ def choose(word: str, kind: SourceKind, workers: int) -> Choice:
         _check_possible(word, kind)
     if workers == 1:
         return Choice("off", "one process reads everything")
+    if word == "data" and not (kind.random_access or kind.cached):
+        # What TensorFlow's own sharding by data does, too: whoever reads in turn cannot leave rows out.
+        return Choice("off", f"{kind.name} are read in turn: each worker reads all and takes its own rows")
     if word != "auto":
         return Choice(word, "as set")
     if kind.function and kind.bucketed:
@@ -155,11 +158,6 @@ def _check_possible(word: str, kind: SourceKind) -> None:
     elif word == "file" and not kind.counts:
         problem = f"{kind.name} are not in files"
         hint = "sharding='data' or 'auto'"
-    elif word == "data" and not (kind.random_access or kind.cached):
-        problem = (
-            f"{kind.name} are read from the beginning to the end, so no worker can load only its own rows"
-        )
-        hint = "cache=True (all of it in every worker's memory), array-record files, sharding='file' or 'off'"
     elif word in ("file", "function") and kind.bucketed:
         problem = "buckets are made over all examples, and here each worker would have its own"
         hint = "sharding='data' or 'off'"

@@ -57,7 +57,6 @@ def test_an_unknown_word_is_an_error_that_lists_the_known_ones() -> None:
         ("data", FUNCTION, "only the function itself"),
         ("file", FUNCTION, "only the function itself"),
         ("file", ARRAYS, "not in files"),
-        ("data", tfrecords(5, 5), "from the beginning to the end"),
         ("file", tfrecords(5, 5, bucketed=True), "buckets"),
     ],
 )
@@ -72,6 +71,9 @@ def test_what_was_asked_for_is_taken() -> None:
     assert choose("off", ARRAYS, 2).word == "off"
     assert choose("file", tfrecords(9), 2).word == "file"
     assert choose("data", tfrecords(9, cached=True), 2).word == "data"
+    # In turn nothing can be left out: all is read, and the batches are those of "data" all the same.
+    assert choose("data", tfrecords(5, 5), 2).word == "off"
+    assert "takes its own rows" in choose("data", tfrecords(5, 5), 2).reason
     assert set(WORDS) == {"auto", "data", "file", "function", "off"}
 
 

@@ -53,7 +53,8 @@ class Pipeline:
         cache: keep all prepared examples in memory. Also makes files that are read in turn into a table, of
             which any row can be fetched.
         sharding: who reads what, if there are several workers. "data": each fetches its own rows of every
-            global batch, and the batches are one device's. "file": each reads its own files, so batches
+            global batch (of files that are read in turn: reads all and takes them), and the batches are one
+            device's. "file": each reads its own files, so batches
             have other examples than one device's. "function": each calls the function. "off": all read
             everything and take their part. "auto" chooses: see `sharding.choose`.
         pad: value that examples of different lengths are padded with, to the longest of the global batch;
