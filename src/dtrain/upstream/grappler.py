@@ -38,7 +38,10 @@ def optimized(graph: Any, wanted: Sequence[Any]) -> Any:
     v1 = tf.compat.v1
     meta = v1.MetaGraphDef(graph_def=graph.as_graph_def())
     meta.collection_def["train_op"].node_list.value.extend(each.name for each in wanted)
-    found = OPTIMIZE_GRAPH.resolve()(v1.ConfigProto(), meta, verbose=False)
+    config = v1.ConfigProto()
+    # Without a machine to look at it would take any for too small, and trade its memory for time.
+    config.graph_options.rewrite_options.memory_optimization = 1  # NO_MEM_OPT
+    found = OPTIMIZE_GRAPH.resolve()(config, meta, verbose=False)
     made = tf.Graph()
     with made.as_default():
         tf.import_graph_def(found, name="")
