@@ -13,13 +13,14 @@ import pytest
 import tensorflow as tf
 
 import dtrain
+import dtrain.upstream.grappler as of_grappler
 import dtrain.upstream.keras as of_keras
 import dtrain.upstream.tensorflow as of_tensorflow
 from dtrain.keras_engine import hook
 from dtrain.upstream.reach import Reach, replace
 from dtrain.upstream.versions import check_versions
 
-REACHES = [*of_keras.REACHES, *of_tensorflow.REACHES]
+REACHES = [*of_keras.REACHES, *of_tensorflow.REACHES, *of_grappler.REACHES]
 FOLDER = Path(of_keras.__file__).parent
 
 

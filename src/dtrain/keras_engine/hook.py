@@ -31,6 +31,7 @@ def install() -> None:
 def _install() -> None:
     from dtrain.keras_engine import (
         build,
+        empty_parts,
         epochs,
         files,
         fitting,
@@ -60,6 +61,8 @@ def _install() -> None:
     replace(keras.SCALE_LOSS, losses.make_scale)
     replace(keras.UNSCALE_LOSS, losses.make_scale)
     replace(keras.ADDITIONAL_LOSS, losses.make_additional_loss)
+    replace(keras.LAYER_CALL, empty_parts.make_layer_call)
+    replace(keras.SYNCHRONIZED_MOMENTS, empty_parts.make_moments)
     replace(keras.REDUCE_WEIGHTED, losses.make_reduce_weighted)
     replace(keras.LOSS_CALL, losses.make_loss_call)
     replace(keras.MEAN_UPDATE, metrics.make_mean_update)

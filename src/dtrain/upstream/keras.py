@@ -101,6 +101,15 @@ ADDITIONAL_LOSS = Reach(
     signature="(self, loss)",
     reason="a loss that a layer adds may be a sum over the batch, which must not be averaged",
 )
+LAYER_CALL = Reach(
+    module="keras.src.layers.layer", owner="Layer", name="__call__", signature="(self, *args, **kwargs)",
+    reason="a replica without examples cannot run convolutions, pooling and others on a CPU",
+)  # fmt: skip
+SYNCHRONIZED_MOMENTS = Reach(
+    module="keras.src.backend.tensorflow.nn", name="_compute_moments_sync",
+    signature="(x, axes, keepdims)",
+    reason="the row that such a replica is given must not count among all replicas' examples",
+)  # fmt: skip
 REDUCE_WEIGHTED = Reach(
     module=_LOSS, name="reduce_weighted_values",
     signature="(values, sample_weight=None, mask=None, reduction='sum_over_batch_size', dtype=None)",
@@ -457,6 +466,20 @@ def copy_mask(source: Any, target: Any) -> None:
 
     if source is not target and get_keras_mask(source) is not None:
         set_keras_mask(target, get_keras_mask(source))
+
+
+def mask_of(tensor: Any) -> Any:
+    """The mask that Keras has hung on a tensor, or None."""
+    from keras.src.backend import get_keras_mask
+
+    return get_keras_mask(tensor)
+
+
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Hangs a mask on a tensor as Keras does; None for none."""
+    from keras.src.backend import set_keras_mask
+
+    set_keras_mask(tensor, mask)
 
 
 def symbolic_build(model: Any, batch: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -143,3 +145,75 @@ def _(env: Env) -> Values:
         model.compile(sgd(), "mse", metrics=["mae"])
     record = model.fit(dataset(x, y), validation_data=(x[:1], y[:1]), epochs=2, verbose=0)
     return outcome(model, record)
+
+
+class PooledStep(keras.Model):
+    """Convolution and pooling, whose kernels fail without rows, in a step of the program's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = keras.layers.Conv2D(3, 3, activation="tanh")
+        self.pooling = keras.layers.MaxPooling2D(2)
+        self.flatten = keras.layers.Flatten()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return self.dense(self.flatten(self.pooling(self.convolution(x))))
+
+    def train_step(self, data: tuple[tf.Tensor, tf.Tensor]) -> dict[str, tf.Tensor]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=predicted)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return self.compute_metrics(x, y, predicted)
+
+
+def of_one(env: Env, make: Callable[[], keras.Model], x: np.ndarray, y: np.ndarray) -> Values:
+    """Trains, validates, evaluates and predicts with last batches of one example."""
+    with env.strategy.scope():
+        model = make()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(sgd(0.03), loss, metrics=["accuracy"])
+    record = model.fit(dataset(x, y, batch=8), validation_data=(x[:1], y[:1]), epochs=2, verbose=0)
+    return outcome(model, record, x, y, batch=16)
+
+
+@program("last_batch_of_one_convolved")
+def _(env: Env) -> Values:
+    layers = keras.layers
+    x, y = images(17)
+
+    def make() -> keras.Model:
+        return keras.Sequential(
+            [
+                keras.Input((6, 6, 2)),
+                layers.Conv2D(3, 3),
+                layers.BatchNormalization(synchronized=True, momentum=0.8),
+                layers.Conv2DTranspose(3, 3),
+                layers.DepthwiseConv2D(3),
+                layers.GlobalMaxPooling2D(),
+                layers.Dense(3),
+            ]
+        )
+
+    return of_one(env, make, x, y)
+
+
+@program("last_batch_of_one_recurrent")
+def _(env: Env) -> Values:
+    layers = keras.layers
+    x, y = tokens(17)
+
+    def make() -> keras.Model:
+        inputs = keras.Input((6,), dtype="int32")
+        words = layers.Embedding(12, 4, mask_zero=True)(inputs)
+        states = layers.LSTM(4, return_sequences=True)(words)
+        return keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling1D()(states)))
+
+    return of_one(env, make, x, y)
+
+
+@program("last_batch_of_one_pooled_in_an_own_step")
+def _(env: Env) -> Values:
+    return of_one(env, PooledStep, *images(17))

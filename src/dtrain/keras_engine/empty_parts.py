@@ -1,0 +1,134 @@
+"""Lets a replica without examples run a model: kernels for CPUs fail on tensors without rows.
+
+Convolutions give shapes that do not fit, a pooling's gradient ends the process, a maximum has nothing to
+choose from. So a model is given one row of zeros, and that row is cut off what it returns: whatever looks at
+the outputs finds no examples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dtrain.keras_engine.context import current_step
+from dtrain.keras_engine.protocol import in_replica
+from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import tensorflow as upstream_tf
+
+_local = threading.local()
+
+
+def make_layer_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of `Layer.__call__`, which works on the outermost layer that a replica calls."""
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        if getattr(_local, "inside", False) or not in_replica():
+            return original(self, *args, **kwargs)
+        step = current_step()
+        rows = _rows_of_first((args, kwargs))
+        compiled = (step is not None and step.compiled) or upstream_tf.in_xla_graph()
+        # XLA has kernels of its own, and knows all shapes.
+        known = None if rows is None else tf.get_static_value(rows)
+        if rows is None or compiled or (known is not None and int(known) > 0):
+            with _inside(None):
+                return original(self, *args, **kwargs)
+        empty = tf.equal(rows, 0)
+        args, kwargs = keras.tree.map_structure(lambda leaf: _with_row(leaf, empty), (args, kwargs))
+        with _inside(empty):
+            found = original(self, *args, **kwargs)
+        return keras.tree.map_structure(lambda leaf: _without_row(leaf, empty), found)
+
+    return __call__
+
+
+def make_moments(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of what a synchronized BatchNormalization computes over all replicas' examples."""
+
+    def _compute_moments_sync(x: Any, axes: Any, keepdims: bool) -> Any:
+        empty = getattr(_local, "empty", None)
+        return original(x if empty is None else _cut(x, empty), axes, keepdims)
+
+    return _compute_moments_sync
+
+
+@contextlib.contextmanager
+def _inside(empty: Any) -> Iterator[None]:
+    """While the outermost layer is called: those in it see what it was given."""
+    _local.inside, _local.empty = True, empty
+    try:
+        yield
+    finally:
+        _local.inside, _local.empty = False, None
+
+
+def _rows_of_first(nest: Any) -> Any:
+    """The leading dimension of the first tensor that has one, an int64 scalar; None without any."""
+    for leaf in keras.tree.flatten(nest):
+        if isinstance(leaf, tf.RaggedTensor):
+            return leaf.nrows(tf.int64)
+        if isinstance(leaf, tf.SparseTensor):
+            return leaf.dense_shape[0]
+        if isinstance(leaf, tf.Tensor) and leaf.shape.rank != 0:
+            static = leaf.shape[0] if leaf.shape.rank else None
+            return tf.shape(leaf, tf.int64)[0] if static is None else tf.constant(static, tf.int64)
+    return None
+
+
+def _with_row(leaf: Any, empty: Any) -> Any:
+    """A tensor of no rows with one row of zeros; others as they are."""
+    if isinstance(leaf, tf.RaggedTensor):
+        splits = leaf.row_splits
+        longer = tf.cond(empty, lambda: tf.zeros([2], splits.dtype), lambda: splits)
+        return tf.RaggedTensor.from_row_splits(leaf.values, longer, validate=False)
+    if isinstance(leaf, tf.SparseTensor):
+        least = tf.concat([tf.cast([empty], tf.int64), tf.zeros_like(leaf.dense_shape[1:])], axis=0)
+        return tf.SparseTensor(leaf.indices, leaf.values, tf.maximum(leaf.dense_shape, least))
+    if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank or leaf.shape[0] not in (None, 0):
+        return leaf
+    one = tf.concat([[1], tf.shape(leaf)[1:]], axis=0)
+    found = _like(leaf, tf.cond(empty, lambda: tf.zeros(one, leaf.dtype), lambda: leaf))
+    if (mask := upstream_keras.mask_of(leaf)) is not None:
+        upstream_keras.set_mask(found, _with_row(mask, empty))
+    return found
+
+
+def _without_row(leaf: Any, empty: Any) -> Any:
+    """What was computed from that row, cut off; numbers that stand for no row stay."""
+    if isinstance(leaf, tf.RaggedTensor):
+        splits = leaf.row_splits
+        kept = tf.cond(empty, lambda: splits[:1], lambda: splits)
+        return tf.RaggedTensor.from_row_splits(leaf.values[: kept[-1]], kept, validate=False)
+    if isinstance(leaf, tf.SparseTensor):
+        rows = tf.where(empty, tf.zeros([], tf.int64), leaf.dense_shape[0])
+        return tf.sparse.slice(
+            leaf, tf.zeros_like(leaf.dense_shape), tf.concat([[rows], leaf.dense_shape[1:]], 0)
+        )
+    if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank:
+        return leaf
+    if leaf.shape[0] is not None and not (leaf.shape[0] == 1 and _is_true(empty)):
+        return leaf
+    found = _like(leaf, _cut(leaf, empty))
+    if (mask := upstream_keras.mask_of(leaf)) is not None:
+        upstream_keras.set_mask(found, _cut(mask, empty))
+    return found
+
+
+def _cut(leaf: Any, empty: Any) -> Any:
+    return tf.cond(empty, lambda: leaf[:0], lambda: leaf)
+
+
+def _is_true(empty: Any) -> bool:
+    """Whether it was known while tracing that there is no row."""
+    return bool(tf.get_static_value(empty))
+
+
+def _like(leaf: Any, found: Any) -> Any:
+    """A tensor with the shape of another one, but for the number of rows."""
+    if not tf.executing_eagerly():
+        found.set_shape([None, *leaf.shape[1:]])
+    return found
