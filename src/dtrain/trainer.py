@@ -1,7 +1,6 @@
 """`Trainer`: one object for those who want one, which makes, trains, tests and goes on with a model.
 
-It is a thin face: every line that it saves its user can be written with Keras and a strategy instead. It
-has no loop, no callback class and no model class of its own.
+It is a thin face, without a loop, a callback class or a model class of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ class Trainer:
 
     Args:
         strategy: a name that `dtrain.strategy` knows, or any `tf.distribute.Strategy`.
-        precision: what is computed in: "float32", "mixed_float16" or "mixed_bfloat16".
+        precision: what is computed in: "float32", "mixed_float16" or "mixed_bfloat16"; None for Keras'
+            global policy.
         global_batch: examples in one update of the weights, over all replicas and micro-batches.
         per_replica_batch: examples that one replica computes with at once.
         accumulation: micro-batches whose gradients make one update. Of these three any two decide the
@@ -56,7 +56,7 @@ class Trainer:
         self,
         *,
         strategy: str | tf.distribute.Strategy = "auto",
-        precision: str = "float32",
+        precision: str | None = None,
         global_batch: int | None = None,
         per_replica_batch: int | None = None,
         accumulation: int | None = None,
@@ -66,7 +66,7 @@ class Trainer:
         run_dir: str | os.PathLike[str] | None = None,
         seed: int | None = None,
     ) -> None:
-        self._precision = optim.precision_policy(precision)
+        self._precision = None if precision is None else optim.precision_policy(precision)
         optim.scaled_rate(1.0, batch=1, base_batch=1 if base_batch is None else base_batch, scaling=scaling)
         if warmup_steps < 0:
             raise ConfigurationError(
@@ -122,7 +122,8 @@ class Trainer:
         if self._seed is not None:
             keras.utils.set_random_seed(self._seed)
         again = contextlib.nullcontext() if rematerialize is None else optim.rematerialize(rematerialize)
-        with self.strategy.scope(), optim.precision(self._precision):
+        word = self._precision
+        with self.strategy.scope(), contextlib.nullcontext() if word is None else optim.precision(word):
             with again:
                 model = optim.float32_outputs(model_fn())
             made = self._make_optimizer(optimizer, learning_rate)
@@ -177,19 +178,26 @@ class Trainer:
         model = self._compiled()
         if epochs < 1:
             raise ConfigurationError(f"epochs is {epochs}, which is below 1.", hint="Set it to 1 or more.")
-        self._check_batches(train)
-        held_out = None if validation is None else self._plain(validation)
+        source = self._source(train)
         files = self._files
+        if isinstance(source, Pipeline) and options.get("steps_per_epoch") and isinstance(files, TrainerRun):
+            raise ConfigurationError(
+                f"steps_per_epoch is {options['steps_per_epoch']}, but a run goes on by whole epochs.",
+                hint="Leave it out, or train without a run directory.",
+            )
+        held_out = None if validation is None else self._plain(validation)
         files.begin(model, self.strategy, self._settings() | {"epochs": epochs})
-        x = self._training_data(train, first_epoch=files.done)
+        x = source.dataset(first_epoch=files.done) if isinstance(source, Pipeline) else source
         options.setdefault("shuffle", not isinstance(x, tf.data.Dataset))
         history = model.fit(
             x,
             validation_data=held_out,
             validation_batch_size=self.batches.micro_batch if isinstance(held_out, tuple) else None,
             epochs=epochs,
-            initial_epoch=files.done,
-            callbacks=files.callbacks([*callbacks], _examples(train)),
+            initial_epoch=files.first_epoch,
+            callbacks=files.callbacks(
+                [*callbacks], source.examples if isinstance(source, Pipeline) else None
+            ),
             verbose=(1 if job.is_chief() else 0) if verbose is None else verbose,
             **options,
         )
@@ -231,9 +239,11 @@ class Trainer:
             "global_batch": self.batches.global_batch,
             "per_replica_batch": self.batches.per_replica,
             "accumulation": self.batches.accumulation,
-            "precision": self._precision,
-            "scaling": self._scaling,
+            "precision": self._precision or keras.config.dtype_policy().name,
+            "optimizer": type(self._compiled().optimizer).__name__,
             "learning_rate": self.learning_rate,
+            "scaling": self._scaling,
+            "warmup_steps": self._warmup_steps,
             "seed": self._seed,
         }
 
@@ -262,38 +272,32 @@ class Trainer:
             reached = optim.WarmUp(reached, steps, start=0.0 if self._scaling == "none" else rate)
         return with_settings(base, learning_rate=reached, accumulation=batches.accumulation)
 
-    def _check_batches(self, data: Any) -> None:
-        """Sees that data which is batched already has the size of a micro-batch."""
+    def _source(self, data: Any) -> Any:
+        """Training data, with arrays made a pipeline; what is batched has the size of a micro-batch."""
         expected = self.batches.micro_batch
-        if isinstance(data, Pipeline):
-            found: int | None = data.batch
-        elif isinstance(data, tf.data.Dataset):
-            found = _batch_of(data, expected)
-        else:
-            return
+        if isinstance(data, tuple):
+            seed = self._seed
+            if seed is None:
+                seed = job.broadcast(random.randrange(2**31))  # all workers see the same order
+            return Pipeline(data, batch=expected, seed=seed)
+        found = data.batch if isinstance(data, Pipeline) else _batch_of(data, expected)
         if found not in (None, expected):
             raise ConfigurationError(
                 f"The data has batches of {found}, but {self.batches.per_replica} examples on each of "
                 f"{self.batches.replicas} replicas make {expected}.",
                 hint=f"Batch it by trainer.batches.micro_batch, which is {expected}.",
             )
-
-    def _training_data(self, data: Any, *, first_epoch: int) -> Any:
-        """What `fit` takes as its first argument."""
-        if isinstance(data, tuple):
-            seed = self._seed
-            if seed is None:
-                seed = job.broadcast(random.randrange(2**31))  # all workers see the same order
-            data = Pipeline(data, batch=self.batches.micro_batch, seed=seed)
-        return data.dataset(first_epoch=first_epoch) if isinstance(data, Pipeline) else data
+        return data
 
     def _plain(self, data: Any) -> Any:
         """Data to evaluate, as Keras takes it: a tuple of arrays stays one."""
         return data.dataset() if isinstance(data, Pipeline) else data
 
 
-def _batch_of(data: tf.data.Dataset, expected: int) -> int | None:
-    """The size of a dataset's batches, where its spec tells it."""
+def _batch_of(data: Any, expected: int) -> int | None:
+    """The size of a dataset's batches, where its spec tells it; None for other data."""
+    if not isinstance(data, tf.data.Dataset):
+        return None
     shapes = [getattr(spec, "shape", None) for spec in tf.nest.flatten(data.element_spec)]
     if any(shape is not None and shape.rank == 0 for shape in shapes):
         raise DataError(
@@ -302,10 +306,3 @@ def _batch_of(data: tf.data.Dataset, expected: int) -> int | None:
         )
     sizes = {shape[0] for shape in shapes if shape is not None and shape.rank}
     return sizes.pop() if len(sizes) == 1 else None
-
-
-def _examples(data: Any) -> int | None:
-    """How many examples an epoch has, where that is known beforehand."""
-    if isinstance(data, Pipeline):
-        return data.examples
-    return len(keras.tree.flatten(data)[0]) if isinstance(data, tuple) else None

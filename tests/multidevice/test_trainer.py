@@ -219,12 +219,45 @@ def test_a_resumed_run_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:
     same(again.model, whole.model)
 
 
+def test_a_run_without_validation_that_stops_early_is_over(tmp_path: Path) -> None:
+    def again(epochs: int) -> tuple[int, Any]:
+        made = compiled(run_dir=tmp_path / "run")
+        done = made.resume()
+        stop = keras.callbacks.EarlyStopping("loss", patience=0, min_delta=100.0)
+        return done, made.fit(
+            ([list(map(float, row)) for row in X], Y), epochs=epochs, callbacks=[stop], verbose=0
+        )
+
+    done, history = again(5)
+    assert (done, history.epoch) == (0, [0, 1])
+    record = (tmp_path / "run" / "run.json").read_bytes()
+    done, history = again(5)
+    assert (done, history.epoch) == (2, [0, 1])
+    assert set(history.history) == {"loss", "accuracy", "examples_per_second"}
+    assert (tmp_path / "run" / "run.json").read_bytes() == record
+    done, history = again(6)
+    assert (done, history.epoch) == (2, [0, 1, 2, 3])
+    assert len(history.history["loss"]) == 4
+
+
+def test_what_is_no_run_of_a_trainer_is_not_gone_on_with(tmp_path: Path) -> None:
+    for text, said in (
+        ('{"recipe": "digits"}', "is not a Trainer's"),
+        ("[]", "is not"),
+        ("{", "cannot be read"),
+    ):
+        (tmp_path / "run.json").write_text(text)
+        with pytest.raises(ConfigurationError, match=said):
+            compiled(run_dir=tmp_path).resume()
+
+
 def test_a_run_is_gone_on_with_as_what_it_was(tmp_path: Path) -> None:
     run(tmp_path / "run", 1)
     for settings, said in (
         ({"global_batch": 32}, "had global_batch 16, but now it is 32"),
         ({"precision": "mixed_bfloat16"}, "had precision 'float32'"),
         ({"seed": 4}, "had seed 3"),
+        ({"accumulation": 2}, "had accumulation 1"),
     ):
         made = compiled(run_dir=tmp_path / "run", **settings)
         with pytest.raises(ConfigurationError, match=said):
@@ -278,6 +311,20 @@ def test_calls_that_cannot_work(tmp_path: Path) -> None:
         trainer(accumulation=2).compile(
             model_fn, optimizer=keras.optimizers.SGD(gradient_accumulation_steps=3), loss=LOSS
         )
+
+
+def test_a_model_without_an_input_cannot_be_gone_on_with(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def begin() -> dtrain.Trainer:
+        made = trainer(run_dir=tmp_path / "run")
+        made.compile(lambda: keras.Sequential([keras.layers.Dense(1)]), loss="mse")
+        return made
+
+    begin().fit((X, Y[:, None].astype("float32")), epochs=1, verbose=0)
+    assert "the model has no Input" in caplog.text
+    with pytest.raises(ConfigurationError, match=r"Begin it with keras\.Input"):
+        begin().resume()
 
 
 def _used() -> keras.optimizers.Optimizer:

@@ -12,6 +12,7 @@ from typing import Any
 
 from dtrain import job
 from dtrain.cluster import settings
+from dtrain.errors import ConfigurationError
 from dtrain.log import logger
 
 _FILES = "epoch-{epoch:05d}.weights.h5"
@@ -49,8 +50,16 @@ class EpochBackups:
 
         Returns:
             How many epochs are done: what `fit` takes as `initial_epoch`.
+
+        Raises:
+            ConfigurationError: there is a backup, but the model is not built.
         """
         for path in sorted(self._folder.glob(_PATTERN), reverse=True):
+            if not model.built:
+                raise ConfigurationError(
+                    f"{path} cannot be loaded: the model {model.name!r} knows no shapes before it sees data.",
+                    hint="Begin it with keras.Input(shape), or call model.build.",
+                )
             if not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)
             try:

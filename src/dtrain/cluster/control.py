@@ -214,11 +214,12 @@ class _Line(threading.Thread):
             text, answer = self._questions.get()
             if answer.set_running_or_notify_cancel():
                 # That a server is lost is this thread's to hear, not that of one that reads data meanwhile.
-                executor = executor or upstream_tf.own_executor()
                 try:
+                    executor = executor or upstream_tf.own_executor()
                     answer.set_result(_call(self._task, text))
                 except Exception as error:
-                    executor.clear_error()
+                    if executor is not None:
+                        executor.clear_error()
                     answer.set_exception(error)
 
 

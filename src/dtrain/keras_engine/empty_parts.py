@@ -39,7 +39,7 @@ def make_layer_call(original: Callable[..., Any]) -> Callable[..., Any]:
                 return original(self, *args, **kwargs)
         empty = tf.equal(rows, 0)
         args, kwargs = keras.tree.map_structure(lambda leaf: _with_row(leaf, empty), (args, kwargs))
-        with _inside(empty):
+        with _inside(empty), _uncounted(self, empty):
             found = original(self, *args, **kwargs)
         return keras.tree.map_structure(lambda leaf: _without_row(leaf, empty), found)
 
@@ -64,6 +64,17 @@ def _inside(empty: Any) -> Iterator[None]:
         yield
     finally:
         _local.inside, _local.empty = False, None
+
+
+@contextlib.contextmanager
+def _uncounted(layer: Any, empty: Any) -> Iterator[None]:
+    """Metrics that layers keep and update themselves do not count the row of zeros."""
+    # A model's own property would add what `compile` made, which is updated outside.
+    variables = [v for metric in keras.layers.Layer.metrics.fget(layer) for v in metric.variables]
+    before = [tf.identity(v.value) for v in variables]
+    yield
+    for variable, value in zip(variables, before, strict=True):
+        variable.assign(tf.where(empty, value, variable.value))
 
 
 def _rows_of_first(nest: Any) -> Any:
@@ -112,7 +123,9 @@ def _without_row(leaf: Any, empty: Any) -> Any:
         return leaf
     if leaf.shape[0] is not None and not (leaf.shape[0] == 1 and _is_true(empty)):
         return leaf
-    found = _like(leaf, _cut(leaf, empty))
+    found = _like(leaf, _cut_probabilities(leaf, empty))
+    if (logits := upstream_keras.logits_of(leaf)) is not None:
+        upstream_keras.set_logits(found, _like(logits, _cut(logits, empty)))
     if (mask := upstream_keras.mask_of(leaf)) is not None:
         upstream_keras.set_mask(found, _cut(mask, empty))
     return found
@@ -120,6 +133,16 @@ def _without_row(leaf: Any, empty: Any) -> Any:
 
 def _cut(leaf: Any, empty: Any) -> Any:
     return tf.cond(empty, lambda: leaf[:0], lambda: leaf)
+
+
+def _cut_probabilities(leaf: Any, empty: Any) -> Any:
+    """A tensor, cut; a softmax or sigmoid stays one, for Keras' cross-entropies look for what it is of."""
+    if tf.executing_eagerly() or leaf.op.type not in ("Softmax", "Sigmoid"):
+        return _cut(leaf, empty)
+    logits = _like(leaf.op.inputs[0], _cut(leaf.op.inputs[0], empty))
+    if leaf.op.type == "Softmax":
+        return tf.raw_ops.Softmax(logits=logits)
+    return tf.raw_ops.Sigmoid(x=logits)
 
 
 def _is_true(empty: Any) -> bool:

@@ -10,12 +10,26 @@ from pathlib import Path
 
 
 def read_metrics(path: Path) -> dict[str, list[float]]:
-    """Every column but `epoch`: its name, and its value for each epoch."""
+    """Every column but `epoch`: its name, and its value for each epoch.
+
+    An epoch without a value, as those without validation, is left out, as Keras' `History` does; so is a
+    column without any.
+    """
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         rows = list(reader)
     names = [name for name in reader.fieldnames or () if name != "epoch"]
-    return {name: [float(row[name]) for row in rows] for name in names}
+    values = {name: [_number(row[name]) for row in rows] for name in names}
+    found = {name: [value for value in column if value is not None] for name, column in values.items()}
+    return {name: column for name, column in found.items() if column or not rows}
+
+
+def _number(text: str | None) -> float | None:
+    """What Keras has written; None for "NA", where it had nothing."""
+    try:
+        return float(text or "")
+    except ValueError:
+        return None
 
 
 def keep_epochs(path: Path, epochs: int) -> None:

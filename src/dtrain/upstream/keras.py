@@ -482,6 +482,19 @@ def set_mask(tensor: Any, mask: Any) -> None:
     set_keras_mask(tensor, mask)
 
 
+def logits_of(tensor: Any) -> Any:
+    """What a softmax or sigmoid of Keras' was computed from, as it hangs on its result; or None.
+
+    Keras' cross-entropies compute from it, rather than from the probabilities.
+    """
+    return getattr(tensor, "_keras_logits", None)
+
+
+def set_logits(tensor: Any, logits: Any) -> None:
+    """Hangs logits on a tensor as Keras does."""
+    tensor._keras_logits = logits
+
+
 def symbolic_build(model: Any, batch: Any) -> None:
     """Builds a model, its metrics and its optimizer from a batch of symbolic tensors."""
     model._symbolic_build(data_batch=batch)
@@ -495,6 +508,17 @@ def takes_training(model: Any) -> bool:
 def iterations_of(optimizer: Any) -> Any:
     """The counter of an optimizer's calls, micro-steps of an accumulation included."""
     return optimizer._iterations
+
+
+def copy_decay_exclusions(source: Any, target: Any) -> None:
+    """Has an optimizer that is not built leave out of its weight decay what another one does.
+
+    What `exclude_from_weight_decay` was given is in no configuration: Keras keeps the variables' keys and a
+    pattern of the names, once it was called.
+    """
+    if hasattr(source, "_exclude_from_weight_decay"):
+        target._exclude_from_weight_decay = set(source._exclude_from_weight_decay)
+        target._exclude_from_weight_decay_pattern = source._exclude_from_weight_decay_pattern
 
 
 def trainable_variables_of(optimizer: Any) -> list[Any]:
