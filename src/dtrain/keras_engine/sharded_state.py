@@ -159,16 +159,16 @@ def hand_out(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def _hand_out_between_workers(division: Division, weights: list[Any], owners: list[int]) -> None:
-    # What others own is sent as zeros, so the sum is the owner's value to the bit.
+    # What others own is sent as zeros, so the sum is the owner's value. The owner takes the sum too: where
+    # it has -0.0 the others get +0.0, and all must keep the same bits.
     mine = [division.is_this_replica(owner) for owner in owners]
     values = [
         weight.read_value() if own else tf.zeros(weight.shape, weight.dtype)
         for weight, own in zip(weights, mine, strict=True)
     ]
     with local_update():
-        for weight, own, value in zip(weights, mine, all_reduce_sum(values), strict=True):
-            if not own:
-                weight.assign(value)
+        for weight, value in zip(weights, all_reduce_sum(values), strict=True):
+            weight.assign(value)
 
 
 def make_save_own(original: Callable[..., Any]) -> Callable[..., Any]:
