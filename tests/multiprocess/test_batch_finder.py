@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dtrain.errors import ConfigurationError, TaskTimeoutError
-from dtrain.optim import batch_finder, largest_batch
+from dtrain.optim import batch_finder, batch_trial, largest_batch, memory
 from dtrain.optim.batch_trial import Trial
 
 LIMIT = 1_500_000_000
@@ -99,3 +102,34 @@ def test_what_cannot_travel() -> None:
 
 def test_the_machines_free_memory() -> None:
     assert 100_000_000 < batch_finder.free_memory() < 1 << 50
+
+
+def test_free_memory_where_no_cgroups_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Path.read_text
+
+    def read_text(self: Path, *args: Any, **options: Any) -> str:
+        if self == Path("/proc/self/cgroup"):
+            raise FileNotFoundError(str(self))
+        return read(self, *args, **options)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert 100_000_000 < batch_finder.free_memory() < 1 << 50
+
+
+def test_a_batch_fits_whatever_its_prediction_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predicting what one example more takes may want memory, too; that says nothing of the batch."""
+    looked = []
+
+    def predict(*_: Any, **__: Any) -> Any:
+        looked.append(True)
+        raise MemoryError
+
+    monkeypatch.setattr(memory, "predict_memory", predict)
+    # This process is not one that may be limited or killed.
+    for name in ("_offer_to_be_killed", "_limit_memory"):
+        monkeypatch.setattr(batch_trial, name, lambda *_: None)
+    monkeypatch.setattr(batch_trial, "_start_tensorflow", lambda _: 0)
+    model = SimpleNamespace(fit=lambda *_, **__: None)
+    batch = (np.zeros((2, 1)), np.zeros((2, 1)))
+    found = batch_trial.run_trial(lambda _: (model, batch), 2, steps=1, memory_limit=1 << 50, look=True)
+    assert (found.outcome, found.for_one, looked) == ("fits", 0.0, [True])

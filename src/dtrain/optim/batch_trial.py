@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dtrain.errors import ConfigurationError, DtrainError
+from dtrain.errors import ConfigurationError
 
 _SLACK = 256 << 20  # reserved by threads that start later, and hardly touched
 _OUT_OF_MEMORY = (
@@ -72,21 +72,18 @@ def run_trial(make: Callable[[int], Any], batch: int, *, steps: int, memory_limi
     if started > memory_limit:
         return Trial(outcome="no start", resident=started)
     _limit_memory(memory_limit)
-    for_one = 0.0
     try:
         model, data = _made(make, batch)
         model.fit(_dataset(data, batch, steps), steps_per_epoch=steps, epochs=1, verbose=0)
-        resident = peak_resident()
-        if look and resident <= memory_limit:
-            for_one = _for_one(model, data, batch)
     except Exception as error:
         text = "".join(traceback.format_exception(error))
         if isinstance(error, MemoryError) or names_memory(f"{type(error).__name__}: {error}"):
             return Trial(outcome="too large", resident=peak_resident(), reason=text.splitlines()[-1])
         return Trial(outcome="error", error=(_picklable(error), text))
+    resident = peak_resident()
     if resident > memory_limit:
         return Trial(outcome="too large", resident=resident, reason="more than the limit was held")
-    return Trial(outcome="fits", resident=resident, for_one=for_one)
+    return Trial(outcome="fits", resident=resident, for_one=_for_one(model, data, batch) if look else 0.0)
 
 
 def peak_resident() -> int:
@@ -175,8 +172,10 @@ def _for_one(model: Any, data: Any, batch: int) -> float:
     sizes = (8 * batch, 16 * batch)
     try:
         small, large = (predict_memory(model, example, batch_size=size).activations for size in sizes)
-    except (DtrainError, ValueError, TypeError, RuntimeError, AttributeError):
-        return 0.0  # a model whose graph depends on the batch: the search goes without
+    except Exception:
+        # A model whose graph depends on the batch, or too little memory left for this. The batch has fitted,
+        # and the search goes without.
+        return 0.0
     return max(0.0, (large - small) / (sizes[1] - sizes[0]))
 
 
