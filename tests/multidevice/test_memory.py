@@ -179,7 +179,9 @@ def test_mistakes() -> None:
     with pytest.raises(ConfigurationError, match="is not compiled"):
         predict_memory(mlp(), 4)
     with pytest.raises(ConfigurationError, match="batch size is 0"):
-        predict_memory(compiled(mlp), 0)
+        predict_memory(compiled(mlp), np.int64(0))
+    with pytest.raises(ConfigurationError, match="given as 32 examples, and batch_size=64"):
+        predict_memory(compiled(mlp), 32, batch_size=64)
     with pytest.raises(DataError, match="not all of it known"):
         predict_memory(compiled(mlp), (tf.TensorSpec((None, 100)), tf.TensorSpec((None,))))
     with pytest.raises(DataError, match="does not say what it takes"):

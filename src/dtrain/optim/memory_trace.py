@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import keras
@@ -50,11 +51,16 @@ def batch_spec(model: Any, batch: Any, batch_size: int | None) -> Any:
         batch_size: replaces the first dimension of every leaf; None leaves it.
 
     Raises:
-        ConfigurationError: a batch size below 1.
+        ConfigurationError: a batch size below 1, or two of them.
         DataError: the shapes of a batch cannot be found out, or are not whole.
     """
-    if isinstance(batch, int):
-        batch, batch_size = _spec_of_model(model), batch
+    if isinstance(batch, Integral) and not isinstance(batch, bool):
+        if batch_size is not None:
+            raise ConfigurationError(
+                f"The batch is given as {batch} examples, and batch_size={batch_size} besides.",
+                hint="Give the number once.",
+            )
+        batch, batch_size = _spec_of_model(model), int(batch)
     if batch_size is not None and batch_size < 1:
         raise ConfigurationError(f"The batch size is {batch_size}, and must be at least 1.")
     return tf.nest.map_structure(lambda leaf: _leaf_spec(leaf, batch_size), batch)
