@@ -15,6 +15,7 @@ from keras import layers
 
 import dtrain
 from dtrain.errors import ConfigurationError
+from dtrain.keras_engine import accumulation
 from dtrain.keras_engine.context import current_step
 from dtrain.keras_engine.sharded_state import owners_of
 from dtrain.optim import (
@@ -26,6 +27,7 @@ from dtrain.optim import (
     scaled_rate,
     shard_state,
 )
+from dtrain.optim.optimizers import base_optimizer, rate_of, with_settings
 from dtrain.optim.sharded_state import DIVISIBLE
 
 RNG = np.random.default_rng(0)
@@ -449,3 +451,45 @@ def test_a_fit_that_fails_leaves_whole_sums(two: Any) -> None:
     for one, several in zip(*sums, strict=True):
         for each in two.experimental_local_results(several):
             np.testing.assert_allclose(each.numpy(), one.numpy(), rtol=2e-4, atol=2e-6)
+
+
+def test_tidying_up_that_fails_hides_no_error(two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Any) -> None:
+        raise ValueError("cannot tidy up")
+
+    said: list[str] = []
+    monkeypatch.setattr(accumulation.Sums, "abandon", fails)
+    monkeypatch.setattr(accumulation.logger, "warning", lambda text, *args: said.append(text % args))
+    model = small()
+    sums = accumulation.Sums(None, two, None)  # type: ignore[arg-type]
+    model.compile(accumulating())
+    accumulation._sums[model.optimizer] = sums
+    accumulation.left_by_error(model)
+    assert "ValueError: cannot tidy up" in said[0]
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_new_rate_keeps_what_does_not_decay(scaled: bool) -> None:
+    weights = [keras.Variable([1.0], name=name) for name in ("kernel", "bias", "other")]
+    by_name, by_variable = (keras.optimizers.AdamW(0.1, weight_decay=0.5) for _ in range(2))
+    by_name.exclude_from_weight_decay(var_names=["bias"])
+    by_variable.exclude_from_weight_decay(var_list=[weights[2]])
+    for optimizer, kept in ((by_name, 1), (by_variable, 2)):
+        given = keras.optimizers.LossScaleOptimizer(optimizer) if scaled else optimizer
+        made = with_settings(given, learning_rate=0.01)
+        for weight in weights:
+            weight.assign([1.0])
+        made.apply([tf.zeros(1)] * 3, weights)
+        found = [float(weight.numpy()[0]) for weight in weights]
+        expected = [1.0 if number == kept else 0.995 for number in range(3)]
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_an_optimizer_whose_rate_cannot_be_told() -> None:
+    assert rate_of(base_optimizer(lambda: keras.optimizers.SGD(0.5))) == 0.5
+    with pytest.raises(ConfigurationError, match="learning_rate is not set") as caught:
+        base_optimizer(lambda rate: keras.optimizers.SGD(rate))
+    assert "needs learning_rate" in str(caught.value)
+    for rate in (lambda: 0.1, sgd, keras.ops.sin):
+        with pytest.raises(ConfigurationError, match="neither a number nor a schedule"):
+            rate_of(keras.optimizers.Adam(rate))

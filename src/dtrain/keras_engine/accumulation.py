@@ -151,10 +151,19 @@ class KeptApart(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def left_by_error(model: Any) -> None:
-    """Tidies up after a `fit` that ended with an exception."""
+    """Tidies up after a `fit` that ended with an exception, which no failure here may hide."""
     sums = None if model.optimizer is None else _sums.pop(model.optimizer, None)
-    if sums is not None:
+    if sums is None:
+        return
+    try:
         sums.abandon()
+    except Exception as error:
+        logger.warning(
+            "fit failed, and so did tidying up the gradients that were accumulated: %s: %s. "
+            "Make the optimizer anew before the next fit.",
+            type(error).__name__,
+            error,
+        )
 
 
 def may_keep_apart(model: Any, layout: ReplicaLayout) -> bool:

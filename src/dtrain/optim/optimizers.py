@@ -5,12 +5,14 @@ The optimizers are Keras' own, and so is what they do; this only puts two settin
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import keras
 
 from dtrain.errors import ConfigurationError
+from dtrain.upstream import keras as upstream_keras
 
 OptimizerLike: TypeAlias = str | keras.optimizers.Optimizer | Callable[..., keras.optimizers.Optimizer]
 """A name that Keras knows, an optimizer that was not used yet, or a class or function that takes a rate."""
@@ -24,7 +26,8 @@ def base_optimizer(optimizer: OptimizerLike, learning_rate: Any = None) -> keras
         learning_rate: a number or a Keras schedule; None for the optimizer's own.
 
     Raises:
-        ConfigurationError: it is none of these, or it has been used already.
+        ConfigurationError: it is none of these, it has been used already, or it is a function of the rate and
+            there is none.
     """
     if isinstance(optimizer, str):
         try:
@@ -36,10 +39,10 @@ def base_optimizer(optimizer: OptimizerLike, learning_rate: Any = None) -> keras
             ) from error
     elif isinstance(optimizer, keras.optimizers.Optimizer):
         found = optimizer
-    elif isinstance(optimizer, type) or (callable(optimizer) and learning_rate is None):
+    elif isinstance(optimizer, type):
         found = optimizer()
     elif callable(optimizer):
-        found = optimizer(learning_rate)
+        found = _called(optimizer, learning_rate)
     else:
         raise ConfigurationError(
             f"The optimizer is {optimizer!r}.",
@@ -58,12 +61,49 @@ def base_optimizer(optimizer: OptimizerLike, learning_rate: Any = None) -> keras
     return found if learning_rate is None else with_settings(found, learning_rate=learning_rate)
 
 
+def _called(function: Callable[..., Any], learning_rate: Any) -> Any:
+    """What a function makes of the rate; without one, of nothing, if it can."""
+    given = () if learning_rate is None else (learning_rate,)
+    try:
+        inspect.signature(function).bind(*given)
+    except ValueError:
+        pass  # built in: it does not say what it takes
+    except TypeError as error:
+        found = "learning_rate is not set" if learning_rate is None else "learning_rate is set"
+        raise ConfigurationError(
+            f"The optimizer is the function {function!r}, and {found}: {error}.",
+            hint="A function of the rate needs learning_rate; it is called with that alone.",
+        ) from error
+    return function(*given)
+
+
 def rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
-    """Its rate: a float, or a Keras schedule."""
+    """Its rate: a float, or a Keras schedule.
+
+    Raises:
+        ConfigurationError: it is a function, or a schedule that Keras cannot make from its configuration.
+    """
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return rate_of(optimizer.inner_optimizer)
-    rate = optimizer.get_config()["learning_rate"]
-    return keras.saving.deserialize_keras_object(rate) if isinstance(rate, dict) else float(rate)
+    try:
+        rate = optimizer.get_config()["learning_rate"]
+        if not isinstance(rate, dict):
+            return float(rate)
+        schedule = keras.saving.deserialize_keras_object(rate)
+    except (TypeError, ValueError) as error:
+        raise _no_rate(optimizer, str(error)) from error
+    if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        raise _no_rate(optimizer, f"it is {schedule!r}")
+    return schedule
+
+
+def _no_rate(optimizer: keras.optimizers.Optimizer, found: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"The learning rate of the optimizer {optimizer.name!r} is neither a number nor a schedule that "
+        f"Keras can make anew: {found}",
+        hint="Give a number or a schedule of keras.optimizers.schedules; an own schedule's class must have "
+        "get_config and be registered with keras.saving.register_keras_serializable.",
+    )
 
 
 def with_settings(
@@ -98,4 +138,6 @@ def with_settings(
                 hint="Leave it to one of the two.",
             )
         config["gradient_accumulation_steps"] = accumulation if accumulation > 1 else None
-    return type(optimizer).from_config(config)
+    made = type(optimizer).from_config(config)
+    upstream_keras.copy_decay_exclusions(optimizer, made)
+    return made
