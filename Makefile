@@ -27,9 +27,10 @@ test: setup
 test-contract: setup
 	$(BIN)/python -m pytest tests/contract --contract full
 
-# Processes that are killed or stopped on purpose: minutes, for each starts TensorFlow several times.
+# The long tests: processes that are killed or stopped on purpose, every recipe under every strategy, and the
+# programs of the contract that `test` leaves out.
 test-faults: setup
-	$(BIN)/python -m pytest tests/faults
+	$(BIN)/python -m pytest tests/faults tests/contract --contract rest
 
 check: setup
 	$(BIN)/ruff check src tests examples benchmarks

@@ -66,7 +66,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """The contract's own option; pytest reads options from here, not from the folders below."""
     parser.addoption(
         "--contract",
-        choices=("part", "full"),
+        choices=("part", "rest", "full"),
         default="part",
-        help="run every program under every strategy (full), or a part for each strategy (part)",
+        help="run every program under every strategy (full), a part for each strategy (part), or the rest of "
+        "the programs, likewise a part for each (rest)",
     )

@@ -1,24 +1,28 @@
 """How much of the contract a run holds: a part for every strategy by default, all of it when asked.
 
-The parts are complementary: each program is run under one distributed strategy in every run of the suite.
+The parts are complementary: each program is run under one distributed strategy, half of them by the suite and
+the rest with the long tests.
 """
 
 from __future__ import annotations
 
 import pytest
 
-# strategy -> (one in how many programs, counted from which): the first four cover all between them.
+# strategy -> (one in how many programs, counted from which): the first four cover half between them, and the
+# rest, which begins `_REST` later, the other half.
 PARTS = {
-    "mirrored": (4, 0),
-    "multi_worker": (4, 1),
-    "central_storage": (4, 2),
-    "parameter_server": (4, 3),
+    "mirrored": (8, 0),
+    "multi_worker": (8, 1),
+    "central_storage": (8, 2),
+    "parameter_server": (8, 3),
     "one_device": (16, 2),
 }
+_REST = 4
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--contract") == "full" or config.getoption("keyword"):
+    asked = config.getoption("--contract")
+    if asked == "full" or config.getoption("keyword"):
         return
     from .registry import listed
 
@@ -28,6 +32,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         params = getattr(getattr(item, "callspec", None), "params", {})
         if "strategy" in params and "entry" in params:
             every, first = PARTS.get(params["strategy"], (1, 0))
+            first += _REST if asked == "rest" else 0
             if number[params["entry"].name] % every != first:
                 left.append(item)
     if left:
