@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from dtrain.errors import ConfigurationError, DataError
 from dtrain.log import logger
 
 _DELIMITERS = (",", ";", "\t", "|")
+_WRITTEN_AS_FLOAT = re.compile(r"(-?[0-9]+)\.0+")
 
 
 class TextCsv(NamedTuple):
@@ -73,8 +75,8 @@ def load_text_csv(
             (`DTRAIN_DATA_DIR`).
         text: the column or columns that make a text: without the spaces around them, and but for the empty
             ones, they are joined with a space.
-        label: the column of the label: integers, or words. Each different one is a class. Other columns are
-            left alone.
+        label: the column of the label: integers, or words. Each different one is a class, and 1.0 is 1.
+            Other columns are left alone.
         validation: which share of the rows is taken for validation, from 0.
         test: which share is kept for the test, from 0.
         split_seed: seed of the split. It is apart from the seed of the training, so that runs with different
@@ -220,12 +222,10 @@ def _label(row: _Row, column: int, file: Path, name: str) -> str:
         raise DataError(
             f"{file}: the row in line {row.line} has no {name!r}.", hint="Label the row, or take it out."
         )
-    try:
-        number = float(word)
-    except ValueError:
-        return word
-    # A column with gaps was once of floating-point numbers, so that 1 was written as 1.0.
-    return str(int(number)) if number.is_integer() else word
+    # A column with gaps was once of floating-point numbers, so that 1 was written as 1.0. Cut off as text: a
+    # floating-point number cannot hold every large integer.
+    whole = _WRITTEN_AS_FLOAT.fullmatch(word)
+    return str(int(whole[1])) if whole else word
 
 
 def _classes(words: list[str], file: Path, name: str) -> tuple[str, ...]:
@@ -237,7 +237,8 @@ def _classes(words: list[str], file: Path, name: str) -> tuple[str, ...]:
             hint="A table needs rows of at least two classes.",
         )
     if all(_is_integer(word) for word in different):
-        return tuple(sorted(different, key=int))
+        # By the words too: 1 and 01 are equal as integers, and a set has no order that lasts.
+        return tuple(sorted(different, key=lambda word: (int(word), word)))
     return tuple(sorted(different))
 
 
