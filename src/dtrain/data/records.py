@@ -34,7 +34,7 @@ class Records:
         parse: makes an example of a serialized record (a string scalar) and its name for messages.
         random_access: whether single records can be fetched.
         compression: of the records: "", "GZIP" or "ZLIB".
-        record_bytes: size of a record, in the mean.
+        record_bytes: size of a record in the mean, decompressed; 0: not known.
     """
 
     files: tuple[str, ...]
@@ -84,13 +84,13 @@ def tfrecords(
     found = _found(files)
     with ThreadPoolExecutor(max_workers=8) as pool:
         scanned = list(pool.map(lambda path: scan(path, compression), found))
-    counts = tuple(count for count, _, _ in scanned)
+    counts = tuple(count for count, *_ in scanned)
     _check_not_empty(found, counts)
-    for path, (count, first, last) in zip(found, scanned, strict=True):
+    for path, (count, first, last, _) in zip(found, scanned, strict=True):
         for number, record in ((0, first), (count - 1, last)):
             if record is not None:
                 _check_features(record, features, f"Record {number} of {path}")
-    size = 0 if compression else sum(map(_bytes_of, found)) / max(sum(counts), 1)
+    size = sum(length for *_, length in scanned) / sum(counts)
     return Records(found, counts, _example_parser(features), False, compression, size)
 
 
@@ -107,16 +107,15 @@ def array_records(
 
     Raises:
         UnsupportedVersionError: the package array-record is not installed.
-        DataError: there is no such file, one cannot be read, all are empty, or a record does not have the
-            features.
+        DataError: there is no such file, one cannot be read, all are empty, or the first or last record of
+            one is damaged or does not have the features.
     """
     found = _found(files)
     counts = tuple(map(_array_record_count, found))
     _check_not_empty(found, counts)
     if isinstance(parse, Mapping):
         for path, count in zip(found, counts, strict=True):
-            for number in {0, count - 1} if count else ():
-                record = open_array_record(path).read([number])[0]
+            for number, record in _first_and_last(path, count):
                 _check_features(record, parse, f"Record {number} of {path}")
         return Records(found, counts, _example_parser(parse), True)
     if not callable(parse):
@@ -165,6 +164,27 @@ def _array_record_count(path: str) -> int:
         reader.close()
 
 
+def _first_and_last(path: str, count: int) -> list[tuple[int, bytes]]:
+    """The first and the last record of an array-record file, each with its number.
+
+    Raises:
+        DataError: one of them is damaged.
+    """
+    found = []
+    reader = open_array_record(path)
+    try:
+        for number in sorted({0, count - 1}) if count else ():
+            try:
+                found.append((number, reader.read([number])[0]))
+            except Exception as error:  # what array-record raises differs by the damage
+                raise DataError(
+                    f"Record {number} of {path} is damaged: {error}.", hint="copy or write the file again"
+                ) from error
+    finally:
+        reader.close()
+    return found
+
+
 def _found(files: Any) -> tuple[str, ...]:
     """The files that are meant; those of a pattern in the order of their names.
 
@@ -201,10 +221,6 @@ def _check_not_empty(files: tuple[str, ...], counts: tuple[int, ...]) -> None:
             f"There is no record in {len(files)} files, such as {files[0]}.",
             hint="look at how they were written",
         )
-
-
-def _bytes_of(path: str) -> int:
-    return int(tf.io.gfile.stat(path).length)
 
 
 def _example_parser(features: Mapping[str, Any]) -> Callable[[Any, Any], Any]:

@@ -35,7 +35,7 @@ def check_compression(compression: str | None) -> str:
     return name
 
 
-def scan(path: str, compression: str) -> tuple[int, bytes | None, bytes | None]:
+def scan(path: str, compression: str) -> tuple[int, bytes | None, bytes | None, int]:
     """Goes from record to record through a file; data are skipped, or decompressed where they must be.
 
     Args:
@@ -43,7 +43,7 @@ def scan(path: str, compression: str) -> tuple[int, bytes | None, bytes | None]:
         compression: "", "GZIP" or "ZLIB".
 
     Returns:
-        How many records there are, the first one and the last one.
+        How many records there are, the first one, the last one, and the bytes of all, decompressed.
 
     Raises:
         DataError: the file cannot be read, is cut off or is damaged; it names the file and the record.
@@ -66,7 +66,7 @@ def scan(path: str, compression: str) -> tuple[int, bytes | None, bytes | None]:
         if size is not None and count > 1:
             file.seek(start)
             last = _read(file, at - start - _FOOTER, path, count - 1)
-    return count, first, last
+    return count, first, last, at
 
 
 def _length(header: bytes, path: str, record: int) -> int:
