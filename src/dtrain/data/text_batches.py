@@ -102,8 +102,14 @@ class Padding:
         return self._mapped(one, batch)
 
     def _mapped(self, function: Callable[[Any, bool], Any], nest: Any) -> Any:
-        leaves = [function(x, is_open) for x, is_open in zip(tf.nest.flatten(nest), self.open, strict=True)]
-        return tf.nest.pack_sequence_as(nest, leaves)
+        leaves = tf.nest.flatten(nest)
+        if len(leaves) != len(self.open):
+            raise ConfigurationError(
+                f"augment makes {len(leaves)} tensors of an example that has {len(self.open)}.",
+                hint="with pad or buckets, augment keeps the example's structure; change it in transform",
+            )
+        done = [function(leaf, is_open) for leaf, is_open in zip(leaves, self.open, strict=True)]
+        return tf.nest.pack_sequence_as(nest, done)
 
     def _of(self, dtype: tf.DType) -> Any:
         return padding_value(self._value, dtype)
