@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 import dtrain
+import dtrain.data.pipeline
 from dtrain.data import (
     Pipeline,
     array_records,
@@ -25,6 +26,7 @@ from dtrain.data import (
 )
 from dtrain.data.order import example_seeds, mixed, permuted
 from dtrain.errors import ConfigurationError, DataError, UnsupportedVersionError
+from dtrain.keras_engine.protocol import ReplicaLayout
 
 ROWS = 37
 X = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
@@ -280,6 +282,67 @@ def test_a_function_is_asked_for_all_examples_where_one_process_reads() -> None:
     assert len(rows_of(endless.take(7))) == 7
 
 
+# Workers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_workers(monkeypatch: pytest.MonkeyPatch) -> ReplicaLayout:
+    """The second of two workers, whose first says what it says; real ones are in tests/multiprocess."""
+    monkeypatch.setattr(dtrain.data.pipeline, "world_size", lambda: 2)
+    monkeypatch.setattr(dtrain.data.pipeline, "exchange", lambda layout, value: [value] * layout.workers)
+    return ReplicaLayout(workers=2, worker=1)
+
+
+def own_rows(context: Any) -> tf.data.Dataset:
+    rows = tf.data.Dataset.from_tensor_slices((X[:32], Y[:32]))
+    return rows.shard(context.num_input_pipelines, context.input_pipeline_id)
+
+
+@pytest.mark.parametrize("kind", ["files", "a function"])
+def test_a_worker_keeps_its_own_share_alone(kind: str, tmp_path: Path, two_workers: ReplicaLayout) -> None:
+    prepared: list[int] = []
+
+    def noted(row: np.ndarray) -> np.ndarray:
+        prepared.append(int(row))
+        return row
+
+    def prepare(x: Any, y: Any) -> Any:
+        return x, tf.ensure_shape(tf.numpy_function(noted, [y], tf.int64), [])
+
+    if kind == "files":
+        data = (X[:32], Y[:32])
+        source = tfrecords(write_tfrecords(data, tmp_path / "even-*", 8), record_features(data))
+        pipeline = Pipeline(source, 8, cache=True, transform=lambda example: prepare(*pair(example)))
+    else:
+        pipeline = Pipeline(own_rows, 8, cache=True, transform=lambda example: prepare(*example))
+    dataset: Any = pipeline.dataset()
+    assert int(dataset.cardinality()) == len(pipeline) == 4
+    assert prepared == []
+    split = dataset.dtrain_split(two_workers)
+    epochs = [sorted(joined(part[1].numpy().tolist() for (part,), _ in split)) for _ in range(2)]
+    assert epochs[0] == epochs[1] == sorted(prepared)
+    assert len(prepared) == 16
+    # Who goes through the global batches all the same gets all of them.
+    assert sorted(joined(rows_of(pipeline.dataset()))) == list(range(32))
+
+
+def test_data_without_end_goes_on_at_a_step_and_every_worker_needs_rows(two_workers: ReplicaLayout) -> None:
+    def endless(context: Any) -> tf.data.Dataset:
+        return own_rows(context).repeat()
+
+    def first_rows(first_step: int) -> list[list[int]]:
+        dataset: Any = Pipeline(endless, batch=4).dataset(first_step=first_step)
+        split = dataset.dtrain_split(two_workers)
+        return [part[1].numpy().tolist() for (part,), _ in split.take(5 - first_step)]
+
+    assert first_rows(0)[0] == [1, 3]
+    assert first_rows(3) == first_rows(0)[3:]
+    for worker in range(2):
+        small: Any = Pipeline(endless, batch=1).dataset()
+        with pytest.raises(ConfigurationError, match="batch=1 is less than the 2 workers"):
+            small.dtrain_split(ReplicaLayout(workers=2, worker=worker))
+
+
 # Mistakes ---------------------------------------------------------------------------------------------------
 
 
@@ -311,6 +374,11 @@ def test_a_function_is_asked_for_all_examples_where_one_process_reads() -> None:
         (lambda: Pipeline((TEXTS, Y), buckets=[8, 4]), ConfigurationError, "ascending"),
         (lambda: Pipeline((TEXTS, Y), buckets=8), ConfigurationError, "ascending"),
         (lambda: Pipeline((TEXTS, Y), pad=[0]), ConfigurationError, "pad="),
+        (
+            lambda: Pipeline((TEXTS, Y), pad=0, augment=lambda example, seed: example[0]).dataset(),
+            ConfigurationError,
+            "augment makes 1 tensors of an example that has 2",
+        ),
         (lambda: Pipeline((TEXTS, Y), pad="a").dataset(), ConfigurationError, "cannot pad int"),
         (lambda: Pipeline((X, Y)).dataset(first_step=1), ConfigurationError, "an epoch has 1 batches"),
         (lambda: Pipeline((X, Y)).dataset(first_epoch=-1), ConfigurationError, "at least 0"),
@@ -360,10 +428,24 @@ def test_record_files_that_are_missing_damaged_or_others_are_named(tmp_path: Pat
     refused(
         r"holds float32 in the feature '0', not int64", good, **{"0": tf.io.FixedLenFeature([4], tf.int64)}
     )
+    table = Path(write_array_records((X, Y), tmp_path / "table.array_record")[0])
+    assert array_records(table, features).examples == ROWS
+    data = table.read_bytes()
+    table.write_bytes(data[:150] + bytes([data[150] ^ 255]) + data[151:])  # in the first record
+    with pytest.raises(DataError, match=r"Record 0 of .*table.array_record is damaged"):
+        array_records(table, features)
     with pytest.raises(ConfigurationError, match="names no features"):
         tfrecords(good, {})
     with pytest.raises(DataError, match="no array-record file, or is cut off"):
         array_records(good, features)
+
+
+@pytest.mark.parametrize("compression", [None, "GZIP", "ZLIB"])
+def test_the_size_of_records_is_that_of_what_a_block_holds(compression: str | None, tmp_path: Path) -> None:
+    images = {"image": np.zeros((3, 100_000), np.uint8)}
+    files = write_tfrecords(images, tmp_path / "images", compression=compression)
+    source = tfrecords(files, record_features(images), compression=compression)
+    assert 100_000 < source.record_bytes < 220_000
 
 
 def test_a_record_in_the_middle_that_does_not_fit_is_named(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from dtrain.data import order
 from dtrain.data.epochs import NoEpochs, packed, unconverted
 from dtrain.data.readers import Stream, Table
 from dtrain.data.text_batches import Padding, bucketed, padded
+from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.input import bounds, map_leaves
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.sharding import Shares
@@ -232,15 +233,18 @@ class StreamBatches:
             batches = batched(examples, self._batch, drop_remainder=self._drop)
         return batches.skip(first_step)
 
-    def endless_parts(self, epochs: Any, layout: ReplicaLayout, total: int) -> tf.data.Dataset:
+    def endless_parts(
+        self, epochs: Any, layout: ReplicaLayout, total: int, first_step: int
+    ) -> tf.data.Dataset:
         """The batches as (parts, total), where each worker has a stream of its own that never ends.
 
         Args:
             epochs: as for `dataset`.
             layout: how the replicas are spread.
             total: rows of a step over all workers.
+            first_step: number of the first batch.
         """
-        batches = self.dataset(epochs)
+        batches = self.dataset(epochs, first_step)
         spec = batches.element_spec
 
         def one(*batch: Any) -> Any:
@@ -361,5 +365,14 @@ def finished(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def rows_of_worker(batch: int, layout: ReplicaLayout) -> int:
-    """The rows of a full batch that are this worker's."""
+    """The rows of a full batch that are this worker's.
+
+    Raises:
+        ConfigurationError: there are fewer rows than workers; the same on all of them.
+    """
+    if batch < layout.workers:
+        raise ConfigurationError(
+            f"batch={batch} is less than the {layout.workers} workers, of which each reads its own examples.",
+            hint=f"batch={layout.workers} or more, or sharding='off'",
+        )
     return (layout.worker + 1) * batch // layout.workers - layout.worker * batch // layout.workers

@@ -51,12 +51,13 @@ class Pipeline:
             stateless random functions, from the pipeline's seed, the epoch and the example's number: the
             same under every strategy, and for any number of workers.
         cache: keep all prepared examples in memory. Also makes files that are read in turn into a table, of
-            which any row can be fetched.
+            which any row can be fetched. With sharding "file" and "function" a worker keeps only its own
+            share: a loop of one's own over `dataset()` then reads and prepares all examples each time.
         sharding: who reads what, if there are several workers. "data": each fetches its own rows of every
             global batch (of files that are read in turn: reads all and takes them), and the batches are one
-            device's. "file": each reads its own files, so batches
-            have other examples than one device's. "function": each calls the function. "off": all read
-            everything and take their part. "auto" chooses: see `sharding.choose`.
+            device's. "file": each reads its own files, so batches have other examples than one device's.
+            "function": each calls the function. "off": all read everything and take their part. "auto"
+            chooses: see `sharding.choose`.
         pad: value that examples of different lengths are padded with, to the longest of the global batch;
             True is 0. Under sharding "file" and "function": to the longest of the worker's own part.
         buckets: upper bounds of lengths, such as [16, 32, 64]: batches have examples of one bucket, padded
@@ -116,7 +117,10 @@ class Pipeline:
         Raises:
             TypeError: it is not known beforehand.
         """
-        steps = self._steps()
+        if self._buckets or self.examples is None:
+            steps = self._whole_batches()[1]
+        else:
+            steps = rules.steps_of(self.examples, self.batch, drop_remainder=self._drop)
         if steps is None:
             raise TypeError("the number of batches is not known: the source does not say how long it is")
         return steps
@@ -160,6 +164,11 @@ class Pipeline:
         dataset.dtrain_split = lambda layout: self._split(layout, counter, first_step)
         return dataset
 
+    def _keeps_shares(self) -> bool:
+        """Whether the workers of this job keep a share each, so that no one should keep all examples."""
+        word = rules.choose(self._sharding, self._kind, world_size()).word
+        return self._cache and word in ("file", "function")
+
     @property
     def _kind(self) -> rules.SourceKind:
         records = self._records
@@ -181,8 +190,13 @@ class Pipeline:
     def _order_seed(self) -> int | None:
         return self._seed if self._shuffle else None
 
-    def _reader(self, files: tuple[int, ...] | None = None, context: Any = None) -> tuple[Any, Stages]:
-        """A table or a stream of a worker's share, and what is left to be done to its examples."""
+    def _reader(
+        self, files: tuple[int, ...] | None = None, context: Any = None, *, keep: bool = True
+    ) -> tuple[Any, Stages]:
+        """A table or a stream of a worker's share, and what is left to be done to its examples.
+
+        `files` and `context` say which share: None, all. Without `keep`, `cache` is left for others to do.
+        """
         if self._columns is not None:
             reader: Any = self._columns
         elif self._records is not None:
@@ -193,17 +207,15 @@ class Pipeline:
         else:
             reader = FunctionStream(self._function, context or tf.distribute.InputContext())  # type: ignore[arg-type]
         prepare = self._prepare
-        if (
-            self._cache
-            and reader.examples != 0
-            and (prepare is not None or not isinstance(reader, ColumnTable))
-        ):
+        done = prepare is None and isinstance(reader, ColumnTable)
+        if self._cache and reader.examples != 0 and not done:
             if getattr(reader, "endless", False):
                 raise DataError("cache=True was set for data without an end.", hint="cache=False")
-            key = ("cache", files, getattr(context, "input_pipeline_id", None))
-            if key not in self._kept:
-                self._kept[key] = cached(reader, prepare)
-            reader, prepare = self._kept[key], None
+            if keep:
+                key = ("cache", files, getattr(context, "input_pipeline_id", None))
+                if key not in self._kept:
+                    self._kept[key] = cached(reader, prepare)
+                reader, prepare = self._kept[key], None
         return reader, Stages(prepare=prepare, augment=self._augment, seed=self._seed)
 
     @property
@@ -230,17 +242,9 @@ class Pipeline:
             self._kept["padding", key] = Padding(self._pad, spec, lengths)
         return self._kept["padding", key]
 
-    def _steps(self) -> int | None:
-        """Batches of an epoch; None if not known."""
-        return (
-            self._whole_batches()[1]
-            if self._buckets or self.examples is None
-            else rules.steps_of(self.examples, self.batch, drop_remainder=self._drop)
-        )
-
     def _whole_batches(self) -> tuple[Callable[[Any, int], tf.data.Dataset], int | None, bool]:
         """The global batches of an epoch, how many, and whether they never end."""
-        reader, stages = self._reader()
+        reader, stages = self._reader(keep=not self._keeps_shares())
         if hasattr(reader, "fetch"):
             table = self._table_batches(reader, stages, ReplicaLayout())
             steps = table.steps
@@ -376,7 +380,7 @@ class Pipeline:
         if getattr(reader, "endless", False):
             part = rows_of_worker(self.batch, layout)
             stream = self._stream_batches(reader, stages, part)
-            return stream.endless_parts(counter, layout, self.batch)
+            return stream.endless_parts(counter, layout, self.batch, first_step)
         share = rules.shares(counts, self.batch, drop_remainder=self._drop)
         own = ReplicaLayout(local_replicas=layout.local_replicas)
         batch = share.batches[layout.worker]
