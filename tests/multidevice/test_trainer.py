@@ -68,7 +68,7 @@ def test_the_numbers_are_those_of_keras_on_one_device(
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(micro)
     made = compiled(strategy=strategy, accumulation=accumulation, precision=precision)
     assert made.batches.micro_batch == micro
-    history = made.fit(data, data, epochs=2, verbose=0)
+    history = made.fit(data, data, 2, verbose=0)
 
     keras.utils.set_random_seed(3)
     with dtrain.optim.precision(precision):
