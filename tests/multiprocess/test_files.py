@@ -20,7 +20,7 @@ import dtrain
 
 LIMIT = 240.0
 EPOCHS = 3
-SAVES = 20
+SAVES = 12
 
 
 class Worker:

@@ -177,7 +177,7 @@ def test_bad_input_is_said_at_once(tmp_path, arguments, messages):
     assert [file.name for file in tmp_path.iterdir()] == ["taken"]
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", "multi_worker"])
+@pytest.mark.parametrize("strategy", ["multi_worker"])
 def test_a_global_batch_below_the_replicas(tmp_path, strategy):
     done = dtrain("train", "digits", "--strategy", strategy, "--global-batch", "1", cwd=tmp_path)
     assert done.returncode == 2

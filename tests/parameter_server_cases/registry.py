@@ -11,6 +11,8 @@ from typing import Any
 FILES = ("counts", "numbers", "usage", "splits")
 # These take long for what they hold; they run with the long tests.
 SLOW = (
+    "splits_by_every_partitioner",
+    "optimizers_of_every_kind_count_exactly",
     "splits_under_other_optimizers",
     "big_tables_stay_on_the_servers",
     "several_steps_in_a_turn_are_the_same_steps",
