@@ -17,7 +17,7 @@ from dtrain.data.epochs import NoEpochs, packed, unconverted
 from dtrain.data.readers import Stream, Table
 from dtrain.data.text_batches import Padding, bucketed, padded
 from dtrain.errors import ConfigurationError
-from dtrain.keras_engine.input import bounds, map_leaves
+from dtrain.keras_engine.input import batch_rows, bounds, map_leaves, some_rows, split_batch
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.sharding import Shares
 
@@ -165,7 +165,9 @@ class TableBatches:
             if self._order.even:
                 start, end = bounds(self._order.batch, self._layout.first_replica + r, self._layout.replicas)
                 size = end - start
-            parts.append(map_leaves(lambda leaf, r=r, size=size: _rows(leaf, r * self._slots, size), batch))
+            parts.append(
+                map_leaves(lambda leaf, r=r, size=size: some_rows(leaf, r * self._slots, size), batch)
+            )
         return tuple(parts)
 
     def _bounds(self, rows: Any, replica: int) -> tuple[Any, Any]:
@@ -270,7 +272,7 @@ class StreamBatches:
         def one(batch: Any, step: Any) -> Any:
             planned = planned_rows(share, layout.worker, step[1])
             check = tf.debugging.assert_equal(
-                tf.cast(_count(batch), tf.int64),
+                tf.cast(batch_rows(batch), tf.int64),
                 planned,
                 "a worker's source does not have as many examples as when it was counted",
             )
@@ -326,24 +328,7 @@ def _steps_with_rows(share: Shares, worker: int) -> int:
 
 def _divided(batch: Any, layout: ReplicaLayout) -> tuple[Any, ...]:
     """A worker's batch, over its own replicas."""
-    rows = _count(batch)
-    parts = []
-    for replica in range(layout.local_replicas):
-        start, end = bounds(rows, replica, layout.local_replicas)
-        parts.append(map_leaves(lambda leaf, a=start, n=end - start: _rows(leaf, a, n), batch))
-    return tuple(parts)
-
-
-def _count(batch: Any) -> Any:
-    leaf = tf.nest.flatten(batch)[0]
-    return tf.cast(leaf.nrows(), tf.int32) if isinstance(leaf, tf.RaggedTensor) else tf.shape(leaf)[0]
-
-
-def _rows(leaf: Any, start: Any, count: Any) -> Any:
-    part = leaf[start : start + count]
-    if isinstance(count, int) and isinstance(part, tf.Tensor):
-        part = tf.ensure_shape(part, [count, *part.shape[1:]])
-    return part
+    return split_batch(batch, ReplicaLayout(local_replicas=layout.local_replicas)).parts
 
 
 def _empty(spec: Any) -> Any:

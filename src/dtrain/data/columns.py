@@ -124,14 +124,6 @@ class ColumnTable:
         """The numbers of some rows in the whole source."""
         return indices if self._numbers is None else tf.gather(tf.constant(self._numbers), indices)
 
-    def lengths(self) -> np.ndarray:
-        """The longest ragged part of each example, int64 of shape (examples,); 0 where nothing is ragged."""
-        longest = np.zeros(self.examples, np.int64)
-        for _, column in named_columns(self.columns):
-            if column.splits is not None:
-                longest = np.maximum(longest, np.diff(column.splits))
-        return longest
-
 
 def map_columns(function: Callable[[Any], Any], nest: Any) -> Any:
     """Applies a function to each leaf of a nest of tuples and dictionaries."""

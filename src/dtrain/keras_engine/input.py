@@ -104,7 +104,7 @@ def split_batch(batch: Any, layout: ReplicaLayout) -> Split:
     parts = []
     for replica in range(first, first + layout.local_replicas):
         start, end = bounds(int(known) if known is not None else rows, replica, replicas)
-        parts.append(map_leaves(lambda leaf, a=start, n=end - start: _rows(leaf, a, n), batch))
+        parts.append(map_leaves(lambda leaf, a=start, n=end - start: some_rows(leaf, a, n), batch))
     return Split(tuple(parts), tf.cast(rows, tf.int32))
 
 
@@ -175,7 +175,8 @@ def to_tensors(batch: Any) -> Any:
     return map_leaves(lambda x: x if x is None or _is_tensor(x) else tf.convert_to_tensor(x), batch)
 
 
-def _rows(leaf: Any, start: Any, count: Any) -> Any:
+def some_rows(leaf: Any, start: Any, count: Any) -> Any:
+    """`count` rows of a leaf of a batch, from `start` on; what has no rows stays as it is."""
     if leaf is None or isinstance(leaf, tf.experimental.Optional):
         return leaf
     if isinstance(leaf, tf.RaggedTensor):

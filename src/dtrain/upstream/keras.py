@@ -462,10 +462,9 @@ def in_surroundings(surroundings: dict[str, Any]) -> Iterator[None]:
 
 def copy_mask(source: Any, target: Any) -> None:
     """Gives a tensor the mask that Keras has hung on another one, if there is one."""
-    from keras.src.backend import get_keras_mask, set_keras_mask
-
-    if source is not target and get_keras_mask(source) is not None:
-        set_keras_mask(target, get_keras_mask(source))
+    mask = mask_of(source)
+    if source is not target and mask is not None:
+        set_mask(target, mask)
 
 
 def mask_of(tensor: Any) -> Any:
