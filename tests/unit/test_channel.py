@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import queue
+import select
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from dtrain import channel
-from dtrain.channel import Listener, Request, parse, request_restart
+from dtrain.channel import (
+    CheckpointNote,
+    Listener,
+    Message,
+    Progress,
+    RemoveNote,
+    Request,
+    parse,
+    request_restart,
+    tell_checkpoint,
+    tell_progress,
+    tell_removal,
+)
 from dtrain.topology import Task
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[queue.SimpleQueue[Request]]:
+def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[queue.SimpleQueue[Message]]:
     """What a launcher hears while this process is one of its tasks."""
-    requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
-    listener = Listener(requests.put)
+    messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    listener = Listener(messages.put)
     monkeypatch.setenv(channel.VARIABLE, listener.address)
-    yield requests
+    yield messages
     listener.close()
 
 
-def test_a_request_arrives(heard: queue.SimpleQueue[Request]) -> None:
+def test_a_request_arrives(heard: queue.SimpleQueue[Message]) -> None:
     assert request_restart("worker", 1, "it does not answer", pid=12)
     assert request_restart("ps", 0, "ü" * 2000)
     assert heard.get(timeout=5) == Request(Task("worker", 1), "it does not answer", 12)
     second = heard.get(timeout=5)
+    assert isinstance(second, Request)
     assert (second.task, second.pid) == (Task("ps", 0), None)
     assert second.reason == "ü" * 500
 
@@ -38,7 +57,7 @@ def test_nobody_hears_without_a_launcher(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_number_that_is_not_the_pipe_is_left_alone(
-    heard: queue.SimpleQueue[Request], monkeypatch: pytest.MonkeyPatch
+    heard: queue.SimpleQueue[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program that a task starts has the variable, but another file under that number, or none."""
     descriptor, _, inode = os.environ[channel.VARIABLE].partition(":")
@@ -72,3 +91,116 @@ def test_a_launcher_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_cannot_be_understood_is_nothing(line: bytes) -> None:
     assert parse(line) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"progress": "worker:0"}',
+        b'{"progress": "worker:0", "pid": 1, "step": "2", "phase": "step"}',
+        b'{"progress": "worker:0", "pid": 1, "step": 2}',
+        b'{"checkpoint": "worker:0", "step": 1}',
+        b'{"checkpoint": "nobody:0", "step": 1, "folder": "/a"}',
+        b'{"remove": ""}',
+        b'{"remove": ["/"]}',
+    ],
+)
+def test_half_a_message_is_none(line: bytes) -> None:
+    assert parse(line) is None
+
+
+def test_numbers_that_are_none_are_left_out() -> None:
+    line = '{"progress": "worker:1", "pid": 3, "step": 2, "phase": "step", "seconds_per_step": %s}'
+    for text in ("NaN", "Infinity", "true", '"1"', "1" + "0" * 400):
+        found = parse((line % text).encode())
+        assert found == Progress(Task("worker", 1), 3, 2, "step", None, None, False)
+    assert parse((line % "0.5").encode()) == Progress(Task("worker", 1), 3, 2, "step", 0.5, None, False)
+
+
+def test_progress_and_notes_arrive_as_what_they_are(
+    heard: queue.SimpleQueue[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tell_progress(7, "input", train=True, seconds_per_step=0.25, own_seconds=0.125, own_input=0.0625)
+    monkeypatch.setenv(
+        "TF_CONFIG",
+        json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}),
+    )
+    assert tell_progress(8, "idle", train=False)
+    assert tell_checkpoint(-1, "/tmp/für alle")
+    assert tell_removal("/tmp/old")
+    first, second = Task("worker", 0), Task("worker", 1)
+    assert [heard.get(timeout=5) for _ in range(4)] == [
+        Progress(first, os.getpid(), 7, "input", 0.25, 0.125, True, 0.0625),
+        Progress(second, os.getpid(), 8, "idle", None, None, False),
+        CheckpointNote(second, -1, "/tmp/für alle"),
+        RemoveNote("/tmp/old"),
+    ]
+
+
+def test_nothing_is_told_without_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(channel.VARIABLE, raising=False)
+    assert not channel.connected()
+    assert not tell_progress(1, "step", train=True)
+    assert not tell_checkpoint(1, "/a")
+    assert not tell_removal("/a")
+
+
+def test_a_note_too_long_for_one_piece_is_refused(heard: queue.SimpleQueue[Message]) -> None:
+    assert not tell_removal("/a" * 2100)
+    assert heard.empty()
+
+
+def test_a_launcher_that_does_not_read_stops_nobody_and_misses_no_note(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    monkeypatch.setenv(channel.VARIABLE, f"{writing}:{os.fstat(writing).st_ino}")
+    begin = time.monotonic()
+    while tell_progress(1, "step", train=True):
+        assert time.monotonic() - begin < 5
+    notes = [f"/checkpoint/{number}" for number in range(40)]  # more than the pipe holds
+    assert all(tell_removal(path) for path in notes)
+    assert not tell_progress(2, "step", train=True)
+    assert time.monotonic() - begin < 5
+    # The mode of the way that launcher and tasks share is as it was.
+    assert os.get_blocking(writing)
+    lines = os.fdopen(reading, "rb", buffering=0)
+    found: list[str] = []
+    while len(found) < len(notes) and select.select([lines], [], [], 10)[0]:
+        message = parse(lines.readline())
+        found += [message.path] if isinstance(message, RemoveNote) else []
+    assert found == notes
+    os.close(writing)
+    lines.close()
+
+
+def test_a_program_that_ends_waits_for_its_notes_to_be_read() -> None:
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    code = "from dtrain import channel\nfor i in range(50): channel.tell_removal(f'/{i:0200}')\nprint('told')"
+    environment = {**os.environ, channel.VARIABLE: f"{writing}:{os.fstat(writing).st_ino}"}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, pass_fds=[writing], stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "told\n"
+        os.close(writing)
+        with os.fdopen(reading, "rb") as pipe:
+            assert len(pipe.readlines()) == 50
+        assert child.wait(timeout=20) == 0
+
+
+def test_a_listener_ends_at_once_while_somebody_holds_its_pipe(
+    heard: queue.SimpleQueue[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    listener = Listener(messages.put)
+    stranger = os.dup(listener.descriptor)
+    monkeypatch.setenv(channel.VARIABLE, listener.address)
+    assert all(tell_removal(f"/{number}") for number in range(200))
+    begin = time.monotonic()
+    listener.close()
+    assert time.monotonic() - begin < 0.9
+    assert messages.qsize() == 200
+    os.close(stranger)
