@@ -72,6 +72,10 @@ class DataError(DtrainError, ValueError):
     """The data cannot be trained on as given: batch, shape, or length."""
 
 
+class CheckpointError(DtrainError, RuntimeError):
+    """A checkpoint is torn, cut off or changed, or could not be written."""
+
+
 class TaskFailedError(DtrainError, RuntimeError):
     """A process of a launched job ended with an error.
 

@@ -1,0 +1,136 @@
+"""The file operations that checkpoints are made of, on any path that TensorFlow's file systems know.
+
+What is whole and in which order it is written is not decided here. All of them go through one object,
+`files`, so that a test can put another in its place and stop a process at any of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class Files:
+    """Plain operations; all raise `OSError` or `tf.errors.OpError`."""
+
+    def make_directories(self, path: str) -> None:
+        """Make a directory and those above it; one that is there is left as it is."""
+        _gfile().makedirs(path)
+
+    def write_tensors(self, prefix: str, tensors: Mapping[str, Any]) -> None:
+        """Write tensors to `<prefix>.index` and `<prefix>.data-00000-of-00001`.
+
+        TensorFlow does it without Python's global lock and without a copy of the tensors, and gives each
+        its checksum.
+
+        Args:
+            prefix: a path.
+            tensors: eager tensors of any type and shape, at least one.
+        """
+        import tensorflow as tf
+
+        with tf.device("CPU:0"):
+            tf.raw_ops.SaveV2(
+                prefix=prefix,
+                tensor_names=list(tensors),
+                shape_and_slices=[""] * len(tensors),
+                tensors=list(tensors.values()),
+            )
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write a file in one go; one that is there is replaced."""
+        with _gfile().GFile(path, "wb") as file:
+            file.write(content)
+
+    def sync(self, path: str) -> None:
+        """Wait until a local file or directory is on the disk; others have that done when a file is closed."""
+        local = _local(path)
+        if local is None:
+            return
+        handle = os.open(local, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def move(self, source: str, target: str) -> None:
+        """Give a local file another name at once, in the place of what has that name."""
+        Path(_local(source) or source).replace(_local(target) or target)
+
+    def remove(self, path: str) -> None:
+        """Delete a file; none there is as good."""
+        import tensorflow as tf
+
+        with contextlib.suppress(tf.errors.NotFoundError):
+            _gfile().remove(path)
+
+    def remove_directory(self, path: str) -> None:
+        """Delete a directory and what is left in it; none there is as good."""
+        import tensorflow as tf
+
+        with contextlib.suppress(tf.errors.NotFoundError):
+            _gfile().rmtree(path)
+
+    def names(self, path: str) -> list[str]:
+        """What a directory holds, sorted; nothing where there is none."""
+        import tensorflow as tf
+
+        try:
+            return sorted(name.rstrip("/") for name in _gfile().listdir(path))
+        except tf.errors.NotFoundError:
+            return []
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file."""
+        return bool(_gfile().exists(path))
+
+    def size(self, path: str) -> int:
+        """The length of a file in bytes."""
+        return int(_gfile().stat(path).length)
+
+    def read(self, path: str) -> bytes:
+        """All of a file."""
+        with _gfile().GFile(path, "rb") as file:
+            return bytes(file.read())
+
+
+files = Files()
+"""What all of `dtrain.checkpoint.store` goes through; looked up at each use."""
+
+
+def write_whole(path: str, content: bytes) -> None:
+    """Write a small file so that it is there whole, after a crash of the machine too, or not at all.
+
+    Where names cannot be changed at once, as in object stores, it is one write, and what reads it must be
+    able to tell whether it is whole.
+    """
+    if _local(path) is None:
+        files.write(path, content)
+        return
+    beside = f"{path}.part"
+    files.write(beside, content)
+    files.sync(beside)
+    files.move(beside, path)
+    files.sync(path.rpartition("/")[0] or ".")
+
+
+def join(directory: str, name: str) -> str:
+    """The path of a name in a directory, which may be a URL."""
+    return f"{directory.rstrip('/')}/{name}" if directory.rstrip("/") else f"/{name}"
+
+
+def _local(path: str) -> str | None:
+    """The path as the operating system knows it; None if it is not one of its files."""
+    scheme, separator, rest = path.partition("://")
+    if not separator:
+        return path
+    return rest if scheme == "file" else None
+
+
+def _gfile() -> Any:
+    import tensorflow as tf
+
+    return tf.io.gfile
