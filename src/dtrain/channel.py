@@ -58,12 +58,15 @@ class Progress:
     Attributes:
         task: which one.
         pid: its process.
-        step: steps completed in this life of the process, of any kind; it never falls.
+        step: training steps completed: the optimizer's count, so that it goes on where a checkpoint ended.
         phase: "input", "step", "callbacks", "evaluate", "checkpoint" or "idle".
         seconds_per_step: its usual step, from one to the next, or None where too few are known.
         own_seconds: what of that it does not spend waiting for the other workers, or None if not measured.
         train: whether it trains; otherwise it evaluates or predicts.
+        done: steps of any kind completed in this life of the process; whoever does not count them is taken
+            to have done as many as `step` says.
         own_input: what of `own_seconds` is spent on getting the next batch, or None.
+        own_callbacks: what of it is spent between two steps, or None.
     """
 
     task: Task
@@ -73,7 +76,9 @@ class Progress:
     seconds_per_step: float | None
     own_seconds: float | None
     train: bool
+    done: int = 0
     own_input: float | None = None
+    own_callbacks: float | None = None
 
 
 @dataclass(frozen=True)
@@ -127,16 +132,15 @@ def tell_progress(
     train: bool,
     seconds_per_step: float | None = None,
     own_seconds: float | None = None,
+    done: int | None = None,
     own_input: float | None = None,
+    own_callbacks: float | None = None,
 ) -> bool:
     """Tell the launcher where this task is; arguments as the attributes of `Progress`. It never waits.
 
     Returns:
-        Whether it was sent. It is not where no launcher listens, nor while one does not read: the next
-        report says more.
+        Whether it was sent: not where no launcher listens, nor while one does not read.
     """
-    if (descriptor := _pipe()) is None:
-        return False
     message = {
         "progress": _myself(),
         "pid": os.getpid(),
@@ -144,14 +148,17 @@ def tell_progress(
         "phase": phase,
         "seconds_per_step": seconds_per_step,
         "own_seconds": own_seconds,
-        "own_input": own_input,
         "train": train,
+        "done": done,
+        "own_input": own_input,
+        "own_callbacks": own_callbacks,
     }
-    try:
-        _write(descriptor, _line(message))
-    except OSError:  # full, or the launcher is gone
-        return False
-    return True
+    descriptor = _pipe()
+    with contextlib.suppress(OSError):  # full, or the launcher is gone
+        if descriptor is not None:
+            _write(descriptor, _line(message))
+            return True
+    return False
 
 
 def tell_checkpoint(step: int, folder: str) -> bool:
@@ -166,11 +173,7 @@ def tell_checkpoint(step: int, folder: str) -> bool:
 
 
 def tell_removal(path: str) -> bool:
-    """Ask the launcher to delete a path once the job has ended well; it never waits, as `tell_checkpoint`.
-
-    Returns:
-        Whether there is a launcher.
-    """
+    """Ask the launcher to delete a path once the job has ended well; otherwise as `tell_checkpoint`."""
     return _notes.send(_line({"remove": path}))
 
 
@@ -352,8 +355,19 @@ def _progress(found: dict[str, Any]) -> Progress | None:
     pid, step, phase = found.get("pid"), found.get("step"), found.get("phase")
     if task is None or not (isinstance(pid, int) and isinstance(step, int) and isinstance(phase, str)):
         return None
-    each, own, reading = (_seconds(found.get(k)) for k in ("seconds_per_step", "own_seconds", "own_input"))
-    return Progress(task, pid, step, phase, each, own, bool(found.get("train")), reading)
+    done = found.get("done")
+    return Progress(
+        task,
+        pid,
+        step,
+        phase,
+        _seconds(found.get("seconds_per_step")),
+        _seconds(found.get("own_seconds")),
+        bool(found.get("train")),
+        done=done if isinstance(done, int) else step,
+        own_input=_seconds(found.get("own_input")),
+        own_callbacks=_seconds(found.get("own_callbacks")),
+    )
 
 
 def _checkpoint(found: dict[str, Any]) -> CheckpointNote | None:

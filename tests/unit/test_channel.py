@@ -113,14 +113,16 @@ def test_numbers_that_are_none_are_left_out() -> None:
     line = '{"progress": "worker:1", "pid": 3, "step": 2, "phase": "step", "seconds_per_step": %s}'
     for text in ("NaN", "Infinity", "true", '"1"', "1" + "0" * 400):
         found = parse((line % text).encode())
-        assert found == Progress(Task("worker", 1), 3, 2, "step", None, None, False)
-    assert parse((line % "0.5").encode()) == Progress(Task("worker", 1), 3, 2, "step", 0.5, None, False)
+        assert found == Progress(Task("worker", 1), 3, 2, "step", None, None, False, 2)
+    assert parse((line % "0.5").encode()) == Progress(Task("worker", 1), 3, 2, "step", 0.5, None, False, 2)
 
 
 def test_progress_and_notes_arrive_as_what_they_are(
     heard: queue.SimpleQueue[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert tell_progress(7, "input", train=True, seconds_per_step=0.25, own_seconds=0.125, own_input=0.0625)
+    assert tell_progress(
+        7, "input", train=True, seconds_per_step=0.25, own_seconds=0.125, done=9, own_input=0.0625
+    )
     monkeypatch.setenv(
         "TF_CONFIG",
         json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}),
@@ -130,8 +132,8 @@ def test_progress_and_notes_arrive_as_what_they_are(
     assert tell_removal("/tmp/old")
     first, second = Task("worker", 0), Task("worker", 1)
     assert [heard.get(timeout=5) for _ in range(4)] == [
-        Progress(first, os.getpid(), 7, "input", 0.25, 0.125, True, 0.0625),
-        Progress(second, os.getpid(), 8, "idle", None, None, False),
+        Progress(first, os.getpid(), 7, "input", 0.25, 0.125, True, 9, 0.0625),
+        Progress(second, os.getpid(), 8, "idle", None, None, False, 8),
         CheckpointNote(second, -1, "/tmp/für alle"),
         RemoveNote("/tmp/old"),
     ]

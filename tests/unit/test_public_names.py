@@ -24,6 +24,7 @@ ORDER = (
     "upstream",
     "cluster",
     "channel",
+    "progress",
     "launch",
     "collectives",
     "sharding",
