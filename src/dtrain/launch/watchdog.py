@@ -1,0 +1,308 @@
+"""Finds the task that has stopped a synchronous job, or slows it down, by what the tasks report.
+
+It names it and says why; what becomes of a task is the supervisor's business.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dtrain.channel import Progress
+from dtrain.topology import Task
+
+START_LIMIT = 600.0
+"""Seconds that a first step may take at least: it is traced and compiled."""
+
+LEAST_LIMIT = 30.0
+"""Seconds without progress that are never a hang, unless the user says so."""
+
+SLOW = 3.0
+"""How many times as long as the others' a slow task's own part of a step is."""
+
+_STEPS = 10.0  # usual steps without progress that are no hang yet
+_PAUSES = 2.0  # nor is this many times the longest pause that the job has survived
+_SILENT = 3.0  # seconds after which a process that reports every second has stopped
+_CHECK = 1.0  # seconds between two looks
+_NOT_LOOKED = 5.0  # seconds after which it was this process that stood still
+_RECOVERED = 2.0  # times the others' own part
+_LEAST_DIFFERENCE = 0.002  # seconds a step that are worth a line
+_LEAST_PART = 0.3  # of the step, likewise
+
+_PHASES = {
+    "input": "it waits for its next batch",
+    "step": "it is in a step",
+    "callbacks": "it is in a callback",
+    "evaluate": "it begins an evaluation",
+    "checkpoint": "it writes a checkpoint",
+    "idle": "it is outside of fit",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is wrong with a task.
+
+    Attributes:
+        kind: "hung", and the job with it, or "slow".
+        task: the one to blame.
+        line: for the user.
+    """
+
+    kind: Literal["hung", "slow"]
+    task: Task
+    line: str
+
+
+@dataclass
+class _Record:
+    """What is known of one life of a task."""
+
+    last: Progress
+    heard: float  # when it last reported
+    moved: float  # when it last reported something new
+    begun: float | None  # when its first `fit` began, as long as no step of this life is done
+    named_slow: bool = False
+
+    @property
+    def inside(self) -> bool:
+        return self.last.phase != "idle"
+
+    @property
+    def started(self) -> bool:
+        return self.last.done > 0
+
+
+class Watchdog:
+    """Judges a job by the progress of its tasks.
+
+    A job hangs if no task of it has made progress for too long while one is inside `fit`, `evaluate` or
+    `predict`: for `hang_timeout`, or else for the longest of 30 s, 10 usual steps and twice the longest pause
+    that the job has survived, its first step included. As long as a task has not completed its first step,
+    or is outside of `fit` while others wait for it, it is 600 s or 10 times the longest first step, if that
+    is more. Jobs with parameter servers are not judged: their steps do not wait for each other.
+
+    Args:
+        hang_timeout: seconds, or None.
+        clock: the time in seconds; for tests.
+        stopped: whether a process is stopped by a signal; for tests.
+    """
+
+    def __init__(
+        self,
+        hang_timeout: float | None,
+        clock: Callable[[], float] = time.monotonic,
+        stopped: Callable[[int], bool] | None = None,
+    ) -> None:
+        self._given = hang_timeout
+        self._clock = clock
+        self._stopped = stopped or is_stopped
+        self._records: dict[Task, _Record] = {}
+        self._ended: list[Task] = []
+        self._coordinated = False
+        self._moved = 0.0  # when the job last made progress
+        self._checked = 0.0
+        self._longest_pause = 0.0
+        self._longest_start = 0.0
+        self._judged = False  # this hang has been told
+
+    def on_start(self, task: Task, pid: int) -> None:
+        """A task was started; what was known of its last life is forgotten."""
+        self._coordinated |= task.job == "ps"
+        self._records.pop(task, None)
+        if task in self._ended:
+            self._ended.remove(task)
+        self._rest(self._clock())
+
+    def on_exit(self, task: Task) -> None:
+        """A task has ended."""
+        if self._records.pop(task, None) is not None:
+            self._ended.append(task)
+
+    def on_progress(self, progress: Progress) -> None:
+        """A task has reported."""
+        now = self._clock()
+        watching = self._watching()
+        record = self._records.get(progress.task)
+        if record is None or record.last.pid != progress.pid:
+            # A new process also where the program that was started starts the one that trains.
+            record = self._records[progress.task] = _Record(progress, now, now, None)
+        elif not _moved(record.last, progress):
+            record.last, record.heard = progress, now
+            return
+        record.last, record.heard, record.moved = progress, now, now
+        self._note_start(record, now)
+        self._job_moved(now, watching)
+
+    def pids(self) -> dict[Task, int]:
+        """The processes that report, and so show their stacks when they are sent `progress.STACKS_SIGNAL`."""
+        return {task: record.last.pid for task, record in self._records.items()}
+
+    def next_check(self) -> float | None:
+        """When `check` wants to be called, on the clock; None while there is nothing to watch."""
+        if not self._watching():
+            return None
+        due = self._checked + _CHECK
+        deadline = self._moved + self._limit(self._clock())
+        return due if self._judged else min(due, max(deadline, self._checked + 0.01))
+
+    def check(self) -> Verdict | None:
+        """What is wrong now; each hang is told once, and a slow task once until it has recovered."""
+        now = self._clock()
+        if not self._watching():
+            self._rest(now)
+            return None
+        stood_still = now - self._checked > _NOT_LOOKED
+        self._checked = now
+        if stood_still:
+            # The launcher itself was stopped, so nothing that it has not heard means anything.
+            self._moved = now
+            for record in self._records.values():
+                record.heard = record.moved = now
+        if not self._judged and now - self._moved >= self._limit(now):
+            self._judged = True
+            return self._hung(now)
+        return self._slow()
+
+    def _note_start(self, record: _Record, now: float) -> None:
+        if record.started and record.begun is not None:
+            self._longest_start = max(self._longest_start, now - record.begun)
+        if record.started or not record.inside:
+            record.begun = None
+        elif record.begun is None:
+            record.begun = now
+
+    def _job_moved(self, now: float, watching: bool) -> None:
+        if not watching:
+            self._checked = now
+        elif now - self._checked <= _NOT_LOOKED:  # else it was this process that stood still
+            self._longest_pause = max(self._longest_pause, now - self._moved)
+        self._moved = now
+        self._judged = False
+
+    def _rest(self, now: float) -> None:
+        self._moved = self._checked = now
+        self._judged = False
+
+    def _watching(self) -> bool:
+        return not self._coordinated and any(record.inside for record in self._records.values())
+
+    def _limit(self, now: float) -> float:
+        """Seconds without progress that are a hang, as things are."""
+        usual = [each for r in self._records.values() if (each := r.last.seconds_per_step) is not None]
+        limit = self._given
+        if limit is None:
+            step = statistics.median(usual) if usual else 0.0
+            limit = max(LEAST_LIMIT, _STEPS * step, _PAUSES * self._longest_pause)
+        records = self._records.values()
+        if all(r.inside and r.started for r in records) or any(self._dead(r, now) for r in records):
+            return limit
+        return max(limit, START_LIMIT, _STEPS * self._longest_start)
+
+    def _dead(self, record: _Record, now: float) -> bool:
+        return now - record.heard > _SILENT and self._stopped(record.last.pid)
+
+    def _hung(self, now: float) -> Verdict:
+        task, why = self._culprit(now)
+        record = self._records[task]
+        usual = record.last.seconds_per_step
+        line = (
+            f"{task} has made no progress for {_seconds(now - record.moved)}: {why}, "
+            f"at step {record.last.step}{_after_start(record)}"
+            f"{'' if usual is None else f'; usual step {_seconds(usual)}'}"
+        )
+        return Verdict("hung", task, line)
+
+    def _culprit(self, now: float) -> tuple[Task, str]:
+        """The task that the others wait for, and what it does."""
+        everyone = dict(sorted(self._records.items(), key=lambda item: (item[0].job, item[0].index)))
+        for task, record in everyone.items():
+            if self._stopped(record.last.pid):
+                return task, "its process is stopped (SIGSTOP)"
+        silent = [task for task, record in everyone.items() if now - record.heard > _SILENT]
+        if len(silent) == 1 or (silent and len(silent) < len(everyone)):
+            return silent[0], "its process does not answer, as if one thread held Python's lock for ever"
+        apart = [task for task, record in everyone.items() if record.last.phase != "step"]
+        if len(apart) == 1:
+            record = everyone[apart[0]]
+            others = " while the others wait for it" if len(everyone) > 1 else ""
+            return apart[0], _PHASES.get(record.last.phase, f"it is at {record.last.phase!r}") + others
+        if len(everyone) == 1:
+            return next(iter(everyone)), "it is in a step, or reading its data"
+        among = {task: everyone[task] for task in apart} or everyone
+        return self._behind(among, everyone)
+
+    def _behind(self, among: dict[Task, _Record], everyone: dict[Task, _Record]) -> tuple[Task, str]:
+        lowest = min(record.last.step for record in among.values())
+        behind = [task for task, record in among.items() if record.last.step == lowest]
+        task = behind[0]
+        what = _PHASES.get(among[task].last.phase, "")
+        if len(behind) < len(among) or len(among) < len(everyone):
+            return task, f"{what} while others wait"
+        each = ", ".join(f"{task} {_PHASES.get(r.last.phase, '')[3:]}" for task, r in everyone.items())
+        gone = f"; {', '.join(map(str, self._ended))} ended before" if self._ended else ""
+        return task, f"nobody has, and who is to blame cannot be told ({each}{gone})"
+
+    def _slow(self) -> Verdict | None:
+        own = {
+            task: record.last.own_seconds
+            for task, record in self._records.items()
+            if record.last.train and record.last.own_seconds is not None
+        }
+        for task, mine in own.items():
+            record = self._records[task]
+            others = [seconds for other, seconds in own.items() if other != task]
+            if not others:
+                return None
+            usual = statistics.median(others)
+            if mine < _RECOVERED * usual:
+                record.named_slow = False
+            elif not record.named_slow and _is_slow(mine, usual, record.last.seconds_per_step or 0.0):
+                record.named_slow = True
+                return Verdict("slow", task, _slow_line(record.last, mine, usual))
+        return None
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, by SIGSTOP or by a debugger; False where that cannot be told."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except (OSError, IndexError, UnicodeDecodeError):
+        return False
+
+
+def _moved(old: Progress, new: Progress) -> bool:
+    return (old.done, old.step, old.phase, old.train) != (new.done, new.step, new.phase, new.train)
+
+
+def _is_slow(mine: float, usual: float, step: float) -> bool:
+    return mine > SLOW * usual and mine - usual > _LEAST_DIFFERENCE and mine > _LEAST_PART * step
+
+
+def _slow_line(last: Progress, mine: float, usual: float) -> str:
+    reading, between = last.own_input or 0.0, last.own_callbacks or 0.0
+    parts = {
+        "waiting for its next batch": reading,
+        "in callbacks": between,
+        "computing": max(0.0, mine - reading - between),
+    }
+    what, seconds = max(parts.items(), key=lambda item: item[1])
+    times = "" if usual <= 0 else f", {mine / usual:.1f} times as long"
+    return (
+        f"{last.task} is slow, and the others wait for it: its own part of a step takes {_seconds(mine)}, "
+        f"that of the others {_seconds(usual)}{times}; {_seconds(seconds)} of it is {what}"
+    )
+
+
+def _after_start(record: _Record) -> str:
+    return "" if record.started else " (the first that this process makes)"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds >= 10:
+        return f"{seconds:.0f} s"
+    return f"{round(seconds, 1):g} s" if seconds >= 1 else f"{seconds:.2g} s"
