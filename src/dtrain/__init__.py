@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 # public name -> the module that defines it
 _PUBLIC = {
+    "BackupAndRestore": "dtrain.checkpoint.backup_and_restore",
     "CentralStorageStrategy": "dtrain.strategies.central_storage",
     "DtrainError": "dtrain.errors",
     "MirroredStrategy": "dtrain.strategies.mirrored",
@@ -32,6 +33,7 @@ _PUBLIC = {
 }
 
 __all__ = [
+    "BackupAndRestore",
     "CentralStorageStrategy",
     "DtrainError",
     "MirroredStrategy",
@@ -51,6 +53,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from dtrain.checkpoint.backup_and_restore import BackupAndRestore
     from dtrain.errors import DtrainError
     from dtrain.job import barrier, broadcast, is_chief, rank, world_size
     from dtrain.launch.spawn import spawn

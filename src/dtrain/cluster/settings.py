@@ -15,6 +15,7 @@ _LAUNCHED_TIMEOUT = 30.0
 _DEFAULT_TIMEOUT = 300.0
 _CHIEF_TIMEOUT = 60.0
 _STUCK_TIMEOUT = 60.0
+_REJOIN = 60.0
 
 
 def launched() -> bool:
@@ -70,6 +71,34 @@ def channel() -> tuple[int, int] | None:
     """The pipe to the launcher, as (descriptor, inode) (DTRAIN_CHANNEL_FD), or None where there is none."""
     descriptor, colon, inode = os.environ.get("DTRAIN_CHANNEL_FD", "").partition(":")
     return (int(descriptor), int(inode)) if colon and descriptor.isdigit() and inode.isdigit() else None
+
+
+def spare() -> tuple[int, int] | None:
+    """The pipes of a process in waiting, as (where its order comes, where it says it is ready) (DTRAIN_SPARE)."""
+    order, colon, ready = os.environ.get("DTRAIN_SPARE", "").partition(":")
+    return (int(order), int(ready)) if colon and order.isdigit() and ready.isdigit() else None
+
+
+def full_workers() -> int | None:
+    """How many workers the job has when none is absent (DTRAIN_WORKERS_MAX), or None where nobody said."""
+    text = os.environ.get("DTRAIN_WORKERS_MAX", "").strip()
+    return int(text) if text.isascii() and text.isdigit() and int(text) else None
+
+
+def rejoin_seconds() -> float:
+    """After how many seconds an absent worker of an elastic job is tried again (DTRAIN_REJOIN_SECONDS).
+
+    60 by default; each time that it fails to come up again, twice as long.
+
+    Raises:
+        ConfigurationError: the variable is not a positive number.
+    """
+    return _seconds("DTRAIN_REJOIN_SECONDS", _REJOIN)
+
+
+def google_metadata_address() -> str | None:
+    """Where Google Cloud's metadata server is, if it is not at its usual name (GCE_METADATA_IP)."""
+    return os.environ.get("GCE_METADATA_IP", "").strip() or None
 
 
 def data_directory() -> Path:

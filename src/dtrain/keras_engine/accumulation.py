@@ -71,6 +71,16 @@ class Sums:
             self._everywhere(self._join)
         self._whole = True
 
+    @property
+    def apart(self) -> bool:
+        """Whether the replicas hold parts of the sums now."""
+        return not self._whole
+
+    def restore(self, *, apart: bool) -> None:
+        """Says that the accumulators were written anew: with parts of the sums, or the whole on each."""
+        self._whole = not apart
+        self._empty = False
+
     def abandon(self) -> None:
         """After an error, which other workers may not have had: no sum is better than a wrong one."""
         self._open = False

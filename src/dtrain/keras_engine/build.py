@@ -41,7 +41,8 @@ def build(model: Any, spec: Any) -> None:
         model: a compiled model.
         spec: a nest of `tf.TypeSpec`s, batch dimension included.
     """
-    check_model(model)
+    if upstream_keras.strategy_of(model) is not None:
+        check_model(model)
     with model.distribute_strategy.scope():
         # Made outside of a replica, so that random layers without a seed of their own find it there.
         upstream_keras.seed_generator_global()

@@ -77,6 +77,8 @@ def shared_between_workers(callbacks: Sequence[Any], layout: ReplicaLayout) -> l
 
 def _path(callback: Any) -> str | None:
     """Where a callback writes by itself; None if it does not, or saves through the model."""
+    if hasattr(callback, "dtrain_session"):  # its session knows of all workers
+        return None
     if isinstance(callback, keras.callbacks.CSVLogger):
         return os.path.abspath(callback.filename)  # noqa: PTH100
     if isinstance(callback, keras.callbacks.BackupAndRestore):

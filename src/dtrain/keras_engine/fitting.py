@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from dtrain.keras_engine.accumulation import KeptApart, left_by_error, may_keep_apart
 from dtrain.keras_engine.asynchronous.fitting import prepare_evaluate, prepare_fit, prepare_predict, watches
+from dtrain.keras_engine.between_steps import at_steps_of_training, begin_session, reported, wants_session
 from dtrain.keras_engine.callbacks import NanAlarm, shared_between_workers
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
 from dtrain.keras_engine.scope import check_model, check_scope
@@ -28,28 +29,32 @@ def make_fit(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if servers_of(self.distribute_strategy) is not None:
-            call = signature.bind(self, *args, **kwargs)
-            call.apply_defaults()
-            check_model(self)
-            prepare_fit(self, call.arguments)
-            return original(*call.args, **call.kwargs)
-        layout = _layout(self)
-        if layout is None:
-            return original(self, *args, **kwargs)
         call = signature.bind(self, *args, **kwargs)
         call.apply_defaults()
-        check_model(self)
-        _check_batch(call.arguments, layout)
-        call.arguments["verbose"] = _verbose(call.arguments["verbose"], layout)
-        call.arguments["callbacks"] = _callbacks(call.arguments["callbacks"], layout, self)
+        layout, servers = _layout(self), servers_of(self.distribute_strategy)
+        if layout is None and servers is None and not wants_session(call.arguments["callbacks"]):
+            return original(self, *args, **kwargs)
+        if servers is not None:
+            check_model(self)
+            prepare_fit(self, call.arguments)
+        elif layout is not None:
+            check_model(self)
+            _check_batch(call.arguments, layout)
+            call.arguments["verbose"] = _verbose(call.arguments["verbose"], layout)
+            call.arguments["callbacks"] = _callbacks(call.arguments["callbacks"], layout, self)
+        session = begin_session(self, call.arguments)
         try:
-            history = original(*call.args, **call.kwargs)
+            with reported("fit"), at_steps_of_training(session):
+                history = original(*call.args, **call.kwargs)
+            session.end(history)
         except BaseException:
-            left_by_error(self)
+            session.left()
+            if layout is not None:
+                left_by_error(self)
             raise
-        # What callbacks wrote is complete when fit returns, whichever worker wrote it.
-        exchange(layout, None)
+        if layout is not None:
+            # What callbacks wrote is complete when fit returns, whichever worker wrote it.
+            exchange(layout, None)
         return history
 
     return fit
@@ -128,7 +133,8 @@ def _prepared_for_servers(
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
         prepare(self, bound.arguments)
-        return original(*bound.args, **bound.kwargs)
+        with reported(original.__name__):
+            return original(*bound.args, **bound.kwargs)
 
     return call
 
@@ -138,11 +144,12 @@ def _quiet_on_followers(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         layout = _layout(self)
-        if layout is None or layout.worker == 0:
+        if layout is None:
             return original(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
         bound.arguments["verbose"] = _verbose(bound.arguments["verbose"], layout)
-        return original(*bound.args, **bound.kwargs)
+        with reported(original.__name__):
+            return original(*bound.args, **bound.kwargs)
 
     return call

@@ -89,6 +89,12 @@ def owners_of(sizes: Sequence[int], replicas: int) -> list[int]:
     return owners
 
 
+def owner_of(optimizer: Any, variable: Any) -> int | None:
+    """The global number of the replica that alone holds a variable of divided state; None for others."""
+    found = None if optimizer is None else _division_of(optimizer)
+    return None if found is None else found[0].slots.get(id(variable))
+
+
 def make_add_slot(original: Callable[..., Any]) -> Callable[..., Any]:
     """The replacement of an optimizer's `add_variable_from_reference`: made where the owner is."""
 

@@ -337,6 +337,11 @@ def strategy_of(model: Any) -> Any:
     return getattr(model, "_distribute_strategy", None)
 
 
+def set_first_epoch(model: Any, epoch: int | None) -> None:
+    """Has the running `fit` begin with another epoch than it was told; None takes that back."""
+    model._initial_epoch = epoch
+
+
 def strategy_of_optimizer(optimizer: Any) -> Any:
     """The strategy in whose scope an optimizer was constructed; None for what is not an optimizer."""
     return getattr(optimizer, "_distribution_strategy", None)
@@ -551,6 +556,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "_symbolic_build",
         "_call_has_training_arg",
         "_compile_loss",
+        "_initial_epoch",
     ),
     "compiled loss": ("_flat_losses", "built"),
     "optimizer": (

@@ -347,6 +347,20 @@ def compiled_by_xla(function: Any) -> bool:
     return bool(getattr(function, "_jit_compile", False))
 
 
+def google_will_take_machine() -> bool:
+    """Whether Google Cloud's metadata server says that this machine will be taken away.
+
+    TensorFlow's own watcher, behind its handler of preemptions; the handler itself saves by
+    `tf.train.Checkpoint` and knows nothing of where the data is.
+
+    Raises:
+        OSError: no server answers.
+    """
+    from tensorflow.python.distribute.failure_handling import failure_handling_util
+
+    return bool(failure_handling_util.termination_watcher_function_gce())
+
+
 def register_python_function(token: str, function: Any) -> None:
     """Makes a function callable from other processes of the cluster, by `tf.raw_ops.PyFunc` on a device here.
 

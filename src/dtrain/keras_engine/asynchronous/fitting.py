@@ -100,6 +100,8 @@ def watches(callback: Any, kind: str) -> bool:
     """Whether a callback does something at every batch that depends on what was done before."""
     if isinstance(callback, keras.callbacks.History | keras.callbacks.ProgbarLogger | StalenessReport):
         return False
+    if hasattr(callback, "dtrain_session"):
+        return False
     if isinstance(callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore):
         if type(callback).__module__.startswith("keras."):
             return bool(callback.save_freq != "epoch")

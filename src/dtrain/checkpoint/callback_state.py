@@ -1,0 +1,150 @@
+"""What callbacks remember, as plain data: patience, best values, History, and how long a CSV log was.
+
+A callback with `get_state()` and `set_state(state)` says itself what counts. Of any other it is every
+attribute that has changed since `fit` began and holds plain data only.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from dtrain.data.unpickling import load_arrays
+from dtrain.log import logger
+
+_SKIPPED = ("model", "_model", "params", "validation_data")
+_PLAIN = (bool, int, float, str, bytes, type(None))
+
+
+class CallbackStates:
+    """The states of the callbacks of one `fit`.
+
+    Args:
+        callbacks: in the order in which `fit` calls them, before it has called any.
+    """
+
+    def __init__(self, callbacks: Sequence[Any]) -> None:
+        self._callbacks = list(callbacks)
+        # What the user set is the program's to say, also when it is started again.
+        self._baseline = [_attributes(callback) for callback in self._callbacks]
+
+    def capture(self, history: Any, epoch: int | None, logs: dict[str, Any]) -> dict[str, Any]:
+        """The states now, as plain data.
+
+        Args:
+            history: the History of this fit, which may not be among the callbacks.
+            epoch: the epoch that has just ended, of which it may not know yet; None within an epoch.
+            logs: that epoch's.
+        """
+        states = []
+        for callback, baseline in zip(self._callbacks, self._baseline, strict=True):
+            if isinstance(callback, keras.callbacks.History):
+                states.append(_history(callback, epoch, logs))
+            else:
+                states.append(_state(callback, baseline))
+        return {
+            "kinds": [type(callback).__name__ for callback in self._callbacks],
+            "states": states,
+            "history": _history(history, epoch, logs),
+        }
+
+    def restore(self, saved: dict[str, Any], history: Any) -> None:
+        """Gives the callbacks the states of before; the model's own History, too."""
+        # Those of one class are taken in their order: a program may be started again with one more callback.
+        states: dict[str, list[dict[str, Any]]] = {}
+        for kind, state in zip(saved["kinds"], saved["states"], strict=True):
+            states.setdefault(kind, []).append(state)
+        for callback in self._callbacks:
+            found = states.get(type(callback).__name__)
+            if found:
+                _restore(callback, found.pop(0))
+            else:
+                logger.info(
+                    "The checkpoint knows nothing of the callback %s: it begins anew.",
+                    type(callback).__name__,
+                )
+        if history is not None:
+            vars(history).update(copy.deepcopy(saved["history"]))
+
+    def prepare_logs(self, saved: dict[str, Any]) -> None:
+        """Has CSV logs go on after the lines that they had; call it before the callbacks' `on_train_begin`."""
+        logs = [each for each in self._callbacks if isinstance(each, keras.callbacks.CSVLogger)]
+        lengths = [state["length"] for state in saved["states"] if "length" in state]
+        if len(logs) == len(lengths):
+            for callback, length in zip(logs, lengths, strict=True):
+                _cut(callback, length)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is numbers, text, arrays, or containers of them."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.dtype.kind in "biufSU"
+    if isinstance(value, _PLAIN):
+        return True
+    if type(value) is dict:
+        return all(is_plain(key) and is_plain(item) for key, item in value.items())
+    return type(value) in (list, tuple, set, frozenset) and all(is_plain(item) for item in value)
+
+
+def _attributes(callback: Any) -> dict[str, bytes]:
+    """The plain attributes of a callback, each as bytes to be compared."""
+    return {
+        name: pickle.dumps(value)
+        for name, value in vars(callback).items()
+        if name not in _SKIPPED and is_plain(value)
+    }
+
+
+def _has_own(callback: Any) -> bool:
+    return callable(getattr(callback, "get_state", None)) and callable(getattr(callback, "set_state", None))
+
+
+def _state(callback: Any, baseline: dict[str, bytes]) -> dict[str, Any]:
+    if _has_own(callback):
+        return {"own": callback.get_state()}
+    found = {name: value for name, value in _attributes(callback).items() if baseline.get(name) != value}
+    state: dict[str, Any] = {"attributes": found}
+    if isinstance(callback, keras.callbacks.CSVLogger):
+        # The file is the state; what it is open as, and whether a header is due, is found out again.
+        found.pop("append_header", None)
+        path = Path(callback.filename)
+        state["length"] = path.stat().st_size if path.is_file() else 0
+    return state
+
+
+def _restore(callback: Any, state: dict[str, Any]) -> None:
+    if isinstance(callback, keras.callbacks.History):
+        vars(callback).update(copy.deepcopy(state))
+        return
+    if "own" in state:
+        callback.set_state(state["own"])
+        return
+    for name, value in state.get("attributes", {}).items():
+        setattr(callback, name, load_arrays(value))
+
+
+def _history(history: Any, epoch: int | None, logs: dict[str, Any]) -> dict[str, Any]:
+    """What a History holds once it knows of the epoch that has just ended."""
+    epochs = list(getattr(history, "epoch", []))
+    found = {name: list(values) for name, values in getattr(history, "history", {}).items()}
+    if epoch is not None and epoch not in epochs:
+        epochs.append(epoch)
+        for name, value in logs.items():
+            found.setdefault(name, []).append(value)
+    return {"epoch": epochs, "history": found}
+
+
+def _cut(callback: Any, length: int) -> None:
+    path = Path(callback.filename)
+    if not path.is_file():
+        return
+    if path.stat().st_size > length:
+        with path.open("r+b") as file:
+            file.truncate(length)
+    callback.append = True

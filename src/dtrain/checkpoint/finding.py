@@ -1,0 +1,98 @@
+"""The newest checkpoint that every worker can read whole, or the one before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dtrain.checkpoint.group import Group
+from dtrain.checkpoint.store import StoredCheckpoint, committed, read_share
+from dtrain.checkpoint.variables import Entry
+from dtrain.data.unpickling import load_arrays
+from dtrain.errors import CheckpointError
+from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.talk import exchange
+from dtrain.log import logger
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint, read.
+
+    Attributes:
+        path: where it is.
+        step: steps that were done.
+        serial: its number among the checkpoints of the run.
+        workers: how many wrote it.
+        replicas: how many of them there were in all.
+        job: the launcher's name of the job that wrote it, or None.
+        boundary: whether it was taken between two epochs.
+        finished: whether its training was complete.
+        table: the variables in it.
+        tensors: their values, and the workers' states, of all shares.
+    """
+
+    path: str
+    step: int
+    serial: int
+    workers: int
+    replicas: int
+    job: str | None
+    boundary: bool
+    finished: bool
+    table: list[Entry]
+    tensors: dict[str, Any]
+
+    def worker(self, number: int) -> dict[str, Any]:
+        """What a worker noted beside its variables; the first one's where it was not there then."""
+        key = f"worker/{number}"
+        raw = self.tensors[key if key in self.tensors else min(k for k in self.tensors if k[:7] == "worker/")]
+        found: dict[str, Any] = load_arrays(raw.numpy() if hasattr(raw, "numpy") else raw.item())
+        return found
+
+
+def find_newest(folder: str, layout: ReplicaLayout, group: Group) -> Found | None:
+    """The newest checkpoint, the same for all workers; every worker must call it.
+
+    Args:
+        folder: this worker's.
+        layout: the strategy's.
+        group: who shares the folder.
+    """
+    mine = {(each.step, each.serial): each for each in committed(folder)}
+    everyone = exchange(layout, sorted(mine))
+    common = set(everyone[0]).intersection(*everyone[1:])
+    if not common and any(everyone):
+        logger.warning("No checkpoint in %s is there for all workers: training begins anew.", folder)
+    for name in sorted(common, reverse=True):
+        found, problem = _read(mine[name])
+        problems = exchange(layout, problem)
+        if not any(problems):
+            return found
+        if group.leads:
+            logger.warning(
+                "%s The checkpoint before it is used.", next(problem for problem in problems if problem)
+            )
+    return None
+
+
+def _read(checkpoint: StoredCheckpoint) -> tuple[Found | None, str]:
+    tensors: dict[str, Any] = {}
+    try:
+        for share in range(checkpoint.writers):
+            tensors.update(read_share(checkpoint, share))
+    except CheckpointError as error:
+        return None, error.message
+    notes = checkpoint.notes
+    return Found(
+        path=checkpoint.path,
+        step=checkpoint.step,
+        serial=checkpoint.serial,
+        workers=notes["workers"],
+        replicas=notes["replicas"],
+        job=notes["job"],
+        boundary=notes["boundary"],
+        finished=notes["finished"],
+        table=[Entry.from_list(each) for each in notes["variables"]],
+        tensors=tensors,
+    ), ""

@@ -1,0 +1,87 @@
+"""Notices that this machine is about to be taken away: SIGTERM, Slurm's SIGUSR1, and the clouds' own.
+
+It only notes that there was one; the session that trains asks between two steps.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from dtrain.cluster import settings
+from dtrain.log import logger
+from dtrain.upstream import tensorflow as upstream_tf
+
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_POLL = 1.0  # seconds between two questions to the cloud
+_MAKER = Path("/sys/class/dmi/id/product_name")
+
+
+class Notices:
+    """Listens while it is open.
+
+    Signals are heard where it is opened in the main thread, and left alone where the program has a handler of
+    its own; a second one does what it would have done without this.
+
+    Attributes:
+        noted: what came first, in words; "" while nothing has.
+    """
+
+    def __init__(self) -> None:
+        self.noted = ""
+        self._signal = 0
+        self._former: dict[int, Any] = {}
+        self._closed = threading.Event()
+
+    def open(self) -> None:
+        """Begin to listen."""
+        if threading.current_thread() is threading.main_thread():
+            for signum in _SIGNALS:
+                if signal.getsignal(signum) == signal.SIG_DFL:
+                    self._former[signum] = signal.signal(signum, self._on_signal)
+        if _on_google_cloud():
+            threading.Thread(target=self._ask_google, name="dtrain-preemption", daemon=True).start()
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._closed.set()
+        while self._former:
+            signum, handler = self._former.popitem()
+            signal.signal(signum, handler)
+
+    def pass_on(self) -> None:
+        """Send this process the signal that nobody has answered, once it is closed."""
+        if self._signal:
+            os.kill(os.getpid(), self._signal)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self._signal:
+            self.close()
+            os.kill(os.getpid(), signum)
+            return
+        self._signal = signum
+        self.noted = self.noted or signal.Signals(signum).name
+
+    def _ask_google(self) -> None:
+        while not self._closed.wait(_POLL):
+            try:
+                if upstream_tf.google_will_take_machine():
+                    self.noted = self.noted or "Google Cloud's notice of a host's maintenance"
+                    return
+            except OSError as error:  # nobody answers
+                logger.debug("Google Cloud's metadata cannot be read: %s", error)
+                return
+
+
+def _on_google_cloud() -> bool:
+    """Whether to ask: no machine elsewhere may have to wait for an answer."""
+    if settings.google_metadata_address():
+        return True
+    try:
+        return "Google" in _MAKER.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False

@@ -1,0 +1,264 @@
+"""The variables that a training run changes, as tensors to be written, and back again to the bit.
+
+What all replicas share is written once; what each holds for itself (parts of metrics, parts of accumulated
+gradients) by each. Where the files stand is for others to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from dtrain.errors import CheckpointError
+from dtrain.keras_engine.accumulation import sums_of
+from dtrain.keras_engine.asynchronous.snapshot import snapshot
+from dtrain.keras_engine.context import underlying
+from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
+from dtrain.keras_engine.sharded_state import owner_of, owners_of
+from dtrain.upstream import keras as upstream_keras
+
+_COMMON, _OWN = "common", "own"
+_ALONE = ReplicaLayout()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A variable in the table of a checkpoint.
+
+    Attributes:
+        name: as Keras calls it, path included; for messages, and to see that the model is the same.
+        shape: of the whole variable.
+        dtype: its name.
+        apart: whether each replica holds a part, and how the parts make the whole: "sum", "mean", "first";
+            "" where all hold the same.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    apart: str
+
+    def as_list(self) -> list[Any]:
+        """It as JSON can hold it."""
+        return [self.name, list(self.shape), self.dtype, self.apart]
+
+    @classmethod
+    def from_list(cls, saved: Sequence[Any]) -> Entry:
+        """The entry that `as_list` made a list of."""
+        name, shape, dtype, apart = saved
+        return cls(name, tuple(shape), dtype, apart)
+
+
+class TrainingVariables:
+    """All variables of a compiled and built model, its metrics, its optimizer and its random generators.
+
+    Args:
+        model: under whichever strategy; it must be built, metrics and optimizer too.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        strategy = upstream_keras.strategy_of(model)
+        self._layout = layout_of(strategy) or _ALONE
+        self._servers = servers_of(strategy)
+        self._variables = _unique(model)
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        accumulators = [] if optimizer is None else upstream_keras.accumulators_of(optimizer)
+        self._accumulators = {id(underlying(each)) for each in accumulators}
+        self._owners: dict[int, list[int]] = {}  # by the number of writers
+
+    def table(self) -> list[Entry]:
+        """The entries, in the order of the numbers in the tensors' names."""
+        return [
+            Entry(_name(v), _shape(v), tf.as_dtype(v.dtype).name, self._apart(v)) for v in self._variables
+        ]
+
+    def capture(self, writer: int, writers: int) -> dict[str, tf.Tensor]:
+        """The tensors that this process is to write, without a copy; TensorFlow copies what is written to.
+
+        Args:
+            writer: this process among those that write to one place.
+            writers: how many these are; the variables that all share are divided between them by size.
+        """
+        if self._servers is not None:
+            with snapshot(self._model, self._servers):
+                return {
+                    f"{_COMMON}/{i}": tf.convert_to_tensor(v.value) for i, v in enumerate(self._variables)
+                }
+        found = {}
+        for i, owner in enumerate(self._writers(writers)):
+            variable = self._variables[i]
+            if self._apart(variable):
+                for replica, part in self._parts(variable):
+                    found[f"{_OWN}/{i}/{replica}"] = part.read_value()
+            elif (holder := owner_of(self._model.optimizer, variable)) is not None:
+                # Of divided state: who holds it writes it.
+                if self._is_here(holder):
+                    found[f"{_COMMON}/{i}"] = _first(variable).read_value()
+            elif owner == writer:
+                found[f"{_COMMON}/{i}"] = _first(variable).read_value()
+        return found
+
+    def restore(self, table: Sequence[Entry], tensors: Mapping[str, Any], replicas: int) -> None:
+        """Writes a checkpoint's values; every process does so for its own replicas, none waits for another.
+
+        Args:
+            table: the checkpoint's.
+            tensors: those of all its shares.
+            replicas: how many wrote it.
+
+        Raises:
+            CheckpointError: it is of another model, optimizer or set of metrics, or lacks a value.
+        """
+        self._check(table)
+        kept_apart = False
+        for i, (variable, entry) in enumerate(zip(self._variables, table, strict=True)):
+            if not entry.apart:
+                self._write_common(i, variable, tensors)
+                continue
+            parts = [_required(tensors, f"{_OWN}/{i}/{replica}", entry.name) for replica in range(replicas)]
+            if id(underlying(variable)) in self._accumulators:
+                kept_apart = self._write_accumulator(variable, parts) or kept_apart
+            else:
+                self._write_parts(variable, parts, entry.apart)
+        sums = sums_of(self._model)
+        if sums is not None:
+            sums.restore(apart=kept_apart)
+
+    # --- what kind of variable it is
+
+    def _apart(self, variable: Any) -> str:
+        found = underlying(variable)
+        if not isinstance(found, tf.distribute.DistributedValues):
+            return ""
+        if id(found) in self._accumulators:
+            sums = sums_of(self._model)
+            return "sum" if sums is not None and sums.apart else ""
+        if getattr(found, "synchronization", None) != tf.VariableSynchronization.ON_READ:
+            return ""
+        kinds = {tf.VariableAggregation.SUM: "sum", tf.VariableAggregation.MEAN: "mean"}
+        return kinds.get(found.aggregation, "first")
+
+    def _is_here(self, replica: int) -> bool:
+        first = self._layout.first_replica
+        return first <= replica < first + self._layout.local_replicas
+
+    def _parts(self, variable: Any) -> Iterator[tuple[int, Any]]:
+        for local, part in enumerate(underlying(variable).values):
+            yield self._layout.first_replica + local, part
+
+    def _writers(self, writers: int) -> list[int]:
+        if writers not in self._owners:
+            sizes = [int(np.prod(_shape(v), dtype=np.int64)) for v in self._variables]
+            self._owners[writers] = owners_of(sizes, writers)
+        return self._owners[writers]
+
+    # --- writing values
+
+    def _write_common(self, number: int, variable: Any, tensors: Mapping[str, Any]) -> None:
+        holder = owner_of(self._model.optimizer, variable)
+        if holder is not None and not self._is_here(holder):
+            return
+        value = _required(tensors, f"{_COMMON}/{number}", _name(variable))
+        found = underlying(variable)
+        if not isinstance(found, tf.distribute.DistributedValues):
+            found.assign(value)
+            return
+        for part in {id(part): part for part in found.values}.values():
+            part.assign(value)
+
+    def _write_parts(self, variable: Any, parts: list[Any], kind: str) -> None:
+        found = underlying(variable)
+        if not isinstance(found, tf.distribute.DistributedValues):
+            found.assign(_joined(parts, kind))
+            return
+        same = len(parts) == self._layout.replicas
+        for replica, part in self._parts(variable):
+            if same:
+                part.assign(parts[replica])
+            elif kind == "sum" and replica > 0:
+                part.assign(tf.zeros_like(parts[0]))
+            else:
+                part.assign(_joined(parts, kind))
+
+    def _write_accumulator(self, variable: Any, parts: list[Any]) -> bool:
+        """Returns whether the replicas hold parts now; with another number of them each gets the whole."""
+        found = underlying(variable)
+        same = len(parts) == self._layout.replicas and sums_of(self._model) is not None
+        if not isinstance(found, tf.distribute.DistributedValues):
+            found.assign(_joined(parts, "sum"))
+            return False
+        for replica, part in self._parts(variable):
+            part.assign(parts[replica] if same else _joined(parts, "sum"))
+        return same
+
+    def _check(self, table: Sequence[Entry]) -> None:
+        mine = self.table()
+        hint = (
+            "Give this run another directory, or go on with the model, metrics and optimizer that wrote it."
+        )
+        if len(mine) != len(table):
+            raise CheckpointError(
+                f"The checkpoint holds {len(table)} variables, but the model with its metrics and optimizer "
+                f"has {len(mine)}.",
+                hint=hint,
+            )
+        for now, then in zip(mine, table, strict=True):
+            if (now.shape, now.dtype) != (tuple(then.shape), then.dtype):
+                raise CheckpointError(
+                    f"The checkpoint holds {then.name} of shape {tuple(then.shape)}, {then.dtype}, where the "
+                    f"model has {now.name} of shape {now.shape}, {now.dtype}.",
+                    hint=hint,
+                )
+
+
+def _unique(model: Any) -> list[Any]:
+    optimizer = model.optimizer
+    everything = [
+        *model.variables,
+        *model.metrics_variables,
+        *(optimizer.variables if optimizer is not None else ()),
+        upstream_keras.seed_generator_global().state,
+    ]
+    return list({id(underlying(v)): v for v in everything if _is_plain(v)}.values())
+
+
+def _is_plain(variable: Any) -> bool:
+    # Tables of words are variables of TensorFlow's without numbers; their layers rebuild them.
+    return tf.as_dtype(variable.dtype) not in (tf.resource, tf.variant)
+
+
+def _first(variable: Any) -> Any:
+    found = underlying(variable)
+    if isinstance(found, tf.distribute.DistributedValues):
+        return found.values[0]
+    return found
+
+
+def _name(variable: Any) -> str:
+    return str(getattr(variable, "path", None) or variable.name)
+
+
+def _shape(variable: Any) -> tuple[int, ...]:
+    return tuple(int(n) for n in variable.shape)
+
+
+def _required(tensors: Mapping[str, Any], name: str, variable: str) -> Any:
+    if name not in tensors:
+        raise CheckpointError(
+            f"The checkpoint holds no value of {variable}.",
+            hint="It is of another version, or not whole: delete it, or give this run another directory.",
+        )
+    return tensors[name]
+
+
+def _joined(parts: list[Any], kind: str) -> Any:
+    if kind == "sum":
+        return tf.add_n([tf.convert_to_tensor(part) for part in parts])
+    if kind == "mean":
+        return tf.add_n([tf.convert_to_tensor(part) for part in parts]) / len(parts)
+    return parts[0]

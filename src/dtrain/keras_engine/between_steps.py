@@ -1,0 +1,133 @@
+"""Between two steps of `fit` all is at rest: what one step wrote is written, and the next has read nothing.
+
+Here whoever must act at such a moment is called, with the epoch's iterator. What is done is theirs to say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import keras
+
+from dtrain import progress
+from dtrain.errors import ConfigurationError
+from dtrain.upstream import keras as upstream_keras
+
+
+class FitSession(Protocol):
+    """What a callback with `dtrain_session(model, arguments)` gives to take part in one `fit`.
+
+    All its methods are called on every worker.
+    """
+
+    def callbacks(self, callbacks: list[Any]) -> list[Any]:
+        """What `fit` is to call in the place of the user's callbacks."""
+
+    def attach(self, iterator: Any) -> None:
+        """Given the iterator that `fit` trains on, before the callbacks are called."""
+
+    def between_steps(self, iterator: Any, done: int) -> None:
+        """Called before an epoch's first step, between two, and after its last."""
+
+    def end(self, history: Any) -> None:
+        """Called when `fit` has ended well, with what it returns."""
+
+    def left(self) -> None:
+        """Called when `fit` was left by an exception; must not raise, nor wait for other workers."""
+
+
+class NoSession:
+    """Nobody takes part."""
+
+    def callbacks(self, callbacks: list[Any]) -> list[Any]:
+        """The user's."""
+        return callbacks
+
+    def attach(self, iterator: Any) -> None:
+        """Nothing."""
+
+    def between_steps(self, iterator: Any, done: int) -> None:
+        """Nothing."""
+
+    def end(self, history: Any) -> None:
+        """Nothing."""
+
+    def left(self) -> None:
+        """Nothing."""
+
+
+_waiting: list[FitSession] = []
+
+
+@contextlib.contextmanager
+def at_steps_of_training(session: FitSession) -> Iterator[None]:
+    """The first iterator that is made within it, which is the one that `fit` trains on, is the session's."""
+    _waiting.append(session)
+    try:
+        yield
+    finally:
+        if session in _waiting:
+            _waiting.remove(session)
+
+
+def announce(iterator: Any) -> None:
+    """Called by every new iterator of epochs: it is told whom to call."""
+    iterator.between_steps = _note
+    if _waiting:
+        session = _waiting.pop()
+        session.attach(iterator)
+
+        def hook(iterator: Any, done: int) -> None:
+            _note(iterator, done)
+            session.between_steps(iterator, done)
+
+        iterator.between_steps = hook
+
+
+def _note(iterator: Any, done: int) -> None:
+    progress.step_done(done)
+
+
+def wants_session(callbacks: Any) -> bool:
+    """Whether one of the callbacks that `fit` was given takes part as a session."""
+    return any(hasattr(each, "dtrain_session") for each in _listed(callbacks))
+
+
+def begin_session(model: Any, arguments: dict[str, Any]) -> FitSession:
+    """The session of the first callback that wants one; its callbacks are put into the arguments of `fit`."""
+    given = arguments["callbacks"]
+    listed = _listed(given)
+    wanting = [each for each in listed if hasattr(each, "dtrain_session")]
+    if len(wanting) > 1:
+        raise ConfigurationError(
+            f"fit was given {len(wanting)} callbacks that save and restore its state.",
+            hint="Give it one BackupAndRestore; it may save by steps, epochs and seconds at once.",
+        )
+    if not wanting:
+        return NoSession()
+    session: FitSession = wanting[0].dtrain_session(model, arguments)
+    wrapped = session.callbacks(listed)
+    if isinstance(given, upstream_keras.callback_list()):
+        given.callbacks = wrapped
+        given.set_model(model)
+    else:
+        arguments["callbacks"] = wrapped
+    return session
+
+
+@contextlib.contextmanager
+def reported(kind: str) -> Iterator[None]:
+    """Whoever watches this process knows that it is in `fit`, `evaluate` or `predict`."""
+    progress.begin(kind)
+    try:
+        yield
+    finally:
+        progress.end()
+
+
+def _listed(callbacks: Any) -> list[Any]:
+    if isinstance(callbacks, upstream_keras.callback_list()):
+        return list(callbacks.callbacks)
+    return [] if callbacks is None else list(keras.tree.flatten(callbacks))
