@@ -46,7 +46,7 @@ class Files:
             file.write(content)
 
     def sync(self, path: str) -> None:
-        """Wait until a local file or directory is on the disk; others have that done when a file is closed."""
+        """Wait until a local file or directory is on the disk; others do that when a file is closed."""
         local = _local(path)
         if local is None:
             return

@@ -152,14 +152,15 @@ class CheckpointStore:
         return problem
 
     def close(self, timeout: float | None = None) -> bool:
-        """Finish what is being written and end the thread; False when the time, in seconds, was over before."""
+        """Finish what is being written, end the thread; False when the time (in seconds) was over before."""
         done = self.wait(timeout)
         self._stop(_LONGEST_PAUSE)
-        atexit.unregister(self._stop)
+        if self._thread is None or not self._thread.is_alive():
+            atexit.unregister(self._stop)
         return done
 
     def _stop(self, timeout: float) -> None:
-        """End the thread without waiting for others; it must not be in TensorFlow when the interpreter ends."""
+        """End the thread without waiting for others; it must not be in TensorFlow when Python ends."""
         self._closing.set()
         self._saves.put(None)
         if self._thread is not None:
@@ -182,8 +183,6 @@ class CheckpointStore:
                 self._change.notify_all()
 
     def _write(self, save: _Save) -> None:
-        if self._closing.is_set():
-            raise CheckpointError("the program ended before")
         path = join(self._directory, str(save.name))
         if self._writer == 0:
             stored.sweep(self._directory, save.name)

@@ -5,6 +5,7 @@ It writes none, and does not know what their tensors mean.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,7 +89,8 @@ def read_share(checkpoint: StoredCheckpoint, share: int) -> dict[str, Any]:
     prefix = join(checkpoint.path, layout.share_prefix(share, checkpoint.writers))
     try:
         _check_files(checkpoint.path, expected)
-        types = tf.train.load_checkpoint(prefix).get_variable_to_dtype_map()
+        # Not `tf.train.load_checkpoint`, which takes the prefix for a directory on some file systems.
+        types = tf.compat.v1.train.NewCheckpointReader(prefix).get_variable_to_dtype_map()
         names = sorted(types)
         with tf.device("CPU:0"):
             tensors = tf.raw_ops.RestoreV2(
@@ -112,11 +114,14 @@ def remove_uncommitted(directory: str) -> None:
 
 def remove_all(directory: str) -> None:
     """Delete all checkpoints, whole or not, and then the directory if nothing else is in it."""
+    import tensorflow as tf
+
     # The oldest first: should this be stopped half-way, what is left is the newest.
     for name in sorted(_names(directory)):
         remove(join(directory, str(name)))
     if operations.files.exists(directory) and not operations.files.names(directory):
-        operations.files.remove_directory(directory)
+        with contextlib.suppress(OSError, tf.errors.OpError):  # it may be a mounted disk
+            operations.files.remove_directory(directory)
 
 
 def remove(path: str) -> None:

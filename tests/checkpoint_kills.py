@@ -1,0 +1,275 @@
+"""A program that kills the writers of checkpoints at each of their file operations, and sees what is left.
+
+Two processes write four checkpoints, a share each. One of them is killed at its n-th operation that changes
+something: before it, or in the midst of it, as the kernel ends a process that writes beyond a byte of a
+file. Then a new attempt reads what is there, tidies up and saves another. All processes are forks of one
+that has imported TensorFlow and used nothing of it.
+
+    python checkpoint_kills.py FOLDER --every 1
+
+prints a line of JSON for each kill, with `wrong`, empty if all is well, and a last one with `kills`; tests
+start it by `try_kills`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import tensorflow as tf
+
+from dtrain.checkpoint import files, store
+from dtrain.checkpoint.store import CheckpointStore, committed, read_share, remove_uncommitted
+
+STEPS = (10, 20, 30, 40)
+KEEP = 2
+LIMIT = 60.0  # seconds for one process; each takes a fraction of one
+CHANGES = ("make_directories", "write_tensors", "write", "sync", "move", "remove", "remove_directory")
+WRITES = ("write_tensors", "write")  # those that can be killed half-way
+TORN_AT = (0, 1, 100, 5000, 20_000)  # bytes of a file after which the kernel ends the process
+NUMBERS = 3000  # in each of three tensors: 36 kB a share
+
+
+def tensors(step: int, writer: int) -> dict[str, Any]:
+    values = np.arange(NUMBERS, dtype=np.float32) + 1000 * step + writer
+    weights = {f"weights{number}": tf.constant(values * (number + 1)) for number in range(3)}
+    return {**weights, "python": tf.constant(f"the state of {writer} at {step}")}
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Which writer dies at which operation; torn at so many bytes, or before it begins."""
+
+    writer: int
+    operation: int
+    torn: int | None = None
+    # Whether the other one lives on, until it has nothing more to do, or is killed at once as well.
+    alone: bool = False
+
+
+class Doomed(files.Files):
+    """Counts the operations that change something, notes their names, and dies at one of them."""
+
+    def __init__(self, kill: Kill | None, note: int) -> None:
+        count = 0
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+        def watched(name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*args: Any) -> Any:
+                nonlocal count
+                count += 1
+                os.write(note, f"{name}\n".encode())
+                if kill is None or count != kill.operation:
+                    return operation(*args)
+                if kill.torn is not None:
+                    resource.setrlimit(resource.RLIMIT_FSIZE, (kill.torn, kill.torn))
+                    operation(*args)
+                os.kill(os.getpid(), signal.SIGKILL)
+                return None
+
+            return run
+
+        for name in CHANGES:
+            setattr(self, name, watched(name, getattr(self, name)))
+
+
+class Process:
+    """A fork that runs a function; what it writes to the file descriptor that it is given is `said`."""
+
+    def __init__(self, work: Callable[[int], None]) -> None:
+        reading, writing = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(reading)
+            _run_and_end(work, writing)
+        os.close(writing)
+        self._parts: list[bytes] = []
+        self._reader = threading.Thread(target=self._read, args=(reading,))
+        self._reader.start()
+
+    def _read(self, reading: int) -> None:
+        while part := os.read(reading, 1 << 16):
+            self._parts.append(part)
+        os.close(reading)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def end(self) -> int:
+        """Wait for it; its status, negative for a signal, which is SIGALRM if it takes too long."""
+        _, status = os.waitpid(self.pid, 0)
+        self._reader.join()
+        return os.waitstatus_to_exitcode(status)
+
+    @property
+    def said(self) -> list[str]:
+        return b"".join(self._parts).decode().splitlines()
+
+
+def _run_and_end(work: Callable[[int], None], writing: int) -> NoReturn:
+    status = 1
+    try:
+        signal.alarm(int(LIMIT))
+        work(writing)
+        status = 0
+    except BaseException:
+        os.write(writing, traceback.format_exc().encode())
+    finally:
+        os._exit(status)
+
+
+def write_all(directory: Path, writer: int, kill: Kill | None, note: int) -> None:
+    """One writer's life: all checkpoints, each waited for, so that it is known which are committed."""
+    store._PATIENCE = 0.02  # for a survivor, which else would wait a minute for the dead one
+    files.files = Doomed(kill if kill is not None and kill.writer == writer else None, note)
+    mine = CheckpointStore(str(directory), token="first", writer=writer, writers=2, keep=KEEP)
+    for step in STEPS:
+        mine.save(step, tensors(step, writer), {"step": step})
+        mine.wait()
+        if mine.last_committed == step:
+            os.write(note, f"committed {step}\n".encode())
+
+
+def go_on(directory: Path, known: int, note: int) -> None:
+    """The next attempt: reads the newest, which may not be older than what is known, and saves another."""
+    found = committed(str(directory))
+    newest = found[0].step if found else 0
+    if newest < known:
+        raise RuntimeError(f"{known} was committed, but the newest that is there is {newest}")
+    for each in found:
+        check(each)
+    remove_uncommitted(str(directory))
+    left = sorted(path.name for path in directory.glob("*")) if directory.exists() else []
+    if left != sorted(Path(each.path).name for each in found):
+        raise RuntimeError(f"left after tidying up: {left}")
+    stores = [CheckpointStore(str(directory), token="second", writer=w, writers=2, keep=KEEP) for w in (0, 1)]
+    for writer, each in enumerate(stores):
+        each.save(newest + 10, tensors(newest + 10, writer), {"step": newest + 10})
+    problems = [each.take_problem() for each in stores if each.wait() and each.close()]
+    after = committed(str(directory))
+    if problems != [None, None] or [each.step for each in after] != [
+        newest + 10,
+        *(each.step for each in found[: KEEP - 1]),
+    ]:
+        raise RuntimeError(f"after the next save: {problems}, {after}")
+    check(after[0])
+    os.write(note, f"{newest}\n".encode())
+
+
+def check(checkpoint: store.StoredCheckpoint) -> None:
+    """See that a checkpoint holds what was saved at its step."""
+    for writer in (0, 1):
+        read, written = read_share(checkpoint, writer), tensors(checkpoint.step, writer)
+        if set(read) != set(written) or checkpoint.notes != {"step": checkpoint.step}:
+            raise RuntimeError(f"{checkpoint} holds {sorted(read)}")
+        for name, value in written.items():
+            if not np.array_equal(read[name].numpy(), value.numpy()):
+                raise RuntimeError(f"{name} in {checkpoint} is another one than was saved")
+
+
+def life(directory: Path, kill: Kill | None) -> tuple[list[Process], list[int]]:
+    """Both writers, until both have ended; the one that is not killed itself is, or goes on alone."""
+    writers = [Process(lambda note, w=w: write_all(directory, w, kill, note)) for w in (0, 1)]
+    if kill is None:
+        return writers, [each.end() for each in writers]
+    victim, other = writers[kill.writer], writers[1 - kill.writer]
+    statuses = {kill.writer: victim.end()}
+    if not kill.alone:
+        other.kill()
+    statuses[1 - kill.writer] = other.end()
+    return writers, [statuses[0], statuses[1]]
+
+
+def try_kill(directory: Path, kill: Kill) -> dict[str, Any]:
+    writers, statuses = life(directory, kill)
+    wrong = []
+    if statuses[kill.writer] not in (-signal.SIGKILL, -signal.SIGXFSZ):
+        wrong.append(f"the victim ended with {statuses[kill.writer]}: {writers[kill.writer].said[-9:]}")
+    # It may have had nothing more to do when it was to be killed, too.
+    if statuses[1 - kill.writer] not in (0, 0 if kill.alone else -signal.SIGKILL):
+        wrong.append(
+            f"the other one ended with {statuses[1 - kill.writer]}: {writers[1 - kill.writer].said[-9:]}"
+        )
+    known = max((int(line.split()[1]) for line in writers[0].said if line.startswith("committed")), default=0)
+    after = Process(lambda note: go_on(directory, known, note))
+    if after.end() != 0:
+        wrong.append("\n".join(after.said))
+    newest = int(after.said[-1]) if not wrong else None
+    shutil.rmtree(directory, ignore_errors=True)
+    return {**vars(kill), "status": statuses[kill.writer], "known": known, "newest": newest, "wrong": wrong}
+
+
+def all_kills(operations: list[list[str]]) -> Iterator[Kill]:
+    """Before each operation of each writer, and within each that writes."""
+    for writer, names in enumerate(operations):
+        for number, name in enumerate(names, 1):
+            yield Kill(writer, number, alone=number % 2 == 0)
+            if name in WRITES:
+                yield Kill(writer, number, TORN_AT[number % len(TORN_AT)], alone=number % 3 == 0)
+
+
+def try_kills(folder: Path, every: int, timeout: float) -> list[dict[str, Any]]:
+    """What the program finds, which is that nothing is wrong; it is ended if it takes too long.
+
+    Args:
+        folder: for the checkpoints; it is empty afterwards, but for the undisturbed ones.
+        every: try each n-th kill only.
+        timeout: in seconds.
+    """
+    program = subprocess.Popen(
+        [sys.executable, __file__, str(folder), "--every", str(every)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    try:
+        output, errors = program.communicate(timeout=timeout)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
+        program.wait()
+    assert program.returncode == 0, f"{output[-2000:]}\n{errors[-4000:]}"
+    *lives, last = map(json.loads, output.splitlines())
+    assert [each for each in lives if each["wrong"]] == []
+    assert last["kills"] == len(lives) and [path.name for path in folder.iterdir()] == ["undisturbed"]
+    return lives
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--every", type=int, default=1, help="try each n-th kill only")
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    undisturbed, statuses = life(arguments.folder / "undisturbed", None)
+    operations = [[line for line in each.said if line in CHANGES] for each in undisturbed]
+    whole = statuses == [0, 0] and undisturbed[0].said[-1] == f"committed {STEPS[-1]}"
+    if not whole:
+        sys.exit(f"undisturbed: {statuses} {[each.said[-9:] for each in undisturbed]}")
+    kills = list(all_kills(operations))[:: arguments.every]
+    for number, kill in enumerate(kills):
+        print(json.dumps(try_kill(arguments.folder / str(number), kill)), flush=True)
+    counts = [len(names) for names in operations]
+    print(json.dumps({"kills": len(kills), "operations": counts, "seconds": time.monotonic() - began}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Kills at every write of a checkpoint: what was committed stays whole, and the next attempt goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from checkpoint_kills import try_kills
+from dtrain.checkpoint.store import committed, read_share
+
+ENDING = """
+import sys, time
+import tensorflow as tf
+from dtrain.checkpoint.store import CheckpointStore
+
+alone = CheckpointStore(sys.argv[1] + "/alone", token="a")
+left = CheckpointStore(sys.argv[1] + "/left", token="a", writer=0, writers=2)
+state = {f"weights{number}": tf.random.normal([1_000_000]) for number in range(20)}
+left.save(1, state)
+alone.save(1, state)
+print(time.time(), flush=True)
+"""
+
+
+@pytest.mark.timeout(1000)
+def test_a_kill_at_every_operation_of_either_writer(tmp_path: Path) -> None:
+    lives = try_kills(tmp_path, every=1, timeout=900)
+    assert len(lives) > 100
+    torn = [each for each in lives if each["torn"] is not None]
+    assert sum(each["status"] != -9 for each in torn) > 8, "the kernel must end some within a write"
+    # The operation that counts is one of many: before it the checkpoint is lost, after it is there.
+    assert {each["newest"] for each in lives} == {0, 10, 20, 30, 40}
+
+
+def test_a_program_that_ends_finishes_its_own_writing_and_waits_for_nobody(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    took = time.time() - float(done.stdout)
+    assert done.returncode == 0, done.stderr
+    (whole,) = committed(str(tmp_path / "alone"))
+    assert len(read_share(whole, 0)) == 20
+    assert committed(str(tmp_path / "left")) == []
+    assert took < 20, "the other writer's share never comes"
