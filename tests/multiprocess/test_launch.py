@@ -200,7 +200,7 @@ def test_a_worker_that_is_killed(script: Callable[[str], str]) -> None:
         time.sleep(100)
         """
     )
-    done = launch(2, path)
+    done = launch(2, path, options=("--max-restarts", "0"))
     assert done.returncode == 128 + signal.SIGKILL
     assert "worker 1 failed: it was killed by signal 9 (SIGKILL)" in done.stderr
     assert "[worker 1] about to die" in done.stderr

@@ -269,7 +269,11 @@ def test_the_chief_has_a_stuck_worker_killed_and_started_again(launch: Callable[
         ({"ps": -1}, "ps is -1, not an integer of at least 0"),
         ({"ps": True}, "ps is True, not an integer"),
         ({"ps": 1, "max_restarts": -1}, "max_restarts is -1"),
-        ({"ps": 0, "max_restarts": 3}, "the job has no parameter servers"),
+        ({"ps": 1, "hang_timeout": 3.0}, "hang_timeout is 3, but the job has parameter servers"),
+        ({"ps": 1, "spares": 2}, "spares is 2, but the job has parameter servers"),
+        ({"spares": 1}, "only a Python script or module can wait"),
+        ({"min_workers": 2}, "min_workers is 2, not an integer from 1 to workers=1"),
+        ({"grace": 0.0}, "grace is 0.0, not a positive number of seconds"),
         ({"ps": 1, "devices_per_worker": 2}, "has one device"),
     ],
 )
@@ -314,9 +318,8 @@ def test_a_job_inside_a_job_knows_nothing_of_the_outer_one(launch: Callable[...,
         """
         import subprocess
         if job == "chief":
-            inner = "import os; print('inner:', sorted(k for k in os.environ if k in %r))" % (
-                ("DTRAIN_JOB", "DTRAIN_ATTEMPT", "DTRAIN_CHANNEL_FD"),
-            )
+            outer = {k: os.environ[k] for k in ("DTRAIN_JOB", "DTRAIN_CHANNEL_FD", "TF_CONFIG")}
+            inner = f"import os; print('inner:', [k for k, v in {outer!r}.items() if os.environ.get(k) == v])"
             (folder.parent / "inner.py").write_text(inner)
             command = [sys.executable, "-m", "dtrain", "launch", "--workers", "1"]
             sys.exit(subprocess.call([*command, str(folder.parent / "inner.py")]))

@@ -156,7 +156,7 @@ def test_the_recipe_under_dtrain_launch(tmp_path):
         (["digits", "--strategy", "default", "--devices", "2"], ["'default' trains on one device"]),
         (["digits", "--ps", "1"], ["--ps is 1, but the strategy 'auto' has no parameter servers"]),
         (["digits", "--strategy", "mirrored", "--ps", "2"], ["Use --strategy parameter_server"]),
-        (["digits", "--strategy", "multi_worker", "--max-restarts", "1"], ["--max-restarts is 1"]),
+        (["digits", "--strategy", "mirrored", "--max-restarts", "1"], ["--max-restarts is 1", "one process"]),
         (["digits", "--strategy", "parameter_server", "--ps", "0"], ["--ps", "'0'"]),
         (["digits", "--strategy", "parameter_server", "--devices", "2"], ["has one device"]),
         (["digits", "--run-dir", "taken"], ["holds another run: run.json", "Choose another directory"]),

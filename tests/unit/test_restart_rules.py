@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from dtrain.launch.budget import Budget
 from dtrain.launch.policy import Policy
 from dtrain.launch.processes import Outcome
-from dtrain.launch.supervisor import Budget, ParameterServerPolicy, describe_exit, exception_of_chief
+from dtrain.launch.reports import describe_exit
+from dtrain.launch.supervisor import ParameterServerPolicy, exception_of_chief
 from dtrain.topology import Task
 
 CHIEF, WORKER, PS = Task("chief", 0), Task("worker", 1), Task("ps", 0)

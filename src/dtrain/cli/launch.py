@@ -6,8 +6,10 @@ It only reads the arguments; `dtrain.launch` does the work.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from dtrain.errors import ConfigurationError
 
@@ -28,8 +30,57 @@ def count(text: str) -> int:
     return int(text)
 
 
-def add_server_arguments(parser: argparse.ArgumentParser, *, ps_default: str) -> None:
-    """Declare the arguments of a job with parameter servers."""
+class Workers(NamedTuple):
+    """How many workers a job has, and with how many it still goes on."""
+
+    most: int
+    fewest: int
+
+    def __str__(self) -> str:
+        return f"{self.most}" if self.fewest == self.most else f"{self.fewest}:{self.most}"
+
+
+def workers(text: str) -> Workers:
+    """An argument that is a number of workers, or MIN:MAX."""
+    fewest, colon, most = text.partition(":")
+    if not colon:
+        return Workers(positive_integer(text), positive_integer(text))
+    try:
+        found = Workers(positive_integer(most), positive_integer(fewest))
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not MIN:MAX: {error}") from None
+    if found.fewest > found.most:
+        raise argparse.ArgumentTypeError(f"{text!r} is not MIN:MAX: {fewest} is more than {most}")
+    return found
+
+
+def seconds(text: str) -> float:
+    """An argument that is a time."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    return found
+
+
+def _auto(text: str) -> float | None:
+    return None if text == "auto" else seconds(text)
+
+
+def spares(text: str) -> int | None:
+    """An argument that counts processes in waiting; None for `auto`."""
+    if text in ("auto", "none"):
+        return None if text == "auto" else 0
+    try:
+        return count(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, and neither 'auto' nor 'none'") from None
+
+
+def add_job_arguments(parser: argparse.ArgumentParser, *, ps_default: str) -> None:
+    """Declare what says which processes a job has beside its workers, and what becomes of them."""
     parser.add_argument(
         "--ps",
         type=positive_integer,
@@ -40,21 +91,57 @@ def add_server_arguments(parser: argparse.ArgumentParser, *, ps_default: str) ->
         "--max-restarts",
         type=count,
         metavar="R",
-        help="with parameter servers: restarts within an hour, of single workers and of the whole job "
-        "together, before giving up (default: 3)",
+        help="restarts within an hour before giving up: of all workers together, or with parameter servers "
+        "also of single ones (default: 3)",
     )
+    parser.add_argument(
+        "--spares",
+        type=spares,
+        metavar="K",
+        help="processes that wait with TensorFlow imported, to take part in the next attempt: a number, "
+        "none, or auto, which is one for each worker (default: auto)",
+    )
+    parser.add_argument(
+        "--hang-timeout",
+        type=_auto,
+        metavar="S",
+        help="seconds without progress after which the worker that is stuck has failed (default: auto, at "
+        "least 30 and 10 times the usual step)",
+    )
+    parser.add_argument(
+        "--grace",
+        type=seconds,
+        metavar="S",
+        help="seconds between asking processes to end and killing them (default: 5, or 30 where they save)",
+    )
+
+
+def job_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What was said of them, as arguments of `launch_local`."""
+    return {
+        "ps": args.ps or 0,
+        "max_restarts": args.max_restarts,
+        "spares": args.spares,
+        "hang_timeout": args.hang_timeout,
+        "grace": args.grace,
+    }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `dtrain launch`."""
     parser.usage = (
-        "dtrain launch --workers N [options] script.py [args ...]\n"
-        "       dtrain launch --workers N [options] -m module [args ...]"
+        "dtrain launch --workers N|MIN:MAX [options] script.py [args ...]\n"
+        "       dtrain launch --workers N|MIN:MAX [options] -m module [args ...]"
     )
     parser.add_argument(
-        "--workers", type=positive_integer, required=True, metavar="N", help="number of worker processes"
+        "--workers",
+        type=workers,
+        required=True,
+        metavar="N|MIN:MAX",
+        help="number of worker processes; with MIN:MAX, MAX of them, and the job goes on as long as MIN are "
+        "left",
     )
-    add_server_arguments(parser, ps_default="none, and no chief")
+    add_job_arguments(parser, ps_default="none, and no chief")
     parser.add_argument(
         "--devices-per-worker",
         type=positive_integer,
@@ -87,8 +174,8 @@ def run(args: argparse.Namespace) -> int:
         )
     return launch_local(
         [sys.executable, *target, *args.args],
-        workers=args.workers,
-        ps=args.ps or 0,
-        max_restarts=args.max_restarts,
+        workers=args.workers.most,
+        min_workers=args.workers.fewest if args.workers.fewest < args.workers.most else None,
         devices_per_worker=args.devices_per_worker,
+        **job_options(args),
     )

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from dtrain import cluster, job
-from dtrain.cli.launch import add_server_arguments, positive_integer
+from dtrain.cli.launch import Workers, add_job_arguments, job_options, positive_integer, workers
 from dtrain.errors import ConfigurationError
 from dtrain.recipes import RECIPES, RecipeOptions, arguments, check_recipe, load_recipe
 from dtrain.recipes.catalogue import all_options, recipes_with
@@ -66,12 +66,12 @@ def _add_job_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what says where a recipe runs."""
     parser.add_argument(
         "--workers",
-        type=positive_integer,
-        metavar="N",
+        type=workers,
+        metavar="N|MIN:MAX",
         help=f"worker processes on this machine (default: {_DEFAULT_WORKERS} with multi_worker and "
-        "parameter_server, else 1)",
+        "parameter_server, else 1); with MIN:MAX, MAX of them, and the job goes on as long as MIN are left",
     )
-    add_server_arguments(parser, ps_default=f"{_DEFAULT_PS} with parameter_server")
+    add_job_arguments(parser, ps_default=f"{_DEFAULT_PS} with parameter_server")
     parser.add_argument(
         "--devices",
         type=positive_integer,
@@ -94,10 +94,11 @@ def run(args: argparse.Namespace) -> int:
     _check_servers(strategy, args)
     if topology is None:
         options.check_run_dir()
-        workers = _workers(strategy, args.workers)
-        if workers is not None:
+        processes = _workers(strategy, args.workers)
+        if processes is not None:
             options.check_data()  # once, and not by every process of the job in its own words
-            return _launch(args.recipe, options, workers, strategy, args)
+            return _launch(args.recipe, options, processes, strategy, args)
+        _check_alone(strategy, args)
     else:
         _check_cluster(topology, args)
     _set_devices(strategy, args.devices)
@@ -126,19 +127,33 @@ def _check_servers(strategy: str, args: argparse.Namespace) -> None:
                 hint="Use --workers for more of them.",
             )
         return
-    for option, value in (("--ps", args.ps), ("--max-restarts", args.max_restarts)):
-        if value is not None:
-            raise ConfigurationError(
-                f"{option} is {value}, but the strategy {strategy!r} has no parameter servers.",
-                hint=f"Use --strategy {_PARAMETER_SERVER}, or leave {option} out.",
-            )
+    if args.ps is not None:
+        raise ConfigurationError(
+            f"--ps is {args.ps}, but the strategy {strategy!r} has no parameter servers.",
+            hint=f"Use --strategy {_PARAMETER_SERVER}, or leave --ps out.",
+        )
+
+
+def _check_alone(strategy: str, args: argparse.Namespace) -> None:
+    """See that nothing is asked for processes that are not started."""
+    for option, value in _said_of_job(args):
+        raise ConfigurationError(
+            f"{option} is {value}, but the recipe trains in one process, which nobody watches.",
+            hint=f"Use --strategy {_MULTI_WORKER}, or leave {option} out; the strategy is {strategy!r}.",
+        )
+
+
+def _said_of_job(args: argparse.Namespace) -> list[tuple[str, Any]]:
+    """The options given for how a job is watched, and their values."""
+    names = ("max_restarts", "spares", "hang_timeout", "grace")
+    return [(f"--{n.replace('_', '-')}", getattr(args, n)) for n in names if getattr(args, n) is not None]
 
 
 def _check_cluster(topology: Topology, args: argparse.Namespace) -> None:
     """See that the numbers asked for are those of the job that this process is part of."""
     coordinated = topology.is_coordinated
     there = len(topology.jobs.get("worker", ())) if coordinated else topology.world_size
-    if args.workers not in (None, there):
+    if args.workers is not None and not args.workers.fewest <= there <= args.workers.most:
         raise ConfigurationError(
             f"--workers is {args.workers}, but TF_CONFIG describes a job of {there}.",
             hint="Leave --workers out where something else has started the processes, or unset TF_CONFIG.",
@@ -149,18 +164,18 @@ def _check_cluster(topology: Topology, args: argparse.Namespace) -> None:
             f"--ps is {args.ps}, but TF_CONFIG describes a job with {servers} parameter servers.",
             hint="Leave --ps out where something else has started the processes, or unset TF_CONFIG.",
         )
-    if args.max_restarts is not None:
+    for option, value in _said_of_job(args):
         raise ConfigurationError(
-            f"--max-restarts is {args.max_restarts}, but something else has started the processes.",
+            f"{option} is {value}, but something else has started the processes.",
             hint="Leave it out: who started them decides what is started again. Or unset TF_CONFIG.",
         )
 
 
-def _workers(strategy: str, asked: int | None) -> int | None:
+def _workers(strategy: str, asked: Workers | None) -> Workers | None:
     """How many processes to start; None to train in this one."""
     if strategy in _SEVERAL_PROCESSES:
-        return asked or _DEFAULT_WORKERS
-    if asked is None or asked == 1:
+        return asked or Workers(_DEFAULT_WORKERS, _DEFAULT_WORKERS)
+    if asked is None or asked.most == 1:
         return None
     if strategy == "auto":
         return asked
@@ -184,17 +199,18 @@ def _set_devices(strategy: str, asked: int | None) -> None:
 
 
 def _launch(
-    recipe: str, options: RecipeOptions, workers: int, strategy: str, args: argparse.Namespace
+    recipe: str, options: RecipeOptions, processes: Workers, strategy: str, args: argparse.Namespace
 ) -> int:
     from dtrain.launch import launch_local
 
+    ps = (args.ps or _DEFAULT_PS) if strategy == _PARAMETER_SERVER else 0
     command = [sys.executable, "-m", "dtrain", "train", recipe, *options.to_arguments()]
     return launch_local(
         command,
-        workers=workers,
-        ps=(args.ps or _DEFAULT_PS) if strategy == _PARAMETER_SERVER else 0,
-        max_restarts=args.max_restarts,
+        workers=processes.most,
+        min_workers=processes.fewest if processes.fewest < processes.most else None,
         devices_per_worker=args.devices,
+        **{**job_options(args), "ps": ps},
     )
 
 

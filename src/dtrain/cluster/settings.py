@@ -74,7 +74,7 @@ def channel() -> tuple[int, int] | None:
 
 
 def spare() -> tuple[int, int] | None:
-    """The pipes of a process in waiting, as (where its order comes, where it says it is ready) (DTRAIN_SPARE)."""
+    """The pipes of a process in waiting, (that its order comes by, that it is ready by) (DTRAIN_SPARE)."""
     order, colon, ready = os.environ.get("DTRAIN_SPARE", "").partition(":")
     return (int(order), int(ready)) if colon and order.isdigit() and ready.isdigit() else None
 

@@ -1,36 +1,49 @@
-"""What the end of a task means for its job: the question, and the answer where every task is needed.
+"""What happens in a job means something for it: the questions, and the answers where every task is needed.
 
 It decides; `processes` does what was decided.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from dtrain.channel import Message
 from dtrain.topology import Task
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What the end of a task means for its job.
+    """What is to be done.
 
     Attributes:
-        action: the others go on; the job has failed, or has succeeded, and the others end; or this task is
-            started again.
-        after: seconds until it is started again; or, where the job has succeeded, that the others have to end
-            by themselves; or, where it has failed, until the others are told to end, unless its success is
-            found in that time.
+        action: `go on`: nothing. `fail`: the job has failed, and the other tasks are told to end. `kill`: it
+            has failed, and the others are killed at once. `wait`: it has ended by its own wish, and the
+            others get time to end by themselves. `finish`: it has succeeded, and they get that time too.
+            `restart`: this task is started again. `signal`: processes are sent a signal.
+        after: seconds until the task is started again; that the others have to end by themselves; or, with
+            `fail` and `kill`, until it is done, unless another task's end changes the judgement.
         line: what to tell the user, or "".
+        task: whose failure it is; None for the task whose end was judged.
+        reason: how that task failed, in words, where its exit status does not tell.
+        signum, pids: the signal, and the processes that get it.
     """
 
-    action: Literal["go on", "fail", "finish", "restart"]
+    action: Literal["go on", "fail", "kill", "wait", "finish", "restart", "signal"]
     after: float = 0.0
     line: str = ""
+    task: Task | None = None
+    reason: str = ""
+    signum: int = 0
+    pids: Sequence[int] = ()
+
+
+GO_ON = Decision("go on")
 
 
 class Policy:
-    """Decides what the end of a task means. This one: the first failure ends the job."""
+    """Decides what events mean. This one: the first failure ends the job."""
 
     takes_requests = False
     """Whether tasks may ask for the restart of another."""
@@ -39,6 +52,25 @@ class Policy:
         """What to tell the user of a task that was started, or ""."""
         return ""
 
-    def on_exit(self, task: Task, code: int) -> Decision:
-        """The meaning of a task's end; `code` is negative for a signal."""
+    def on_exit(self, task: Task, code: int, tail: Sequence[str] = ()) -> Decision:
+        """The meaning of a task's end; `code` is negative for a signal, `tail` its last lines."""
         return Decision("fail" if code else "go on")
+
+    def on_further_exit(self, first: Task, task: Task, code: int, tail: Sequence[str] = ()) -> Decision:
+        """The meaning of a further failure, while the `after` of the first one's decision runs."""
+        return Decision("fail", task=first)
+
+    def on_message(self, message: Message) -> None:
+        """Take note of what a task says."""
+
+    def next_check(self) -> float | None:
+        """When `check` is due, by `time.monotonic()`; None for never."""
+        return None
+
+    def check(self) -> Decision:
+        """The meaning of the time that has passed."""
+        return GO_ON
+
+    def grace(self, usual: float) -> float:
+        """Seconds between asking tasks to end and killing them, where `usual` is the job's setting."""
+        return usual

@@ -5,40 +5,32 @@ It knows commands, signals and exit codes, not what the processes compute or how
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import os
 import queue
-import secrets
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import FrameType
-from typing import TextIO
+from typing import Protocol, TextIO
 
 from dtrain import channel
 from dtrain.launch import guard
-from dtrain.launch.output import Console, OutputReader
 from dtrain.launch.policy import Decision, Policy
+from dtrain.launch.session import Session, new_mark
+from dtrain.launch.task_process import Event, TaskCommand, TaskProcess
 from dtrain.topology import Task
 
-TAIL_LINES = 20
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_HERE = Path(__file__).parent
+__all__ = ["Job", "Outcome", "TaskCommand"]
+
+_TRACE_PATIENCE = 0.3  # seconds for the last lines of a task that failed to come out of its pipes
 
 
-@dataclass(frozen=True)
-class TaskCommand:
-    """What to run as one task: its argument vector and its whole environment."""
+class Reserve(Protocol):
+    """Processes that are ready to become tasks."""
 
-    task: Task
-    command: Sequence[str]
-    env: Mapping[str, str]
+    def take(self, env: Mapping[str, str]) -> TaskProcess | None:
+        """One that goes on as a task with this environment, or None."""
 
 
 @dataclass
@@ -48,6 +40,7 @@ class Outcome:
     Attributes:
         exit_codes: of every task; negative for a death by signal.
         first_failure: the task that failed of itself before any other, or None.
+        reason: how it failed, in words, where its exit status does not tell.
         signal: the signal that the launcher was sent (SIGPIPE: nobody reads its output any more), or None.
         timed_out: the tasks that still ran when the time was over.
         tails: the last lines of every task, standard output and error together.
@@ -55,90 +48,19 @@ class Outcome:
 
     exit_codes: dict[Task, int] = field(default_factory=dict)
     first_failure: Task | None = None
+    reason: str = ""
     signal: int | None = None
     timed_out: tuple[Task, ...] = ()
     tails: dict[Task, list[str]] = field(default_factory=dict)
 
 
-class _Child:
-    """One running task: its process, the threads that read it, and the one that waits for it."""
-
-    def __init__(
-        self,
-        spec: TaskCommand,
-        console: Console,
-        events: queue.SimpleQueue[_Child | channel.Request | int],
-        inherited: Sequence[int],
-    ) -> None:
-        self.task = spec.task
-        self.judged = False
-        self.exit_code: int | None = None
-        self.ended_at = 0.0
-        self.tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
-        self._events = events
-        self._reap_lock = threading.Lock()
-        self._popen = subprocess.Popen(
-            [*_wrapper(), *spec.command],
-            env=dict(spec.env),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            pass_fds=inherited,
-        )
-        self.pid = self._popen.pid
-        if self._popen.stdout is None or self._popen.stderr is None:
-            raise RuntimeError("subprocess made no pipes")
-        # The reader closes the descriptor; the file object must not close its number a second time.
-        self._readers = [
-            OutputReader(os.dup(pipe.fileno()), f"[{self.task}] ", console, to=name, tail=self.tail)
-            for name, pipe in (("stdout", self._popen.stdout), ("stderr", self._popen.stderr))
-        ]
-        self._popen.stdout.close()
-        self._popen.stderr.close()
-        self._waiter = threading.Thread(target=self._wait, name=f"dtrain-wait {self.task}", daemon=True)
-        for thread in (*self._readers, self._waiter):
-            thread.start()
-
-    def signal_group(self, signum: int) -> None:
-        """Send a signal to the task and all of its process group, unless it has ended."""
-        with self._reap_lock:
-            if self._popen.returncode is None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self._popen.pid, signum)
-
-    def finish_output(self) -> None:
-        """Let the readers end, also where another process still holds the pipes."""
-        for reader in self._readers:
-            reader.finish()
-
-    def join_output(self, patience: float = 2.0) -> None:
-        """Wait until all that the task wrote has been shown, at most `patience` seconds."""
-        self.finish_output()
-        for reader in self._readers:
-            reader.join(patience)
-
-    def _wait(self) -> None:
-        pid = self._popen.pid
-        if hasattr(os, "waitid"):
-            # Not reaped yet, so that the number of the group cannot have passed to a stranger below.
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        else:
-            self._popen.wait()
-        self.ended_at = time.monotonic()
-        with self._reap_lock:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
-            self.exit_code = self._popen.wait()
-        self._events.put(self)
-
-
 class Job:
     """All the processes of one job, as one thing that is started, watched and ended.
 
-    What a task's end means is the policy's to say. Where it means the failure of the job, the others get
-    SIGTERM and, `grace` seconds later, SIGKILL. SIGINT, SIGTERM and SIGHUP are passed on to every task, with
-    the same grace; a second one kills at once. Signals are seen where `run` is called in the main thread.
+    What events mean is the policy's to say. Where a task's end means the failure of the job, the others get
+    SIGTERM and, `grace` seconds later, SIGKILL, or SIGKILL at once. SIGINT, SIGTERM and SIGHUP are passed on
+    to every task, with the same grace; a second one kills at once. Signals are seen where `run` is called in
+    the main thread.
 
     Args:
         commands: the tasks to run.
@@ -146,6 +68,8 @@ class Job:
         policy: by default, the first failure ends the job.
         timeout: seconds that the job may take, or None.
         stdout, stderr: where the tasks' lines go; by default this process's own streams.
+        session: an open one, where this is one attempt of several; the streams are the session's then.
+        reserve: where processes may come from.
     """
 
     def __init__(
@@ -157,28 +81,32 @@ class Job:
         timeout: float | None = None,
         stdout: TextIO | None = None,
         stderr: TextIO | None = None,
+        session: Session | None = None,
+        reserve: Reserve | None = None,
     ) -> None:
         self._commands = {spec.task: spec for spec in commands}
         self._grace = grace
         self._policy = policy or Policy()
         self._deadline = None if timeout is None else time.monotonic() + timeout
-        # Children that ended, requests, signals: a SimpleQueue may be put to from a signal handler.
-        self._events: queue.SimpleQueue[_Child | channel.Request | int] = queue.SimpleQueue()
-        self.console = Console(
-            stdout or sys.stdout, stderr or sys.stderr, on_broken=lambda: self._events.put(signal.SIGPIPE)
+        self._own_session = session is None
+        self._session = session or Session(
+            stdout=stdout, stderr=stderr, hears_tasks=self._policy.takes_requests
         )
-        self._mark = f"{os.getpid()}-{secrets.token_hex(8)}"
-        self._listener: channel.Listener | None = None
-        self._children: dict[Task, _Child] = {}
+        self._reserve = reserve
+        self._events = self._session.events
+        self.console = self._session.console
+        self._mark = new_mark()
+        self._children: dict[Task, TaskProcess] = {}
         self._due: dict[Task, float] = {}
-        self._failed: tuple[Task, float] | None = None  # and when the others are told to end
+        self._failed: tuple[Task, float, Decision] | None = None  # and when the decision is done
         self._linger_until: float | None = None
         self._kill_at: float | None = None
+        self._waiting = False
         self._outcome = Outcome()
 
     def run(self, *, after: float = 0.0) -> Outcome:
         """Start every task, `after` seconds from now, and return when no process of the job is left."""
-        with self._forwarding_signals(), self._guarded(), self._listening():
+        with self._opened():
             try:
                 if self._pause(after):
                     for task in self._commands:
@@ -188,24 +116,40 @@ class Job:
                 self._end()
         return self._outcome
 
+    def process(self, task: Task) -> TaskProcess | None:
+        """The process of a task, or None before it is started."""
+        return self._children.get(task)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[None]:
+        with self._session.opened() if self._own_session else contextlib.nullcontext():
+            yield
+
     def _pause(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
-        while self._outcome.signal is None and (left := until - time.monotonic()) > 0:
-            with contextlib.suppress(queue.Empty):
-                event = self._events.get(timeout=left)
-                if isinstance(event, int):
-                    self._outcome.signal = event
-        return self._outcome.signal is None
+        while True:
+            left = until - time.monotonic()
+            try:
+                # Without a pause too: a signal may have come since the attempt before.
+                event = self._events.get(timeout=left) if left > 0 else self._events.get_nowait()
+            except queue.Empty:
+                if left <= 0:
+                    return True
+                continue
+            if isinstance(event, int) and event:
+                self._outcome.signal = event
+                return False
+            self._note(event)
 
     def _start(self, task: Task) -> None:
-        inherited = () if self._listener is None else (self._listener.descriptor,)
-        child = _Child(self._prepared(self._commands[task]), self.console, self._events, inherited)
-        self._children[task] = child
-        self._say(self._policy.on_start(task, child.pid))
-
-    def _say(self, line: str) -> None:
-        if line:
-            self.console.write_line(f"[dtrain] {line}", to="stderr")
+        spec = self._commands[task]
+        env = self._session.environment(spec.env, self._mark)
+        process = self._reserve.take(env) if self._reserve is not None else None
+        if process is None:
+            process = TaskProcess(spec.command, env, self._events, self._session.inherited)
+        process.become(task, self.console)
+        self._children[task] = process
+        self._session.say(self._policy.on_start(task, process.pid))
 
     def _watch(self) -> None:
         while self._due or any(child.exit_code is None for child in self._children.values()):
@@ -213,14 +157,24 @@ class Job:
                 event = self._events.get(timeout=self._seconds_to_next_deadline())
             except queue.Empty:
                 self._on_deadline()
-                continue
-            if isinstance(event, _Child):
-                self._on_exit()
-            elif isinstance(event, channel.Request):
-                self._on_request(event)
             else:
-                self._on_signal(event)
+                self._on_event(event)
+            self._check()
         self._on_exit()
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, TaskProcess):
+            self._on_exit()
+        elif isinstance(event, channel.Request):
+            self._on_request(event)
+        elif not isinstance(event, int):
+            self._note(event)
+        elif event:
+            self._on_signal(event)
+
+    def _note(self, event: Event) -> None:
+        if not isinstance(event, TaskProcess | channel.Request | int):
+            self._policy.on_message(event)
 
     def _on_exit(self) -> None:
         ended = [c for c in self._children.values() if c.exit_code is not None and not c.judged]
@@ -228,42 +182,71 @@ class Job:
             if self._kill_at is not None or self._linger_until is not None:
                 return  # from now on they end because the job does
             child.judged = True
-            if self._failed is not None and child.exit_code:
-                self._fail(self._failed[0])  # nothing is left to wait for
+            if child.task is None or child.exit_code is None:
+                continue
+            if child.exit_code > 0:
+                child.join_output(_TRACE_PATIENCE)
+            code, tail = child.exit_code, list(child.tail)
+            if self._failed is not None and code:
+                self._follow(
+                    child.task, self._policy.on_further_exit(self._failed[0], child.task, code, tail)
+                )
             else:
-                self._follow(child, self._policy.on_exit(child.task, child.exit_code or 0))
+                self._follow(child.task, self._policy.on_exit(child.task, code, tail))
 
-    def _follow(self, child: _Child, decision: Decision) -> None:
-        self._say(decision.line)
-        if decision.action == "fail" and decision.after:
-            self._failed = child.task, time.monotonic() + decision.after
-        elif decision.action == "fail":
-            self._fail(child.task)
+    def _follow(self, judged: Task | None, decision: Decision) -> None:
+        self._session.say(decision.line)
+        task = decision.task or judged
+        if decision.action in ("fail", "kill", "wait") and task is not None:
+            if decision.after and decision.action != "wait":
+                self._failed = task, time.monotonic() + decision.after, decision
+            else:
+                self._fail(task, decision)
         elif decision.action == "finish":
             self._due.clear()
             self._linger_until = time.monotonic() + decision.after
-        elif decision.action == "restart":
-            child.finish_output()
-            self._due[child.task] = time.monotonic() + decision.after
+        elif decision.action == "restart" and task is not None:
+            self._children[task].finish_output()
+            self._due[task] = time.monotonic() + decision.after
+        elif decision.action == "signal":
+            for pid in decision.pids:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, decision.signum)
 
-    def _fail(self, task: Task) -> None:
+    def _fail(self, task: Task, decision: Decision) -> None:
         self._outcome.first_failure = task
-        self._stop(signal.SIGTERM)
+        self._outcome.reason = decision.reason
+        self._waiting = decision.action == "wait"
+        if self._waiting:
+            self._kill_at = time.monotonic() + decision.after
+        else:
+            self._stop(signal.SIGKILL if decision.action == "kill" else signal.SIGTERM)
 
     def _on_request(self, request: channel.Request) -> None:
         child = self._children.get(request.task)
         if child is None or child.exit_code is not None or self._kill_at is not None:
             return
+        if not self._policy.takes_requests:
+            return
         if request.pid is None or request.pid == child.pid:  # another one was started since: it is not meant
-            self._say(f"{request.task}, process {child.pid}, is killed: {request.reason}")
+            self._session.say(f"{request.task}, process {child.pid}, is killed: {request.reason}")
             child.signal_group(signal.SIGKILL)
 
     def _on_signal(self, signum: int) -> None:
         if self._outcome.signal is None:
             self._outcome.signal = signum
-            self._stop(signal.SIGTERM if signum == signal.SIGPIPE else signum)
+            if self._waiting:
+                return  # they are ending by their own wish; a second signal could break off what they save
+            # Slurm's notice, and nobody's reading our output, are the wish that the job end.
+            self._stop(signal.SIGTERM if signum in (signal.SIGPIPE, signal.SIGUSR1) else signum)
         elif signum != signal.SIGPIPE:
             self._stop(signal.SIGKILL)
+
+    def _check(self) -> None:
+        if self._kill_at is None and self._linger_until is None and self._failed is None:
+            due = self._policy.next_check()
+            if due is not None and time.monotonic() >= due:
+                self._follow(None, self._policy.check())
 
     def _on_deadline(self) -> None:
         now = time.monotonic()
@@ -275,7 +258,7 @@ class Job:
                 self._stop(signal.SIGTERM)
         elif self._failed is not None:
             if now >= self._failed[1]:
-                self._fail(self._failed[0])
+                self._fail(self._failed[0], self._failed[2])
         elif self._deadline is not None and now >= self._deadline:
             self._outcome.timed_out = tuple(t for t, c in self._children.items() if c.exit_code is None)
             self._stop(signal.SIGTERM)
@@ -289,13 +272,16 @@ class Job:
         for child in self._children.values():
             if child.exit_code is None:
                 child.signal_group(signum)
-        self._kill_at = time.monotonic() + (1.0 if signum == signal.SIGKILL else self._grace)
+        patience = 1.0 if signum == signal.SIGKILL else self._policy.grace(self._grace)
+        self._kill_at = time.monotonic() + patience
 
     def _seconds_to_next_deadline(self) -> float | None:
         deadlines = [self._kill_at]
         if self._kill_at is None:
             failing = None if self._failed is None else self._failed[1]
             deadlines = [self._linger_until, failing, self._deadline, *self._due.values()]
+            if self._linger_until is None and failing is None:
+                deadlines.append(self._policy.next_check())
         nearest = min((at for at in deadlines if at is not None), default=None)
         return None if nearest is None else max(0.0, nearest - time.monotonic())
 
@@ -303,69 +289,13 @@ class Job:
         for child in self._children.values():
             child.signal_group(signal.SIGKILL)
         guard.kill_marked(self._mark)
-        for child in self._children.values():
+        for task, child in self._children.items():
             child.join_output()
-            self._outcome.exit_codes[child.task] = (
-                -signal.SIGKILL if child.exit_code is None else child.exit_code
-            )
-            self._outcome.tails[child.task] = list(child.tail)
-
-    def _prepared(self, spec: TaskCommand) -> TaskCommand:
-        outer = spec.env.get(guard.MARK_VARIABLE)
-        env = {**spec.env, guard.MARK_VARIABLE: f"{outer}/{self._mark}" if outer else self._mark}
-        env.pop(channel.VARIABLE, None)  # that of a job around this one
-        if self._listener is not None:
-            env[channel.VARIABLE] = self._listener.address
-        return TaskCommand(spec.task, spec.command, env)
-
-    @contextlib.contextmanager
-    def _listening(self) -> Iterator[None]:
-        if not self._policy.takes_requests:
-            yield
-            return
-        self._listener = channel.Listener(self._events.put)
-        try:
-            yield
-        finally:
-            self._listener.close()
-
-    @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
-        if sys.platform != "linux":
-            yield  # without /proc a guard could find nothing
-            return
-        watcher = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_HERE / "guard.py"), self._mark],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            yield
-        finally:
-            watcher.communicate(guard.RELEASE)
-
-    @contextlib.contextmanager
-    def _forwarding_signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def note(signum: int, frame: FrameType | None) -> None:
-            self._events.put(signum)
-
-        # A signal that was ignored when we started (nohup) stays ignored.
-        caught = [s for s in _FORWARDED if signal.getsignal(s) is not signal.SIG_IGN]
-        previous = {signum: signal.signal(signum, note) for signum in caught}
-        try:
-            yield
-        finally:
-            for signum, handler in previous.items():
-                signal.signal(signum, handler)
-
-
-def _wrapper() -> list[str]:
-    if sys.platform != "linux":
-        return []
-    return [sys.executable, "-I", "-S", str(_HERE / "exec_child.py"), str(os.getpid())]
+            self._outcome.exit_codes[task] = -signal.SIGKILL if child.exit_code is None else child.exit_code
+            self._outcome.tails[task] = list(child.tail)
+        with contextlib.suppress(queue.Empty):
+            while True:  # their last words
+                event = self._events.get_nowait()
+                if isinstance(event, int) and event and self._outcome.signal is None:
+                    self._outcome.signal = event
+                self._note(event)

@@ -22,7 +22,7 @@ from dtrain.launch import child
 from dtrain.launch.local import GRACE, local_topologies, task_environment, worker_tasks
 from dtrain.launch.ports import reserve_ports
 from dtrain.launch.processes import Job, Outcome, TaskCommand
-from dtrain.launch.supervisor import describe_exit
+from dtrain.launch.reports import describe_exit
 from dtrain.topology import Task
 
 Result = TypeVar("Result")

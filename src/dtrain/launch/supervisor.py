@@ -1,4 +1,4 @@
-"""Which task's death means what, and starting a job again: alone the task that failed, or everything.
+"""Jobs with parameter servers: which task's death means what, and what is started again.
 
 It counts, decides and says so; `processes` does what is decided. Where training goes on from is the business
 of the program, which finds DTRAIN_ATTEMPT above 0 when it is started again.
@@ -6,19 +6,14 @@ of the program, which finds DTRAIN_ATTEMPT above 0 when it is started again.
 
 from __future__ import annotations
 
-import collections
-import re
-import signal
-import time
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
+from dtrain.launch.budget import Budget
 from dtrain.launch.policy import Decision, Policy
 from dtrain.launch.processes import Job, Outcome, TaskCommand
+from dtrain.launch.reports import describe_exit, exception_in, report
 from dtrain.topology import Task
-
-MAX_RESTARTS = 3
-"""How many restarts an hour a job has by default."""
 
 USAGE = 2
 """The exit status of a command that was called wrongly; trying again cannot help."""
@@ -28,43 +23,6 @@ LINGER = 5.0
 
 CHIEF_FIRST = 2.0
 """Seconds in which a chief that has told its servers to end can end well, though one of them did not."""
-
-_HOUR = 3600.0
-_FIRST_DELAY = 1.0  # seconds before a restart
-_LONGEST_DELAY = 30.0
-_EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?::\s.*)?")
-
-
-class Budget:
-    """The restarts that a job may have: at most `limit` within any hour, of tasks and of the whole job alike.
-
-    Args:
-        limit: 0 allows none.
-        clock: the time in seconds; for tests.
-    """
-
-    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.limit = limit
-        self._clock = clock
-        self._taken: collections.deque[float] = collections.deque()
-
-    def take(self) -> float | None:
-        """Take one.
-
-        Returns:
-            Seconds to wait before the restart: 1, and twice as long for each that the last hour has seen, up
-            to 30; None where the budget is used up.
-        """
-        now = self._clock()
-        while self._taken and now - self._taken[0] > _HOUR:
-            self._taken.popleft()
-        if len(self._taken) >= self.limit:
-            return None
-        self._taken.append(now)
-        return float(min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** (len(self._taken) - 1)))
-
-    def __str__(self) -> str:
-        return f"{len(self._taken)} of at most {self.limit} restarts in an hour"
 
 
 class ParameterServerPolicy(Policy):
@@ -91,7 +49,7 @@ class ParameterServerPolicy(Policy):
         """Process and address, which those who operate the job need."""
         return f"{task} started, process {pid}, {self._addresses[task]}"
 
-    def on_exit(self, task: Task, code: int) -> Decision:
+    def on_exit(self, task: Task, code: int, tail: Sequence[str] = ()) -> Decision:
         """As the class says."""
         if code == 0:
             return Decision("finish", after=LINGER) if task.job == "chief" else Decision("go on")
@@ -157,52 +115,8 @@ def supervise(
 
 
 def exception_of_chief(outcome: Outcome) -> str | None:
-    """The line that ends the Python traceback with which the chief failed; None where there is none.
-
-    It is sought from the end: TensorFlow may write more lines while the process ends.
-    """
+    """The line that ends the Python traceback with which the chief failed; None where there is none."""
     failed = outcome.first_failure
     if failed is None or failed.job != "chief" or outcome.exit_codes[failed] < 0:
         return None
-    lines = outcome.tails[failed]
-    for before, line in zip(reversed(lines[:-1]), reversed(lines[1:]), strict=True):
-        if before.startswith("    ") and _EXCEPTION.fullmatch(line):
-            return line
-    return None
-
-
-def report(outcome: Outcome) -> list[str]:
-    """What to tell the user of how a job ended, line by line; nothing where it ended well."""
-    lines = []
-    if outcome.signal is not None:
-        name = signal.Signals(outcome.signal).name
-        lines.append(f"[dtrain] {name} was received: every task was ended.")
-    failed = outcome.first_failure
-    if failed is not None:
-        code, tail = outcome.exit_codes[failed], outcome.tails[failed]
-        lines.append(f"[dtrain] {failed} failed: it {describe_exit(code)}.")
-        if tail:
-            lines.append(f"[dtrain] The last lines of {failed}:")
-            lines.extend(f"[{failed}] {line}" for line in tail)
-        lines.append(f"[dtrain] {failed} {describe_exit(code)}; the job was ended.")
-    return lines
-
-
-def exit_status(outcome: Outcome) -> int:
-    """The status that a launcher should end with: the first failure's, or 128 + the signal it was sent."""
-    if outcome.first_failure is not None:
-        code = outcome.exit_codes[outcome.first_failure]
-        return code if code >= 0 else 128 - code
-    if outcome.signal is not None:
-        return 128 + outcome.signal
-    return 0
-
-
-def describe_exit(code: int) -> str:
-    """An exit code in words; negative codes are signals."""
-    if code >= 0:
-        return f"ended with exit status {code}"
-    try:
-        return f"was killed by signal {-code} ({signal.Signals(-code).name})"
-    except ValueError:
-        return f"was killed by signal {-code}"
+    return exception_in(outcome.tails[failed])

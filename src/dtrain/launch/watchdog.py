@@ -29,7 +29,8 @@ _PAUSES = 2.0  # nor is this many times the longest pause that the job has survi
 _SILENT = 3.0  # seconds after which a process that reports every second has stopped
 _CHECK = 1.0  # seconds between two looks
 _NOT_LOOKED = 5.0  # seconds after which it was this process that stood still
-_RECOVERED = 2.0  # times the others' own part
+_RECOVERED = 2.0  # times the others' own part, below which a task has to stay
+_RECOVERY = 30.0  # for so many seconds, to be named again when it is slow again
 _LEAST_DIFFERENCE = 0.002  # seconds a step that are worth a line
 _LEAST_PART = 0.3  # of the step, likewise
 
@@ -66,7 +67,7 @@ class _Record:
     heard: float  # when it last reported
     moved: float  # when it last reported something new
     begun: float | None  # when its first `fit` began, as long as no step of this life is done
-    named_slow: bool = False
+    slow_at: float | None = None  # when it was last seen to be slow, once it was named
 
     @property
     def inside(self) -> bool:
@@ -166,7 +167,7 @@ class Watchdog:
         if not self._judged and now - self._moved >= self._limit(now):
             self._judged = True
             return self._hung(now)
-        return self._slow()
+        return self._slow(now)
 
     def _note_start(self, record: _Record, now: float) -> None:
         if record.started and record.begun is not None:
@@ -247,7 +248,7 @@ class Watchdog:
         gone = f"; {', '.join(map(str, self._ended))} ended before" if self._ended else ""
         return task, f"nobody has, and who is to blame cannot be told ({each}{gone})"
 
-    def _slow(self) -> Verdict | None:
+    def _slow(self, now: float) -> Verdict | None:
         own = {
             task: record.last.own_seconds
             for task, record in self._records.items()
@@ -259,10 +260,13 @@ class Watchdog:
             if not others:
                 return None
             usual = statistics.median(others)
-            if mine < _RECOVERED * usual:
-                record.named_slow = False
-            elif not record.named_slow and _is_slow(mine, usual, record.last.seconds_per_step or 0.0):
-                record.named_slow = True
+            if record.slow_at is not None:
+                if mine >= _RECOVERED * usual:
+                    record.slow_at = now
+                elif now - record.slow_at > _RECOVERY:
+                    record.slow_at = None
+            elif _is_slow(mine, usual, record.last.seconds_per_step or 0.0):
+                record.slow_at = now
                 return Verdict("slow", task, _slow_line(record.last, mine, usual))
         return None
 

@@ -21,7 +21,7 @@ from dtrain.errors import ConfigurationError, TaskFailedError, TaskTimeoutError
 from dtrain.launch import child
 from dtrain.launch.local import GRACE, task_environment
 from dtrain.launch.processes import Job, Outcome, TaskCommand
-from dtrain.launch.supervisor import describe_exit
+from dtrain.launch.reports import describe_exit
 from dtrain.log import logger
 from dtrain.optim.batch_trial import Trial, names_memory, run_trial
 from dtrain.topology import Task, Topology

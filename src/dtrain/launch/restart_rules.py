@@ -1,0 +1,110 @@
+"""When is a synchronous job started again after a failure, and how soon? By rules alone.
+
+It sees how attempts failed, one after another, and answers; it starts nothing and shows nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dtrain.launch.budget import Budget, back_off
+from dtrain.launch.reports import describe_exit
+from dtrain.topology import Task
+
+USAGE = 2
+"""The exit status of a command that was called wrongly; trying again cannot help."""
+
+_DEATHS = 3  # of one kind at one step, after which another try is of no use
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How an attempt failed.
+
+    Attributes:
+        task: which task failed, before any other.
+        code: its exit status, negative for a death by signal.
+        exception: the last line of its Python traceback, or None.
+        step: the step of the job at which it was, or None where it had completed none in this attempt.
+        progressed: whether any task had completed a step in this attempt.
+        stepped: whether any task of the job ever had, in whatever attempt.
+        reason: how it failed, in words, where the status does not tell.
+    """
+
+    task: Task
+    code: int
+    exception: str | None = None
+    step: int | None = None
+    progressed: bool = False
+    stepped: bool = False
+    reason: str = ""
+
+    def __str__(self) -> str:
+        where = "before its first step" if self.step is None else f"at step {self.step}"
+        return f"{self.task} {self.reason or describe_exit(self.code)} {where}"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Whether the job is started again, how many seconds from now, and what to say of it."""
+
+    again: bool
+    delay: float
+    line: str
+
+
+class RestartRules:
+    """Judges the failures of one job, in their order.
+
+    Args:
+        budget: the restarts that it may have.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._before: list[Failure] = []
+        self._in_vain = 0
+
+    def judge(self, failure: Failure) -> Judgement:
+        """What is to be done after this failure."""
+        line = self._hopeless(failure)
+        self._before.append(failure)
+        if line:
+            return Judgement(False, 0.0, f"{line}, so the job is not started again.")
+        self._in_vain = 0 if failure.progressed else self._in_vain + 1
+        if self._budget.take() is None:
+            if not self._budget.limit:
+                return Judgement(False, 0.0, "The job is not started again (--max-restarts 0).")
+            line = f"The job is not started again: it has had {self._budget} (--max-restarts)."
+            return Judgement(False, 0.0, line)
+        delay = 0.0 if failure.progressed else back_off(self._in_vain)
+        when = f" in {delay:g} s" if delay else ""
+        return Judgement(True, delay, f"All are started again{when} ({self._budget})")
+
+    def _hopeless(self, failure: Failure) -> str:
+        """Why another try is of no use, or ""."""
+        if failure.code == USAGE:
+            return "It was called wrongly"
+        if failure.code > 0 and not failure.stepped:
+            return "No step was ever completed before this error"
+        if failure.code > 0 and self._before and _same(failure, self._before[-1]):
+            return f"It is the same error as before, {_where(failure)}"
+        last = self._before[-_DEATHS + 1 :]
+        # Who is killed before its first step may have been killed from outside: the budget bounds that.
+        often = len(last) == _DEATHS - 1 and all(_same(failure, other) for other in last)
+        if failure.code < 0 and failure.step is not None and often:
+            return f"It is the same death {_DEATHS} times in a row, {_where(failure)}"
+        return ""
+
+
+def _same(one: Failure, other: Failure) -> bool:
+    return (one.task, one.code, one.exception, one.step) == (
+        other.task,
+        other.code,
+        other.exception,
+        other.step,
+    )
+
+
+def _where(failure: Failure) -> str:
+    return "before the first step" if failure.step is None else f"at step {failure.step}"

@@ -1,0 +1,139 @@
+"""What all attempts of one job share: the console, the channel, the guard, and the signals sent to us.
+
+It lasts as long as the launcher works for the job; it starts no task and decides nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+from dtrain import channel
+from dtrain.launch import guard
+from dtrain.launch.output import Console
+from dtrain.launch.task_process import Event
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_HERE = Path(__file__).parent
+
+
+class Session:
+    """Open it around everything that is done for one job; no process of it is left when it is closed.
+
+    Args:
+        stdout, stderr: where the tasks' lines go; by default this process's own streams.
+        hears_tasks: whether tasks get a channel to this process.
+        notices: further signals that are noted while it is open, beside SIGINT, SIGTERM and SIGHUP.
+
+    Attributes:
+        events: ends of processes, messages, signals.
+        console: where lines go.
+    """
+
+    def __init__(
+        self,
+        *,
+        stdout: TextIO | None = None,
+        stderr: TextIO | None = None,
+        hears_tasks: bool = False,
+        notices: tuple[signal.Signals, ...] = (),
+    ) -> None:
+        # A SimpleQueue may be put to from a signal handler.
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.console = Console(
+            stdout or sys.stdout, stderr or sys.stderr, on_broken=lambda: self.events.put(signal.SIGPIPE)
+        )
+        self._mark = new_mark()
+        self._hears_tasks = hears_tasks
+        self._signals = (*_FORWARDED, *notices)
+        self._listener: channel.Listener | None = None
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Forward signals, guard the job and listen to its tasks while the `with` block runs."""
+        with self._noting_signals(), self._guarded(), self._listening():
+            try:
+                yield
+            finally:
+                guard.kill_marked(self._mark)
+
+    @property
+    def inherited(self) -> tuple[int, ...]:
+        """The descriptors that every task keeps."""
+        return () if self._listener is None else (self._listener.descriptor,)
+
+    def environment(self, env: Mapping[str, str], mark: str) -> dict[str, str]:
+        """A task's environment with what it takes to find it, by our mark and its own, and to hear it."""
+        marks = [*filter(None, [env.get(guard.MARK_VARIABLE)]), self._mark, mark]
+        prepared = {**env, guard.MARK_VARIABLE: "/".join(marks)}
+        prepared.pop(channel.VARIABLE, None)  # that of a job around this one
+        if self._listener is not None:
+            prepared[channel.VARIABLE] = self._listener.address
+        return prepared
+
+    def say(self, line: str) -> None:
+        """Tell the user something, unless it is ""."""
+        if line:
+            self.console.write_line(f"[dtrain] {line}", to="stderr")
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        if not self._hears_tasks:
+            yield
+            return
+        self._listener = channel.Listener(self.events.put)
+        try:
+            yield
+        finally:
+            self._listener.close()
+            self._listener = None
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        if sys.platform != "linux":
+            yield  # without /proc a guard could find nothing
+            return
+        watcher = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_HERE / "guard.py"), self._mark],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            yield
+        finally:
+            watcher.communicate(guard.RELEASE)
+
+    @contextlib.contextmanager
+    def _noting_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def note(signum: int, frame: FrameType | None) -> None:
+            self.events.put(signum)
+
+        # A signal that was ignored when we started (nohup) stays ignored.
+        caught = [s for s in self._signals if signal.getsignal(s) is not signal.SIG_IGN]
+        previous = {signum: signal.signal(signum, note) for signum in caught}
+        try:
+            yield
+        finally:
+            for signum, handler in previous.items():
+                signal.signal(signum, handler)
+
+
+def new_mark() -> str:
+    """A word by which processes can be found, as no other job has it."""
+    return f"{os.getpid()}-{secrets.token_hex(8)}"
