@@ -272,7 +272,7 @@ def test_the_chief_has_a_stuck_worker_killed_and_started_again(launch: Callable[
         ({"ps": 1, "hang_timeout": 3.0}, "hang_timeout is 3, but the job has parameter servers"),
         ({"ps": 1, "spares": 2}, "spares is 2, but the job has parameter servers"),
         ({"spares": 1}, "only a Python script or module can wait"),
-        ({"min_workers": 2}, "min_workers is 2, not an integer from 1 to workers=1"),
+        ({"min_workers": 2}, "min_workers is 2, not an integer from 1 to 1 .workers"),
         ({"grace": 0.0}, "grace is 0.0, not a positive number of seconds"),
         ({"ps": 1, "devices_per_worker": 2}, "has one device"),
     ],

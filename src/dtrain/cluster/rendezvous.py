@@ -31,6 +31,8 @@ from dtrain.errors import ClusterConfigError, PeerMismatchError, PeerMissingErro
 from dtrain.topology import Topology, split_address
 
 _PORT_PATIENCE = 2.0  # seconds that a port may still be held by a process that is just ending
+_FIRST_PAUSE = 0.01  # seconds between two tries to reach the first task: tasks often start together,
+_LONGEST_PAUSE = 0.2  # and where they do not, we look less often
 _REPORT_PATIENCE = 3.0  # seconds spent on telling the others of a port in use
 _VERDICT_PATIENCE = 2.0  # seconds for the first task to answer once our own time is over
 
@@ -100,13 +102,15 @@ class _Meeting:
 
     def attend(self) -> None:
         """Every other task's part: say hello to the first task until it says go."""
+        pause = _FIRST_PAUSE
         while True:
             if self._visit(self._deadline):
                 return
             if time.monotonic() >= self._deadline:
                 raise missing_error(self._missing or [self._describe_first()], self._timeout).error()
             self._log_now_and_then([self._describe_first()])
-            time.sleep(0.2)
+            time.sleep(pause)
+            pause = min(_LONGEST_PAUSE, 1.5 * pause)
 
     def report_port_in_use(self, error: PortInUseError) -> None:
         """Tell the first task that this one cannot serve, so that nobody waits for it.

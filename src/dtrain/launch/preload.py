@@ -12,9 +12,10 @@ import importlib
 import importlib.util
 import json
 import os
+import pkgutil
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dtrain.cluster import settings
@@ -22,16 +23,9 @@ from dtrain.cluster import settings
 READY, UNFIT = b"+", b"-"
 """What a spare says of itself, before it waits."""
 
-_MODULES = (
-    "numpy",
-    "tensorflow",
-    "keras",
-    "dtrain.channel",
-    "dtrain.keras_engine.hook",
-    "dtrain.strategies.registry",
-    "dtrain.strategies.mirrored",
-    "dtrain.strategies.multi_worker",
-)
+_MODULES = ("numpy", "tensorflow", "keras", "dtrain.channel", "dtrain.progress")
+# All modules of these too: most are imported only where a strategy is made or a checkpoint is kept.
+_PACKAGES = ("dtrain.strategies", "dtrain.keras_engine", "dtrain.checkpoint")
 # What programs use beside, and what starts nothing when it is imported (MPI would).
 _HARMLESS = {"h5py", "matplotlib", "numpy", "pandas", "PIL", "scipy", "sklearn", "tqdm", "yaml", "dtrain"}
 # Variables that the libraries read when they are imported.
@@ -77,7 +71,7 @@ def _import_all() -> bool:
     numbers = random.getstate()
     os.environ.update(variables)
     try:
-        for name in (*_MODULES, *harmless_imports(tree)):
+        for name in (*_MODULES, *harmless_imports(tree), *_inside(_PACKAGES)):
             with contextlib.suppress(Exception):  # the program will say so itself, where it needs it
                 importlib.import_module(name)
     finally:
@@ -88,6 +82,13 @@ def _import_all() -> bool:
             else:
                 os.environ[name] = value
     return True
+
+
+def _inside(packages: Sequence[str]) -> Iterator[str]:
+    for package in packages:
+        with contextlib.suppress(Exception):
+            for found in pkgutil.iter_modules(importlib.import_module(package).__path__):
+                yield f"{package}.{found.name}"
 
 
 def _program() -> str | None:

@@ -1,0 +1,276 @@
+"""Jobs of workers that are started again: real processes and signals, without TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from dtrain.launch import launch_local
+
+LIMIT = 30.0
+
+# Every life of a worker leaves a file `<place>-<index>-<attempt>-<pid>` with its job's name.
+PRELUDE = """
+import json, os, signal, sys, time
+from pathlib import Path
+from dtrain import channel
+config = json.loads(os.environ["TF_CONFIG"])
+index, workers = config["task"]["index"], len(config["cluster"]["worker"])
+attempt, place, folder = int(os.environ["DTRAIN_ATTEMPT"]), int(os.environ["DTRAIN_PLACE"]), Path(sys.argv[1])
+(folder / f"unfinished-{os.getpid()}").write_text(os.environ["DTRAIN_JOB"] + " " + os.environ["TF_CONFIG"])
+(folder / f"unfinished-{os.getpid()}").rename(folder / f"{place}-{index}-{attempt}-{os.getpid()}")
+def wait_for(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        if time.monotonic() > deadline:
+            sys.exit("waited in vain")
+        time.sleep(0.02)
+lives = lambda number: list(folder.glob(f"*-*-{number}-*"))
+def step(number, done=1):
+    channel.tell_progress(number, "step", train=True, done=done)
+def die(signum=signal.SIGKILL):
+    time.sleep(0.2)  # what was told has been heard
+    os.kill(os.getpid(), signum)
+def hang():
+    time.sleep(100)
+"""
+
+
+class Ended(NamedTuple):
+    """How a job ended, and what it left."""
+
+    status: int
+    out: str
+    err: str
+    lives: dict[str, str]
+
+    def attempts(self) -> list[list[int]]:
+        """The places of the workers of each attempt."""
+        found: dict[int, list[int]] = {}
+        for name in self.lives:
+            place, _, number, _ = name.split("-")
+            found.setdefault(int(number), []).append(int(place))
+        return [sorted(found[number]) for number in sorted(found)]
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], list[str]]:
+    (tmp_path / "lives").mkdir()
+
+    def script(text: str) -> list[str]:
+        path = tmp_path / "job.py"
+        path.write_text(PRELUDE + textwrap.dedent(text))
+        return [str(path), str(tmp_path / "lives")]
+
+    return script
+
+
+@pytest.fixture
+def launch(write: Callable[[str], list[str]]) -> Callable[..., Ended]:
+    def run(text: str, *, workers: int = 2, **options: Any) -> Ended:
+        script = write(text)
+        out, err = io.StringIO(), io.StringIO()
+        command = [sys.executable, *script]
+        options = {"spares": 0, "grace": 1.0, **options}
+        status = launch_local(command, workers=workers, stdout=out, stderr=err, **options)
+        return Ended(status, out.getvalue(), err.getvalue(), lives_in(Path(script[1])))
+
+    return run
+
+
+def lives_in(folder: Path) -> dict[str, str]:
+    lives = {}
+    for path in folder.iterdir():
+        lives[path.name] = path.read_text()
+        assert not alive(int(path.name.rpartition("-")[2]))
+    return lives
+
+
+def test_a_killed_worker_has_all_started_again_from_the_checkpoint(launch: Callable[..., Ended]) -> None:
+    start = time.monotonic()
+    ended = launch(
+        """
+        if attempt == 0:
+            step(57)
+            channel.tell_checkpoint(48, "/some/folder")
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nobody is asked
+            wait_for(lambda: len(lives(0)) == 2)
+            die() if index == 1 else hang()
+        channel.tell_progress(57, "step", train=True, done=9)
+        """
+    )
+    assert ended.status == 0, ended.err
+    assert time.monotonic() - start < 5
+    assert ended.attempts() == [[0, 1], [0, 1]]
+    assert ended.err.splitlines() == [
+        "[dtrain] worker 1 was killed by signal 9 (SIGKILL) at step 57. All are started again (1 of at most "
+        "3 restarts in an hour), from the checkpoint of step 48 in /some/folder."
+    ]
+    assert len({text.partition(" ")[0] for text in ended.lives.values()}) == 1, "one name for all attempts"
+    ports = [set(re.findall(r"127\.0\.0\.1:\d+", text)) for text in ended.lives.values()]
+    assert len({frozenset(each) for each in ports}) == 2, "new ports in each attempt"
+
+
+def test_without_checkpoints_it_is_said_and_without_progress_there_is_a_pause(
+    launch: Callable[..., Ended],
+) -> None:
+    start = time.monotonic()
+    ended = launch("die() if attempt == 0 and index == 0 else wait_for(lambda: attempt or False)")
+    assert ended.status == 0, ended.err
+    assert time.monotonic() - start > 1.0
+    assert ended.err.splitlines() == [
+        "[dtrain] worker 0 was killed by signal 9 (SIGKILL) before its first step. All are started again in "
+        "1 s (1 of at most 3 restarts in an hour), from the beginning: the program keeps no checkpoints "
+        "(dtrain.BackupAndRestore)."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "attempts", "line"),
+    [
+        ("raise ValueError('broken')", 1, 1, "No step was ever completed before this error"),
+        ("step(1); time.sleep(0.2); sys.exit(2)", 2, 1, "It was called wrongly, so the job is not started"),
+        (
+            "step(7); time.sleep(0.2)\nif index: raise ValueError('bad row')\nhang()",
+            *(1, 2, "It is the same error as before, at step 7, so the job is not started again."),
+        ),
+        (
+            "step(7); die(signal.SIGSEGV) if index else hang()",
+            *(128 + signal.SIGSEGV, 3, "It is the same death 3 times in a row, at step 7"),
+        ),
+        (
+            "step(7 + attempt); die() if index else hang()",
+            *(137, 4, "it has had 3 of at most 3 restarts in an hour (--max-restarts)"),
+        ),
+    ],
+)
+def test_what_is_not_started_again(
+    launch: Callable[..., Ended], text: str, status: int, attempts: int, line: str
+) -> None:
+    ended = launch(text)
+    assert ended.status == status
+    assert len(ended.attempts()) == attempts, ended.err
+    assert line in ended.err.splitlines()[-1]
+    if "ValueError" in text:
+        last = ended.err[ended.err.rindex("[dtrain] The last lines of") :]
+        assert "] ValueError: b" in last
+
+
+def test_a_wish_to_be_run_again_is_no_failure(launch: Callable[..., Ended]) -> None:
+    """The others get time to save and end as well; nothing counts, and nothing waits."""
+    start = time.monotonic()
+    ended = launch(
+        """
+        if attempt < 2:
+            channel.tell_checkpoint(attempt, "/folder")
+            wait_for(lambda: len(lives(attempt)) == 2)
+            if index == 1:
+                time.sleep(0.5)
+                (folder.parent / f"saved-{attempt}").touch()
+            sys.exit(channel.RUN_AGAIN)
+        assert all((folder.parent / f"saved-{n}").exists() for n in (0, 1))
+        """,
+        max_restarts=1,
+        grace=10.0,
+    )
+    assert ended.status == 0, ended.err
+    assert time.monotonic() - start < 8
+    assert len(ended.attempts()) == 3
+    assert ended.err.count("has saved a checkpoint and wants to be run again") == 2
+    assert "from the checkpoint of step 1 in /folder" in ended.err
+
+
+def test_one_that_lost_its_peer_is_not_to_blame(launch: Callable[..., Ended]) -> None:
+    ended = launch(
+        """
+        class UnavailableError(Exception):
+            pass
+        if attempt == 0:
+            step(5)
+            wait_for(lambda: len(lives(0)) == 2)
+            time.sleep(0.2)
+            if index == 0:
+                raise UnavailableError("Collective ops is aborted")
+            time.sleep(0.3)
+            raise KeyError("the cause")
+        """
+    )
+    assert ended.status == 0, ended.err
+    assert "[dtrain] worker 1 ended with exit status 1 at step 5. All are started again (1" in ended.err
+    assert "[worker 1] KeyError: 'the cause'" in ended.err[ended.err.index("The last lines of worker 1") :]
+
+
+def test_one_that_is_stopped_is_to_blame(launch: Callable[..., Ended]) -> None:
+    ended = launch(
+        """
+        if attempt == 0:
+            step(5)
+            wait_for(lambda: len(lives(0)) == 2)
+            if index == 1:
+                (folder.parent / "stopped").touch()
+                os.kill(os.getpid(), signal.SIGSTOP)
+            wait_for(lambda: (folder.parent / "stopped").exists())
+            time.sleep(0.3)
+            raise OSError("Connection reset")
+        """
+    )
+    assert ended.status == 0, ended.err
+    assert "worker 1 is stopped (SIGSTOP): worker 0 failed because of it." in ended.err
+    assert "worker 1 was stopped, and was killed at step 5. All are started again" in ended.err
+
+
+def test_one_that_is_stuck_is_found_shown_and_started_again(launch: Callable[..., Ended]) -> None:
+    ended = launch(
+        """
+        import faulthandler
+        if attempt == 0:
+            faulthandler.register(signal.SIGUSR2, all_threads=True)
+            def stuck_here():
+                for number in range(1, 12):
+                    if index == 0 or number < 6:
+                        step(min(number, 5 + index), done=min(number, 5 + index))
+                    time.sleep(0.2)
+                channel.tell_progress(5, "callbacks" if index else "step", train=True, done=5)
+                hang()
+            stuck_here()
+        """,
+        hang_timeout=2.0,
+    )
+    assert ended.status == 0, ended.err
+    assert re.search(r"\[dtrain\] worker 1 .* no progress for [\d.]+ s", ended.err), ended.err
+    for number in (0, 1):
+        assert re.search(rf"\[worker {number}\] +File .* in stuck_here", ended.err), "its stack is shown"
+    assert "worker 1 was stuck, and was killed at step 5. All are started again (1" in ended.err
+
+
+def test_what_was_finished_is_removed_once_the_job_has_ended_well(
+    launch: Callable[..., Ended], tmp_path: Path
+) -> None:
+    (tmp_path / "backup" / "step-1").mkdir(parents=True)
+    text = f"channel.tell_removal({str(tmp_path / 'backup')!r})\nsys.exit(int(sys.argv[1] == '1'))"
+    ended = launch(text + "\n")
+    assert ended.status == 0
+    assert not (tmp_path / "backup").exists()
+
+
+def test_nothing_is_removed_of_a_job_that_failed(launch: Callable[..., Ended], tmp_path: Path) -> None:
+    (tmp_path / "backup").mkdir()
+    ended = launch(f"channel.tell_removal({str(tmp_path / 'backup')!r})\nsys.exit(3)")
+    assert ended.status == 3
+    assert (tmp_path / "backup").exists()
