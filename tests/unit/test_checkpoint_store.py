@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
+import os
 import random
 import shutil
 import subprocess
@@ -394,12 +396,19 @@ def test_a_directory_that_vanishes_while_it_is_written_to(
     assert steps(place) == [3] and len(directories(place)) == 1
 
 
-def test_a_share_that_vanishes_while_others_are_waited_for(tmp_path: Path, open_store: Any) -> None:
+def test_a_share_that_vanishes_while_others_are_waited_for(
+    tmp_path: Path, open_store: Any, operations: Any
+) -> None:
+    exists = operations.exists
+
+    def vanish(path: str) -> bool:
+        if "share-1" in path:
+            shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
+        return exists(path)
+
+    operations.exists = vanish
     first = open_store(tmp_path / "checkpoints", writer=0, writers=2)
     first.save(5, tensors())
-    while not list(tmp_path.glob("*/*/share-0-of-2.json")):
-        time.sleep(0.01)
-    shutil.rmtree(tmp_path / "checkpoints")
     assert first.wait(PATIENCE)
     assert "has vanished" in (first.take_problem() or "")
 
@@ -545,6 +554,42 @@ def test_a_half_removed_checkpoint_counts_no_more(tmp_path: Path, open_store: An
     assert len(directories(tmp_path)) == 2
     saved(written, 3)
     assert directories(tmp_path) == ["step-0000000003-000-a"]
+
+
+def test_what_cannot_be_removed_or_listed_is_said(
+    tmp_path: Path, open_store: Any, operations: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(path: str) -> Any:
+        raise PermissionError(13, "Permission denied", path)
+
+    saved(open_store(tmp_path), 1)
+    saved(open_store(tmp_path, token="b", writer=1, writers=2), 2)
+    operations.remove = refuse
+    with caplog.at_level(logging.WARNING, "dtrain"):
+        remove_uncommitted(str(tmp_path))
+        remove_all(str(tmp_path))
+    assert caplog.text.count(f"Checkpoints in {tmp_path} cannot be removed: [Errno 13]") == 2
+    assert steps(tmp_path) == [1]
+    operations.names = refuse
+    with pytest.raises(CheckpointError, match=r"cannot be listed: .*Permission denied.*\nHint: Begin again"):
+        committed(str(tmp_path))
+
+
+def test_file_systems_that_cannot_sync(
+    tmp_path: Path, open_store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(handle: int) -> None:
+        raise OSError(code, "no")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    code = errno.EINVAL
+    written = open_store(tmp_path)
+    saved(written, 1)
+    assert written.take_problem() is None
+    code = errno.EIO
+    saved(written, 2)
+    assert "[Errno 5] no" in (written.take_problem() or "")
+    assert steps(tmp_path) == [1]
 
 
 @pytest.mark.parametrize(

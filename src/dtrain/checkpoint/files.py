@@ -7,6 +7,7 @@ What is whole and in which order it is written is not decided here. All of them 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,6 +54,10 @@ class Files:
         handle = os.open(local, os.O_RDONLY)
         try:
             os.fsync(handle)
+        except OSError as error:
+            # Some mounted file systems know no such thing, for directories above all.
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
         finally:
             os.close(handle)
 

@@ -6,7 +6,7 @@ It writes none, and does not know what their tensors mean.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,9 +51,21 @@ def committed(directory: str) -> list[StoredCheckpoint]:
 
     One whose marker cannot be read, or whose files have other lengths than it says, is skipped, with a
     warning the first time. The content is checked when it is read.
+
+    Raises:
+        CheckpointError: it cannot be known what the directory holds.
     """
+    import tensorflow as tf
+
     found = []
-    for name in _names(directory):
+    try:
+        names = _names(directory)
+    except (OSError, tf.errors.OpError) as error:
+        raise CheckpointError(
+            f"The checkpoints in {directory} cannot be listed: {one_line(error)}",
+            hint="Begin again when it can be read, or with another directory.",
+        ) from error
+    for name in names:
         path = join(directory, str(name))
         if operations.files.exists(join(path, layout.COMMITTED)):
             try:
@@ -105,23 +117,31 @@ def read_share(checkpoint: StoredCheckpoint, share: int) -> dict[str, Any]:
 
 
 def remove_uncommitted(directory: str) -> None:
-    """Delete what killed attempts left half-written. Nobody may be writing to the directory."""
-    for name in _names(directory):
-        path = join(directory, str(name))
-        if not operations.files.exists(join(path, layout.COMMITTED)):
-            remove(path)
+    """Delete what killed attempts left half-written; what cannot be deleted is logged.
+
+    Nobody may be writing to the directory.
+    """
+    with _logging_errors(directory):
+        for name in _names(directory):
+            path = join(directory, str(name))
+            if not operations.files.exists(join(path, layout.COMMITTED)):
+                remove(path)
 
 
 def remove_all(directory: str) -> None:
-    """Delete all checkpoints, whole or not, and then the directory if nothing else is in it."""
+    """Delete all checkpoints, whole or not, and then the directory if nothing else is in it.
+
+    What cannot be deleted is logged; a directory that cannot, such as a mounted disk, is left as it is.
+    """
     import tensorflow as tf
 
-    # The oldest first: should this be stopped half-way, what is left is the newest.
-    for name in sorted(_names(directory)):
-        remove(join(directory, str(name)))
-    if operations.files.exists(directory) and not operations.files.names(directory):
-        with contextlib.suppress(OSError, tf.errors.OpError):  # it may be a mounted disk
-            operations.files.remove_directory(directory)
+    with _logging_errors(directory):
+        # The oldest first: should this be stopped half-way, what is left is the newest.
+        for name in sorted(_names(directory)):
+            remove(join(directory, str(name)))
+        if operations.files.exists(directory) and not operations.files.names(directory):
+            with contextlib.suppress(OSError, tf.errors.OpError):
+                operations.files.remove_directory(directory)
 
 
 def remove(path: str) -> None:
@@ -222,6 +242,16 @@ def _check_files(path: str, expected: Mapping[str, Mapping[str, int]]) -> None:
             and layout.checksum(operations.files.read(join(path, name))) != facts["checksum"]
         ):
             raise CheckpointError(f"{join(path, name)} was changed: its checksum is wrong.", hint=_HINT)
+
+
+@contextlib.contextmanager
+def _logging_errors(directory: str) -> Iterator[None]:
+    import tensorflow as tf
+
+    try:
+        yield
+    except (OSError, tf.errors.OpError) as error:
+        logger.warning("Checkpoints in %s cannot be removed: %s", directory, one_line(error))
 
 
 def _report(path: str, error: CheckpointError) -> None:
