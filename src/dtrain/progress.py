@@ -27,7 +27,7 @@ STACKS_SIGNAL = getattr(signal, "SIGUSR2", None)
 """A process that is watched answers this signal with the stacks of all its threads, on standard error."""
 
 _WINDOW_STEPS = 20  # numbers per step are means over as many steps,
-_WINDOW_SECONDS = 2.0  # and over as much time,
+_WINDOW_SECONDS = 5.0  # and over as much time,
 _LONGEST_WINDOW = 10.0  # or over this
 _STDERR = 2
 
@@ -86,7 +86,7 @@ class _State:
 _now = _State()
 _reporter: threading.Thread | None = None
 _wake = threading.Event()
-_counted = 0  # `_now.done` when `step_done` was last called
+_told = (0, 0)  # what `step_done` was last told, and `_now.done` then
 
 
 def watched() -> bool:
@@ -133,11 +133,11 @@ def step_done(done: int) -> None:
 
     It counts those of functions that do not note their steps themselves.
     """
-    global _counted
-    if done > 0 and _now.done == _counted:
+    global _told
+    if done > _told[0] and _now.done == _told[1]:
         _now.step += _now.kinds[-1:] == ("fit",)
         _count(1)
-    _counted = _now.done
+    _told = done, _now.done
 
 
 def needs_step() -> bool:

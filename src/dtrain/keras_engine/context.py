@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.waits import Waits
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -45,6 +46,7 @@ class ReplicaStep:
         captured: when compiled, what `optimizer.apply` was called with.
         reduced: ids of the variables whose gradients are the whole batch's already.
         assigned: variables that this step has written to, by id.
+        waits: where the waiting for other replicas is noted, if somebody wants to know.
     """
 
     def __init__(
@@ -57,8 +59,10 @@ class ReplicaStep:
         compiled: bool = False,
         probing: bool = False,
         phase: str | None = None,
+        waits: Waits | None = None,
     ) -> None:
         self.layout = layout
+        self.waits = waits
         self.training = training
         self.size = size
         self.share = tf.math.divide_no_nan(tf.cast(size, tf.float32), tf.cast(total, tf.float32))
@@ -175,12 +179,16 @@ def all_reduce_sum(values: Any) -> Any:
     if not flat:
         return values
     context = tf.distribute.get_replica_context()
+    waits = None if step is None else step.waits
+    begun = None if waits is None else waits.begin(flat)
     reduced: dict[int, Any] = {}
     kinds = [(type(value), value.dtype) for value in flat]
     for kind in dict.fromkeys(kinds):
         alike = [i for i, other in enumerate(kinds) if other == kind]
         totals = context.all_reduce(tf.distribute.ReduceOp.SUM, [flat[i] for i in alike])
         reduced.update(zip(alike, totals, strict=True))
+    if waits is not None:
+        waits.end(begun, [*reduced.values()])
     return tf.nest.pack_sequence_as(values, [reduced[i] for i in range(len(flat))])
 
 
@@ -201,8 +209,12 @@ def gather_examples(value: Any) -> Any:
     context = tf.distribute.get_replica_context()
     value = tf.convert_to_tensor(value)
     rows = tf.shape(value)[0]
+    waits = None if step is None else step.waits
+    begun = None if waits is None else waits.begin(value)
     counts = context.all_gather(tf.reshape(rows, [1]), axis=0)
     everyone = tf.stop_gradient(context.all_gather(tf.stop_gradient(value), axis=0))
+    if waits is not None:
+        waits.end(begun, [counts, everyone])
     start = tf.reduce_sum(counts[: context.replica_id_in_sync_group])
     joined = tf.concat([everyone[:start], value, everyone[start + rows :]], axis=0)
     joined.set_shape([None, *value.shape[1:]])

@@ -6,13 +6,15 @@ step does is `steps.py`'s.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
+from dtrain import progress
 from dtrain.errors import DataError
 from dtrain.keras_engine.accumulation import SparseGradients, sums_of
 from dtrain.keras_engine.asynchronous.functions import AsynchronousFunction, AsynchronousPredict
@@ -43,7 +45,7 @@ def make_step_function(original: Callable[..., Any], *, training: bool) -> Calla
             return getattr(self, attribute)
         layout = layout_of(self.distribute_strategy)
         if layout is None or layout.replicas == 1:
-            return original(self, force)
+            return _made(original, self, force, attribute)
         if getattr(self, attribute) is None or force:
             setattr(self, attribute, StepFunction(self, layout, training=training))
         return getattr(self, attribute)
@@ -61,12 +63,89 @@ def make_predict_function(original: Callable[..., Any]) -> Callable[..., Any]:
             return self.predict_function
         layout = layout_of(self.distribute_strategy)
         if layout is None or layout.replicas == 1:
-            return original(self, force)
+            return _made(original, self, force, "predict_function")
         if self.predict_function is None or force:
-            self.predict_function = PredictFunction(self, layout)
+            self.predict_function = _noted(PredictFunction(self, layout), self, train=False)
         return self.predict_function
 
     return make_function
+
+
+def _made(original: Callable[..., Any], model: Any, force: bool, attribute: str) -> Any:
+    """Keras' own function, and what Keras' own `make_..._function` returns."""
+    before = None if force else getattr(model, attribute)
+    result = original(model, force)
+    made = getattr(model, attribute)
+    if made is not before:
+        setattr(model, attribute, _noted(made, model, train=attribute == "train_function"))
+    return result
+
+
+def _noted(function: Any, model: Any, *, train: bool) -> Any:
+    """The function itself where nobody watches."""
+    return NotedFunction(function, model, train=train) if progress.watched() else function
+
+
+class NotedFunction:
+    """A function that `fit`, `evaluate` or `predict` calls, with a note of each call for whoever watches."""
+
+    def __init__(self, function: Any, model: Any, *, train: bool) -> None:
+        self._function = function
+        self._model = model
+        self._train = train
+        self._called = False
+
+    def __call__(self, data: Any) -> Any:
+        """What the function returns for an iterator, or for a list of batches.
+
+        Raises:
+            StopIteration: if the iterator has no batch left; or OutOfRangeError.
+        """
+        if self._train:
+            _note_first_step(self._model)
+        progress.input_begins(data)
+        reading = progress.step_begins()
+        try:
+            outputs = self._function(data)
+        except BaseException:
+            progress.phase("callbacks")
+            raise
+        steps = self._model.steps_per_execution
+        progress.step_ends(reading, None, train=self._train, usual=self._called, steps=steps)
+        progress.call_ends(train=self._train)
+        self._called = True
+        return outputs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._function, name)
+
+
+def _note_first_step(model: Any) -> None:
+    """The first step of a `fit` says where the training stands, which a checkpoint may have set."""
+    if not progress.needs_step():
+        return
+    done = 0
+    if progress.watched():
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        with contextlib.suppress(AttributeError):  # an optimizer of the user's own need not count
+            done = int(upstream_keras.iterations_of(optimizer).numpy())
+    progress.training_from(done)
+
+
+class _Batch(NamedTuple):
+    """A batch for each replica of this process.
+
+    Attributes:
+        parts: by replica.
+        total: examples over all processes, or None if the step has to find out.
+        specs: what its step is traced for, or None.
+        reading: seconds until it was there.
+    """
+
+    parts: Any
+    total: Any
+    specs: Any
+    reading: float
 
 
 class StepFunction:
@@ -86,33 +165,52 @@ class StepFunction:
         Raises:
             StopIteration: if the iterator has no batch left.
         """
+        if self._training:
+            _note_first_step(self._model)
         batches = self._batches(iterator)
-        first = next(batches)
+        first = next(batches, None)
+        if first is None:
+            progress.phase("callbacks")
+            raise StopIteration
         outputs = None
-        self._program.learn(first[0][0])
-        for parts, total, specs in itertools.chain([first], batches):
-            outputs = self._step(parts, total, specs)
-        return self._results() if self._program.stock else outputs
+        self._program.learn(first.parts[0])
+        for batch in itertools.chain([first], batches):
+            traced = len(self._functions)
+            outputs, waited = self._step(batch.parts, batch.total, batch.specs)
+            progress.step_ends(
+                batch.reading,
+                None if waited is None else float(waited),
+                train=self._training,
+                usual=len(self._functions) == traced,
+            )
+        outputs = self._results() if self._program.stock else outputs
+        progress.call_ends(train=self._training)
+        return outputs
 
-    def _batches(self, iterator: Any) -> Iterator[tuple[Any, Any, Any]]:
-        """Up to `steps_per_execution` batches, each with the specs that its step is traced for."""
+    def _batches(self, iterator: Any) -> Iterator[_Batch]:
+        """Up to `steps_per_execution` batches."""
         strategy = self._model.distribute_strategy
         for _ in range(self._model.steps_per_execution):
+            progress.input_begins(iterator)
             try:
                 batch = next(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
+                progress.step_begins()
                 self._count_failed_call(iterator)
                 return
+            reading = progress.step_begins()
             if isinstance(iterator, SplitIterator):
-                yield batch.parts, batch.total, iterator.element_spec
+                yield _Batch(batch.parts, batch.total, iterator.element_spec, reading)
             elif isinstance(iterator, tf.distribute.DistributedIterator):
                 # The whole batch's size is found in the step: TensorFlow made the split.
-                yield local_parts(strategy, batch), None, (local_specs(strategy, iterator.element_spec), None)
+                specs = (local_specs(strategy, iterator.element_spec), None)
+                yield _Batch(local_parts(strategy, batch), None, specs, reading)
             else:
                 parts, total = split_batch(to_tensors(batch), self._layout)
-                yield parts, total, None
+                yield _Batch(parts, total, None, reading)
 
-    def _step(self, parts: Any, total: Any, specs: Any) -> Any:
+    def _step(self, parts: Any, total: Any, specs: Any) -> tuple[Any, Any]:
+        """The outputs of one step, and the seconds that it waited for other workers, or None."""
         sums = sums_of(self._model) if self._training and self._program.stock and not self._sparse else None
         phase = None if sums is None else sums.next_phase()
         try:
@@ -159,7 +257,11 @@ class StepFunction:
 
     def _build(self) -> None:
         self._program = StepProgram(
-            self._model, self._layout, training=self._training, compiled=self._compiled
+            self._model,
+            self._layout,
+            training=self._training,
+            compiled=self._compiled,
+            measured=self._training and self._layout.workers > 1 and progress.watched(),
         )
         self._functions: dict[str, Callable[..., Any]] = {}
         self._results: Callable[..., Any] = self._program.results

@@ -57,6 +57,8 @@ def make_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
         gradients = [flat[i] for i in mine]
         if step.phase is not None:
             check_dense(gradients)
+        if step.waits is not None:
+            step.waits.meet(target)
         if step.compiled or step.phase is not None:
             whole = no_whole_oneof_nothing(step, gradients)
         else:

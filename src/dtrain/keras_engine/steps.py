@@ -27,6 +27,7 @@ from dtrain.keras_engine.probe import (
 )
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.talk import exchange
+from dtrain.keras_engine.waits import Waits
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -39,13 +40,17 @@ class StepProgram:
         layout: how the strategy's replicas are spread.
         training: the train step, or the test step.
         compiled: whether forward and backward are compiled by XLA inside the replica.
+        measured: whether to find out how long a step waits for the other workers.
     """
 
-    def __init__(self, model: Any, layout: ReplicaLayout, *, training: bool, compiled: bool) -> None:
+    def __init__(
+        self, model: Any, layout: ReplicaLayout, *, training: bool, compiled: bool, measured: bool = False
+    ) -> None:
         self.model = model
         self.layout = layout
         self.training = training
         self.compiled = compiled
+        self.measured = measured
         self.name = "train_step" if training else "test_step"
         # The results of Keras' own steps are computed once, after the last step of a call.
         self.stock = step_is_stock(model, self.name)
@@ -92,8 +97,10 @@ class StepProgram:
         if not self.stock:
             combine(step, outputs)
 
-    def run(self, parts: Sequence[Any], total: Any, phase: str | None = None) -> Any:
+    def run(self, parts: Sequence[Any], total: Any, phase: str | None = None) -> tuple[Any, Any]:
         """One step; what it returns is the whole batch's, or {} where `results` will tell.
+
+        Beside it, the seconds that this worker waited for the others, a scalar; None if not measured.
 
         Args:
             parts: a batch for each replica of this process.
@@ -108,7 +115,11 @@ class StepProgram:
                 lambda part, total: self._in_replica(part, total, phase)
             )
             outputs = strategy.run(in_replica, args=(upstream_tf.per_replica(list(parts)), totals))
-        return first_replica(strategy, outputs)
+        outputs, waited = outputs
+        if waited is not None:
+            # The last replica of this worker to give its part is the one that waits for other workers only.
+            waited = tf.reduce_min(tf.stack(strategy.experimental_local_results(waited)))
+        return first_replica(strategy, outputs), waited
 
     def results(self) -> Any:
         """The metrics over all replicas and all steps since they were reset."""
@@ -118,17 +129,24 @@ class StepProgram:
     def _in_replica(self, part: Any, total: Any, phase: str | None) -> Any:
         part = without_optionals(part)
         size = batch_rows(part)
+        waits = Waits() if self.measured else None
         if total is None:
             total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, size)
+            if waits is not None:
+                waits.expect(total)
         if self.compiled:
-            return self._compiled_step(part, size, total, phase)
-        step = self._knowing(
-            ReplicaStep(self.layout, size=size, total=total, training=self.training, phase=phase)
-        )
-        with replica_step(step):
-            outputs = self._user_step(part)
-            state.synchronise(step)
-            return {} if self.stock else combine(step, outputs)
+            outputs = self._compiled_step(part, size, total, phase, waits)
+        else:
+            step = self._knowing(
+                ReplicaStep(
+                    self.layout, size=size, total=total, training=self.training, phase=phase, waits=waits
+                )
+            )
+            with replica_step(step):
+                outputs = self._user_step(part)
+                state.synchronise(step)
+                outputs = {} if self.stock else combine(step, outputs)
+        return outputs, None if waits is None else waits.total()
 
     def _knowing(self, step: ReplicaStep) -> ReplicaStep:
         """Gives a step what was learnt of the user's losses."""
@@ -141,7 +159,7 @@ class StepProgram:
     def _user_step(self, part: Any) -> Any:
         return unwrapped(getattr(self.model, self.name))(part)
 
-    def _compiled_step(self, part: Any, size: Any, total: Any, phase: str | None) -> Any:
+    def _compiled_step(self, part: Any, size: Any, total: Any, phase: str | None, waits: Waits | None) -> Any:
         """Forward and backward in one XLA program; the reduction and the update after it."""
         captured: list[tuple[Any, list[Any], list[Any]]] = []
         written: dict[int, Any] = {}
@@ -156,8 +174,12 @@ class StepProgram:
             written.update(step.assigned)
             return [[g for g in grads if g is not None] for _, grads, _ in step.captured]
 
+        if waits is not None:
+            waits.meet(size)  # the program as a whole needs the total
         gradients = tf.function(inside, jit_compile=True, autograph=False)(part, size, total)
-        step = ReplicaStep(self.layout, size=size, total=total, training=self.training, phase=phase)
+        step = ReplicaStep(
+            self.layout, size=size, total=total, training=self.training, phase=phase, waits=waits
+        )
         step.assigned.update(written)
         with replica_step(step):
             for (optimizer, traced, variables), values in zip(captured, gradients, strict=True):

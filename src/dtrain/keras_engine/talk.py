@@ -13,6 +13,7 @@ import pickle
 import time
 from typing import Any
 
+from dtrain import progress
 from dtrain.errors import PeerMissingError
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.upstream import tensorflow as upstream_tf
@@ -42,7 +43,8 @@ def exchange(layout: ReplicaLayout, value: Any, *, timeout: float | None = None)
     number = next(_rounds)
     upstream_tf.set_shared(_key(number, layout.worker), base64.b64encode(pickle.dumps(value)).decode())
     deadline = math.inf if timeout is None else time.monotonic() + timeout
-    return [_receive(number, worker, timeout, deadline) for worker in range(layout.workers)]
+    with progress.waiting():
+        return [_receive(number, worker, timeout, deadline) for worker in range(layout.workers)]
 
 
 def _key(number: int, worker: int) -> str:

@@ -29,6 +29,7 @@ _PAUSES = 2.0  # nor is this many times the longest pause that the job has survi
 _SILENT = 3.0  # seconds after which a process that reports every second has stopped
 _CHECK = 1.0  # seconds between two looks
 _NOT_LOOKED = 5.0  # seconds after which it was this process that stood still
+_SUSTAINED = 6.0  # seconds for which it has to be slow: longer than the time over which a mean is taken
 _RECOVERED = 2.0  # times the others' own part, below which a task has to stay
 _RECOVERY = 30.0  # for so many seconds, to be named again when it is slow again
 _LEAST_DIFFERENCE = 0.002  # seconds a step that are worth a line
@@ -67,6 +68,7 @@ class _Record:
     heard: float  # when it last reported
     moved: float  # when it last reported something new
     begun: float | None  # when its first `fit` began, as long as no step of this life is done
+    slow_since: float | None = None  # since when every look has found it slow
     slow_at: float | None = None  # when it was last seen to be slow, once it was named
 
     @property
@@ -265,8 +267,12 @@ class Watchdog:
                     record.slow_at = now
                 elif now - record.slow_at > _RECOVERY:
                     record.slow_at = None
-            elif _is_slow(mine, usual, record.last.seconds_per_step or 0.0):
-                record.slow_at = now
+            elif not _is_slow(mine, usual, record.last.seconds_per_step or 0.0):
+                record.slow_since = None
+            elif record.slow_since is None:
+                record.slow_since = now
+            elif now - record.slow_since >= _SUSTAINED:
+                record.slow_since, record.slow_at = None, now
                 return Verdict("slow", task, _slow_line(record.last, mine, usual))
         return None
 
