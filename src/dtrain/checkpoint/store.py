@@ -50,7 +50,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class _Save(NamedTuple):
     name: layout.Name
     tensors: dict[str, Any]
-    notes: dict[str, Any]
+    notes: str  # JSON, taken when the save was asked for
 
 
 class CheckpointStore:
@@ -125,7 +125,7 @@ class CheckpointStore:
                 f"The checkpoint of step {step} comes after the store was closed.", hint="make another store"
             )
         try:
-            plain = json.loads(json.dumps(dict(notes)))
+            text = json.dumps(dict(notes))
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"notes={notes!r} are no JSON: {error}.", hint="plain data") from None
         name = layout.Name(step, serial, self._token)
@@ -134,7 +134,7 @@ class CheckpointStore:
         self._used.add(name)
         with self._change:
             self._unfinished += 1
-        self._saves.put(_Save(name, dict(tensors), plain))
+        self._saves.put(_Save(name, dict(tensors), text))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="dtrain-checkpoints", daemon=True)
             self._thread.start()
@@ -260,7 +260,7 @@ class CheckpointStore:
             "time": time.time(),
             "writers": self._writers,
             "shares": shares,
-            "notes": save.notes,
+            "notes": json.loads(save.notes),
         }
         operations.write_whole(join(path, layout.COMMITTED), layout.encode(content))
         # The names of new directories must be on the disk, too, for it to count after a crash.

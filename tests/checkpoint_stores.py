@@ -1,0 +1,29 @@
+"""What the tests of checkpoints on the disk have in common: small saves, and what is there after them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.checkpoint.store import CheckpointStore, committed
+
+PATIENCE = 20.0  # seconds; far more than a save of these sizes takes
+
+
+def tensors(value: float = 1.0) -> dict[str, tf.Tensor]:
+    return {"kernel": tf.fill([3, 2], value), "python": tf.constant(b"state of %d" % value)}
+
+
+def saved(written: CheckpointStore, step: int, value: float | None = None, **more: Any) -> None:
+    written.save(step, tensors(step if value is None else value), **more)
+    assert written.wait(PATIENCE)
+
+
+def steps(directory: Any) -> list[int]:
+    return [each.step for each in committed(str(directory))]
+
+
+def directories(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
