@@ -2,104 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
+import functools
 import re
 import signal
-import sys
-import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
-from dtrain.launch import launch_local
+from restart_jobs import Ended, run
 
 LIMIT = 30.0
 
-# Every life of a worker leaves a file `<place>-<index>-<attempt>-<pid>` with its job's name.
-PRELUDE = """
-import json, os, signal, sys, time
-from pathlib import Path
-from dtrain import channel
-config = json.loads(os.environ["TF_CONFIG"])
-index, workers = config["task"]["index"], len(config["cluster"]["worker"])
-attempt, place, folder = int(os.environ["DTRAIN_ATTEMPT"]), int(os.environ["DTRAIN_PLACE"]), Path(sys.argv[1])
-(folder / f"unfinished-{os.getpid()}").write_text(os.environ["DTRAIN_JOB"] + " " + os.environ["TF_CONFIG"])
-(folder / f"unfinished-{os.getpid()}").rename(folder / f"{place}-{index}-{attempt}-{os.getpid()}")
-def wait_for(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        if time.monotonic() > deadline:
-            sys.exit("waited in vain")
-        time.sleep(0.02)
-lives = lambda number: list(folder.glob(f"*-*-{number}-*"))
-def step(number, done=1):
-    channel.tell_progress(number, "step", train=True, done=done)
-def die(signum=signal.SIGKILL):
-    time.sleep(0.2)  # what was told has been heard
-    os.kill(os.getpid(), signum)
-def hang():
-    time.sleep(100)
-"""
-
-
-class Ended(NamedTuple):
-    """How a job ended, and what it left."""
-
-    status: int
-    out: str
-    err: str
-    lives: dict[str, str]
-
-    def attempts(self) -> list[list[int]]:
-        """The places of the workers of each attempt."""
-        found: dict[int, list[int]] = {}
-        for name in self.lives:
-            place, _, number, _ = name.split("-")
-            found.setdefault(int(number), []).append(int(place))
-        return [sorted(found[number]) for number in sorted(found)]
-
-
-def alive(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
 
 @pytest.fixture
-def write(tmp_path: Path) -> Callable[[str], list[str]]:
-    (tmp_path / "lives").mkdir()
-
-    def script(text: str) -> list[str]:
-        path = tmp_path / "job.py"
-        path.write_text(PRELUDE + textwrap.dedent(text))
-        return [str(path), str(tmp_path / "lives")]
-
-    return script
-
-
-@pytest.fixture
-def launch(write: Callable[[str], list[str]]) -> Callable[..., Ended]:
-    def run(text: str, *, workers: int = 2, **options: Any) -> Ended:
-        script = write(text)
-        out, err = io.StringIO(), io.StringIO()
-        command = [sys.executable, *script]
-        options = {"spares": 0, "grace": 1.0, **options}
-        status = launch_local(command, workers=workers, stdout=out, stderr=err, **options)
-        return Ended(status, out.getvalue(), err.getvalue(), lives_in(Path(script[1])))
-
-    return run
-
-
-def lives_in(folder: Path) -> dict[str, str]:
-    lives = {}
-    for path in folder.iterdir():
-        lives[path.name] = path.read_text()
-        assert not alive(int(path.name.rpartition("-")[2]))
-    return lives
+def launch(tmp_path: Path) -> Callable[..., Ended]:
+    return functools.partial(run, tmp_path)
 
 
 def test_a_killed_worker_has_all_started_again_from_the_checkpoint(launch: Callable[..., Ended]) -> None:

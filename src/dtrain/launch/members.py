@@ -58,7 +58,7 @@ class Members:
         One that was given up before has one try, others have two.
         """
         self._in_vain[place] += 1
-        return self.elastic and (place in self._delay or self._in_vain[place] >= _PATIENCE)
+        return place in self._delay or self._in_vain[place] >= _PATIENCE
 
     def can_lose_one(self) -> bool:
         """Whether enough are left without one more."""

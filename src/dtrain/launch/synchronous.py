@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dtrain.channel import RUN_AGAIN
 from dtrain.launch.attempt import Attempt, JobRecord
-from dtrain.launch.budget import Budget
+from dtrain.launch.budget import Budget, back_off
 from dtrain.launch.members import Members
 from dtrain.launch.processes import Job, Outcome, TaskCommand
 from dtrain.launch.reports import exception_in, report, trace
@@ -140,8 +140,12 @@ class SynchronousJob:
         if failure.code == USAGE or broken or attempt.started(failure.task):
             return None
         members, place = self._members, attempt.places[failure.task.index]
-        if not members.failed_to_start(place):
+        if not members.elastic:
             return None
+        if not members.failed_to_start(place):
+            # It costs the job's budget nothing: a second time, it is left out.
+            delay = back_off(1)
+            return Judgement(True, delay, f"It is tried once more: all are started again in {delay:g} s")
         if not members.can_lose_one():
             left = len(members.present()) - 1
             line = f"It does not come up, and without it {left} of at least {members.fewest} workers are left"

@@ -1,0 +1,86 @@
+"""Programs of several workers whose launcher starts them again: what they share, and what they leave."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dtrain.launch import launch_local
+
+# Every life of a worker leaves a file `<place>-<index>-<attempt>-<pid>` with its job's name.
+PRELUDE = """
+import json, os, signal, sys, time
+from pathlib import Path
+from dtrain import channel
+config = json.loads(os.environ["TF_CONFIG"])
+index, workers = config["task"]["index"], len(config["cluster"]["worker"])
+attempt, place, folder = int(os.environ["DTRAIN_ATTEMPT"]), int(os.environ["DTRAIN_PLACE"]), Path(sys.argv[1])
+(folder / f"unfinished-{os.getpid()}").write_text(os.environ["DTRAIN_JOB"] + " " + os.environ["TF_CONFIG"])
+(folder / f"unfinished-{os.getpid()}").rename(folder / f"{place}-{index}-{attempt}-{os.getpid()}")
+def wait_for(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        if time.monotonic() > deadline:
+            sys.exit("waited in vain")
+        time.sleep(0.02)
+lives = lambda number: list(folder.glob(f"*-*-{number}-*"))
+def step(number, done=1):
+    channel.tell_progress(number, "step", train=True, done=done)
+def die(signum=signal.SIGKILL):
+    time.sleep(0.2)  # what was told has been heard
+    os.kill(os.getpid(), signum)
+def hang():
+    time.sleep(100)
+"""
+
+
+class Ended(NamedTuple):
+    """How a job ended, and what it left."""
+
+    status: int
+    out: str
+    err: str
+    lives: dict[str, str]
+
+    def attempts(self) -> list[list[int]]:
+        """The places of the workers of each attempt."""
+        found: dict[int, list[int]] = {}
+        for name in self.lives:
+            place, _, number, _ = name.split("-")
+            found.setdefault(int(number), []).append(int(place))
+        return [sorted(found[number]) for number in sorted(found)]
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def write_program(folder: Path, text: str) -> list[str]:
+    """The script of a job and its argument, in a folder; it begins with what all of them share."""
+    (folder / "lives").mkdir()
+    path = folder / "job.py"
+    path.write_text(PRELUDE + textwrap.dedent(text))
+    return [str(path), str(folder / "lives")]
+
+
+def run(folder: Path, text: str, *, workers: int = 2, **options: Any) -> Ended:
+    """Launch a program and wait for its end."""
+    script = write_program(folder, text)
+    out, err = io.StringIO(), io.StringIO()
+    options = {"spares": 0, "grace": 1.0, **options}
+    status = launch_local([sys.executable, *script], workers=workers, stdout=out, stderr=err, **options)
+    return Ended(status, out.getvalue(), err.getvalue(), lives_in(Path(script[1])))
+
+
+def lives_in(folder: Path) -> dict[str, str]:
+    lives = {}
+    for path in folder.iterdir():
+        lives[path.name] = path.read_text()
+        assert not alive(int(path.name.rpartition("-")[2]))
+    return lives
