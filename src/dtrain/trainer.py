@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -40,6 +39,7 @@ class Trainer:
         warmup_steps: updates over which the rate rises to its scaled value, from the unscaled one; from 0
             with "none". The paper takes five epochs.
         run_dir: where the run's files go; None writes none.
+        save_freq: when the run is saved: "epoch", or a number of micro-batches.
         seed: of initial weights, random layers and the order of arrays; None for another one each time.
 
     Attributes:
@@ -64,6 +64,7 @@ class Trainer:
         base_batch: int | None = None,
         warmup_steps: int = 0,
         run_dir: str | os.PathLike[str] | None = None,
+        save_freq: str | int = "epoch",
         seed: int | None = None,
     ) -> None:
         self._precision = None if precision is None else optim.precision_policy(precision)
@@ -81,7 +82,8 @@ class Trainer:
         )
         self._scaling, self._base_batch, self._warmup_steps = scaling, base_batch, warmup_steps
         self._seed = seed
-        self._files: TrainerRun | NoRun = NoRun() if run_dir is None else TrainerRun(run_dir)
+        self._files: TrainerRun | NoRun = NoRun() if run_dir is None else TrainerRun(run_dir, save_freq)
+        self._order_seed: int | None = None
         self.model: Any = None
         self.learning_rate: float | None = None
 
@@ -134,19 +136,20 @@ class Trainer:
         return model
 
     def resume(self) -> int:
-        """Goes on where the run directory's last whole epoch ended; call it after `compile`.
+        """Goes on with the run in the run directory, where its last checkpoint was; call it after `compile`.
 
-        `fit` then trains the epochs that are left, and its `History` and `metrics.csv` hold all of them.
-        A program that always calls it can be started again with the same command.
+        The model has its weights when this returns. `fit` then trains what is left, from the very step, with
+        all that the checkpoint holds (`dtrain.BackupAndRestore`); its `History` and `metrics.csv` hold all
+        epochs. A program that always calls it can be started again with the same command.
 
         Returns:
-            How many epochs are done; 0 where the directory holds no run yet.
+            How many whole epochs are done; 0 where the directory holds no run yet.
 
         Raises:
-            ConfigurationError: there is no run directory, or its run had other batches, another precision
-                or another seed.
+            ConfigurationError: there is no run directory, its run had other batches, another precision or
+                another seed, or another process is at it.
         """
-        return self._files.resume(self._compiled(), self.strategy, self._settings())
+        return self._files.resume(self._compiled(), self._settings())
 
     def fit(
         self,
@@ -180,21 +183,15 @@ class Trainer:
             raise ConfigurationError(f"epochs is {epochs}, which is below 1.", hint="Set it to 1 or more.")
         source = self._source(train)
         files = self._files
-        if isinstance(source, Pipeline) and options.get("steps_per_epoch") and isinstance(files, TrainerRun):
-            raise ConfigurationError(
-                f"steps_per_epoch is {options['steps_per_epoch']}, but a run goes on by whole epochs.",
-                hint="Leave it out, or train without a run directory.",
-            )
         held_out = None if validation is None else self._plain(validation)
-        files.begin(model, self.strategy, self._settings() | {"epochs": epochs})
-        x = source.dataset(first_epoch=files.done) if isinstance(source, Pipeline) else source
+        files.begin(self.strategy, self._settings() | {"epochs": epochs, "order_seed": self._order_seed})
+        x = source.dataset() if isinstance(source, Pipeline) else source
         options.setdefault("shuffle", not isinstance(x, tf.data.Dataset))
         history = model.fit(
             x,
             validation_data=held_out,
             validation_batch_size=self.batches.micro_batch if isinstance(held_out, tuple) else None,
             epochs=epochs,
-            initial_epoch=files.first_epoch,
             callbacks=files.callbacks(
                 [*callbacks], source.examples if isinstance(source, Pipeline) else None
             ),
@@ -278,7 +275,8 @@ class Trainer:
         if isinstance(data, tuple):
             seed = self._seed
             if seed is None:
-                seed = job.broadcast(random.randrange(2**31))  # all workers see the same order
+                # All workers see the same order.
+                seed = self._order_seed = job.broadcast(self._files.order_seed())
             return Pipeline(data, batch=expected, seed=seed)
         found = data.batch if isinstance(data, Pipeline) else _batch_of(data, expected)
         if found not in (None, expected):

@@ -202,7 +202,7 @@ def test_a_run_leaves_its_files_and_refuses_another(tmp_path: Path) -> None:
 def test_a_resumed_run_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:
     whole, (_, expected) = run(tmp_path / "whole", 4, accumulation=2)
     run(tmp_path / "parts", 2, accumulation=2, resume=True)  # there is nothing to go on from, so it begins
-    assert len(list((tmp_path / "parts" / "backups").iterdir())) == 2
+    assert len(list((tmp_path / "parts" / "backups" / "fit-0").iterdir())) == 2
     made, (done, history) = run(tmp_path / "parts", 4, accumulation=2, resume=True)
     assert done == 2
     same(made.model, whole.model)
@@ -313,18 +313,51 @@ def test_calls_that_cannot_work(tmp_path: Path) -> None:
         )
 
 
-def test_a_model_without_an_input_cannot_be_gone_on_with(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def begin() -> dtrain.Trainer:
-        made = trainer(run_dir=tmp_path / "run")
+def test_a_model_without_an_input_is_gone_on_with_once_it_sees_data(tmp_path: Path) -> None:
+    def train(folder: Path, epochs: int) -> Any:
+        made = trainer(run_dir=folder)
         made.compile(lambda: keras.Sequential([keras.layers.Dense(1)]), loss="mse")
-        return made
+        done = made.resume()
+        history = made.fit((X, Y[:, None].astype("float32")), epochs=epochs, verbose=0)
+        assert len(history.epoch) == epochs
+        return done, made.model
 
-    begin().fit((X, Y[:, None].astype("float32")), epochs=1, verbose=0)
-    assert "the model has no Input" in caplog.text
-    with pytest.raises(ConfigurationError, match=r"Begin it with keras\.Input"):
-        begin().resume()
+    assert train(tmp_path / "parts", 1)[0] == 0
+    done, model = train(tmp_path / "parts", 2)
+    assert done == 1
+    same(model, train(tmp_path / "whole", 2)[1])
+
+
+def test_a_run_that_was_interrupted_goes_on_within_its_epoch(tmp_path: Path) -> None:
+    class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if self.model.optimizer.iterations >= 4:
+                raise KeyboardInterrupt
+
+    def train(folder: Path, callbacks: list[Any]) -> Any:
+        made = compiled(run_dir=folder, save_freq=1, seed=None)
+        keras.utils.set_random_seed(5)
+        made.model.set_weights([np.full(w.shape, 0.1, w.dtype) for w in made.model.get_weights()])
+        made.resume()
+        return made, made.fit((X, Y), epochs=2, callbacks=callbacks, verbose=0)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "run", [Interrupt()])
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["status"] == "running"
+    seed = record["order_seed"]  # of an order that nobody has set: kept, so that no example is seen twice
+    made, history = train(tmp_path / "run", [])
+    assert history.epoch == [0, 1]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["order_seed"] == seed
+    alone = compiled(seed=None)
+    alone.model.set_weights([np.full(w.shape, 0.1, w.dtype) for w in alone.model.get_weights()])
+    alone.model.fit(
+        Pipeline((X, Y), batch=alone.batches.micro_batch, seed=seed).dataset(),
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+    )
+    same(made.model, alone.model)
 
 
 def _used() -> keras.optimizers.Optimizer:

@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,9 @@ from dtrain.errors import ConfigurationError
 from dtrain.monitor import (
     check_run_directory,
     finish_record,
-    keep_epochs,
     open_run_directory,
     plot_curves,
-    read_metrics,
+    read_record,
     summarize,
 )
 from dtrain.monitor.run_directory import RunDirectory
@@ -78,15 +79,38 @@ def test_a_job_that_died_before_it_had_a_directory_gets_one(monkeypatch):
         open_run_directory(other.path, name="digits", record={"job": "this-one"})
 
 
-def test_each_epoch_stands_once_in_the_metrics(tmp_path):
-    path = tmp_path / "metrics.csv"
-    keep_epochs(path, 3)
-    assert not path.exists()
-    path.write_text("epoch,accuracy,loss\n0,0.5,2.0\n1,0.75,1.0\n2,0.9,0.5\n3,0.9")
-    keep_epochs(path, 2)
-    assert read_metrics(path) == {"accuracy": [0.5, 0.75], "loss": [2.0, 1.0]}
-    keep_epochs(path, 0)
-    assert read_metrics(path) == {"accuracy": [], "loss": []}
+def test_an_interrupted_run_goes_on_in_its_directory_and_no_other_does():
+    record = {"status": "running", "recipe": "digits", "seed": 1, "started_at": "then"}
+    first = open_run_directory("out", name="digits", record=record)
+    now = {**record, "started_at": "now"}
+    assert open_run_directory("out", name="digits", record=now, same=("seed",)) == first
+    assert read_record(first) == record
+    with pytest.raises(ConfigurationError, match="it had seed 1, but now it is 2"):
+        open_run_directory("out", name="digits", record={**now, "seed": 2}, same=("seed",))
+    for changed in ({"status": "finished"}, {"recipe": "imdb"}):
+        first.write_record(record | changed)
+        with pytest.raises(ConfigurationError, match="holds another run"):
+            open_run_directory("out", name="digits", record=now, same=("seed",))
+
+
+def test_two_processes_do_not_train_in_one_directory(tmp_path):
+    record = {"status": "running", "recipe": "digits"}
+    code = f"""
+from dtrain.monitor import open_run_directory
+open_run_directory({str(tmp_path / "out")!r}, name="digits", record={record!r})
+print("there", flush=True)
+input()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        try:
+            assert other.stdout.readline() == "there\n"
+            with pytest.raises(ConfigurationError, match="Another process trains in"):
+                open_run_directory("out", name="digits", record=record, same=("recipe",))
+        finally:
+            other.kill()
+    assert open_run_directory("out", name="digits", record=record, same=("recipe",)).record.exists()
 
 
 def test_an_existing_directory_with_other_things_is_fine(tmp_path):

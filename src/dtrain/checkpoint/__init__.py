@@ -1,7 +1,7 @@
-"""What survives? So far the weights at the end of an epoch, for jobs that their launcher starts again."""
+"""What survives? The whole state of training, written beside it, and found again to the bit."""
 
 from __future__ import annotations
 
-from dtrain.checkpoint.epoch_backups import EpochBackups, NoBackups, epoch_backups
+from dtrain.checkpoint.backup_and_restore import BackupAndRestore
 
-__all__ = ["EpochBackups", "NoBackups", "epoch_backups"]
+__all__ = ["BackupAndRestore"]

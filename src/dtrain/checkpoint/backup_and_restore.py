@@ -11,9 +11,14 @@ from typing import Any
 
 import keras
 
+from dtrain.checkpoint.finding import find_newest
+from dtrain.checkpoint.group import find_group
 from dtrain.checkpoint.session import Plan, Session
+from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.hook import install
+from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
+from dtrain.upstream import keras as upstream_keras
 
 _calls: collections.Counter[str] = collections.Counter()
 
@@ -88,7 +93,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
 
     def dtrain_session(self, model: Any, arguments: dict[str, Any]) -> Session:
         """What takes part in one `fit`; see `dtrain.keras_engine.between_steps`."""
-        folder = self.backup_dir if "://" in self.backup_dir else os.path.abspath(self.backup_dir)  # noqa: PTH100
+        folder = self._folder()
         # Of checkpoints that are deleted at the end, each fit of a program has its own: a program that is
         # started again goes through those that are complete without training.
         number = _calls[folder] if self.delete_checkpoint else 0
@@ -103,6 +108,32 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
             notices=self.save_before_preemption,
         )
         return Session(plan, model, arguments)
+
+    def restore_weights(self, model: Any) -> int:
+        """Gives a model that is built the weights of the newest checkpoint; all workers must call it.
+
+        `fit` does so by itself, with all the rest; this is for looking at a model before. It is for
+        checkpoints that stay (`delete_checkpoint=False`).
+
+        Returns:
+            How many whole epochs are done; 0 where there is no checkpoint.
+
+        Raises:
+            CheckpointError: the checkpoint is of another model.
+        """
+        layout = layout_of(upstream_keras.strategy_of(model)) or ReplicaLayout()
+        folder = f"{self._folder()}/fit-0"
+        found = find_newest(folder, layout, find_group(folder, layout))
+        if found is None:
+            return 0
+        if model.built:
+            TrainingVariables(model).restore_weights(found.table, found.tensors)
+        return int(found.worker(layout.worker)["epoch"])
+
+    def _folder(self) -> str:
+        if "://" in self.backup_dir:
+            return str(self.backup_dir)
+        return os.path.abspath(self.backup_dir)  # noqa: PTH100
 
     # The session does what Keras' own hooks do.
 

@@ -54,13 +54,15 @@ class CallbackStates:
             "history": _history(history, epoch, logs),
         }
 
-    def restore(self, saved: dict[str, Any], history: Any) -> None:
+    def restore(self, saved: dict[str, Any], history: Any, *, only_history: bool) -> None:
         """Gives the callbacks the states of before; the model's own History, too."""
         # Those of one class are taken in their order: a program may be started again with one more callback.
         states: dict[str, list[dict[str, Any]]] = {}
         for kind, state in zip(saved["kinds"], saved["states"], strict=True):
             states.setdefault(kind, []).append(state)
         for callback in self._callbacks:
+            if only_history and not isinstance(callback, keras.callbacks.History):
+                continue
             found = states.get(type(callback).__name__)
             if found:
                 _restore(callback, found.pop(0))
@@ -73,7 +75,7 @@ class CallbackStates:
             vars(history).update(copy.deepcopy(saved["history"]))
 
     def prepare_logs(self, saved: dict[str, Any]) -> None:
-        """Has CSV logs go on after the lines that they had; call it before the callbacks' `on_train_begin`."""
+        """Has CSV logs go on after the lines that they had; call it before any `on_train_begin`."""
         logs = [each for each in self._callbacks if isinstance(each, keras.callbacks.CSVLogger)]
         lengths = [state["length"] for state in saved["states"] if "length" in state]
         if len(logs) == len(lengths):

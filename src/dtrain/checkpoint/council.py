@@ -1,6 +1,6 @@
 """At which step all workers save, and whether they stop there: all decide alike, from the same votes.
 
-Steps at which they meet are known beforehand, so nothing is sent in between and no worker waits for a message.
+Steps at which they meet are known beforehand: nothing is sent in between, and nobody waits for a message.
 """
 
 from __future__ import annotations

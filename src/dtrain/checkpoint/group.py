@@ -1,6 +1,6 @@
 """Which workers see one folder: they divide a checkpoint between them, and each such group has a whole one.
 
-Workers on one machine, or with a shared file system, are one group; a worker with a disk of its own is one, too.
+Workers on one machine, or with a shared file system, are one group; so is one with a disk of its own.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class Session:
         self._done = done
         self._report()
         decision = self._council.meet(self._total, busy=self._store.busy, notice=self._notices.noted)
-        if not decision.save:
+        if not decision.save or not self._at_rest():
             return
         if decision.notice:
             self._stop_for(decision.notice)
@@ -195,7 +195,7 @@ class Session:
         worker = found.worker(self._layout.worker)
         self._total, self._serial = found.step, found.serial
         self._epoch, self._done = worker["epoch"], worker["done"]
-        over = worker["stopped"] or (found.finished and self._epoch >= self._epochs)
+        over = self._epoch >= self._epochs or (worker["stopped"] and self._epochs <= worker["epochs"])
         if over:
             self._finished = found
         else:
@@ -224,6 +224,7 @@ class Session:
         self._epoch = epoch
         if self._pending is not None and self._pending.boundary:
             self._apply(self._pending)
+            self._model.reset_metrics()  # as fit had just done; those of before are the last epoch's
 
     def _go_on(self, found: Found) -> None:
         """At the first epoch's beginning: the callbacks have begun it, as they had before."""
@@ -237,8 +238,11 @@ class Session:
 
     def _apply(self, found: Found) -> None:
         self._variables.restore(found.table, found.tensors, found.replicas)
+        worker = found.worker(self._layout.worker)
         history = getattr(self._model, "history", None)
-        self._states.restore(found.worker(self._layout.worker)["callbacks"], history)
+        # Training that stopped itself and is to go on all the same: its callbacks begin anew.
+        anew = worker["stopped"] and self._finished is None
+        self._states.restore(worker["callbacks"], history, only_history=anew)
 
     # --- saving
 
@@ -257,6 +261,7 @@ class Session:
         ended = epoch - 1 if boundary and logs is not None else None
         worker = {
             "epoch": epoch,
+            "epochs": self._epochs,
             "done": 0 if boundary else self._done,
             "position": self._iterator.position(ended=boundary),
             "callbacks": self._states.capture(getattr(self._model, "history", None), ended, logs or {}),
@@ -295,6 +300,10 @@ class Session:
                 channel.RUN_AGAIN,
             )
         raise SystemExit(channel.RUN_AGAIN)
+
+    def _at_rest(self) -> bool:
+        """Whether nobody is at a step; workers of parameter servers may be ahead, then it is tried later."""
+        return not self._asynchronous or bool(self._model.train_function.rest())
 
     def _report(self) -> None:
         """Says what has become of checkpoints that were being written."""

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from dtrain.errors import CheckpointError
 from dtrain.keras_engine.accumulation import sums_of
-from dtrain.keras_engine.asynchronous.snapshot import snapshot
+from dtrain.keras_engine.asynchronous.snapshot import Snapshots
 from dtrain.keras_engine.context import underlying
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
 from dtrain.keras_engine.sharded_state import owner_of, owners_of
@@ -64,7 +64,8 @@ class TrainingVariables:
         self._model = model
         strategy = upstream_keras.strategy_of(model)
         self._layout = layout_of(strategy) or _ALONE
-        self._servers = servers_of(strategy)
+        servers = servers_of(strategy)
+        self._snapshots = None if servers is None else Snapshots(model, servers)
         self._variables = _unique(model)
         optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
         accumulators = [] if optimizer is None else upstream_keras.accumulators_of(optimizer)
@@ -84,8 +85,8 @@ class TrainingVariables:
             writer: this process among those that write to one place.
             writers: how many these are; the variables that all share are divided between them by size.
         """
-        if self._servers is not None:
-            with snapshot(self._model, self._servers):
+        if self._snapshots is not None:
+            with self._snapshots.one():
                 return {
                     f"{_COMMON}/{i}": tf.convert_to_tensor(v.value) for i, v in enumerate(self._variables)
                 }
@@ -128,6 +129,18 @@ class TrainingVariables:
         sums = sums_of(self._model)
         if sums is not None:
             sums.restore(apart=kept_apart)
+
+    def restore_weights(self, table: Sequence[Entry], tensors: Mapping[str, Any]) -> None:
+        """Writes the model's own values alone: neither metrics nor an optimizer need be built.
+
+        Raises:
+            CheckpointError: the checkpoint is of another model.
+        """
+        count = len(_plain(self._model.variables))
+        self._check(table, count)
+        for i, (variable, entry) in enumerate(zip(self._variables[:count], table, strict=False)):
+            if not entry.apart:
+                self._write_common(i, variable, tensors)
 
     # --- what kind of variable it is
 
@@ -196,8 +209,10 @@ class TrainingVariables:
             part.assign(parts[replica] if same else _joined(parts, "sum"))
         return same
 
-    def _check(self, table: Sequence[Entry]) -> None:
-        mine = self.table()
+    def _check(self, table: Sequence[Entry], count: int | None = None) -> None:
+        """Sees that the variables, or the first `count` of them, are those of the table."""
+        mine = self.table()[:count]
+        table = table[:count]
         hint = (
             "Give this run another directory, or go on with the model, metrics and optimizer that wrote it."
         )
@@ -224,12 +239,13 @@ def _unique(model: Any) -> list[Any]:
         *(optimizer.variables if optimizer is not None else ()),
         upstream_keras.seed_generator_global().state,
     ]
-    return list({id(underlying(v)): v for v in everything if _is_plain(v)}.values())
+    return _plain(everything)
 
 
-def _is_plain(variable: Any) -> bool:
-    # Tables of words are variables of TensorFlow's without numbers; their layers rebuild them.
-    return tf.as_dtype(variable.dtype) not in (tf.resource, tf.variant)
+def _plain(variables: Sequence[Any]) -> list[Any]:
+    """Each variable once, without those that hold no numbers: layers rebuild their tables of words."""
+    once = {id(underlying(v)): v for v in variables}.values()
+    return [v for v in once if tf.as_dtype(v.dtype) not in (tf.resource, tf.variant)]
 
 
 def _first(variable: Any) -> Any:

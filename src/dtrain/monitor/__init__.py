@@ -6,18 +6,23 @@ It reports on training and never steers it. `dtrain.monitor.throughput` imports 
 from __future__ import annotations
 
 from dtrain.monitor.curves import plot_curves
-from dtrain.monitor.metrics import keep_epochs, read_metrics
 from dtrain.monitor.record import describe_run, finish_record, summarize
-from dtrain.monitor.run_directory import RunDirectory, check_run_directory, open_run_directory
+from dtrain.monitor.run_directory import (
+    RunDirectory,
+    check_run_directory,
+    lock_run_directory,
+    open_run_directory,
+    read_record,
+)
 
 __all__ = [
     "RunDirectory",
     "check_run_directory",
     "describe_run",
     "finish_record",
-    "keep_epochs",
+    "lock_run_directory",
     "open_run_directory",
     "plot_curves",
-    "read_metrics",
+    "read_record",
     "summarize",
 ]

@@ -103,15 +103,15 @@ def summarize(record: Mapping[str, Any], run: RunDirectory) -> str:
 
 
 def _cluster() -> dict[str, Any]:
+    # The name tells an attempt which run is its own; see open_run_directory.
+    launched = {"job": environment.restarted_job(), "attempt": environment.attempt()}
     topology = current()
     if topology is None or not topology.is_coordinated:
-        return {"workers": job.world_size()}
+        return {"workers": job.world_size(), **(launched if launched["job"] else {})}
     return {
         "workers": len(topology.jobs.get("worker", ())),
         "parameter_servers": len(topology.jobs["ps"]),
-        # The name tells an attempt which run is its own; see open_run_directory.
-        "job": environment.restarted_job(),
-        "attempt": environment.attempt(),
+        **launched,
     }
 
 

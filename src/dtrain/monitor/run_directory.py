@@ -7,8 +7,10 @@ metrics or the curves.
 from __future__ import annotations
 
 import datetime
+import fcntl
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 from dtrain import job
 from dtrain.cluster import settings
 from dtrain.errors import ConfigurationError
+from dtrain.log import logger
 
 _RUNS = Path("runs")
 _ATTEMPTS = 1000
@@ -77,14 +80,19 @@ class RunDirectory:
         unfinished.replace(self.record)
 
 
-def check_run_directory(path: str | os.PathLike[str] | None) -> None:
+def check_run_directory(path: str | os.PathLike[str] | None, *, again: bool = False) -> None:
     """See that a run could be put at `path`, without making anything; None, the default, is `runs/` here.
+
+    Args:
+        path: the directory.
+        again: whether one whose run was interrupted will do, if `open_run_directory` finds it the same.
 
     Raises:
         ConfigurationError: `path` holds another run, is a file, or cannot be written to.
     """
     directory = RunDirectory(Path(_RUNS if path is None else path).absolute())
-    if path is not None:
+    unfinished = again and (read_record(directory) or {}).get("status") == "running"
+    if path is not None and not unfinished:
         _check_vacant(directory)
     place = next(p for p in (directory.path, *directory.path.parents) if p.exists())
     if not place.is_dir():
@@ -96,7 +104,7 @@ def check_run_directory(path: str | os.PathLike[str] | None) -> None:
 
 
 def open_run_directory(
-    path: str | os.PathLike[str] | None, *, name: str, record: dict[str, Any]
+    path: str | os.PathLike[str] | None, *, name: str, record: dict[str, Any], same: Sequence[str] = ()
 ) -> RunDirectory:
     """Make the run's directory and claim it with a first `run.json`. Every worker of the job calls this.
 
@@ -104,6 +112,8 @@ def open_run_directory(
         path: where; None for a new directory `runs/<time>-<name>`. Only the chief's value counts.
         name: what is run, as a part of the new directory's name.
         record: the first content of `run.json`.
+        same: what in it decides the run: a directory whose run was interrupted, and of which all of this was
+            the same, is taken again. Without any, only an empty one is taken.
 
     Returns:
         The same directory on every worker, once it exists. Where the launcher has started the job again, it
@@ -116,7 +126,7 @@ def open_run_directory(
     outcome: tuple[str, str] | None = None
     if job.is_chief():
         try:
-            outcome = (str(_claim(path, name, record).path), "")
+            outcome = (str(_claim(path, name, record, same).path), "")
         except ConfigurationError as error:
             outcome = ("", error.message)
         except OSError as error:
@@ -127,10 +137,17 @@ def open_run_directory(
     return RunDirectory(Path(chosen))
 
 
-def _claim(path: str | os.PathLike[str] | None, name: str, record: dict[str, Any]) -> RunDirectory:
+def _claim(
+    path: str | os.PathLike[str] | None, name: str, record: dict[str, Any], same: Sequence[str]
+) -> RunDirectory:
     if settings.attempt() > 0 and (claimed := _claimed_before(path, name)) is not None:
+        lock_run_directory(claimed)
         return claimed
     directory = RunDirectory(Path(path).absolute()) if path is not None else _new_directory(name)
+    if path is not None and same and _interrupted(directory, record, same):
+        lock_run_directory(directory)
+        logger.info("The run in %s was interrupted: it goes on.", directory.path)
+        return directory
     check_run_directory(directory.path)
     directory.path.mkdir(parents=True, exist_ok=True)
     try:
@@ -138,18 +155,66 @@ def _claim(path: str | os.PathLike[str] | None, name: str, record: dict[str, Any
             file.write(_to_json(record))
     except FileExistsError:  # another run came first, between the check and here
         _check_vacant(directory)
+    lock_run_directory(directory)
     return directory
+
+
+def _interrupted(directory: RunDirectory, record: Mapping[str, Any], same: Sequence[str]) -> bool:
+    """Whether a directory holds this very run, begun and not ended.
+
+    Raises:
+        ConfigurationError: it was begun with other settings.
+    """
+    before = read_record(directory)
+    if before is None or before.get("status") != "running" or before.get("recipe") != record.get("recipe"):
+        return False
+    for key in same:
+        then, now = before.get(key), json.loads(_to_json({key: record.get(key)}))[key]
+        if then != now:
+            raise ConfigurationError(
+                f"The run in {directory.path} was interrupted; it had {key} {then!r}, but now it is {now!r}."
+            )
+    return True
+
+
+_locks: dict[Path, int] = {}  # open as long as this process lives
+
+
+def lock_run_directory(directory: RunDirectory) -> None:
+    """Keep other processes out of a directory for as long as this one lives.
+
+    Raises:
+        ConfigurationError: another process is at work there.
+    """
+    if directory.path in _locks:
+        return
+    descriptor = os.open(directory.path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ConfigurationError(f"Another process trains in {directory.path}.") from None
+    except OSError:  # a file system without locks
+        os.close(descriptor)
+        return
+    _locks[directory.path] = descriptor
+
+
+def read_record(directory: RunDirectory) -> dict[str, Any] | None:
+    """What `run.json` says; None where there is none that can be read."""
+    try:
+        record = json.loads(directory.record.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def _claimed_before(path: str | os.PathLike[str] | None, name: str) -> RunDirectory | None:
     """The directory that an earlier attempt of this job claimed, if it came that far."""
     places = [Path(path)] if path is not None else sorted(_RUNS.glob(f"*-{name}*"), reverse=True)
     for directory in (RunDirectory(place.absolute()) for place in places):
-        try:
-            record = json.loads(directory.record.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(record, dict) and record.get("job") == settings.restarted_job():
+        record = read_record(directory)
+        if record is not None and record.get("job") == settings.restarted_job():
             return directory
     return None
 

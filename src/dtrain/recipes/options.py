@@ -139,7 +139,7 @@ class RecipeOptions:
 
     def check_run_dir(self) -> None:
         """See that the run directory can take a run; ConfigurationError if not. It makes nothing."""
-        check_run_directory(self.run_dir)
+        check_run_directory(self.run_dir, again=True)
 
     def check_data(self) -> None:
         """See that the recipe's data is there and can be trained on; DataError if not."""

@@ -14,12 +14,13 @@ import tensorflow as tf
 
 import dtrain
 from dtrain import monitor
-from dtrain.checkpoint import epoch_backups
 from dtrain.data import Pipeline
 from dtrain.monitor import RunDirectory
 from dtrain.monitor.throughput import Throughput
 from dtrain.optim import precision, scaled_rate
 from dtrain.recipes.options import RecipeOptions
+
+_SAVE_SECONDS = 60.0  # between two checkpoints, beside those at the end of each epoch
 
 
 class Data(NamedTuple):
@@ -114,16 +115,27 @@ class TrainingRun:
             ConfigurationError: before training, if the run directory cannot take the run.
         """
         record = monitor.describe_run(self.recipe, self.strategy, self._settings())
-        run = monitor.open_run_directory(self.options.run_dir, name=self.recipe, record=record)
+        run = monitor.open_run_directory(
+            self.options.run_dir, name=self.recipe, record=record, same=self._decisive()
+        )
 
         with precision(self.options.precision), self.strategy.scope():
             model = make_model()
-            backups = epoch_backups(run.backups)
-            done = backups.restore(model)
 
         throughput = Throughput(examples_per_epoch=data.examples)
-        callbacks = [throughput, *_loggers(run, append=done > 0), *backups.callbacks()]
-        history = self._fit(model, data, done, run, callbacks)
+        history = model.fit(
+            _dataset(data.train),
+            validation_data=_dataset(data.validation),
+            epochs=self.options.epochs,
+            shuffle=False,  # the pipeline shuffles
+            verbose=1 if dtrain.is_chief() else 0,
+            callbacks=[
+                throughput,
+                keras.callbacks.CSVLogger(str(run.metrics)),
+                keras.callbacks.TensorBoard(str(run.tensorboard)),
+                dtrain.BackupAndRestore(run.backups, save_seconds=_SAVE_SECONDS),
+            ],
+        ).history
         test = model.evaluate(_dataset(data.test), verbose=0, return_dict=True)
         if save is None:
             model.save(run.model)
@@ -139,26 +151,13 @@ class TrainingRun:
         if dtrain.is_chief():
             monitor.plot_curves(history, run.curves, title=f"{self.recipe} under {record['strategy']}")
             run.write_record(record)
-            backups.remove()
         dtrain.barrier()
         return monitor.summarize(record, run)
 
-    def _fit(
-        self, model: keras.Model, data: Data, done: int, run: RunDirectory, callbacks: Sequence[Any]
-    ) -> dict[str, list[float]]:
-        """The values by epoch, with those of earlier attempts, of which `done` epochs are kept."""
-        if done:
-            monitor.keep_epochs(run.metrics, done)
-        history = model.fit(
-            _dataset(data.train, first_epoch=done),
-            validation_data=_dataset(data.validation),
-            epochs=self.options.epochs,
-            initial_epoch=done,
-            shuffle=False,  # the pipeline shuffles
-            verbose=1 if dtrain.is_chief() else 0,
-            callbacks=callbacks,
-        ).history
-        return monitor.read_metrics(run.metrics) if done else history
+    def _decisive(self) -> list[str]:
+        """What in the record must be as it was for an interrupted run to go on; the workers may be others."""
+        free = ("strategy_asked", "per_replica_batch")
+        return [name for name in self._settings() if name not in free]
 
     def _settings(self) -> dict[str, Any]:
         """What the record tells of the options, with what followed from them."""
@@ -171,15 +170,8 @@ class TrainingRun:
         }
 
 
-def _dataset(data: tf.data.Dataset | Pipeline, first_epoch: int = 0) -> tf.data.Dataset:
-    return data.dataset(first_epoch=first_epoch) if isinstance(data, Pipeline) else data
-
-
-def _loggers(run: RunDirectory, *, append: bool) -> list[keras.callbacks.Callback]:
-    return [
-        keras.callbacks.CSVLogger(str(run.metrics), append=append),
-        keras.callbacks.TensorBoard(str(run.tensorboard)),
-    ]
+def _dataset(data: tf.data.Dataset | Pipeline) -> tf.data.Dataset:
+    return data.dataset() if isinstance(data, Pipeline) else data
 
 
 def _final_metrics(test: Mapping[str, float], history: Mapping[str, Sequence[float]]) -> dict[str, float]:

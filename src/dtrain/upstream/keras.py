@@ -358,8 +358,8 @@ def set_value_of(variable: Any, value: Any) -> None:
 
 
 def accumulators_of(optimizer: Any) -> list[Any]:
-    """The variables in which an optimizer adds up gradients, by variable."""
-    return list(optimizer._accumulated_gradients)
+    """The variables in which an optimizer adds up gradients, by variable; none where it does not."""
+    return list(getattr(optimizer, "_accumulated_gradients", ()))
 
 
 def slots_of(optimizer: Any, variable: Any) -> list[Any]:

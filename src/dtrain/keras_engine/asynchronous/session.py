@@ -202,6 +202,15 @@ class Session:
             self._ended = True
         self.store()
 
+    def rest(self) -> bool:
+        """Waits until all that was taken is done, and stores it; False where an update is half added up."""
+        self.flush()
+        if self._leftover:
+            return False
+        self._wait(0)
+        self.store()
+        return True
+
     def abandon(self) -> None:
         """Ends it at once, because of an error: what no worker has begun with is dropped.
 

@@ -18,25 +18,35 @@ from dtrain.keras_engine.parts import parts_of
 from dtrain.keras_engine.protocol import ServerLayout
 
 
-@contextlib.contextmanager
-def snapshot(model: Any, layout: ServerLayout) -> Iterator[None]:
-    """While it is entered, a model's and its optimizer's variables have the values of one moment.
+class Snapshots:
+    """Reads a model's and its optimizer's variables, all at one moment, as often as is asked.
 
     Args:
         model: a Keras model under a parameter-server strategy.
         layout: the strategy's.
     """
-    optimizer = getattr(model, "optimizer", None)
-    wanted = [*model.variables, *(optimizer.variables if optimizer is not None else [])]
-    variables = [v for v in {id(v): v for v in wanted}.values() if _on_servers(v)]
-    if not variables:
-        yield
-        return
-    exchange = Exchange(layout.servers, variables)
-    values, _ = tf.function(exchange.read, autograph=False)()
-    copies = [tf.Variable(value, trainable=False) for value in values]
-    with standing_in(variables, copies):
-        yield
+
+    def __init__(self, model: Any, layout: ServerLayout) -> None:
+        optimizer = getattr(model, "optimizer", None)
+        wanted = [*model.variables, *(optimizer.variables if optimizer is not None else [])]
+        self._variables = [v for v in {id(v): v for v in wanted}.values() if _on_servers(v)]
+        self._read = tf.function(Exchange(layout.servers, self._variables).read, autograph=False)
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """While it is entered, the variables have the values of the moment at which it was."""
+        if not self._variables:
+            yield
+            return
+        values, _ = self._read()
+        copies = [tf.Variable(value, trainable=False) for value in values]
+        with standing_in(self._variables, copies):
+            yield
+
+
+def snapshot(model: Any, layout: ServerLayout) -> contextlib.AbstractContextManager[None]:
+    """One snapshot; arguments as for `Snapshots`."""
+    return Snapshots(model, layout).one()
 
 
 def _on_servers(variable: Any) -> bool:
