@@ -6,6 +6,8 @@ import contextlib
 import io
 import sys
 import textwrap
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,3 +86,10 @@ def lives_in(folder: Path) -> dict[str, str]:
         lives[path.name] = path.read_text()
         assert not alive(int(path.name.rpartition("-")[2]))
     return lives
+
+
+def wait_until(condition: Callable[[], bool], limit: float = 30.0) -> None:
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)

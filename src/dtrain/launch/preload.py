@@ -10,6 +10,7 @@ import ast
 import contextlib
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import pkgutil
@@ -71,7 +72,7 @@ def _import_all() -> bool:
     numbers = random.getstate()
     os.environ.update(variables)
     try:
-        for name in (*_MODULES, *harmless_imports(tree), *_inside(_PACKAGES)):
+        for name in itertools.chain(_MODULES, harmless_imports(tree), _inside(_PACKAGES)):
             with contextlib.suppress(Exception):  # the program will say so itself, where it needs it
                 importlib.import_module(name)
     finally:
@@ -136,7 +137,7 @@ def set_in(tree: ast.AST) -> dict[str, str] | None:
     """
     found: dict[str, str] = {}
     for name, value in _environment_changes(tree):
-        if name is not None and not name.startswith(_READ_AT_IMPORT):
+        if name == "TF_CONFIG" or (name is not None and not name.startswith(_READ_AT_IMPORT)):
             continue
         if name is None or value is None:
             return None

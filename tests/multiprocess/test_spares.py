@@ -1,0 +1,216 @@
+"""Processes in waiting: what becomes a task behaves as if Python had just started it. Without TensorFlow.
+
+In its place stands an empty module, found first, which notes that it was imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtrain.launch import preload
+from restart_jobs import Ended, alive, run, wait_until, write_program
+
+TENSORFLOW = """
+import os
+from pathlib import Path
+(Path(__file__).parents[1] / f"spare-{os.getpid()}").touch()
+"""
+
+BEGIN = """
+    import pickle, threading
+    tensorflow_was_there = "tensorflow" in sys.modules
+    spares = lambda: list(Path(os.environ["FAKES"]).glob("spare-*"))
+    class Own:
+        pass
+    def state():
+        variables = {k: v for k, v in os.environ.items() if k not in ("DTRAIN_ATTEMPT", "TF_CONFIG")}
+        variables["DTRAIN_LAUNCH_ID"] = variables["DTRAIN_LAUNCH_ID"].count("/")
+        return {
+            "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "flags": list(sys.flags),
+            "main": [__name__, __file__, str(__spec__), sorted(k for k in globals() if k.startswith("__"))],
+            "pickled": pickle.loads(pickle.dumps(Own())).__class__.__module__,
+            "variables": variables, "cwd": os.getcwd(), "customized": sys.customized,
+            "sitecustomize": sys.modules["sitecustomize"].__file__,
+            "threads": threading.active_count(), "priority": os.getpriority(os.PRIO_PROCESS, 0),
+            "session": os.getsid(0) == os.getpid(), "stdin": os.readlink("/proc/self/fd/0"),
+            "files": len(os.listdir("/proc/self/fd")), "signals": str(signal.getsignal(signal.SIGINT)),
+        }
+    (folder.parent / f"state-{attempt}-{index}").write_text(json.dumps(state()))
+    print("tensorflow:", tensorflow_was_there, "attempt", attempt, flush=True)
+"""
+
+
+@pytest.fixture
+def fakes(tmp_path: Path) -> Path:
+    folder = tmp_path / "fakes"
+    for name in ("tensorflow", "keras"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text(TENSORFLOW if name == "tensorflow" else "")
+    (folder / "sitecustomize.py").write_text("import sys\nsys.customized = 'by the user'\n")
+    return folder
+
+
+@pytest.fixture
+def launch(tmp_path: Path, fakes: Path) -> Callable[..., Ended]:
+    env = {"PYTHONPATH": str(fakes), "FAKES": str(fakes)}
+    return functools.partial(run, tmp_path, env=env, workers=1, spares=None)
+
+
+def states(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("state-*"))]
+
+
+def test_a_spare_goes_on_as_if_python_had_just_started_it(
+    launch: Callable[..., Ended], tmp_path: Path
+) -> None:
+    ended = launch(
+        BEGIN
+        + """
+    step(1 + attempt)
+    if attempt == 0:
+        wait_for(lambda: len(spares()) == 1)
+        die()
+    import atexit
+    atexit.register(print, "at exit", flush=True)
+    if attempt == 1:
+        wait_for(lambda: len(spares()) == 2)  # another has taken its place
+        def fails():
+            raise ValueError("on purpose")
+        fails()
+    sys.exit(7)
+    """,
+        max_restarts=2,
+    )
+    assert ended.status == 7, ended.err
+    assert "tensorflow: False attempt 0" in ended.out
+    assert "tensorflow: True attempt 1" in ended.out and "tensorflow: True attempt 2" in ended.out
+    first, *others = states(tmp_path)
+    assert len(others) == 2
+    for other in others:
+        assert other == first
+    assert first["main"][0] == "__main__" and first["pickled"] == "__main__"
+    trace = [line for line in ended.err.splitlines() if line.startswith("[worker 0] ")]
+    at = trace.index("[worker 0] Traceback (most recent call last):")
+    script = tmp_path / "job.py"
+    frames = [line for line in trace[at + 1 :] if "  File " in line]
+    assert len(frames) >= 2 and all(f'File "{script}", line ' in line for line in frames), (
+        "ours are not shown"
+    )
+    assert ended.out.count("at exit") == 2
+
+
+def test_spares_end_with_the_job(launch: Callable[..., Ended], fakes: Path) -> None:
+    ended = launch(BEGIN + "    step(1)\n    wait_for(lambda: len(spares()) == 1)\n")
+    assert ended.status == 0, ended.err
+    pids = [int(path.name.partition("-")[2]) for path in fakes.glob("spare-*")]
+    assert len(pids) == 1 and not any(map(alive, pids))
+
+
+def test_spares_start_one_after_another_after_the_first_step(
+    launch: Callable[..., Ended], fakes: Path
+) -> None:
+    ended = launch(
+        BEGIN
+        + """
+    time.sleep(0.5)
+    print("before:", len(spares()), flush=True)
+    step(1)
+    wait_for(lambda: len(spares()) == 2)
+    time.sleep(0.5)
+    print("after:", len(spares()), flush=True)
+    """,
+        workers=2,
+        spares=9,
+    )
+    assert ended.status == 0, ended.err
+    assert ended.out.count("before: 0") == 2
+    assert ended.out.count("after: 2") == 2, "no more than there are tasks"
+
+
+def test_spares_that_die_are_replaced_a_few_times(launch: Callable[..., Ended], fakes: Path) -> None:
+    (fakes / "keras" / "__init__.py").write_text("import os\nos.kill(os.getpid(), 11)")
+    ended = launch(
+        BEGIN
+        + """
+    step(1)
+    wait_for(lambda: len(spares()) == 3)
+    time.sleep(0.5)
+    print("started:", len(spares()), flush=True)
+    if attempt == 0:
+        die()
+    """
+    )
+    assert ended.status == 0, ended.err
+    assert ended.out.count("started: 3") == 2, "and the job goes on without"
+    assert "tensorflow: False attempt 1" in ended.out
+
+
+def test_a_program_whose_environment_cannot_be_foreseen_has_none(launch: Callable[..., Ended]) -> None:
+    ended = launch(
+        BEGIN
+        + """
+    os.environ["TF_ENABLE_ONEDNN_OPTS"] = str(attempt)
+    step(1)
+    time.sleep(1.0)
+    print("spares:", len(spares()), flush=True)
+    """
+    )
+    assert ended.status == 0, ended.err
+    assert "spares: 0" in ended.out
+
+
+def test_a_killed_launcher_leaves_no_spare(tmp_path: Path, fakes: Path) -> None:
+    script = write_program(tmp_path, BEGIN + "    step(1)\n    hang()\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dtrain", "launch", "--workers", "2", *script],
+        env={**os.environ, "PYTHONPATH": str(fakes), "FAKES": str(fakes)},
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: len([*fakes.glob("spare-*")]) == 2)
+        pids = [int(path.name.rpartition("-")[2]) for path in fakes.glob("spare-*")]
+        pids += [int(path.name.rpartition("-")[2]) for path in (tmp_path / "lives").iterdir()]
+        assert len(pids) == 4 and all(map(alive, pids))
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    wait_until(lambda: not any(map(alive, pids)), limit=10)
+
+
+@pytest.mark.parametrize(
+    ("program", "found"),
+    [
+        ("import os\nos.environ['MY_FLAG'] = str(1)", {}),
+        ("import os\nos.environ['TF_X'] = '0'\nimport tensorflow", {"TF_X": "0"}),
+        ("from os import environ\nenviron.setdefault('KERAS_BACKEND', 'jax')", {"KERAS_BACKEND": "jax"}),
+        ("import os\nos.environ.update({'OMP_NUM_THREADS': '1'}, A='b')", {"OMP_NUM_THREADS": "1"}),
+        ("import os\nos.environ.update(what)", None),
+        ("import os\nos.environ['TF_X'] = f()", None),
+        ("import os\nos.environ[name] = '1'", None),
+        ("import os\nos.putenv('TF_X', '1')", None),
+        ("import os\ndel os.environ['XLA_FLAGS']", None),
+        ("import os\nos.environ.pop('TF_CONFIG', None)", {}),
+        ("print(os.environ['TF_X'], os.environ.get('TF_X'))", {}),
+    ],
+)
+def test_what_a_program_sets_for_its_libraries(
+    program: str, found: dict[str, str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
+    assert preload.set_in(ast.parse(program)) == found
+
+
+def test_only_harmless_imports_are_made_early() -> None:
+    program = "import numpy as np, mpi4py.MPI\nfrom sklearn.datasets import load_digits\nfrom . import here"
+    assert preload.harmless_imports(ast.parse(program)) == ["numpy", "sklearn.datasets"]
