@@ -195,7 +195,9 @@ def test_a_stopped_process_is_named_whatever_it_was_doing() -> None:
     (verdict,) = job.wait(6)
     assert verdict.task == OTHER
     assert (
-        verdict.line == "worker 1 has made no progress for 5 s: its process is stopped (SIGSTOP), at step 7"
+        verdict.line
+        == "worker 1 has made no progress for 5 s: its process is stopped (SIGSTOP), last heard of "
+        "at step 7"
     )
 
 

@@ -215,7 +215,8 @@ class Watchdog:
         usual = record.last.seconds_per_step
         line = (
             f"{task} has made no progress for {_seconds(now - record.moved)}: {why}, "
-            f"at step {record.last.step}{_after_start(record)}"
+            f"{'last heard of ' if now - record.heard > _SILENT else ''}at step {record.last.step}"
+            f"{_after_start(record)}"
             f"{'' if usual is None else f'; usual step {_seconds(usual)}'}"
         )
         return Verdict("hung", task, line)

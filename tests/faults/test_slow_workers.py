@@ -1,0 +1,80 @@
+"""A worker that is ten times slower than the other, in each way of being slow: named, and left alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from watched_jobs import Watched, run
+
+DUTY = 0.1  # of the time, a slow process runs
+TURN = 0.01  # seconds that it runs at a time
+
+
+class Brake:
+    """Lets a process run for a part of the time only, from its own word until it was called slow."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def on_line(self, text: str) -> None:
+        """Begins and ends by what the job shows."""
+        if found := re.search(r"fault (\d+)", text):
+            self._thread = threading.Thread(target=self._hold, args=(int(found[1]),))
+            self._thread.start()
+        elif "is slow" in text:
+            self.release()
+
+    def release(self) -> None:
+        """The process runs as it can."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _hold(self, pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            try:
+                while not self._over.wait(TURN):
+                    os.kill(pid, signal.SIGSTOP)
+                    self._over.wait(TURN * (1 - DUTY) / DUTY)
+                    os.kill(pid, signal.SIGCONT)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def brake() -> Iterator[Brake]:
+    brake = Brake()
+    yield brake
+    brake.release()
+
+
+def check(ended: Watched, what: str) -> None:
+    assert ended.status == 0, ended.text
+    assert len(ended.digests()) == 1
+    slow = [line.text for line in ended.lines if "is slow" in line.text]
+    assert len(slow) == 1, ended.text
+    assert slow[0].startswith("[dtrain] worker 1 is slow, and the others wait for it"), slow
+    assert f"of it is {what}" in slow[0]
+    assert "no progress" not in ended.text
+    assert "restart" not in ended.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [("slow_reader", "waiting for its next batch"), ("slow_callback", "in callbacks")],
+)
+def test_a_worker_that_pauses_in_each_step_is_named(kind: str, what: str, tmp_path: Path) -> None:
+    check(run(tmp_path, kind, steps=250, pause=0.08, options=()), what)
+
+
+def test_a_worker_that_computes_at_a_tenth_of_the_speed_is_named(tmp_path: Path, brake: Brake) -> None:
+    check(run(tmp_path, "slow_process", steps=1000, options=(), on_line=brake.on_line), "computing")
