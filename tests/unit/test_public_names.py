@@ -139,6 +139,7 @@ def test_every_module_says_what_it_is_for() -> None:
 
 def test_the_public_names_are_these() -> None:
     assert dtrain.__all__ == [
+        "BackupAndRestore",
         "CentralStorageStrategy",
         "DtrainError",
         "MirroredStrategy",

@@ -59,7 +59,8 @@ def find_newest(folder: str, layout: ReplicaLayout, group: Group) -> Found | Non
         layout: the strategy's.
         group: who shares the folder.
     """
-    mine = {(each.step, each.serial): each for each in committed(folder)}
+    # Of two attempts' checkpoints of one name the later one counts.
+    mine = {(each.step, each.serial): each for each in reversed(committed(folder))}
     everyone = exchange(layout, sorted(mine))
     common = set(everyone[0]).intersection(*everyone[1:])
     if not common and any(everyone):

@@ -62,6 +62,8 @@ def _leave(folder: Path, worker: int, token: str) -> str | None:
     mark = folder.absolute() / f".worker-{worker}-{token}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(f".worker-{worker}-*"):  # by an attempt that was killed
+            left.unlink(missing_ok=True)
         mark.touch()
     except OSError:
         return None

@@ -25,8 +25,10 @@ from dtrain.checkpoint.preemption import Notices
 from dtrain.checkpoint.store import CheckpointStore, remove_all, remove_uncommitted
 from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.cluster import settings
+from dtrain.keras_engine.between_steps import epoch_goes_on
 from dtrain.keras_engine.build import build
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
+from dtrain.keras_engine.steps import step_is_stock
 from dtrain.keras_engine.talk import exchange
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
@@ -82,6 +84,7 @@ class Session:
         self._done = 0  # steps of the running epoch
         self._total = 0  # steps of all epochs
         self._serial = 0
+        self._due = False  # at the epoch's end
         self._told: int | None = None
         self._states: CallbackStates
         self._variables: TrainingVariables
@@ -115,6 +118,10 @@ class Session:
             return
         if decision.notice:
             self._stop_for(decision.notice)
+        if done == iterator.num_batches and not step_is_stock(self._model, "train_step"):
+            # What its last step returned are the epoch's logs, and these are not known here.
+            self._due = True
+            return
         self._save(epoch=self._epoch, boundary=False)
 
     def end(self, history: Any) -> None:
@@ -231,6 +238,7 @@ class Session:
         self._pending = None
         if not found.boundary:
             self._apply(found)
+            epoch_goes_on(self._model)
         worker = found.worker(self._layout.worker)
         self._iterator.go_to(worker["position"])
         random.setstate(worker["random"])
@@ -249,7 +257,7 @@ class Session:
     def _epoch_ended(self, epoch: int, logs: dict[str, Any]) -> None:
         self._done = 0
         self._report()
-        if self._plan.every_epoch:
+        if self._plan.every_epoch or self._due:
             self._store.wait(_LAST_SECONDS)
             self._save(epoch=epoch + 1, boundary=True, logs=logs)
 
@@ -258,6 +266,7 @@ class Session:
     ) -> None:
         """Captures the state; it is written while training goes on."""
         self._serial += 1
+        self._due = False
         ended = epoch - 1 if boundary and logs is not None else None
         worker = {
             "epoch": epoch,

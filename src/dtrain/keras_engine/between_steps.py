@@ -6,7 +6,8 @@ Here whoever must act at such a moment is called, with the epoch's iterator. Wha
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import keras
@@ -88,6 +89,25 @@ def announce(iterator: Any) -> None:
 
 def _note(iterator: Any, done: int) -> None:
     progress.step_done(done)
+
+
+_steps_done: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def epoch_goes_on(model: Any) -> None:
+    """Says that the running epoch began in another process; its metrics are in place."""
+    _steps_done.add(model)
+
+
+def make_epoch_logs(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of what makes an epoch's logs of its last step's: it may have had no step here."""
+
+    def _get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
+        goes_on = self in _steps_done
+        _steps_done.discard(self)
+        return dict(self.get_metrics_result()) if goes_on and not logs else original(self, logs)
+
+    return _get_metrics_result_or_logs
 
 
 def wants_session(callbacks: Any) -> bool:

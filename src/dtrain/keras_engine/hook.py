@@ -30,6 +30,7 @@ def install() -> None:
 
 def _install() -> None:
     from dtrain.keras_engine import (
+        between_steps,
         build,
         empty_parts,
         epochs,
@@ -57,6 +58,7 @@ def _install() -> None:
     replace(keras.FIT, fitting.make_fit)
     replace(keras.EVALUATE, fitting.make_evaluate)
     replace(keras.PREDICT, fitting.make_predict)
+    replace(keras.EPOCH_LOGS, between_steps.make_epoch_logs)
     replace(keras.COMPILE, fitting.make_compile)
     replace(keras.SCALE_LOSS, losses.make_scale)
     replace(keras.UNSCALE_LOSS, losses.make_scale)

@@ -85,6 +85,11 @@ GET_METRICS_RESULT = Reach(
     module="keras.src.trainers.trainer", owner="Trainer", name="get_metrics_result", signature="(self)",
     reason="the stock steps' results are computed once, after the reduction, not in every replica",
 )  # fmt: skip
+EPOCH_LOGS = Reach(
+    module="keras.src.trainers.trainer", owner="Trainer", name="_get_metrics_result_or_logs",
+    signature="(self, logs)",
+    reason="an epoch that goes on after its last step has no step whose logs could be the epoch's",
+)  # fmt: skip
 SCALE_LOSS = Reach(
     module=_LOSS, name="scale_loss_for_distribution", signature="(value)",
     reason="it divides by the number of replicas, which is wrong for uneven batches",
