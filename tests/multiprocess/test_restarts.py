@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 import re
 import signal
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from restart_jobs import Ended, run
+from restart_jobs import Ended, lives_in, run, wait_until, write_program
 
 LIMIT = 30.0
 
@@ -193,3 +196,49 @@ def test_nothing_is_removed_of_a_job_that_failed(launch: Callable[..., Ended], t
     ended = launch(f"channel.tell_removal({str(tmp_path / 'backup')!r})\nsys.exit(3)")
     assert ended.status == 3
     assert (tmp_path / "backup").exists()
+
+
+SAVES = """
+        signal.signal(signal.SIGTERM, lambda *_: (time.sleep(2.0), sys.exit(channel.RUN_AGAIN)))
+        channel.tell_checkpoint(-1, "/folder")
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "signum", "status"),
+    [
+        (SAVES, signal.SIGTERM, 75),
+        (SAVES, signal.SIGUSR1, 75),
+        (
+            SAVES + "        signal.signal(signal.SIGTERM, signal.SIG_DFL) if index else 0\n",
+            signal.SIGTERM,
+            143,
+        ),
+        (SAVES, signal.SIGINT, 130),
+    ],
+)
+def test_a_notice_is_passed_on_and_answered(
+    tmp_path: Path, text: str, signum: signal.Signals, status: int
+) -> None:
+    """Saving takes longer than a second, the grace of tasks that have nothing to save in this test."""
+    script = write_program(
+        tmp_path, textwrap.dedent(text) + "step(1)\n(folder.parent / f'ready-{index}').touch()\nhang()\n"
+    )
+    code = (
+        "import sys; from dtrain.launch import launch_local, local; local.GRACE = 1.0; "
+        "sys.exit(launch_local([sys.executable, *sys.argv[1:]], workers=2, spares=0))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, *script], stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: len([*tmp_path.glob("ready-*")]) == 2)
+        time.sleep(0.3)
+        process.send_signal(signum)
+        _, errors = process.communicate(timeout=LIMIT)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == status, errors
+    assert f"{signum.name} was received" in errors
+    assert ("every task has saved a checkpoint" in errors) == (status == 75)
+    assert "started again" not in errors
+    lives_in(tmp_path / "lives")

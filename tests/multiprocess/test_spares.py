@@ -44,6 +44,7 @@ BEGIN = """
             "sitecustomize": sys.modules["sitecustomize"].__file__,
             "threads": threading.active_count(), "priority": os.getpriority(os.PRIO_PROCESS, 0),
             "session": os.getsid(0) == os.getpid(), "stdin": os.readlink("/proc/self/fd/0"),
+            "oom": Path("/proc/self/oom_score_adj").read_text(),
             "files": len(os.listdir("/proc/self/fd")), "signals": str(signal.getsignal(signal.SIGINT)),
         }
     (folder.parent / f"state-{attempt}-{index}").write_text(json.dumps(state()))

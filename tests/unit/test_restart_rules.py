@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from dtrain.launch.budget import Budget
+from dtrain.launch.members import Members
 from dtrain.launch.policy import Policy
 from dtrain.launch.processes import Outcome
-from dtrain.launch.reports import describe_exit
+from dtrain.launch.reports import describe_exit, exit_status
+from dtrain.launch.restart_rules import Failure, RestartRules
 from dtrain.launch.supervisor import ParameterServerPolicy, exception_of_chief
 from dtrain.topology import Task
 
@@ -132,3 +134,103 @@ def test_only_the_chiefs_own_exception_counts() -> None:
 )
 def test_an_exit_code_in_words(code: int, words: str) -> None:
     assert describe_exit(code) == words
+
+
+ONE, TWO = Task("worker", 1), Task("worker", 2)
+
+
+def failures(*found: Failure, limit: int = 100) -> list[tuple[bool, float]]:
+    rules = RestartRules(Budget(limit, Clock()))
+    return [(judged.again, judged.delay) for judged in map(rules.judge, found)]
+
+
+def killed(step: int | None, code: int = -9, task: Task = ONE) -> Failure:
+    return Failure(task, code, step=step, progressed=step is not None, stepped=True)
+
+
+def raised(step: int | None, line: str = "ValueError: x", task: Task = ONE) -> Failure:
+    return Failure(task, 1, line, step, progressed=step is not None, stepped=True)
+
+
+def test_after_progress_there_is_no_delay_and_without_it_growing_ones() -> None:
+    found = failures(*[killed(None)] * 7, killed(3), killed(None), killed(None))
+    assert [delay for _, delay in found] == [1, 2, 4, 8, 16, 30, 30, 0, 1, 2]
+    assert all(again for again, _ in found)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "again"),
+    [
+        ([killed(7), killed(7), killed(7)], [True, True, False]),
+        ([killed(7), killed(8), killed(7), killed(7)], [True] * 4),
+        ([killed(7), killed(7, -11), killed(7)], [True] * 3),
+        ([killed(7), killed(7, task=TWO), killed(7)], [True] * 3),
+        ([killed(None)] * 9, [True] * 9),
+        ([raised(7), raised(7)], [True, False]),
+        ([raised(7), raised(9)], [True, True]),
+        ([raised(7), raised(7, task=TWO), raised(7)], [True] * 3),
+        ([raised(7), raised(7, "KeyError: 'a'"), raised(7)], [True] * 3),
+        ([raised(None), raised(None)], [True, False]),
+        ([Failure(ONE, 1, "ValueError: x")], [False]),
+        ([Failure(ONE, 2, step=3, progressed=True, stepped=True)], [False]),
+        ([Failure(ONE, -9)], [True]),
+    ],
+)
+def test_when_another_try_is_of_no_use(sequence: list[Failure], again: list[bool]) -> None:
+    assert [each for each, _ in failures(*sequence)] == again
+
+
+def test_the_budget_bounds_restarts() -> None:
+    assert [again for again, _ in failures(*[killed(n) for n in range(4)], limit=3)] == [*[True] * 3, False]
+
+
+def test_a_failure_in_words() -> None:
+    assert str(killed(7)) == "worker 1 was killed by signal 9 (SIGKILL) at step 7"
+    assert str(raised(None)) == "worker 1 ended with exit status 1 before its first step"
+    assert str(Failure(ONE, -9, step=3, reason="was stuck")) == "worker 1 was stuck at step 3"
+
+
+def test_places_are_given_up_and_tried_again_after_growing_times() -> None:
+    clock = Clock()
+    members = Members(1, 3, rejoin=60.0, clock=clock)
+    assert members.present() == [0, 1, 2] and members.next_return() is None
+    assert [members.failed_to_start(0), members.failed_to_start(0)] == [False, True]
+    assert (members.give_up(0), members.present(), members.next_return()) == (60.0, [1, 2], 1060.0)
+    assert members.take_in() == []
+    clock.now += 60
+    assert members.take_in() == [0] and members.present() == [0, 1, 2]
+    assert members.failed_to_start(0), "one try is enough for one that was absent"
+    assert members.give_up(0) == 120.0
+    clock.now += 120
+    assert members.take_in() == [0]
+    members.works([0])
+    assert [members.failed_to_start(0), members.failed_to_start(0)] == [False, True]
+    assert members.give_up(0) == 60.0
+
+
+def test_failures_to_start_count_one_after_another() -> None:
+    members = Members(1, 2, rejoin=60.0)
+    assert not members.failed_to_start(1)
+    members.works([1])
+    assert not members.failed_to_start(1)
+    assert members.failed_to_start(1)
+    assert members.can_lose_one()
+    members.give_up(1)
+    assert not members.can_lose_one()
+
+
+@pytest.mark.parametrize(
+    ("codes", "signum", "status"),
+    [
+        ([75, 75], 15, 75),
+        ([75, 75], 10, 75),
+        ([75, 75], 2, 130),
+        ([75, -9], 15, 143),
+        ([0, 0], 15, 143),
+        ([], 15, 143),
+        ([0, 0], None, 0),
+    ],
+)
+def test_the_launchers_own_status(codes: list[int], signum: int | None, status: int) -> None:
+    ended = Outcome(exit_codes={Task("worker", i): c for i, c in enumerate(codes)}, signal=signum)
+    assert exit_status(ended) == status

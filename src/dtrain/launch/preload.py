@@ -44,14 +44,15 @@ def wait_for_order() -> None:
         return
     order, ready = found
     del os.environ["DTRAIN_SPARE"]
-    with _unimportant():
-        fit = _import_all()
-    os.write(ready, READY if fit else UNFIT)
-    os.close(ready)
-    with os.fdopen(order, "rb") as pipe:
-        text = pipe.read()
-    if not text:
-        os._exit(0)
+    with _dispensable():
+        with _unimportant():
+            fit = _import_all()
+        os.write(ready, READY if fit else UNFIT)
+        os.close(ready)
+        with os.fdopen(order, "rb") as pipe:
+            text = pipe.read()
+        if not text:
+            os._exit(0)
     for name, value in json.loads(text).items():
         if value is None:
             os.environ.pop(name, None)
@@ -184,6 +185,21 @@ def _is_environment(node: ast.AST) -> bool:
 
 def _text(node: ast.AST | None) -> str | None:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+@contextlib.contextmanager
+def _dispensable() -> Iterator[None]:
+    """Where the machine runs out of memory meanwhile, let it take this process and not a task."""
+    score = Path("/proc/self/oom_score_adj")
+    try:
+        own = score.read_text(encoding="ascii")
+        score.write_text(f"{min(1000, int(own) + 500)}", encoding="ascii")
+    except (OSError, ValueError):
+        yield
+        return
+    yield
+    with contextlib.suppress(OSError):
+        score.write_text(own, encoding="ascii")
 
 
 @contextlib.contextmanager

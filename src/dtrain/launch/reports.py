@@ -33,7 +33,9 @@ def report(outcome: Outcome) -> list[str]:
     lines = []
     if outcome.signal is not None:
         name = signal.Signals(outcome.signal).name
-        lines.append(f"[dtrain] {name} was received: every task was ended.")
+        saved = exit_status(outcome) == RUN_AGAIN
+        what = f"has saved a checkpoint; run the job again (status {RUN_AGAIN})" if saved else "was ended"
+        lines.append(f"[dtrain] {name} was received: every task {what}.")
     failed = outcome.first_failure
     if failed is not None:
         what = outcome.reason or describe_exit(outcome.exit_codes[failed])

@@ -61,6 +61,7 @@ class SynchronousJob:
         self._own_grace = own_grace
         self._session = session
         self._spares = spares
+        self._again_in_vain = 0
         self.record = JobRecord()
 
     def run(self) -> Outcome:
@@ -107,9 +108,12 @@ class SynchronousJob:
             self._show(report(outcome))
             return None
         if outcome.exit_codes[failed] == RUN_AGAIN and self._restarts:
+            # Once more at once; but a notice that comes in every attempt would keep us busy for nothing.
+            self._again_in_vain = 0 if attempt.progressed else self._again_in_vain + 1
+            delay = back_off(self._again_in_vain - 1) if self._again_in_vain > 1 else 0.0
             line = f"{failed} has saved a checkpoint and wants to be run again. All are started again"
-            self._session.say(f"{line}, {self._from_where()}.")
-            return 0.0
+            self._session.say(f"{line}{f' in {delay:g} s' if delay else ''}, {self._from_where()}.")
+            return delay
         failure = self._failure(outcome, attempt)
         judgement = self._without(failure, attempt) or self._rules.judge(failure)
         if not judgement.again:
