@@ -6,6 +6,7 @@ order of an epoch is not its affair.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -36,6 +37,11 @@ class EpochCounter:
         """The epoch of the next iteration."""
         return int(tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=tf.int64))
 
+    def seek(self, epoch: int) -> None:
+        """Has the next iteration be this epoch."""
+        with tf.init_scope(), tf.device("CPU:0"):
+            tf.raw_ops.AssignVariableOp(resource=self._handle, value=tf.constant(epoch, tf.int64))
+
     def attach(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """A dataset of (epoch, element); an epoch begins when its first element is taken.
 
@@ -65,6 +71,36 @@ class EpochCounter:
             raised = tf.raw_ops.AssignAddVariableOp(resource=self._handle, value=tf.cast(begins, tf.int64))
         with tf.control_dependencies([raised]):
             return tf.identity(epoch)
+
+
+class EpochPlaces:
+    """How a dataset that counts its epochs is begun elsewhere; see `keras_engine.protocol.Places`.
+
+    Args:
+        counter: the dataset's.
+        dataset: makes one from `first_epoch` and `first_step` on.
+        fingerprint: what decides the order.
+    """
+
+    def __init__(
+        self, counter: EpochCounter, dataset: Callable[..., tf.data.Dataset], fingerprint: dict[str, Any]
+    ) -> None:
+        self._counter = counter
+        self._dataset = dataset
+        self.fingerprint = fingerprint
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next iteration."""
+        return self._counter.next
+
+    def seek(self, epoch: int) -> None:
+        """Has the next iteration be this epoch."""
+        self._counter.seek(epoch)
+
+    def rest(self, epoch: int, step: int) -> tf.data.Dataset:
+        """The epoch's batches from a step on."""
+        return self._dataset(first_epoch=epoch, first_step=step)
 
 
 class NoEpochs:

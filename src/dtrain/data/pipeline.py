@@ -15,7 +15,7 @@ from dtrain import sharding as rules
 from dtrain.data.arguments import is_function, taking, whole_number
 from dtrain.data.batches import Stages, StreamBatches, TableBatches, finished, rows_of_worker
 from dtrain.data.columns import ColumnTable, columns_of
-from dtrain.data.epochs import EpochCounter, unconverted
+from dtrain.data.epochs import EpochCounter, EpochPlaces, unconverted
 from dtrain.data.order import PlainOrder
 from dtrain.data.readers import ArrayRecordTable, FunctionStream, InOrder, RecordStream, cached, in_order
 from dtrain.data.records import Records
@@ -162,6 +162,9 @@ class Pipeline:
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(left))
         dataset = finished(dataset)
         dataset.dtrain_split = lambda layout: self._split(layout, counter, first_step)
+        if not first_step:
+            order = {"batch": self.batch, "seed": self._seed, "shuffle": self._shuffle}
+            dataset.dtrain_places = EpochPlaces(counter, self.dataset, order)
         return dataset
 
     def _keeps_shares(self) -> bool:

@@ -1,6 +1,7 @@
-"""Hands `fit` the epochs of any input that Keras takes, split over the replicas.
+"""Hands `fit` the epochs of any input that Keras takes, split over the replicas, from any place on.
 
-Which batches there are is Keras' adapters' business; here they are only divided.
+Which batches there are is Keras' adapters' business; here they are only divided. How a source finds a place
+is `positions.py`'s and the sources'.
 """
 
 from __future__ import annotations
@@ -11,10 +12,16 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.errors import DataError
+from dtrain.keras_engine.array_order import ArraySource
 from dtrain.keras_engine.asynchronous.functions import make_asynchronous_epochs
+from dtrain.keras_engine.between_steps import announce
 from dtrain.keras_engine.input import SplitDataset
+from dtrain.keras_engine.placed_epochs import PlacedEpochs
+from dtrain.keras_engine.positions import ReadSource, Source, placed
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
+from dtrain.keras_engine.py_dataset_order import PyDatasetSource, can_be_computed
 from dtrain.keras_engine.talk import exchange
+from dtrain.upstream import datasets as upstream_data
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -26,38 +33,65 @@ def make_epoch_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
 
     base: Any = original
 
-    class EpochIterator(base):  # type: ignore[misc]
-        """Keras' epochs; under a strategy of dtrain's, over batches that are split by it."""
+    class EpochIterator(PlacedEpochs, base):  # type: ignore[misc]
+        """Keras' epochs; under a strategy of dtrain's, over batches that are split by it.
+
+        Attributes:
+            element_spec: of a global batch.
+        """
 
         def __new__(cls, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> Any:
             return super().__new__(cls if servers_of(distribute_strategy) is None else asynchronous)
 
         def __init__(self, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
-            layout = layout_of(distribute_strategy)
-            if layout is None:
-                super().__init__(distribute_strategy, *args, **kwargs)
-                self.element_spec = None
-                return
             upstream_keras.epoch_iterator_base().__init__(self, *args, **kwargs)
             self.data_adapter: Any
             self._distribute_strategy = distribute_strategy
-            dataset = self.data_adapter.get_tf_dataset()
-            self.element_spec = dataset.element_spec
+            layout = layout_of(distribute_strategy)
+            self._source = _source_of(self.data_adapter, self.steps_per_epoch, layout)
+            self.element_spec = self._source.dataset.element_spec
+            self._fingerprint = self._source.fingerprint | {
+                "the kind of data": self._source.kind,
+                "the number of batches": self._num_batches,
+                "steps_per_epoch": self.steps_per_epoch,
+                "shapes and types": str(self.element_spec),
+            }
+            self._distributed_dataset = self._divided(self._source.dataset, check=True)
+            self._forget()
+            announce(self)
+
+        def _divided(self, dataset: Any, *, check: bool = False) -> Any:
+            """What is iterated over for a dataset of global batches."""
+            strategy, layout = self._distribute_strategy, layout_of(self._distribute_strategy)
+            if layout is None:
+                given = isinstance(dataset, tf.distribute.DistributedDataset)
+                return dataset if given else strategy.experimental_distribute_dataset(dataset)
             if layout.replicas > 1 and not isinstance(dataset, tf.distribute.DistributedDataset):
                 if layout.workers == 1 or _policy(dataset) not in _OWN_POLICIES:
-                    check_same_data(dataset, self.steps_per_epoch, layout)
-                    self._distributed_dataset = SplitDataset(dataset, layout)
-                    return
-                dataset = distribute_strategy.experimental_distribute_dataset(dataset)
-            self._distributed_dataset = dataset
-            if isinstance(dataset, tf.distribute.DistributedDataset):
+                    if check:
+                        check_same_data(dataset, self.steps_per_epoch, layout)
+                    return SplitDataset(dataset, layout)
+                dataset = strategy.experimental_distribute_dataset(dataset)
+            if isinstance(dataset, tf.distribute.DistributedDataset) and check:
                 self.data_adapter = _Counted(self.data_adapter, common_steps(dataset, layout))
                 self._num_batches = self.data_adapter.num_batches
+            return dataset
 
     asynchronous = make_asynchronous_epochs(EpochIterator)
     EpochIterator.__name__ = original.__name__
     EpochIterator.__qualname__ = original.__qualname__
     return EpochIterator
+
+
+def _source_of(adapter: Any, steps_per_epoch: int | None, layout: ReplicaLayout | None) -> Source:
+    """Where the batches of an adapter of Keras' come from."""
+    if upstream_data.is_arrays(adapter):
+        return ArraySource(adapter, layout)
+    if upstream_data.is_py_dataset(adapter) and can_be_computed(adapter, steps_per_epoch):
+        return PyDatasetSource(adapter, layout)
+    dataset = adapter.get_tf_dataset()
+    replicas = 1 if layout is None else layout.replicas
+    return placed(dataset) or ReadSource(upstream_data.kind_of(adapter), dataset, replicas)
 
 
 class _Counted:

@@ -7,7 +7,7 @@ alone. A dataset may carry a way to read one worker's part of its batches.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,3 +91,31 @@ def own_split(dataset: Any, layout: ReplicaLayout) -> Any | None:
     """
     split = getattr(dataset, "dtrain_split", None)
     return None if split is None or layout.workers == 1 else split(layout)
+
+
+class Places(Protocol):
+    """What a dataset carries as its attribute `dtrain_places` if its place is computed.
+
+    Attributes:
+        epoch: the number of the epoch that the next iteration over the dataset is.
+        fingerprint: what decides its order, by its name in messages.
+    """
+
+    @property
+    def epoch(self) -> int:  # noqa: D102
+        ...
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:  # noqa: D102
+        ...
+
+    def seek(self, epoch: int) -> None:
+        """Has the next iteration over the dataset be this epoch."""
+
+    def rest(self, epoch: int, step: int) -> Any:
+        """A dataset of the epoch's batches from a step on, and no more."""
+
+
+def own_places(dataset: Any) -> Places | None:
+    """What a dataset knows of its places, if anything; datasets that are made of it do not."""
+    return getattr(dataset, "dtrain_places", None)

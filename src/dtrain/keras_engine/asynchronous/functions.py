@@ -64,6 +64,11 @@ class AsynchronousFunction:
         self.staleness = Staleness()
 
     @property
+    def between_blocks(self) -> bool:
+        """Whether the batches of all blocks that were begun are counted as done."""
+        return self._ahead == 0
+
+    @property
     def turns(self) -> set[int]:
         """How many steps a turn of the loops has that were traced."""
         return self._program.turns
@@ -101,6 +106,13 @@ class AsynchronousFunction:
             session.finish()
             self.staleness = session.staleness
             self._renew_logs(session)
+
+    def rest(self) -> bool:
+        """Whether the model stands still now, after the calls that were made and before any other step.
+
+        It waits for blocks that workers are at; where these have gone ahead of the calls, it says no.
+        """
+        return self._session is None or (self._ahead == 0 and self._session.rest())
 
     def abandon(self) -> None:
         """The epoch ends by an error: what is not done is dropped."""
@@ -241,21 +253,18 @@ def make_asynchronous_epochs(base: Any) -> Any:
 
         Attributes:
             function: what has taken batches in this epoch, or None.
-            total: the number of batches of an epoch, or None.
+            total: how many batches an epoch has from where it begins, or None.
         """
 
-        def __init__(self, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
-            upstream_keras.epoch_iterator_base().__init__(self, *args, **kwargs)
-            self._distribute_strategy = distribute_strategy
-            dataset = self.data_adapter.get_tf_dataset()
-            self.element_spec = dataset.element_spec
-            self._distributed_dataset = _EpochData(dataset, self)
-            self.function: AsynchronousFunction | None = None
+        function: AsynchronousFunction | None = None
+
+        def _divided(self, dataset: tf.data.Dataset, *, check: bool = False) -> Any:
+            return _EpochData(dataset, self)
 
         @property
         def total(self) -> int | None:
             found: int | None = self.steps_per_epoch or self._num_batches
-            return found
+            return None if found is None else found - self._first
 
         @contextlib.contextmanager
         def catch_stop_iteration(self) -> Iterator[None]:
@@ -267,6 +276,11 @@ def make_asynchronous_epochs(base: Any) -> Any:
                 if self.function is not None:
                     self.function.abandon()
                 raise
+
+        def _at_rest(self) -> bool:
+            return self.function is None or self.function.between_blocks
+
+        def _await_steps(self) -> None:
             if self.function is not None:
                 self.function.end()
 
