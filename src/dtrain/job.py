@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtrain.cluster import current
+from dtrain.cluster import current, settings
 from dtrain.errors import ClusterConfigError, ConfigurationError
 from dtrain.topology import Topology
 
@@ -70,6 +70,16 @@ def broadcast(value: Any, *, timeout: float | None = None) -> Any:
             serves the chief of a job with parameter servers.
     """
     return _exchange(value if is_chief() else None, timeout)[0]
+
+
+def full_size(replicas: int) -> int:
+    """How many replicas there are when no worker of an elastic job is absent (`--workers MIN:MAX`).
+
+    Args:
+        replicas: how many there are now.
+    """
+    full, now = settings.full_workers(), world_size()
+    return replicas if full is None else replicas * full // now
 
 
 def _runs_alone(topology: Topology) -> bool:

@@ -14,9 +14,9 @@ import keras
 import tensorflow as tf
 
 from dtrain import job, optim
+from dtrain.batches import Batches, plan_batches
 from dtrain.data.pipeline import Pipeline
 from dtrain.errors import ConfigurationError, DataError
-from dtrain.optim.batches import Batches, plan_batches
 from dtrain.optim.optimizers import OptimizerLike, base_optimizer, rate_of, with_settings
 from dtrain.strategies.registry import strategy as make_strategy
 from dtrain.trainer_run import NoRun, TrainerRun
@@ -74,12 +74,14 @@ class Trainer:
                 f"warmup_steps is {warmup_steps}, which is below 0.", hint="Set it to 0 for no warm-up."
             )
         self.strategy = make_strategy(strategy) if isinstance(strategy, str) else strategy
+        replicas = self.strategy.num_replicas_in_sync
+        # Where a worker of an elastic job is absent, the batches stay, and those that are there do more.
         self.batches: Batches = plan_batches(
-            replicas=self.strategy.num_replicas_in_sync,
+            replicas=job.full_size(replicas),
             global_batch=global_batch,
             per_replica=per_replica_batch,
             accumulation=accumulation,
-        )
+        ).on(replicas)
         self._scaling, self._base_batch, self._warmup_steps = scaling, base_batch, warmup_steps
         self._seed = seed
         self._files: TrainerRun | NoRun = NoRun() if run_dir is None else TrainerRun(run_dir, save_freq)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dtrain.batches import Batches, plan_batches
 from dtrain.errors import ConfigurationError
-from dtrain.optim.batches import Batches, plan_batches
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,8 @@ from dtrain.optim.batches import Batches, plan_batches
 )
 def test_any_two_decide_the_third(given: dict[str, int], expected: tuple[int, int]) -> None:
     found = plan_batches(replicas=2, **given)
-    assert found == Batches(per_replica=expected[0], accumulation=expected[1], replicas=2)
-    assert found.micro_batch == expected[0] * 2
+    assert found == Batches(micro_batch=expected[0] * 2, accumulation=expected[1], replicas=2)
+    assert found.per_replica == expected[0]
     assert found.global_batch == found.micro_batch * expected[1]
 
 
@@ -44,3 +44,10 @@ def test_any_two_decide_the_third(given: dict[str, int], expected: tuple[int, in
 def test_what_does_not_fit(given: dict[str, int], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         plan_batches(replicas=2, **given)
+
+
+def test_on_fewer_replicas_the_batches_stay_and_their_parts_grow() -> None:
+    planned = plan_batches(replicas=4, per_replica=8, accumulation=3)
+    fewer = planned.on(3)
+    assert (fewer.global_batch, fewer.micro_batch, fewer.accumulation) == (96, 32, 3)
+    assert fewer.per_replica == 11

@@ -219,7 +219,8 @@ def test_options_become_arguments_and_options_again() -> None:
 def test_two_sizes_decide_the_third(
     options: dict[str, int], replicas: int, sizes: tuple[int, int, int]
 ) -> None:
-    assert RecipeOptions(**options).batches(replicas) == sizes
+    found = RecipeOptions(**options).batches(replicas)
+    assert (found.global_batch, found.micro_batch, found.accumulation) == sizes
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ ORDER = (
     "progress",
     "launch",
     "collectives",
-    "sharding",
+    "sharding batches",
     "keras_engine",
     "job",
     "strategies",

@@ -5,23 +5,8 @@ It is arithmetic on four numbers, checked before anything starts; it makes no ba
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from dtrain.batches import Batches, plan_batches
 from dtrain.errors import ConfigurationError
-
-
-class Batches(NamedTuple):
-    """The sizes of a training run; `global_batch == micro_batch * accumulation`.
-
-    Attributes:
-        global_batch: examples behind one update of the weights, over all replicas and micro-batches.
-        micro_batch: examples that all replicas together compute at a time; what the pipeline batches.
-        accumulation: micro-batches behind one update.
-    """
-
-    global_batch: int
-    micro_batch: int
-    accumulation: int
 
 
 def check_batches(global_batch: int | None, per_replica: int | None, accumulation: int | None) -> None:
@@ -64,12 +49,9 @@ def resolve_batches(
     """
     if per_replica is None:
         return _divide(global_batch or usual, accumulation or 1, replicas)
-    from dtrain.optim.batches import plan_batches  # here, because its package imports TensorFlow
-
-    plan = plan_batches(
+    return plan_batches(
         replicas=replicas, global_batch=global_batch, per_replica=per_replica, accumulation=accumulation
     )
-    return Batches(plan.global_batch, plan.micro_batch, plan.accumulation)
 
 
 def _divide(global_batch: int, accumulation: int, replicas: int) -> Batches:
@@ -85,7 +67,7 @@ def _divide(global_batch: int, accumulation: int, replicas: int) -> Batches:
             f"The global batch is {global_batch}{divided}, but there are {replicas} replicas.",
             hint=f"Set the global batch to {replicas * accumulation} or more, or train on fewer devices.",
         )
-    return Batches(global_batch, micro_batch, accumulation)
+    return Batches(micro_batch=micro_batch, accumulation=accumulation, replicas=replicas)
 
 
 def at_least_one(name: str, value: int | None, hint: str) -> None:

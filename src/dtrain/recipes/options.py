@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from dtrain.batches import Batches
 from dtrain.errors import ConfigurationError
 from dtrain.monitor.run_directory import check_run_directory
 from dtrain.recipes.arguments import declare, option, own_fields, said, to_arguments
-from dtrain.recipes.batches import Batches, at_least_one, check_batches, resolve_batches
+from dtrain.recipes.batches import at_least_one, check_batches, resolve_batches
 
 _LARGEST_SEED = 2**32 - 1
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16")

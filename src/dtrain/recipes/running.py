@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 import dtrain
-from dtrain import monitor
+from dtrain import job, monitor
 from dtrain.data import Pipeline
 from dtrain.monitor import RunDirectory
 from dtrain.monitor.throughput import Throughput
@@ -58,7 +58,9 @@ class TrainingRun:
         self._started = time.perf_counter()
         self.recipe, self.options = recipe, options
         self.strategy = dtrain.strategy(options.strategy)
-        self.batches = options.batches(self.strategy.num_replicas_in_sync)
+        replicas = self.strategy.num_replicas_in_sync
+        # Where a worker of an elastic job is absent, the batches stay, and those that are there do more.
+        self.batches = options.batches(job.full_size(replicas)).on(replicas)
         keras.utils.set_random_seed(options.seed)
 
     def schedule(self, steps_per_epoch: int) -> keras.optimizers.schedules.LearningRateSchedule:

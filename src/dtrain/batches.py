@@ -1,10 +1,12 @@
 """How many examples does a step see? Global batch = per-replica batch x accumulation x replicas.
 
-It only calculates: who splits a batch over the replicas is the engine, and who accumulates is the optimizer.
+It only calculates, without TensorFlow: who splits a batch over the replicas is the engine, and who
+accumulates is the optimizer.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from dtrain.errors import ConfigurationError
@@ -18,24 +20,28 @@ class Batches:
     """The sizes that belong to one update of the weights.
 
     Attributes:
-        per_replica: examples that a replica computes with at once.
+        micro_batch: examples of all replicas at once; data is batched by it, and `fit` takes it as its batch.
         accumulation: micro-batches whose gradients make one update.
         replicas: how many compute at the same time.
     """
 
-    per_replica: int
+    micro_batch: int
     accumulation: int
     replicas: int
 
     @property
-    def micro_batch(self) -> int:
-        """Examples of all replicas at once: what data is batched by, and what `fit` takes as a batch."""
-        return self.per_replica * self.replicas
+    def per_replica(self) -> int:
+        """Examples that a replica computes with at once; where they cannot be shared evenly, the most."""
+        return -(-self.micro_batch // self.replicas)
 
     @property
     def global_batch(self) -> int:
         """Examples in one update."""
         return self.micro_batch * self.accumulation
+
+    def on(self, replicas: int) -> Batches:
+        """The same batches on another number of replicas, which then have larger or smaller parts."""
+        return dataclasses.replace(self, replicas=replicas)
 
 
 def plan_batches(
@@ -68,9 +74,8 @@ def plan_batches(
         if value is not None and value < 1:
             raise ConfigurationError(f"The {name} is {value}, which is below 1.", hint="Set it to 1 or more.")
     if global_batch is None:
-        return Batches(
-            per_replica=per_replica or DEFAULT_PER_REPLICA, accumulation=accumulation or 1, replicas=replicas
-        )
+        each = per_replica or DEFAULT_PER_REPLICA
+        return Batches(micro_batch=each * replicas, accumulation=accumulation or 1, replicas=replicas)
     if per_replica is not None:
         found = _divided(
             global_batch, per_replica * replicas, f"per-replica batch of {per_replica}", replicas
@@ -82,11 +87,11 @@ def plan_batches(
                 f"{per_replica * replicas * (accumulation or 1)}.",
                 hint=f"Give two of the three. With these batches the accumulation is {found}.",
             )
-        return Batches(per_replica=per_replica, accumulation=found, replicas=replicas)
+        return Batches(micro_batch=per_replica * replicas, accumulation=found, replicas=replicas)
     accumulation = accumulation or 1
     what = f"accumulation of {accumulation}" if accumulation > 1 else ""
     found = _divided(global_batch, accumulation * replicas, what, replicas)
-    return Batches(per_replica=found, accumulation=accumulation, replicas=replicas)
+    return Batches(micro_batch=found * replicas, accumulation=accumulation, replicas=replicas)
 
 
 def _divided(global_batch: int, by: int, what: str, replicas: int) -> int:
