@@ -1,22 +1,25 @@
 """A training program that tests break: it trains, hurts itself as it was told, and writes what came of it.
 
-Usage: python fault_program.py FOLDER OPTIONS, with options as JSON; see `Options`. Every life of every
-process leaves a line in FOLDER/lives. The result is that of the first process.
+Usage: python fault_program.py FOLDER OPTIONS [FOLDER OPTIONS ...], with options as JSON; see `Options`.
+Several trainings are made one after another. Every life of every process leaves a line in the first
+FOLDER/lives, and every step of the first worker one in its FOLDER/steps. The result is that of the first
+process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
-import signal
 import sys
-import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from fault_kinds import happen, once
 
 EXAMPLES = 400
 FEATURES = 12
@@ -35,9 +38,15 @@ class Options:
         xla: whether the step is compiled.
         save: arguments of BackupAndRestore beside its folder; None trains without it.
         pause: seconds that each step takes at least.
-        faults: each a dictionary with `kind`, `worker` and `step`, and happens once: at the end of the
-            step's callbacks, counted over all epochs; with `always` in every life.
+        faults: each a dictionary with `kind` (see `fault_kinds.happen`), `worker` and `step`, and happens
+            once: at the end of the step's callbacks, counted over all epochs, or with the step "after" when
+            `fit` has returned; with `always` in every life. One of the kind "data" is raised where the data
+            are read, by the batch of the number `item` that a process reads.
         learning_rate: of Adam.
+        dropout: of the model's only such layer.
+        backup: the folder of the checkpoints, seen from FOLDER.
+        stop_after: the epochs after which EarlyStopping ends the training, at least 2; 0 for none.
+        hold: whether each step of the last epoch takes two seconds, until there is a file FOLDER/go.
     """
 
     strategy: str = "one"
@@ -51,13 +60,22 @@ class Options:
     pause: float = 0.0
     faults: list[dict[str, Any]] = field(default_factory=list)
     learning_rate: float = 0.01
+    dropout: float = 0.3
+    backup: str = "backup"
+    stop_after: int = 0
+    hold: bool = False
 
 
 def main() -> None:
-    """Train, and write FOLDER/result.json."""
-    folder, options = Path(sys.argv[1]), Options(**json.loads(sys.argv[2]))
-    with (folder / "lives").open("a") as lives:
+    """Train as often as was told."""
+    with Path(sys.argv[1], "lives").open("a") as lives:
         lives.write(f"{task()} {os.getpid()} {time.time():.3f}\n")
+    for folder, options in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        train(Path(folder), Options(**json.loads(options)))
+
+
+def train(folder: Path, options: Options) -> None:
+    """Train, and write FOLDER/result.json."""
     strategy = make_strategy(options.strategy)
 
     import keras
@@ -67,18 +85,21 @@ def main() -> None:
     keras.utils.set_random_seed(7)
     with contextlib.nullcontext() if strategy is None else strategy.scope():
         model = make_model(options)
+    patience = options.stop_after - 1
     callbacks: list[Any] = [
         keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.5),
         keras.callbacks.EarlyStopping("loss", patience=20, restore_best_weights=True),
         keras.callbacks.CSVLogger(str(folder / "log.csv")),
         faults_of(folder, options),
     ]
+    if options.stop_after:
+        callbacks.append(keras.callbacks.EarlyStopping("loss", patience=patience, min_delta=1e9))
     if options.save is not None:
-        callbacks.insert(0, dtrain.BackupAndRestore(folder / "backup", **options.save))
+        callbacks.insert(0, dtrain.BackupAndRestore(folder / options.backup, **options.save))
     x, y = arrays()
-    train, arguments = data_of(options, x, y)
+    data, arguments = data_of(folder, options, x, y)
     history = model.fit(
-        train,
+        data,
         epochs=options.epochs,
         validation_data=(x[:50], y[:50]),
         validation_batch_size=options.batch,
@@ -92,10 +113,14 @@ def main() -> None:
             "history": history.history,
             "epochs": history.epoch,
             "iterations": int(model.optimizer.iterations.numpy()),
+            "values": [float(value) for each in model.weights for value in each.numpy().ravel()],
         }
         unfinished = folder / "result.unfinished"
         unfinished.write_text(json.dumps(result))
         unfinished.replace(folder / "result.json")
+    for number, fault in enumerate(options.faults):
+        if fault.get("step") == "after" and fault.get("worker", "worker:0") == task():
+            hurt(folder, options, number)
 
 
 def task() -> str:
@@ -104,6 +129,7 @@ def task() -> str:
     return f"{found['type']}:{found['index']}"
 
 
+@functools.cache
 def make_strategy(name: str) -> Any:
     """The strategy of a name, with two logical devices where one process has several replicas."""
     import dtrain
@@ -135,7 +161,7 @@ def make_model(options: Options) -> Any:
         [
             keras.Input((FEATURES,)),
             layers.Dense(32, activation="relu"),
-            layers.Dropout(0.3),
+            layers.Dropout(options.dropout),
             layers.BatchNormalization(),
             layers.Dense(2, dtype="float32"),
         ]
@@ -183,19 +209,24 @@ def arrays() -> tuple[Any, Any]:
     return x, np.stack([target, np.arange(EXAMPLES)], axis=1).astype("float32")
 
 
-def data_of(options: Options, x: Any, y: Any) -> tuple[Any, dict[str, Any]]:
+def data_of(folder: Path, options: Options, x: Any, y: Any) -> tuple[Any, dict[str, Any]]:
     """The shuffled training data as `fit` takes them, and its arguments."""
     import keras
     import tensorflow as tf
 
     import dtrain
 
+    read = reader_of(folder, options)
     if options.data == "arrays":
         return x, {"y": y, "batch_size": options.batch}
     if options.data == "pipeline":
         return dtrain.data.Pipeline((x, y), batch=options.batch, seed=3).dataset(), {}
     if options.data == "dataset":
         dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(EXAMPLES, seed=5).batch(options.batch)
+        if any(fault["kind"] == "data" for fault in options.faults):
+            dataset = dataset.map(
+                lambda a, b: (tf.ensure_shape(tf.numpy_function(read, [a], a.dtype), a.shape), b)
+            )
         return dataset, {}
 
     class Sequence(keras.utils.PyDataset):  # type: ignore[misc]
@@ -204,9 +235,25 @@ def data_of(options: Options, x: Any, y: Any) -> tuple[Any, dict[str, Any]]:
 
         def __getitem__(self, index: int) -> Any:
             rows = slice(index * options.batch, (index + 1) * options.batch)
-            return x[rows], y[rows]
+            return read(x[rows]), y[rows]
 
     return Sequence(), {"shuffle": True}
+
+
+def reader_of(folder: Path, options: Options) -> Any:
+    """What every batch goes through where the data are read; it raises where it was told to."""
+    count = 0
+
+    def read(batch: Any) -> Any:
+        nonlocal count
+        count += 1
+        for number, fault in enumerate(options.faults):
+            at = fault["kind"] == "data" and fault["item"] == count
+            if at and fault.get("worker", "worker:0") == task():
+                hurt(folder, options, number)
+        return batch
+
+    return read
 
 
 def faults_of(folder: Path, options: Options) -> Any:
@@ -214,6 +261,8 @@ def faults_of(folder: Path, options: Options) -> Any:
     import keras
 
     me = task()
+    per_epoch = -(-EXAMPLES // options.batch)
+    last = options.epochs * per_epoch
 
     class Faults(keras.callbacks.Callback):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -222,38 +271,33 @@ def faults_of(folder: Path, options: Options) -> Any:
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self.step += 1
+            if me in ("worker:0", "chief:0"):
+                with (folder / "steps").open("a") as steps:
+                    steps.write(f"{os.getpid()} {self.step} {time.time():.3f}\n")
             if options.pause:
                 time.sleep(options.pause)
+            if options.hold and self.step > last - per_epoch:
+                wait_for_file(folder / "go", limit=2.0)
             for number, fault in enumerate(options.faults):
-                if fault["step"] != self.step or fault.get("worker", "worker:0") != me:
-                    continue
-                mark = folder / f"fault-{number}"
-                if fault.get("always") or not mark.exists():
-                    mark.touch()
-                    happen(fault["kind"], fault)
+                if fault.get("step") == self.step and fault.get("worker", "worker:0") == me:
+                    hurt(folder, options, number)
 
     return Faults()
 
 
-def happen(kind: str, fault: dict[str, Any]) -> None:
-    """The fault itself."""
-    if kind == "deadlock":
-        lock = threading.Lock()
-        lock.acquire()
-        lock.acquire()
-    elif kind == "exception":
-        raise RuntimeError(fault.get("text", "on purpose"))
-    elif kind == "memory":
-        grow: list[bytearray] = []
-        while True:
-            grow.append(bytearray(2**26))
-    elif kind == "sleep":
-        time.sleep(fault["seconds"])
-    else:
-        os.kill(os.getpid(), getattr(signal, kind))
-        if kind in ("SIGTERM", "SIGUSR1"):
-            return
-        time.sleep(60)
+def wait_for_file(path: Path, limit: float) -> None:
+    """Until it is there, or the time (in seconds) is over."""
+    deadline = time.monotonic() + limit
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def hurt(folder: Path, options: Options, number: int) -> None:
+    """One of the faults happens, unless it has before."""
+    fault = options.faults[number]
+    if once(folder, number, folder / options.backup) or fault.get("always"):
+        lives = Path(sys.argv[1]) / "lives"
+        happen(fault, folder / options.backup, lives)
 
 
 def digest(model: Any) -> str:

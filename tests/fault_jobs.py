@@ -1,0 +1,266 @@
+"""Real jobs of `fault_program`: started, broken from outside where a test wants it, and looked at."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fault_program import EXAMPLES
+
+PROGRAM = Path(__file__).with_name("fault_program.py")
+DETECT = 20.0  # seconds in which a dead process must have been noticed, on a machine that does much else
+RECOVER = 180.0  # seconds until the next step, for processes that may have to import TensorFlow first
+RESTARTED = r"All are started again|The whole job is started again|it is started again"
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training of a job.
+
+    Attributes:
+        folder: its own.
+        options: of `fault_program`.
+    """
+
+    folder: Path
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def faults(self) -> list[dict[str, Any]]:
+        """What shall happen in it."""
+        return self.options.get("faults", [])
+
+    def result(self) -> dict[str, Any]:
+        """What it ended with, its CSV log included."""
+        found: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
+        return {**found, "log": (self.folder / "log.csv").read_text()}
+
+    def steps(self) -> list[tuple[int, int, float]]:
+        """Every step that was made: process, number over all epochs, time."""
+        lines = (self.folder / "steps").read_text().split("\n")
+        return [(int(a), int(b), float(c)) for a, b, c in (line.split() for line in lines if line)]
+
+    def fault(self, number: int) -> dict[str, Any]:
+        """When a fault happened, and the newest checkpoint of that moment."""
+        found: dict[str, Any] = json.loads((self.folder / f"fault-{number}").read_text())
+        return found
+
+
+class Job:
+    """A running `dtrain launch` of the program; use it as a context, so that none is left behind.
+
+    Args:
+        trainings: to be made one after another.
+        workers: how many.
+        options: of `dtrain launch`.
+        env: what is added to the environment.
+        limit: seconds after which it is killed.
+    """
+
+    def __init__(
+        self,
+        trainings: Sequence[Training],
+        *,
+        workers: int = 1,
+        options: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        limit: float = 900.0,
+    ) -> None:
+        for training in trainings:
+            training.folder.mkdir(parents=True, exist_ok=True)
+        self.trainings = trainings
+        self.lines: list[tuple[float, str]] = []
+        command = [sys.executable, "-m", "dtrain", "launch", "--workers", str(workers), *options]
+        self._process = subprocess.Popen(
+            [*command, str(PROGRAM), *arguments(trainings)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "DTRAIN_PEER_TIMEOUT": "200", **(env or {})},
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self._alarm = threading.Timer(limit, self._process.kill)
+        self._alarm.daemon = True
+        self._alarm.start()
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._alarm.cancel()
+        if self._process.poll() is None:
+            self._process.kill()  # the guard and the kernel end what it had started
+            self._process.wait()
+        self._reader.join(10)
+
+    @property
+    def pid(self) -> int:
+        """Of the launcher."""
+        return self._process.pid
+
+    @property
+    def over(self) -> bool:
+        """Whether the launcher has ended."""
+        return self._process.poll() is not None
+
+    @property
+    def text(self) -> str:
+        """All that was shown until now."""
+        return "\n".join(line for _, line in self.lines)
+
+    def wait(self) -> int:
+        """The launcher's exit status."""
+        status = self._process.wait()
+        self._reader.join(10)
+        return status
+
+    def signal(self, signum: int) -> None:
+        """Sends the launcher a signal."""
+        self._process.send_signal(signum)
+
+    def first(self, pattern: str, *, after: float = 0.0) -> float:
+        """When the first line with a pattern was shown."""
+        for at, line in self.lines:
+            if at >= after and re.search(pattern, line):
+                return at
+        raise AssertionError(f"no line with {pattern!r} in\n{self.text}")
+
+    def _read(self) -> None:
+        for line in self._process.stdout or ():
+            self.lines.append((time.time(), line.rstrip("\n")))
+
+
+def run(trainings: Sequence[Training], *, status: int = 0, **options: Any) -> Job:
+    """A job that has ended, with the exit status that is expected, and without a process left."""
+    with Job(trainings, **options) as job:
+        found = job.wait()
+    assert found == status, f"status {found}\n{job.text}"
+    assert_nothing_runs(trainings)
+    return job
+
+
+def run_alone(trainings: Sequence[Training], env: Mapping[str, str] | None = None) -> None:
+    """The trainings in one process, without a launcher."""
+    for training in trainings:
+        training.folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(
+        [sys.executable, str(PROGRAM), *arguments(trainings)],
+        check=True,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **(env or {})},
+        timeout=600,
+    )
+
+
+def arguments(trainings: Sequence[Training]) -> list[str]:
+    """Of the program."""
+    return [text for each in trainings for text in (str(each.folder), json.dumps(each.options))]
+
+
+def undisturbed(folder: Path, strategy: str, *options: dict[str, Any]) -> list[dict[str, Any]]:
+    """What trainings end with that were left alone and kept no checkpoints, all made in one job."""
+    plain = [{**each, "strategy": strategy, "save": None} for each in options]
+    trainings = [Training(folder / f"{number}", each) for number, each in enumerate(plain)]
+    if strategy == "multi_worker":
+        run(trainings, workers=2, options=("--max-restarts", "0"))
+    else:
+        run_alone(trainings)
+    return [training.result() for training in trainings]
+
+
+def assert_same(training: Training, expected: dict[str, Any], *, epochs: int | None = None) -> None:
+    """The training ended with the same bits, and had every example once in every epoch."""
+    found = training.result()
+    assert found == expected
+    count = epochs or training.options.get("epochs", 3)
+    assert found["epochs"] == list(range(count))
+    assert found["history"]["seen_once"] == [EXAMPLES] * count
+    assert len(found["log"].splitlines()) == count + 1
+
+
+def assert_nothing_left(*trainings: Training) -> None:
+    """Neither a process nor a checkpoint."""
+    assert_nothing_runs(trainings)
+    for training in trainings:
+        backup = training.folder / training.options.get("backup", "backup")
+        assert not backup.exists(), sorted(map(str, backup.rglob("*")))
+
+
+def assert_nothing_runs(trainings: Sequence[Training]) -> None:
+    """No process of the job is there, a second after its end at the latest."""
+    deadline = time.monotonic() + 1.0
+    while running(trainings[0]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not running(trainings[0])
+
+
+def running(training: Training) -> dict[int, str]:
+    """The processes that have a training's folder among their arguments, and their states."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            if state != "Z" and str(training.folder).encode() in (entry / "cmdline").read_bytes():
+                found[int(entry.name)] = state
+    return found
+
+
+def assert_recovered(job: Job, training: Training, number: int, *, noticed: str = RESTARTED) -> None:
+    """One of the faults was seen and got over in time, and no more was lost than was not yet saved."""
+    fault, mark = training.faults[number], training.fault(number)
+    detected = job.first(noticed, after=mark["time"]) - mark["time"]
+    before = {pid for pid, _, at in training.steps() if at <= mark["time"]}
+    after = [(step, at) for pid, step, at in training.steps() if at > mark["time"] and pid not in before]
+    step, at = after[0]
+    recovered = at - mark["time"]
+    done = fault["step"] if isinstance(fault["step"], int) else step
+    lost = done - (step - 1)
+    print(
+        f"{fault['kind']} of {fault.get('target', fault.get('worker', 'worker:0'))} at step {fault['step']}: "
+        f"noticed after {detected:.2f} s, next step after {recovered:.2f} s, {lost} steps made again, "
+        f"newest checkpoint of then: {mark['committed']}"
+    )
+    assert detected <= DETECT
+    assert recovered <= RECOVER
+    assert 0 <= lost <= done - mark["committed"]
+
+
+def wait_for(condition: Callable[[], Any], job: Job, limit: float = 300.0) -> None:
+    """Waits for something that a running job does."""
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert not job.over, f"the job has ended\n{job.text}"
+        assert time.monotonic() < deadline, f"waited in vain\n{job.text}"
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[None]:
+    """A file system of its own in a folder, which is made; CalledProcessError where that is not permitted."""
+    folder.mkdir(parents=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True, capture_output=True
+    )
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def kill(pid: int) -> None:
+    """SIGKILL, unless it is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

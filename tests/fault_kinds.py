@@ -1,0 +1,133 @@
+"""What can go wrong with a process of a job, each by its name; when it does is not decided here."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+CGROUPS = Path("/sys/fs/cgroup/memory")
+_GROUP = "dtrain-fault-test"
+_ROOM = 2**28  # bytes that a process may take beyond what it has, where its memory is limited
+
+
+def once(folder: Path, number: int, backup: Path) -> bool:
+    """Whether a fault happens for the first time; it is noted, with the newest checkpoint of the moment."""
+    mark = folder / f"fault-{number}"
+    if mark.exists():
+        return False
+    unfinished = folder / f"fault-{number}.unfinished"
+    unfinished.write_text(json.dumps({"time": time.time(), "committed": newest_step(backup)}))
+    unfinished.rename(mark)
+    return True
+
+
+def newest_step(backup: Path) -> int:
+    """The step of the checkpoint that became whole last; 0 without any."""
+    found = sorted(backup.glob("fit-*/step-*/COMMITTED.json"), key=lambda path: path.stat().st_mtime_ns)
+    return int(found[-1].parent.name.split("-")[1]) if found else 0
+
+
+def happen(fault: dict[str, Any], backup: Path, lives: Path) -> None:
+    """The fault itself.
+
+    Its kind is one of those below, or a signal's name; then `target` says who gets it: a task, "launcher",
+    "guard", or by default this process, and `times` how often.
+    """
+    kind = fault["kind"]
+    if kind == "deadlock":
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+    elif kind in ("exception", "data"):
+        raise RuntimeError(fault.get("text", "on purpose"))
+    elif kind in ("memory", "killed_for_memory"):
+        limit_address_space() if kind == "memory" else join_small_group()
+        grow: list[bytearray] = []
+        while True:
+            grow.append(bytearray(b"1") * 2**24)
+    elif kind == "sleep":
+        time.sleep(fault["seconds"])
+    elif kind == "fill":
+        fill(backup.parent / "filling")
+    elif kind == "free":
+        (backup.parent / "filling").unlink()
+    elif kind == "vanish":
+        shutil.rmtree(backup)
+    elif kind == "command":
+        subprocess.run(fault["command"], check=True)
+    elif kind == "touch":
+        Path(fault["path"]).touch()
+    else:
+        send(getattr(signal, kind), fault, lives)
+
+
+def send(signum: int, fault: dict[str, Any], lives: Path) -> None:
+    """Sends a signal, and does not return where it kills this process."""
+    target = fault.get("target", "self")
+    for _ in range(fault.get("times", 1)):
+        os.kill(process_of(target, lives), signum)
+    if target == "self" and signum not in (signal.SIGTERM, signal.SIGUSR1):
+        time.sleep(60)
+    if target == "launcher" and signum == signal.SIGKILL:
+        time.sleep(60)  # who outlives the launcher is found by the test
+
+
+def process_of(target: str, lives: Path) -> int:
+    """The process of a task, of the launcher or of its guard."""
+    if target == "self":
+        return os.getpid()
+    if target == "launcher":
+        return os.getppid()
+    if target != "guard":
+        return [int(line.split()[1]) for line in lives.read_text().splitlines() if line.startswith(target)][
+            -1
+        ]
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            guards = b"guard.py" in (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if guards and parent == os.getppid():
+            return int(entry.name)
+    raise RuntimeError("the launcher has no guard")
+
+
+def limit_address_space() -> None:
+    """Lets this process have little more memory than it has."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + _ROOM,) * 2)
+
+
+def join_small_group() -> None:
+    """Puts this process under a limit beyond which the system kills it."""
+    group = CGROUPS / _GROUP
+    group.mkdir(exist_ok=True)
+    (group / "memory.limit_in_bytes").write_text(str(_ROOM))
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def leave_no_group() -> None:
+    """Removes what `join_small_group` made, once nobody is in it."""
+    if (CGROUPS / _GROUP).exists():
+        (CGROUPS / _GROUP).rmdir()
+
+
+def fill(path: Path) -> None:
+    """Writes until the disk is full."""
+    with path.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
