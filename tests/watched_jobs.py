@@ -27,7 +27,8 @@ strategy = dtrain.strategy("multi_worker" if dtrain.world_size() > 1 else "one_d
 rank, first = dtrain.rank(), settings.attempt() == 0
 keras.utils.set_random_seed(7)
 rng = np.random.default_rng(0)
-data = rng.random((32, 16), np.float32), rng.integers(0, 4, 32)
+rows = 1024 if kind == "slow_process" else 32  # there, computing takes longer than talking
+data = rng.random((rows, 16), np.float32), rng.integers(0, 4, rows)
 
 
 def stop():
@@ -69,7 +70,7 @@ with strategy.scope():
     model = keras.Sequential([keras.Input((16,)), *(keras.layers.Dense(256, "relu") for _ in range(3))])
     model.add(keras.layers.Dense(4))
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-specs = tf.TensorSpec((32, 16), tf.float32), tf.TensorSpec((32,), tf.int64)
+specs = tf.TensorSpec((rows, 16), tf.float32), tf.TensorSpec((rows,), tf.int64)
 dataset = tf.data.Dataset.from_generator(batches, output_signature=specs)
 backup = [dtrain.BackupAndRestore(folder, save_freq=8)] if folder else []
 model.fit(dataset, epochs=1, steps_per_epoch=steps, verbose=0, callbacks=[Fault(), *backup])

@@ -314,7 +314,8 @@ class Listener:
         """Hear what was said until now, and nothing more. Call it when no task is left."""
         # A stranger may still hold the other end, so that the pipe alone would not end.
         if select.select([], [self.descriptor], [], 1.0)[1]:
-            os.write(self.descriptor, self._end)
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self.descriptor, self._end)
         os.close(self.descriptor)
         self._thread.join(timeout=1.0)
 

@@ -40,8 +40,8 @@ class Totals(NamedTuple):
         reading: until the next batch was there.
         stepping: in the step itself, waiting for the other workers included.
         waiting: of that, for the other workers.
-        results: in computing the logs, together with the other workers.
-        between: from one step's end to the next one's begin: callbacks.
+        together: in computing the logs, and between steps in waiting for the other workers.
+        between: the rest from one step's end to the next one's begin: callbacks.
         measured: whether waiting was measured.
     """
 
@@ -49,7 +49,7 @@ class Totals(NamedTuple):
     reading: float = 0.0
     stepping: float = 0.0
     waiting: float = 0.0
-    results: float = 0.0
+    together: float = 0.0
     between: float = 0.0
     measured: bool = False
 
@@ -68,6 +68,7 @@ class _State:
         "source",
         "step",
         "totals",
+        "waited",
     )
 
     def __init__(self) -> None:
@@ -80,6 +81,7 @@ class _State:
         self.begun = 0.0
         self.ended = 0.0
         self.between = 0.0
+        self.waited = 0.0  # of that, in `waiting`
         self.source: Any = None  # of the last batch; another one means that a pause lies between
 
 
@@ -122,9 +124,11 @@ def phase(name: str) -> None:
 def waiting() -> Iterator[None]:
     """While this process waits for the other workers, outside of a step too, it is as in a step."""
     before, _now.phase = _now.phase, "step"
+    begun = time.perf_counter()
     try:
         yield
     finally:
+        _now.waited += time.perf_counter() - begun
         _now.phase = before
 
 
@@ -154,7 +158,9 @@ def training_from(step: int) -> None:
 def input_begins(source: Any) -> None:
     """The next batch is being read from an iterator."""
     now = time.perf_counter()
-    _now.between = now - _now.ended if source is _now.source else 0.0
+    same = source is _now.source
+    _now.waited = _now.waited if same else 0.0
+    _now.between = now - _now.ended - _now.waited if same else 0.0
     _now.source = source
     _now.begun = now
     _now.phase = "input"
@@ -191,12 +197,12 @@ def step_ends(
                 t.reading + reading,
                 t.stepping + now - _now.begun,
                 t.waiting + (waiting or 0.0),
-                t.results,
+                t.together + _now.waited,
                 t.between + _now.between,
                 waiting is not None,
             )
     _now.ended = now
-    _now.between = 0.0
+    _now.between = _now.waited = 0.0
     _count(steps)
 
 
@@ -204,7 +210,7 @@ def call_ends(*, train: bool) -> None:
     """The function that `fit` calls returns, its logs computed."""
     now = time.perf_counter()
     if train:
-        _now.totals = _now.totals._replace(results=_now.totals.results + now - _now.ended)
+        _now.totals = _now.totals._replace(together=_now.totals.together + now - _now.ended)
     _now.ended = now
     _now.phase = "callbacks"
 
@@ -284,9 +290,9 @@ def _per_step(old: Totals, new: Totals) -> tuple[float | None, ...]:
     reading = (new.reading - old.reading) / steps
     between = (new.between - old.between) / steps
     stepping = (new.stepping - old.stepping) / steps
-    results = (new.results - old.results) / steps
-    each = reading + between + stepping + results
+    together = (new.together - old.together) / steps
+    each = reading + between + stepping + together
     if not new.measured:
         return each, None, None, None
-    own = max(0.0, each - results - (new.waiting - old.waiting) / steps)
+    own = max(0.0, each - together - (new.waiting - old.waiting) / steps)
     return each, own, reading, between

@@ -73,8 +73,8 @@ def check(ended: Watched, what: str) -> None:
     [("slow_reader", "waiting for its next batch"), ("slow_callback", "in callbacks")],
 )
 def test_a_worker_that_pauses_in_each_step_is_named(kind: str, what: str, tmp_path: Path) -> None:
-    check(run(tmp_path, kind, steps=250, pause=0.08, options=()), what)
+    check(run(tmp_path, kind, steps=100, pause=0.25, options=()), what)
 
 
 def test_a_worker_that_computes_at_a_tenth_of_the_speed_is_named(tmp_path: Path, brake: Brake) -> None:
-    check(run(tmp_path, "slow_process", steps=1000, options=(), on_line=brake.on_line), "computing")
+    check(run(tmp_path, "slow_process", steps=300, options=(), on_line=brake.on_line), "computing")
