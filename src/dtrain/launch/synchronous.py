@@ -6,6 +6,8 @@ It runs one attempt after another and says what it does; `attempt` judges while 
 
 from __future__ import annotations
 
+import contextlib
+import contextlib
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -173,7 +175,12 @@ class SynchronousJob:
 
 
 def remove_all(paths: Sequence[str]) -> None:
-    """Delete what tasks have said nobody needs any more: folders of this machine; what cannot be, stays."""
+    """Delete what tasks have said nobody needs any more, and the folder around it where that is empty then.
+
+    They are folders of this machine; what cannot be deleted, stays.
+    """
     for path in dict.fromkeys(paths):
         if "://" not in path and Path(path).is_absolute():
             shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                Path(path).parent.rmdir()
