@@ -184,11 +184,16 @@ def test_one_that_is_stuck_is_found_shown_and_started_again(launch: Callable[...
 def test_what_was_finished_is_removed_once_the_job_has_ended_well(
     launch: Callable[..., Ended], tmp_path: Path
 ) -> None:
-    (tmp_path / "backup" / "step-1").mkdir(parents=True)
-    text = f"channel.tell_removal({str(tmp_path / 'backup')!r})\nsys.exit(int(sys.argv[1] == '1'))"
-    ended = launch(text + "\n")
+    (tmp_path / "backup" / "fit-0" / "step-1").mkdir(parents=True)
+    (tmp_path / "kept" / "fit-0").mkdir(parents=True)
+    (tmp_path / "kept" / "other").touch()
+    folders = [str(tmp_path / name / "fit-0") for name in ("backup", "kept")]
+    ended = launch(
+        f"for folder in {folders!r}: channel.tell_removal(folder)\nchannel.tell_removal('../lives')"
+    )
     assert ended.status == 0
-    assert not (tmp_path / "backup").exists()
+    assert not (tmp_path / "backup").exists(), "nor the folder around it, which is empty"
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["other"]
 
 
 def test_nothing_is_removed_of_a_job_that_failed(launch: Callable[..., Ended], tmp_path: Path) -> None:

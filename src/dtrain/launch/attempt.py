@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dtrain.channel import RUN_AGAIN, CheckpointNote, Message, Progress, RemoveNote
@@ -17,7 +17,7 @@ from dtrain.launch.policy import GO_ON, Decision, Policy
 from dtrain.launch.reports import exception_in
 from dtrain.launch.restart_rules import USAGE
 from dtrain.launch.spares import Spares
-from dtrain.launch.task_process import TaskProcess
+from dtrain.launch.task_process import Event, TaskProcess
 from dtrain.launch.watchdog import Watchdog
 from dtrain.topology import Task
 
@@ -51,6 +51,20 @@ class JobRecord:
     checkpoint: int = -1
     removals: list[str] = field(default_factory=list)
     gone: set[int] = field(default_factory=set)
+
+    def note(self, message: CheckpointNote | RemoveNote) -> None:
+        """Remember what is said of checkpoints."""
+        if isinstance(message, RemoveNote):
+            self.removals.append(message.path)
+        else:
+            self.folder = message.folder
+            self.checkpoint = max(self.checkpoint, message.step)
+
+    def note_all(self, events: Iterable[Event]) -> None:
+        """Remember the last words of tasks that are gone."""
+        for event in events:
+            if isinstance(event, CheckpointNote | RemoveNote):
+                self.note(event)
 
 
 class Attempt(Policy):
@@ -132,12 +146,9 @@ class Attempt(Policy):
         """Take note of it."""
         if isinstance(message, Progress):
             self._on_progress(message)
-        elif isinstance(message, CheckpointNote):
-            self._record.folder = message.folder
-            self._record.checkpoint = max(self._record.checkpoint, message.step)
-            self._answers_signals = True
-        elif isinstance(message, RemoveNote):
-            self._record.removals.append(message.path)
+        elif isinstance(message, CheckpointNote | RemoveNote):
+            self._record.note(message)
+            self._answers_signals |= isinstance(message, CheckpointNote)
 
     def _on_progress(self, progress: Progress) -> None:
         if progress.pid in self._record.gone:

@@ -121,6 +121,7 @@ def launch_local(
             reserve.close()
     status = exit_status(outcome)
     if status == 0:
+        job.record.note_all(session.left_over())
         remove_all(job.record.removals)
     return status
 

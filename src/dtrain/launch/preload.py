@@ -31,7 +31,7 @@ _PACKAGES = ("dtrain.strategies", "dtrain.keras_engine", "dtrain.checkpoint")
 _HARMLESS = {"h5py", "matplotlib", "numpy", "pandas", "PIL", "scipy", "sklearn", "tqdm", "yaml", "dtrain"}
 # Variables that the libraries read when they are imported.
 _READ_AT_IMPORT = ("TF_", "XLA_", "KERAS_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "CUDA_", "GRPC_", "TPU_")
-_NICE = 5  # how much less than the tasks a spare that imports counts with the system
+_NICE = 2  # how much less than the tasks a spare that imports counts with the system
 
 
 def wait_for_order() -> None:

@@ -293,9 +293,7 @@ class Job:
             child.join_output()
             self._outcome.exit_codes[task] = -signal.SIGKILL if child.exit_code is None else child.exit_code
             self._outcome.tails[task] = list(child.tail)
-        with contextlib.suppress(queue.Empty):
-            while True:  # their last words
-                event = self._events.get_nowait()
-                if isinstance(event, int) and event and self._outcome.signal is None:
-                    self._outcome.signal = event
-                self._note(event)
+        for event in self._session.left_over():
+            if isinstance(event, int) and event and self._outcome.signal is None:
+                self._outcome.signal = event
+            self._note(event)

@@ -67,6 +67,12 @@ class Session:
             finally:
                 guard.kill_marked(self._mark)
 
+    def left_over(self) -> Iterator[Event]:
+        """What has happened and nobody has looked at; once the session is closed, nothing is to follow."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                yield self.events.get_nowait()
+
     @property
     def inherited(self) -> tuple[int, ...]:
         """The descriptors that every task keeps."""
