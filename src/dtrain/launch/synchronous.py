@@ -7,7 +7,6 @@ It runs one attempt after another and says what it does; `attempt` judges while 
 from __future__ import annotations
 
 import contextlib
-import contextlib
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
