@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from dtrain.checkpoint.backup_and_restore import BackupAndRestore
+from dtrain.checkpoint.checkpoints import Checkpoints
 
-__all__ = ["BackupAndRestore"]
+__all__ = ["BackupAndRestore", "Checkpoints"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from dtrain.checkpoint.finding import find_newest
+from dtrain.checkpoint.content import find_newest
 from dtrain.checkpoint.group import find_group
 from dtrain.checkpoint.session import Plan, Session
 from dtrain.checkpoint.variables import TrainingVariables

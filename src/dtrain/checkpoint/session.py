@@ -6,20 +6,16 @@ callbacks hold `variables` and `callback_state`; who votes for what, the council
 
 from __future__ import annotations
 
-import pickle
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import keras
-import numpy as np
-import tensorflow as tf
 
 from dtrain import channel
 from dtrain.checkpoint.callback_state import CallbackStates
+from dtrain.checkpoint.content import Found, content, find_newest, restore_generators
 from dtrain.checkpoint.council import Council
-from dtrain.checkpoint.finding import Found, find_newest
 from dtrain.checkpoint.group import Group, find_group
 from dtrain.checkpoint.preemption import Notices
 from dtrain.checkpoint.store import CheckpointStore, remove_all, remove_uncommitted
@@ -241,8 +237,7 @@ class Session:
             epoch_goes_on(self._model)
         worker = found.worker(self._layout.worker)
         self._iterator.go_to(worker["position"])
-        random.setstate(worker["random"])
-        np.random.set_state(worker["numpy"])
+        restore_generators(worker)
 
     def _apply(self, found: Found) -> None:
         self._variables.restore(found.table, found.tensors, found.replicas)
@@ -275,19 +270,10 @@ class Session:
             "position": self._iterator.position(ended=boundary),
             "callbacks": self._states.capture(getattr(self._model, "history", None), ended, logs or {}),
             "stopped": bool(boundary and self._model.stop_training),
-            "random": random.getstate(),
-            "numpy": np.random.get_state(),
         }
-        tensors = self._variables.capture(self._group.mine, len(self._group.members))
-        tensors[f"worker/{self._layout.worker}"] = tf.constant(pickle.dumps(worker))
-        notes = {
-            "workers": self._layout.workers,
-            "replicas": self._layout.replicas,
-            "boundary": boundary,
-            "finished": finished,
-            "job": settings.restarted_job(),
-            "variables": [entry.as_list() for entry in self._variables.table()],
-        }
+        tensors, notes = content(
+            self._variables, self._layout, self._group, worker, boundary=boundary, finished=finished
+        )
         self._store.save(self._total, tensors, notes, serial=self._serial)
         self._council.saved(self._total)
 

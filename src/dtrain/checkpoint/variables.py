@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.errors import CheckpointError
-from dtrain.keras_engine.accumulation import sums_of
+from dtrain.keras_engine.accumulation import Sums, sums_of
 from dtrain.keras_engine.asynchronous.snapshot import Snapshots
 from dtrain.keras_engine.context import underlying
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
@@ -54,21 +54,24 @@ class Entry:
 
 
 class TrainingVariables:
-    """All variables of a compiled and built model, its metrics, its optimizer and its random generators.
+    """All variables of a model that is built, its metrics, its optimizer and its random generators.
 
     Args:
-        model: under whichever strategy; it must be built, metrics and optimizer too.
+        model: under whichever strategy.
+        optimizer: built, too; None for the one that the model was compiled with, if any.
+        metrics: beside the model's own.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, optimizer: Any = None, metrics: Sequence[Any] = ()) -> None:
         self._model = model
+        self._optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
         strategy = upstream_keras.strategy_of(model)
         self._layout = layout_of(strategy) or _ALONE
         servers = servers_of(strategy)
         self._snapshots = None if servers is None else Snapshots(model, servers)
-        self._variables = _unique(model)
-        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-        accumulators = [] if optimizer is None else upstream_keras.accumulators_of(optimizer)
+        self._variables = _unique(model, self._optimizer, metrics)
+        inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
+        accumulators = [] if inner is None else upstream_keras.accumulators_of(inner)
         self._accumulators = {id(underlying(each)) for each in accumulators}
         self._owners: dict[int, list[int]] = {}  # by the number of writers
 
@@ -96,7 +99,7 @@ class TrainingVariables:
             if self._apart(variable):
                 for replica, part in self._parts(variable):
                     found[f"{_OWN}/{i}/{replica}"] = part.read_value()
-            elif (holder := owner_of(self._model.optimizer, variable)) is not None:
+            elif (holder := owner_of(self._optimizer, variable)) is not None:
                 # Of divided state: who holds it writes it.
                 if self._is_here(holder):
                     found[f"{_COMMON}/{i}"] = _first(variable).read_value()
@@ -126,7 +129,7 @@ class TrainingVariables:
                 kept_apart = self._write_accumulator(variable, parts) or kept_apart
             else:
                 self._write_parts(variable, parts, entry.apart)
-        sums = sums_of(self._model)
+        sums = self._sums()
         if sums is not None:
             sums.restore(apart=kept_apart)
 
@@ -149,12 +152,15 @@ class TrainingVariables:
         if not isinstance(found, tf.distribute.DistributedValues):
             return ""
         if id(found) in self._accumulators:
-            sums = sums_of(self._model)
+            sums = self._sums()
             return "sum" if sums is not None and sums.apart else ""
         if getattr(found, "synchronization", None) != tf.VariableSynchronization.ON_READ:
             return ""
         kinds = {tf.VariableAggregation.SUM: "sum", tf.VariableAggregation.MEAN: "mean"}
         return kinds.get(found.aggregation, "first")
+
+    def _sums(self) -> Sums | None:
+        return sums_of(self._model) if self._optimizer is getattr(self._model, "optimizer", None) else None
 
     def _is_here(self, replica: int) -> bool:
         first = self._layout.first_replica
@@ -173,7 +179,7 @@ class TrainingVariables:
     # --- writing values
 
     def _write_common(self, number: int, variable: Any, tensors: Mapping[str, Any]) -> None:
-        holder = owner_of(self._model.optimizer, variable)
+        holder = owner_of(self._optimizer, variable)
         if holder is not None and not self._is_here(holder):
             return
         value = _required(tensors, f"{_COMMON}/{number}", _name(variable))
@@ -201,7 +207,7 @@ class TrainingVariables:
     def _write_accumulator(self, variable: Any, parts: list[Any]) -> bool:
         """Returns whether the replicas hold parts now; with another number of them each gets the whole."""
         found = underlying(variable)
-        same = len(parts) == self._layout.replicas and sums_of(self._model) is not None
+        same = len(parts) == self._layout.replicas and self._sums() is not None
         if not isinstance(found, tf.distribute.DistributedValues):
             found.assign(_joined(parts, "sum"))
             return False
@@ -231,11 +237,11 @@ class TrainingVariables:
                 )
 
 
-def _unique(model: Any) -> list[Any]:
-    optimizer = model.optimizer
+def _unique(model: Any, optimizer: Any, metrics: Sequence[Any]) -> list[Any]:
     everything = [
         *model.variables,
         *model.metrics_variables,
+        *(variable for metric in metrics for variable in metric.variables),
         *(optimizer.variables if optimizer is not None else ()),
         upstream_keras.seed_generator_global().state,
     ]

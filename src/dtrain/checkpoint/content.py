@@ -1,13 +1,22 @@
-"""The newest checkpoint that every worker can read whole, or the one before it."""
+"""What a checkpoint holds: variables, and beside them what each worker noted; and the newest that is whole.
+
+How it gets to disk is the store's.
+"""
 
 from __future__ import annotations
 
+import pickle
+import random
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 from dtrain.checkpoint.group import Group
 from dtrain.checkpoint.store import StoredCheckpoint, committed, read_share
-from dtrain.checkpoint.variables import Entry
+from dtrain.checkpoint.variables import Entry, TrainingVariables
+from dtrain.cluster import settings
 from dtrain.data.unpickling import load_arrays
 from dtrain.errors import CheckpointError
 from dtrain.keras_engine.protocol import ReplicaLayout
@@ -49,6 +58,44 @@ class Found:
         raw = self.tensors[key if key in self.tensors else min(k for k in self.tensors if k[:7] == "worker/")]
         found: dict[str, Any] = load_arrays(raw.numpy() if hasattr(raw, "numpy") else raw.item())
         return found
+
+
+def content(
+    variables: TrainingVariables,
+    layout: ReplicaLayout,
+    group: Group,
+    worker: dict[str, Any],
+    *,
+    boundary: bool = False,
+    finished: bool = False,
+) -> tuple[dict[str, tf.Tensor], dict[str, Any]]:
+    """The tensors that this worker writes, and the notes of the whole checkpoint.
+
+    Args:
+        variables: the state.
+        layout: the strategy's.
+        group: who writes to the same place.
+        worker: plain data of this worker's; the states of Python's and NumPy's generators are added.
+        boundary, finished: as in `Found`.
+    """
+    noted = {**worker, "random": random.getstate(), "numpy": np.random.get_state()}
+    tensors = variables.capture(group.mine, len(group.members))
+    tensors[f"worker/{layout.worker}"] = tf.constant(pickle.dumps(noted))
+    notes = {
+        "workers": layout.workers,
+        "replicas": layout.replicas,
+        "boundary": boundary,
+        "finished": finished,
+        "job": settings.restarted_job(),
+        "variables": [entry.as_list() for entry in variables.table()],
+    }
+    return tensors, notes
+
+
+def restore_generators(worker: dict[str, Any]) -> None:
+    """Gives Python's and NumPy's random generators the states that a worker noted."""
+    random.setstate(worker["random"])
+    np.random.set_state(worker["numpy"])
 
 
 def find_newest(folder: str, layout: ReplicaLayout, group: Group) -> Found | None:
