@@ -1,4 +1,4 @@
-"""A worker in a deadlock is found by the real launcher, and the job goes on; more kinds are in tests/faults."""
+"""A worker in a deadlock is found by the real launcher, and the job goes on; more kinds in tests/faults."""
 
 from __future__ import annotations
 
