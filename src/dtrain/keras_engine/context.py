@@ -260,7 +260,12 @@ def variable_ids(variables: Sequence[Any]) -> set[int]:
 
 def underlying(variable: Any) -> Any:
     """The TensorFlow variable behind a Keras one or behind one replica's component of it."""
+    if isinstance(variable, tf.distribute.DistributedValues):
+        return variable
     value = upstream_keras.value_of(variable)
+    # One whose parts are summed up answers a question for what it has not by a talk between all workers.
+    if isinstance(value, tf.distribute.DistributedValues):
+        return value
     if getattr(value, "is_sharded_variable", False) is True:
         return value
     found = value if isinstance(value, tf.Variable) else variable
