@@ -48,21 +48,31 @@ class Job:
         side: which of the jobs it is.
         workers: how many.
         servers: how many.
+        command: gives another command, for the address at which it is to answer.
     """
 
-    def __init__(self, script: str, side: str, *, workers: int, servers: int) -> None:
+    def __init__(
+        self,
+        script: str,
+        side: str,
+        *,
+        workers: int,
+        servers: int,
+        command: Callable[[str], list[str]] | None = None,
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="dtrain-benchmark-")
         address = f"{self._folder.name}/chief"
         self._log = Path(self._folder.name, "log")
-        command = [sys.executable, "-m", "dtrain", "launch", "--max-restarts", "0"]
-        command += ["--workers", str(workers), "--ps", str(servers), script, "--side", side, address]
+        launch = [sys.executable, "-m", "dtrain", "launch", "--max-restarts", "0"]
+        launch += ["--workers", str(workers), "--ps", str(servers), script, "--side", side, address]
         environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"} | os.environ
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)
             listener.listen()
             listener.settimeout(START_SECONDS)
             with self._log.open("w", encoding="utf-8") as log:
-                self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+                started = launch if command is None else command(address)
+                self._process = subprocess.Popen(started, env=environment, stdout=log, stderr=log)
             try:
                 self._connection, _ = listener.accept()
             except TimeoutError:

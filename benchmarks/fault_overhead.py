@@ -1,0 +1,270 @@
+"""What it costs to be ready for faults while none happens: checkpoints, watchdog, launcher.
+
+    python benchmarks/fault_overhead.py [--rounds 12] [--out FILE.json]
+
+A model of 30 MB, one process and two, SGD and Adam, each process on a core of its own. Beside a job under
+`dtrain launch` with `BackupAndRestore(save_freq=50)` runs one that has neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jobs
+
+BATCH, WIDTH, LAYERS = 64, 974, 9
+SAVE_EVERY = 50
+BEFORE, AFTER = (
+    20,
+    25,
+)  # steps of each fit that are not measured: a checkpoint is written within those that are
+
+# What is measured, and in which job.
+WAYS = {
+    "plain": ("alone", "neither launcher nor checkpoints"),
+    "watched": ("launched", "`dtrain launch`, no checkpoints"),
+    "saving": ("launched", f"`dtrain launch`, a checkpoint each {SAVE_EVERY} steps"),
+}
+
+
+# The same fit, of which something else is told: seconds of the hook between two steps.
+HOOKS = {
+    "hook": "between two steps, median",
+    "hook_mean": "between two steps, mean, with the workers' meetings",
+    "save": "where a checkpoint is begun, median",
+}
+
+
+class Fit:
+    """`model.fit` on a model of 7.6 million parameters.
+
+    Args:
+        strategy: under which it trains; None for Keras' own.
+        optimizer: as Keras calls it.
+    """
+
+    def __init__(self, strategy: Any, optimizer: str) -> None:
+        import keras
+
+        keras.utils.set_random_seed(1)
+        layers = keras.layers
+        with contextlib.nullcontext() if strategy is None else strategy.scope():
+            hidden = [layers.Dense(WIDTH, activation="relu") for _ in range(LAYERS - 1)]
+            self._model = keras.Sequential([keras.Input((WIDTH,)), *hidden, layers.Dense(10)])
+            self._model.compile(optimizer=optimizer, loss="mse")
+        self._processor = 0.0
+
+    def __call__(self, way: str, steps: int) -> float:
+        """Seconds a step, over so many steps in the middle of a fit; or of the hook, as HOOKS says.
+
+        "processor" gives this process's processor time over the same steps of the fit before.
+
+        Raises:
+            RuntimeError: not as many checkpoints were written as were to be.
+        """
+        import keras
+        import numpy as np
+
+        import dtrain
+
+        if way == "processor":
+            return self._processor
+        random = np.random.default_rng(0)
+        rows = (BEFORE + steps + AFTER) * BATCH
+        x = random.standard_normal((rows, WIDTH), dtype="float32")
+        y = random.standard_normal((rows, 10), dtype="float32")
+        ends: list[tuple[float, float]] = []
+        saved: set[str] = set()
+        hook = _Hook()
+        with tempfile.TemporaryDirectory(prefix="dtrain-overhead-", ignore_cleanup_errors=True) as own:
+            folder = Path(dtrain.broadcast(own))
+
+            class Note(keras.callbacks.Callback):  # type: ignore[misc]
+                def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                    ends.append((time.perf_counter(), time.process_time()))
+                    if len(ends) % SAVE_EVERY == BEFORE:
+                        saved.update(str(each) for each in folder.glob("*/*/COMMITTED.json"))
+
+            class Timed(dtrain.BackupAndRestore):
+                def dtrain_session(self, model: Any, arguments: dict[str, Any]) -> Any:
+                    session = super().dtrain_session(model, arguments)
+                    hook.time(session)
+                    return session
+
+            kind = Timed if way in HOOKS else dtrain.BackupAndRestore
+            saving = [] if way in ("plain", "watched") else [kind(folder, save_freq=SAVE_EVERY)]
+            arguments = {"batch_size": BATCH, "verbose": 0, "shuffle": False}
+            self._model.fit(x, y, callbacks=[Note(), *saving], **arguments)
+            dtrain.barrier()
+        if saving and len(saved) != steps // SAVE_EVERY:
+            raise RuntimeError(f"{len(saved)} checkpoints were written in {steps} steps")
+        if way in HOOKS:
+            return hook.seconds(way)
+        wall, self._processor = (
+            (last - first) / steps
+            for first, last in zip(ends[BEFORE - 1], ends[BEFORE + steps - 1], strict=True)
+        )
+        return wall
+
+
+class _Hook:
+    """What a session does between two steps, timed."""
+
+    def __init__(self) -> None:
+        self._saving: list[float] = []
+        self._others: list[float] = []
+
+    def time(self, session: Any) -> None:
+        original = session.between_steps
+
+        def timed(iterator: Any, done: int) -> None:
+            begun = time.perf_counter()
+            original(iterator, done)
+            seconds = time.perf_counter() - begun
+            (self._saving if done and done % SAVE_EVERY == 0 else self._others).append(seconds)
+
+        session.between_steps = timed
+
+    def seconds(self, way: str) -> float:
+        if way == "save":
+            return statistics.median(self._saving)
+        # The first call begins; the second may find what the first has left in the caches.
+        return statistics.median(self._others) if way == "hook" else statistics.mean(self._others[2:])
+
+
+def serve(optimizer: str, workers: int, address: str) -> None:
+    """One process of a job: the first one answers the benchmark, the others do as it says."""
+    task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"index": 0})
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[task["index"] % len(cores)]})
+
+    import dtrain
+
+    strategy = dtrain.MultiWorkerMirroredStrategy() if workers > 1 else None
+    fit = Fit(strategy, optimizer)
+    if dtrain.rank() == 0:
+        jobs.answer(address, lambda *asked: fit(*dtrain.broadcast(asked)))
+        dtrain.broadcast(None)
+        return
+    while (asked := dtrain.broadcast(None)) is not None:
+        fit(*asked)
+
+
+def start_alone(optimizer: str, workers: int, address: str) -> None:
+    """The processes of a job, without the launcher."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(workers)]
+        addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    command = [sys.executable, __file__, "--task", optimizer, str(workers), address]
+    processes = []
+    for index in range(workers):
+        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        processes.append(subprocess.Popen(command, env={**os.environ, "TF_CONFIG": json.dumps(task)}))
+    sys.exit(max(abs(process.wait()) for process in processes))
+
+
+def start(side: str, optimizer: str, workers: int) -> jobs.Job:
+    """One of the two jobs."""
+
+    def command(address: str) -> list[str]:
+        task = [optimizer, str(workers), address]
+        if side == "alone":
+            return [sys.executable, __file__, "--alone", *task]
+        launch = ["-m", "dtrain", "launch", "--workers", str(workers), "--spares", "none"]
+        return [sys.executable, *launch, __file__, "--task", *task]
+
+    return jobs.Job(__file__, side, workers=workers, servers=0, command=command)
+
+
+def measure(optimizer: str, workers: int, rounds: int, steps: int) -> dict[str, Any]:
+    """Both jobs, by turns."""
+    started: dict[str, jobs.Job] = {}
+    seconds: dict[str, list[jobs.Taken]] = {way: [] for way in [*WAYS, *HOOKS]}
+    try:
+        for side in ("alone", "launched"):
+            started[side] = start(side, optimizer, workers)
+        for number in range(rounds + 1):
+            for way in list(WAYS) if number % 2 else list(WAYS)[::-1]:
+                job = started[WAYS[way][0]]
+                wall = job.measure(way, steps).wall
+                taken = jobs.Taken(wall, job.measure("processor", steps).wall)
+                if number:  # the first round warms up
+                    seconds[way].append(taken)
+        for way in HOOKS:
+            seconds[way] = [started["launched"].measure(way, steps) for _ in range(3)]
+    finally:
+        for job in started.values():
+            job.close()
+    return {
+        "milliseconds_a_step": {way: jobs.summary(seconds[way]) for way in WAYS},
+        "overhead": {
+            way: {
+                name: [round(100 * (each - 1), 2) for each in found]
+                if isinstance(found, list)
+                else round(100 * (found - 1), 2)
+                for name, found in jobs.ratio(seconds[way], seconds["plain"]).items()
+            }
+            for way in ("watched", "saving")
+        },
+        "hook_microseconds": {
+            way: round(1e6 * statistics.median(taken.wall for taken in seconds[way]), 1) for way in HOOKS
+        },
+    }
+
+
+def main() -> None:
+    """Measures one case after the other, prints a table and writes JSON."""
+    parser = argparse.ArgumentParser(description="the cost of checkpoints and watchdog without faults")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=50, help=f"a round; a multiple of {SAVE_EVERY}")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--optimizers", nargs="+", default=["sgd", "adam"])
+    parser.add_argument("--out", help="where the JSON goes instead of the screen")
+    parser.add_argument("--task", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--alone", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.task or arguments.alone:
+        optimizer, workers, address = arguments.task or arguments.alone
+        (serve if arguments.task else start_alone)(optimizer, int(workers), address)
+        return
+    found: dict[str, Any] = jobs.circumstances()
+    found["cases"] = {
+        f"{optimizer}, {workers} worker{'s' if workers > 1 else ''}": measure(
+            optimizer, workers, arguments.rounds, arguments.steps
+        )
+        for workers in arguments.workers
+        for optimizer in arguments.optimizers
+    }
+    print_table(found["cases"])
+    jobs.write(found, arguments.out)
+
+
+def print_table(cases: dict[str, Any]) -> None:
+    """A row a case."""
+    print(
+        "| | ms a step, neither | watchdog | and checkpoints | overhead | in processor time "
+        "| between steps, µs | with meetings | to begin a checkpoint, ms |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    for name, case in cases.items():
+        steps, over, hook = case["milliseconds_a_step"], case["overhead"]["saving"], case["hook_microseconds"]
+        print(
+            f"| {name} | {steps['plain']['median']:.1f} | {steps['watched']['median']:.1f} "
+            f"| {steps['saving']['median']:.1f} | {over['median']:.1f}% | {over['processor']:.1f}% "
+            f"| {hook['hook']:.0f} | {hook['hook_mean']:.0f} | {hook['save'] / 1e3:.1f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
