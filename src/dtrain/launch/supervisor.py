@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
+from dtrain.channel import Message, RemoveNote
 from dtrain.launch.budget import Budget
 from dtrain.launch.policy import Decision, Policy
 from dtrain.launch.processes import Job, Outcome, TaskCommand
 from dtrain.launch.reports import describe_exit, exception_in, report
+from dtrain.launch.synchronous import remove_all
 from dtrain.topology import Task
 
 USAGE = 2
@@ -37,6 +39,9 @@ class ParameterServerPolicy(Policy):
     Args:
         budget: the restarts of the job.
         addresses: of every task, to be shown.
+
+    Attributes:
+        removals: what to delete when the job has ended well, as its tasks have said.
     """
 
     takes_requests = True
@@ -44,10 +49,16 @@ class ParameterServerPolicy(Policy):
     def __init__(self, budget: Budget, addresses: dict[Task, str]) -> None:
         self._budget = budget
         self._addresses = addresses
+        self.removals: list[str] = []
 
     def on_start(self, task: Task, pid: int) -> str:
         """Process and address, which those who operate the job need."""
         return f"{task} started, process {pid}, {self._addresses[task]}"
+
+    def on_message(self, message: Message) -> None:
+        """Take note of what is to be deleted."""
+        if isinstance(message, RemoveNote):
+            self.removals.append(message.path)
 
     def on_exit(self, task: Task, code: int, tail: Sequence[str] = ()) -> Decision:
         """As the class says."""
@@ -97,6 +108,8 @@ def supervise(
         for line in report(outcome):
             job.console.write_line(line, to="stderr")
         if outcome.first_failure is None or outcome.signal is not None:
+            if outcome.signal is None:
+                remove_all(policy.removals)
             return outcome
         before, raised = raised, exception_of_chief(outcome)
         again = None
