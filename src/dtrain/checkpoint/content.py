@@ -121,6 +121,8 @@ def find_newest(folder: str, layout: ReplicaLayout, group: Group) -> Found | Non
             logger.warning(
                 "%s The checkpoint before it is used.", next(problem for problem in problems if problem)
             )
+    if common and group.leads:
+        logger.warning("There is no other checkpoint in %s: training begins anew.", folder)
     return None
 
 
