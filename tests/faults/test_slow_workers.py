@@ -77,4 +77,7 @@ def test_a_worker_that_pauses_in_each_step_is_named(kind: str, what: str, tmp_pa
 
 
 def test_a_worker_that_computes_at_a_tenth_of_the_speed_is_named(tmp_path: Path, brake: Brake) -> None:
-    check(run(tmp_path, "slow_process", steps=300, options=(), on_line=brake.on_line), "computing")
+    check(
+        run(tmp_path, "slow_process", steps=300, options=("--spares", "none"), on_line=brake.on_line),
+        "computing",
+    )
