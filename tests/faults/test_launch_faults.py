@@ -1,0 +1,128 @@
+"""Training that is started again: with warm spares, and with fewer workers. Real jobs of two workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LIMIT = 280
+
+PROGRAM = """
+import json, os, signal, sys, time
+from pathlib import Path
+warm = "tensorflow" in sys.modules
+folder, fault = Path(sys.argv[1]), sys.argv[2]
+attempt, place = int(os.environ["DTRAIN_ATTEMPT"]), int(os.environ["DTRAIN_PLACE"])
+started = folder / f"life-{attempt}-{place}"
+started.write_text(json.dumps({"pid": os.getpid(), "warm": warm}))
+if fault == "absent" and place == 1 and attempt in (1, 2):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+import keras
+import numpy as np
+import dtrain
+
+strategy = dtrain.MultiWorkerMirroredStrategy()
+keras.utils.set_random_seed(3)
+with strategy.scope():
+    model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(8), keras.layers.Dropout(0.2),
+                              keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+
+def ours():
+    return {json.loads(path.read_text())["pid"] for path in folder.glob("life-*")}
+
+def spares():
+    children = Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read_text().split()
+    return [p for p in map(int, children)
+            if p not in ours() and b"DTRAIN_SPARE=" in Path(f"/proc/{p}/environ").read_bytes()]
+
+def used(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+
+def wait_for_spares():
+    while True:
+        found = spares()
+        before = [used(pid) for pid in found]
+        time.sleep(1.0)
+        if len(found) == 2 and before == [used(pid) for pid in found]:
+            return
+
+class Faults(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        first = folder / f"first-{attempt}-{place}"
+        if not first.exists():
+            first.write_text(str(time.time()))
+        if attempt < 2 and fault == "warm" and int(self.model.optimizer.iterations) == 20 + 10 * attempt:
+            wait_for_spares()
+            if place == 1 - attempt:
+                (folder / f"killed-{attempt}").write_text(str(time.time()))
+                os.kill(os.getpid(), signal.SIGKILL)
+        if attempt == 0 and fault == "absent" and place == 1 and int(self.model.optimizer.iterations) == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+x = np.random.RandomState(0).rand(480, 16).astype("float32")
+y = x.sum(axis=1, keepdims=True)
+backup = dtrain.BackupAndRestore(folder / "backup", save_freq=4)
+history = model.fit(x, y, batch_size=24, epochs=3, verbose=0, callbacks=[backup, Faults()])
+if dtrain.rank() == 0:
+    result = {"loss": history.history["loss"], "weights": [w.tolist() for w in model.get_weights()],
+              "iterations": int(model.optimizer.iterations), "workers": dtrain.world_size()}
+    (folder / "result.json").write_text(json.dumps(result))
+"""
+
+
+def launch(folder: Path, fault: str, *options: str) -> tuple[dict[str, Any], str]:
+    folder.mkdir(exist_ok=True)
+    program = folder / "program.py"
+    program.write_text(PROGRAM)
+    command = [sys.executable, "-m", "dtrain", "launch", "--hang-timeout", "200", *options, str(program)]
+    done = subprocess.run(
+        [*command, str(folder), fault],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1", "DTRAIN_REJOIN_SECONDS": "100"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    return json.loads((folder / "result.json").read_text()), done.stderr
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    result, _ = launch(folder, "none", "--workers", "2", "--spares", "none")
+    return result
+
+
+@pytest.mark.timeout(LIMIT + 20)
+def test_warm_spares_take_over_within_seconds(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    result, errors = launch(tmp_path, "warm", "--workers", "2")
+    assert result == undisturbed
+    seconds = []
+    for attempt, killed in ((0, 1), (1, 0)):
+        for place in (0, 1):
+            assert json.loads((tmp_path / f"life-{attempt + 1}-{place}").read_text())["warm"]
+        at = float((tmp_path / f"killed-{attempt}").read_text())
+        seconds.append(float((tmp_path / f"first-{attempt + 1}-0").read_text()) - at)
+        step = 20 + 10 * attempt
+        assert f"worker {killed} was killed by signal 9 (SIGKILL) at step {step}" in errors
+    print(f"from the kill to the next step: {', '.join(f'{each:.2f} s' for each in seconds)}")
+    # On an idle machine it is about 2 s; importing TensorFlow alone would be more than twice that.
+    assert min(seconds) < 10, seconds
+
+
+@pytest.mark.timeout(LIMIT + 20)
+def test_the_job_goes_on_with_fewer_on_the_same_batches(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    result, errors = launch(tmp_path, "absent", "--workers", "1:2", "--spares", "none")
+    assert (result["workers"], result["iterations"]) == (1, undisturbed["iterations"])
+    assert len(result["loss"]) == len(undisturbed["loss"])
+    assert "It does not come up: the absent one (place 1) is tried again after 100 s." in errors
+    assert re.search(r"The job goes on with 1 of 2 workers, from the checkpoint of step (16|20) in", errors)
