@@ -48,14 +48,15 @@ def _install() -> None:
         variables,
     )
     from dtrain.upstream import keras, tensorflow
-    from dtrain.upstream.reach import replace
+    from dtrain.upstream.reach import replace, replace_inside
 
     replace(keras.MAKE_TRAIN_FUNCTION, lambda f: functions.make_step_function(f, training=True))
     replace(keras.MAKE_TEST_FUNCTION, lambda f: functions.make_step_function(f, training=False))
     replace(keras.MAKE_PREDICT_FUNCTION, functions.make_predict_function)
     replace(keras.SYMBOLIC_BUILD, build.make_symbolic_build)
     replace(keras.EPOCH_ITERATOR, epochs.make_epoch_iterator)
-    replace(keras.FIT, fitting.make_fit)
+    # A callback may be what installs all this, after Python has looked up `model.fit` to call it.
+    replace_inside(keras.FIT, fitting.make_fit)
     replace(keras.EVALUATE, fitting.make_evaluate)
     replace(keras.PREDICT, fitting.make_predict)
     replace(keras.EPOCH_LOGS, between_steps.make_epoch_logs)
