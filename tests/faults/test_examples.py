@@ -16,6 +16,7 @@ MORE_OF_EXAMPLES = {
     "examples/compare_strategies": {"picture": True},
     "examples/data_pipeline": {"batches": [32, 32]},
     "examples/checkpoints": {"restored": True, "loaded": True, "best": True},
+    "examples/fault_tolerant": {"epochs": [0, 1, 2]},
     "examples/mirrored_fit": {"replicas": 2},
     "examples/mixed_precision": {"compute_dtype": "float16"},
     "examples/monitoring": {"rows": 4, "profiles": 1},

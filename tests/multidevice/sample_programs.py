@@ -377,6 +377,7 @@ def run_example(name: str, strategy: str, out: Path) -> Report:
         "multi_worker": [str(out)],
         "monitoring": [strategy, str(out)],
         "checkpoints": [strategy, str(out)],
+        "fault_tolerant": [strategy, str(out)],
         "tpu": [],
         "choose_strategy": [],
         "multi_worker_by_hand": [],
