@@ -12,6 +12,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import logging
 import os
 import sys
 import time
@@ -68,6 +69,8 @@ class Options:
 
 def main() -> None:
     """Train as often as was told."""
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("dtrain").setLevel(logging.INFO)
     with Path(sys.argv[1], "lives").open("a") as lives:
         lives.write(f"{task()} {os.getpid()} {time.time():.3f}\n")
     for folder, options in zip(sys.argv[1::2], sys.argv[2::2], strict=True):

@@ -1,0 +1,111 @@
+"""Machines that are about to be taken away: signals, and a cloud's notice, at named steps."""
+
+from __future__ import annotations
+
+import http.server
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fault_jobs import (
+    Job,
+    Training,
+    assert_nothing_left,
+    assert_nothing_runs,
+    assert_same,
+    run,
+    undisturbed,
+    wait_for,
+)
+
+pytestmark = pytest.mark.timeout(1800)
+
+AGAIN = 75
+SAVED = "has saved a checkpoint and wants to be run again"
+MAINTENANCE = b"TERMINATE_ON_HOST_MAINTENANCE"
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> Iterator[str]:
+    """The address of a metadata server, which gives notice once after there is a file `notice`."""
+    notice = tmp_path / "notice"
+
+    class Metadata(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            given = self.path.endswith("/maintenance-event") and notice.exists()
+            notice.unlink(missing_ok=True)
+            self.send_response(200)
+            self.send_header("Metadata-Flavor", "Google")
+            self.end_headers()
+            self.wfile.write(MAINTENANCE if given else b"NONE")
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_notices_save_at_the_same_step_and_cost_nothing(tmp_path: Path, cloud: str) -> None:
+    """In one job: of one worker, of the other, of the cloud; then of the launcher, which runs no more."""
+    (expected,) = undisturbed(tmp_path / "undisturbed", "multi_worker", {})
+    faults = [
+        {"kind": "SIGTERM", "step": 10, "worker": "worker:1"},
+        {"kind": "SIGUSR1", "step": 20, "worker": "worker:0"},
+        {"kind": "touch", "step": 28, "path": str(tmp_path / "notice")},
+        {"kind": "SIGTERM", "step": 40, "target": "launcher"},
+        {"kind": "SIGTERM", "step": 45, "worker": "worker:1"},
+    ]
+    # Steps are long enough for the cloud to be asked, once a second, before the training is over.
+    options = {"pause": 0.2, "strategy": "multi_worker", "save": {"save_freq": 100}, "faults": faults}
+    training = Training(tmp_path / "job", options)
+    env = {"GCE_METADATA_IP": cloud}
+
+    # One restart is allowed, and none is used up.
+    job = run([training], status=AGAIN, workers=2, options=("--max-restarts", "1"), env=env)
+    assert job.text.count(SAVED) == 3, job.text
+    for reason in ("SIGTERM", "SIGUSR1", "Google Cloud's notice of a host's maintenance"):
+        assert f"{reason}: the state after step" in job.text
+    assert "restarts in an hour" not in job.text
+    assert "SIGTERM was received: every task has saved a checkpoint; run the job again" in job.text
+
+    # Where nothing may be started again, it is for whoever started the job to do so.
+    job = run([training], status=AGAIN, workers=2, options=("--max-restarts", "0"), env=env)
+    assert SAVED not in job.text
+    job = run([training], workers=2, env=env)
+    assert_same(training, expected)
+    assert_nothing_left(training)
+    # Each notice was heeded at a step, and none was made twice: nothing was lost at all.
+    steps = [step for _, step, _ in training.steps()]
+    assert steps == sorted(set(steps))
+
+
+def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+    """The impatient get what they want: the task or the launcher ends, and the same command goes on."""
+    (expected,) = undisturbed(tmp_path / "undisturbed", "one", {})
+    faults = [
+        {"kind": "SIGTERM", "step": 20, "times": 2},
+        {"kind": "sleep", "step": 40, "seconds": 60},
+    ]
+    training = Training(tmp_path / "job", {"pause": 0.05, "faults": faults})
+    with Job([training], options=("--max-restarts", "1")) as job:
+        wait_for((training.folder / "fault-1").exists, job)
+        while not job.over:  # two signals at one moment are one
+            job.signal(signal.SIGTERM)
+            time.sleep(0.1)
+        # One that comes when all have ended finds nobody who would take it as the second.
+        assert job.wait() in (128 + signal.SIGTERM, -signal.SIGTERM), job.text
+    assert "worker 0 was killed by signal 15 (SIGTERM) at step 20. All are started again (1 of" in job.text
+    assert_nothing_runs([training])
+    run([training])
+    assert_same(training, expected)
+    assert_nothing_left(training)
