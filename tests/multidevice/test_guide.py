@@ -61,7 +61,7 @@ def test_a_program_of_the_guide_runs_as_it_stands(
     if name.startswith("README"):
         # As a user has it: in a process in which nothing of dtrain's has been used before.
         (tmp_path / "train.py").write_text(program)
-        subprocess.run([sys.executable, "train.py"], timeout=200, check=True)
+        subprocess.run([sys.executable, "train.py"], timeout=280, check=True)
     else:
         exec(compile(program, name, "exec"), {"__name__": "__main__"})
     # A program that trains has trained to its end: its checkpoints are deleted.
