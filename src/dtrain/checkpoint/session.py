@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from dtrain import channel
+from dtrain import channel, progress
 from dtrain.checkpoint.callback_state import CallbackStates
 from dtrain.checkpoint.content import Found, content, find_newest, restore_generators
 from dtrain.checkpoint.council import Council
@@ -197,6 +197,8 @@ class Session:
     def _take(self, found: Found) -> None:
         worker = found.worker(self._layout.worker)
         self._total, self._serial = found.step, found.serial
+        # The launcher tells errors of one step from those of another, whatever life they are of.
+        progress.training_from(self._total)
         self._epoch, self._done = worker["epoch"], worker["done"]
         over = self._epoch >= self._epochs or (worker["stopped"] and self._epochs <= worker["epochs"])
         if over:
