@@ -161,7 +161,8 @@ def test_after_progress_there_is_no_delay_and_without_it_growing_ones() -> None:
 @pytest.mark.parametrize(
     ("sequence", "again"),
     [
-        ([killed(7), killed(7), killed(7)], [True, True, False]),
+        ([killed(7, -11)] * 3, [True, True, False]),
+        ([killed(7)] * 6, [*[True] * 5, False]),
         ([killed(7), killed(8), killed(7), killed(7)], [True] * 4),
         ([killed(7), killed(7, -11), killed(7)], [True] * 3),
         ([killed(7), killed(7, task=TWO), killed(7)], [True] * 3),

@@ -5,6 +5,7 @@ It sees how attempts failed, one after another, and answers; it starts nothing a
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 
 from dtrain.launch.budget import Budget, back_off
@@ -15,6 +16,8 @@ USAGE = 2
 """The exit status of a command that was called wrongly; trying again cannot help."""
 
 _DEATHS = 3  # of one kind at one step, after which another try is of no use
+# Of SIGKILL: it may come from outside, soon after each start, when the first steps are all that is known.
+_KILLS = 6
 
 
 @dataclass(frozen=True)
@@ -89,11 +92,12 @@ class RestartRules:
             return "No step was ever completed before this error"
         if failure.code > 0 and self._before and _same(failure, self._before[-1]):
             return f"It is the same error as before, {_where(failure)}"
-        last = self._before[-_DEATHS + 1 :]
+        deaths = _KILLS if failure.code == -signal.SIGKILL else _DEATHS
+        last = self._before[-deaths + 1 :]
         # Who is killed before its first step may have been killed from outside: the budget bounds that.
-        often = len(last) == _DEATHS - 1 and all(_same(failure, other) for other in last)
+        often = len(last) == deaths - 1 and all(_same(failure, other) for other in last)
         if failure.code < 0 and failure.step is not None and often:
-            return f"It is the same death {_DEATHS} times in a row, {_where(failure)}"
+            return f"It is the same death {deaths} times in a row, {_where(failure)}"
         return ""
 
 
