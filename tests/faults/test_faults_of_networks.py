@@ -65,7 +65,7 @@ def remove_networks() -> None:
 
 
 def run_both(training: Training) -> tuple[list[int], list[float], str]:
-    """The program on both networks, without a launcher: statuses, times of their ends or errors, what they showed."""
+    """The program on both networks, without a launcher: statuses, their ends or errors, what they showed."""
     training.folder.mkdir(exist_ok=True)
     cluster = {"worker": [f"{address}:20777" for address in ADDRESSES]}
     processes, logs = [], [training.folder / f"output-{index}" for index in (0, 1)]
@@ -84,8 +84,8 @@ def run_both(training: Training) -> tuple[list[int], list[float], str]:
             if broken and mark.exists():
                 broken, deadline = False, training.fault(0)["time"] + HEARTBEAT + NOTICE
             for index, process in enumerate(processes):
-                # A process that cannot reach its peer may hang in TensorFlow when Python ends: whoever started
-                # it ends it, as `dtrain launch` does. Its error counts.
+                # A process that cannot reach its peer may hang in TensorFlow when Python ends: whoever
+                # started it ends it, as `dtrain launch` does. Its error counts.
                 if not ends[index] and (process.poll() is not None or "Traceback" in logs[index].read_text()):
                     ends[index] = time.time()
             time.sleep(0.02)
