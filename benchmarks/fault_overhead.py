@@ -64,11 +64,13 @@ class Fit:
             self._model = keras.Sequential([keras.Input((WIDTH,)), *hidden, layers.Dense(10)])
             self._model.compile(optimizer=optimizer, loss="mse")
         self._processor = 0.0
+        self._hook = _Hook()
 
     def __call__(self, way: str, steps: int) -> float:
-        """Seconds a step, over so many steps in the middle of a fit; or of the hook, as HOOKS says.
+        """Seconds a step, over the last so many steps of a fit.
 
-        "processor" gives this process's processor time over the same steps of the fit before.
+        "processor" gives this process's processor time over the same steps of the last fit, and the words of
+        HOOKS what they say of the last fit with checkpoints.
 
         Raises:
             RuntimeError: not as many checkpoints were written as were to be.
@@ -80,13 +82,14 @@ class Fit:
 
         if way == "processor":
             return self._processor
+        if way in HOOKS:
+            return self._hook.seconds(way)
         random = np.random.default_rng(0)
-        rows = (BEFORE + steps + AFTER) * BATCH
+        rows = (BEFORE + steps) * BATCH
         x = random.standard_normal((rows, WIDTH), dtype="float32")
         y = random.standard_normal((rows, 10), dtype="float32")
         ends: list[tuple[float, float]] = []
         saved: set[str] = set()
-        hook = _Hook()
         with tempfile.TemporaryDirectory(prefix="dtrain-overhead-", ignore_cleanup_errors=True) as own:
             folder = Path(dtrain.broadcast(own))
 
@@ -96,21 +99,20 @@ class Fit:
                     if len(ends) % SAVE_EVERY == BEFORE:
                         saved.update(str(each) for each in folder.glob("*/*/COMMITTED.json"))
 
-            class Timed(dtrain.BackupAndRestore):
+            hook = self._hook
+
+            class Saving(dtrain.BackupAndRestore):
                 def dtrain_session(self, model: Any, arguments: dict[str, Any]) -> Any:
                     session = super().dtrain_session(model, arguments)
                     hook.time(session)
                     return session
 
-            kind = Timed if way in HOOKS else dtrain.BackupAndRestore
-            saving = [] if way in ("plain", "watched") else [kind(folder, save_freq=SAVE_EVERY)]
+            saving = [Saving(folder, save_freq=SAVE_EVERY)] if way == "saving" else []
             arguments = {"batch_size": BATCH, "verbose": 0, "shuffle": False}
             self._model.fit(x, y, callbacks=[Note(), *saving], **arguments)
             dtrain.barrier()
         if saving and len(saved) != steps // SAVE_EVERY:
             raise RuntimeError(f"{len(saved)} checkpoints were written in {steps} steps")
-        if way in HOOKS:
-            return hook.seconds(way)
         wall, self._processor = (
             (last - first) / steps
             for first, last in zip(ends[BEFORE - 1], ends[BEFORE + steps - 1], strict=True)
@@ -187,40 +189,34 @@ def start(side: str, optimizer: str, workers: int) -> jobs.Job:
     return jobs.Job(__file__, side, workers=workers, servers=0, command=command)
 
 
-def measure(optimizer: str, workers: int, rounds: int, steps: int) -> dict[str, Any]:
-    """Both jobs, by turns."""
+def measure(optimizer: str, workers: int, rounds: int, steps: int, ways: list[str]) -> dict[str, Any]:
+    """One case, the ways by turns."""
     started: dict[str, jobs.Job] = {}
-    seconds: dict[str, list[jobs.Taken]] = {way: [] for way in [*WAYS, *HOOKS]}
+    seconds: dict[str, list[jobs.Taken]] = {way: [] for way in ways}
     try:
-        for side in ("alone", "launched"):
+        for side in sorted({WAYS[way][0] for way in ways}):
             started[side] = start(side, optimizer, workers)
         for number in range(rounds + 1):
-            for way in list(WAYS) if number % 2 else list(WAYS)[::-1]:
+            for way in ways if number % 2 else ways[::-1]:
                 job = started[WAYS[way][0]]
                 wall = job.measure(way, steps).wall
                 taken = jobs.Taken(wall, job.measure("processor", steps).wall)
                 if number:  # the first round warms up
                     seconds[way].append(taken)
-        for way in HOOKS:
-            seconds[way] = [started["launched"].measure(way, steps) for _ in range(3)]
+        hooks = {way: started["launched"].measure(way, steps).wall for way in HOOKS}
     finally:
         for job in started.values():
             job.close()
     return {
-        "milliseconds_a_step": {way: jobs.summary(seconds[way]) for way in WAYS},
-        "overhead": {
-            way: {
-                name: [round(100 * (each - 1), 2) for each in found]
-                if isinstance(found, list)
-                else round(100 * (found - 1), 2)
-                for name, found in jobs.ratio(seconds[way], seconds["plain"]).items()
-            }
-            for way in ("watched", "saving")
-        },
-        "hook_microseconds": {
-            way: round(1e6 * statistics.median(taken.wall for taken in seconds[way]), 1) for way in HOOKS
-        },
+        "milliseconds_a_step": {way: jobs.summary(taken) for way, taken in seconds.items()},
+        "overhead": {way: percent(seconds[way], seconds[ways[0]]) for way in ways[1:]},
+        "hook_microseconds": {way: round(1e6 * each, 1) for way, each in hooks.items()},
     }
+
+
+def percent(over: list[jobs.Taken], under: list[jobs.Taken]) -> dict[str, float]:
+    """How much longer it takes, in per cent."""
+    return {name: round(100 * (ratio - 1), 2) for name, ratio in jobs.ratio(over, under).items()}
 
 
 def main() -> None:
@@ -230,6 +226,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50, help=f"a round; a multiple of {SAVE_EVERY}")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--optimizers", nargs="+", default=["sgd", "adam"])
+    parser.add_argument(
+        "--ways", nargs="+", choices=list(WAYS), default=list(WAYS), help="of which the first is the measure"
+    )
     parser.add_argument("--out", help="where the JSON goes instead of the screen")
     parser.add_argument("--task", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--alone", nargs=3, help=argparse.SUPPRESS)
@@ -241,7 +240,7 @@ def main() -> None:
     found: dict[str, Any] = jobs.circumstances()
     found["cases"] = {
         f"{optimizer}, {workers} worker{'s' if workers > 1 else ''}": measure(
-            optimizer, workers, arguments.rounds, arguments.steps
+            optimizer, workers, arguments.rounds, arguments.steps, arguments.ways
         )
         for workers in arguments.workers
         for optimizer in arguments.optimizers
@@ -251,19 +250,19 @@ def main() -> None:
 
 
 def print_table(cases: dict[str, Any]) -> None:
-    """A row a case."""
-    print(
-        "| | ms a step, neither | watchdog | and checkpoints | overhead | in processor time "
-        "| between steps, µs | with meetings | to begin a checkpoint, ms |"
-    )
+    """A row a case and way."""
+    print("| | | ms a step | overhead | min to max | in processor time | hook, µs | mean | to begin a save |")
     print("|---|---|---|---|---|---|---|---|---|")
     for name, case in cases.items():
-        steps, over, hook = case["milliseconds_a_step"], case["overhead"]["saving"], case["hook_microseconds"]
-        print(
-            f"| {name} | {steps['plain']['median']:.1f} | {steps['watched']['median']:.1f} "
-            f"| {steps['saving']['median']:.1f} | {over['median']:.1f}% | {over['processor']:.1f}% "
-            f"| {hook['hook']:.0f} | {hook['hook_mean']:.0f} | {hook['save'] / 1e3:.1f} |"
-        )
+        for way, taken in case["milliseconds_a_step"].items():
+            over, hook = case["overhead"].get(way), case["hook_microseconds"]
+            row = [name, WAYS[way][1], f"{taken['median']:.1f}"]
+            if over:
+                row += [f"{over['median']:.1f}%", f"{over['min']:.1f} to {over['max']:.1f}"]
+                row.append(f"{over['processor']:.1f}%")
+            if way == "saving":
+                row += [f"{hook[each]:.0f}" for each in HOOKS]
+            print("|", " | ".join([*row, *[""] * (9 - len(row))]), "|")
 
 
 if __name__ == "__main__":
