@@ -54,7 +54,9 @@ def make_apply(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, grads, trainable_variables)
         across = tf.distribute.in_cross_replica_context()
         if layout.replicas == 1 and not across:
-            return original(self, grads, trainable_variables)
+            # Alone there is nobody to talk to; Keras would, in a `cond` too, where TensorFlow forbids it.
+            with local_update():
+                return original(self, grads, trainable_variables)
         variables = list(trainable_variables) if trainable_variables is not None else None
         check_same_strategy(self, strategy, variables)
         grads = list(grads)
