@@ -20,7 +20,7 @@ from dtrain.keras_engine.hook import install
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
 from dtrain.upstream import keras as upstream_keras
 
-_calls: collections.Counter[str] = collections.Counter()
+_ended: collections.Counter[str] = collections.Counter()  # fits that have ended well, by folder
 
 
 class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
@@ -89,6 +89,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
         self.save_seconds = save_seconds
         self.keep = max(keep, 2) if double_checkpoint else keep
         self.save_before_preemption = save_before_preemption
+        self._in_fit = False
         install()
 
     def dtrain_session(self, model: Any, arguments: dict[str, Any]) -> Session:
@@ -96,8 +97,8 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
         folder = self._folder()
         # Of checkpoints that are deleted at the end, each fit of a program has its own: a program that is
         # started again goes through those that are complete without training.
-        number = _calls[folder] if self.delete_checkpoint else 0
-        _calls[folder] += 1
+        number = _ended[folder] if self.delete_checkpoint else 0
+        self._in_fit = True
         plan = Plan(
             folder=f"{folder}/fit-{number}",
             every_epoch=self.save_freq == "epoch",
@@ -107,7 +108,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
             delete=self.delete_checkpoint,
             notices=self.save_before_preemption,
         )
-        return Session(plan, model, arguments)
+        return Session(plan, model, arguments, on_end=lambda: _ended.update([folder]))
 
     def restore_weights(self, model: Any) -> int:
         """Gives a model that is built the weights of the newest checkpoint; all workers must call it.
@@ -143,7 +144,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
         Raises:
             ConfigurationError: it is called elsewhere than by `fit`.
         """
-        if not _calls:
+        if not self._in_fit:
             raise ConfigurationError(
                 "BackupAndRestore works inside of fit only.", hint="Pass it as fit(callbacks=[...])."
             )

@@ -19,6 +19,7 @@ from dtrain.data.unpickling import load_arrays
 from dtrain.log import logger
 
 _SKIPPED = ("model", "_model", "params", "validation_data")
+_COMPARISONS = {"less": keras.ops.less, "greater": keras.ops.greater}
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
@@ -112,6 +113,10 @@ def _state(callback: Any, baseline: dict[str, bytes]) -> dict[str, Any]:
         return {"own": callback.get_state()}
     found = {name: value for name, value in _attributes(callback).items() if baseline.get(name) != value}
     state: dict[str, Any] = {"attributes": found}
+    # Keras' callbacks that compare find out how when they first do, and turn the sign of what they compare.
+    for name, op in _COMPARISONS.items():
+        if getattr(callback, "monitor_op", None) is op:
+            state["comparison"] = name
     if isinstance(callback, keras.callbacks.CSVLogger):
         # The file is the state; what it is open as, and whether a header is due, is found out again.
         found.pop("append_header", None)
@@ -129,6 +134,8 @@ def _restore(callback: Any, state: dict[str, Any]) -> None:
         return
     for name, value in state.get("attributes", {}).items():
         setattr(callback, name, load_arrays(value))
+    if "comparison" in state:
+        callback.monitor_op = _COMPARISONS[state["comparison"]]
 
 
 def _history(history: Any, epoch: int | None, logs: dict[str, Any]) -> dict[str, Any]:

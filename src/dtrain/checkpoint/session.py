@@ -63,11 +63,13 @@ class Session:
         plan: when and where.
         model: compiled.
         arguments: those of `fit`, by name.
+        on_end: called when `fit` has ended well.
     """
 
-    def __init__(self, plan: Plan, model: Any, arguments: dict[str, Any]) -> None:
+    def __init__(self, plan: Plan, model: Any, arguments: dict[str, Any], on_end: Callable[[], None]) -> None:
         strategy = upstream_keras.strategy_of(model)
         self._plan = plan
+        self._on_end = on_end
         self._model = model
         self._epochs = int(arguments["epochs"])
         self._layout = layout_of(strategy) or ReplicaLayout()
@@ -133,7 +135,7 @@ class Session:
                 remove_all(self._plan.folder.rpartition("/")[0])  # where it is empty now
         else:
             if self._finished is None:
-                self._store.wait(_LAST_SECONDS)
+                self._wait()
                 self._save(epoch=self._epoch + 1, boundary=True, finished=True)
             self._store.close(_LAST_SECONDS)
             self._report()
@@ -141,6 +143,7 @@ class Session:
             if keep_until_job_ends and self._group.leads:
                 channel.tell_removal(self._plan.folder)
         upstream_keras.set_first_epoch(self._model, None)
+        self._on_end()
         self._notices.close()
         self._notices.pass_on()
 
@@ -255,7 +258,7 @@ class Session:
         self._done = 0
         self._report()
         if self._plan.every_epoch or self._due:
-            self._store.wait(_LAST_SECONDS)
+            self._wait()
             self._save(epoch=epoch + 1, boundary=True, logs=logs)
 
     def _save(
@@ -281,9 +284,9 @@ class Session:
 
     def _stop_for(self, notice: str) -> None:
         """Saves, and ends this process with the status that says: run me again."""
-        self._store.wait(_LAST_SECONDS)
+        self._wait()
         self._save(epoch=self._epoch, boundary=False)
-        written = self._store.wait(_LAST_SECONDS)
+        written = self._wait()
         self._report()
         exchange(self._layout, None)
         self._notices.close()
@@ -297,6 +300,13 @@ class Session:
                 channel.RUN_AGAIN,
             )
         raise SystemExit(channel.RUN_AGAIN)
+
+    def _wait(self) -> bool:
+        """Whether the checkpoint that is being written was, in the time that one may take."""
+        progress.phase("checkpoint")
+        written = self._store.wait(_LAST_SECONDS)
+        progress.phase("callbacks")
+        return written
 
     def _at_rest(self) -> bool:
         """Whether nobody is at a step; workers of parameter servers may be ahead, then it is tried later."""
