@@ -45,6 +45,7 @@ class Options:
             are read, by the batch of the number `item` that a process reads.
         learning_rate: of Adam.
         dropout: of the model's only such layer.
+        normalize: whether there is batch normalisation, of each replica's own part of a batch.
         backup: the folder of the checkpoints, seen from FOLDER.
         stop_after: the epochs after which EarlyStopping ends the training, at least 2; 0 for none.
         hold: whether each step of the last epoch takes two seconds, until there is a file FOLDER/go.
@@ -62,6 +63,7 @@ class Options:
     faults: list[dict[str, Any]] = field(default_factory=list)
     learning_rate: float = 0.01
     dropout: float = 0.3
+    normalize: bool = True
     backup: str = "backup"
     stop_after: int = 0
     hold: bool = False
@@ -165,7 +167,7 @@ def make_model(options: Options) -> Any:
             keras.Input((FEATURES,)),
             layers.Dense(32, activation="relu"),
             layers.Dropout(options.dropout),
-            layers.BatchNormalization(),
+            layers.BatchNormalization() if options.normalize else layers.Activation("linear"),
             layers.Dense(2, dtype="float32"),
         ]
     )

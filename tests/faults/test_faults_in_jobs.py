@@ -138,7 +138,7 @@ def test_an_exception_that_is_raised_always_ends_the_job_with_its_trace(tmp_path
     faults = [{"kind": "exception", "step": 29, "always": True, "text": "always"}]
     training = Training(tmp_path / "job", {**SLOW, "faults": faults})
     job = run([training], status=1, options=MANY)
-    assert len((training.folder / "lives").read_text().splitlines()) == 2
+    assert len((training.folder / "lives").read_text().splitlines()) == 2, job.text
     last = job.text[job.text.rindex("[dtrain] The last lines of worker 0:") :]
     assert "[worker 0] RuntimeError: always" in last
     assert 'fault_kinds.py", line' in last
