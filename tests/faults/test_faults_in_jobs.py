@@ -172,4 +172,4 @@ def test_a_task_that_runs_out_of_memory(tmp_path: Path, expected: Expected, smal
         pytest.skip(
             f"there is no memory controller in {fault_kinds.CGROUPS}: tried without the system's kill"
         )
-    assert "worker 0 was killed by signal 9 (SIGKILL) at step 40" in job.text
+    assert "worker 0 was killed by signal 9 (SIGKILL) at step" in job.text
