@@ -94,12 +94,14 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     """The impatient get what they want: the task or the launcher ends, and the same command goes on."""
     (expected,) = undisturbed(tmp_path / "undisturbed", "one", {})
     faults = [
-        {"kind": "SIGTERM", "step": 20, "times": 2},
+        {"kind": "SIGTERM", "step": 20, "times": 2},  # a notice that two have passed on
+        {"kind": "sleep", "step": 20, "seconds": 1.5},
+        {"kind": "SIGTERM", "step": 20},
         {"kind": "sleep", "step": 40, "seconds": 60},
     ]
     training = Training(tmp_path / "job", {"pause": 0.05, "faults": faults})
     with Job([training], options=("--max-restarts", "1")) as job:
-        wait_for((training.folder / "fault-1").exists, job)
+        wait_for((training.folder / "fault-3").exists, job)
         while not job.over:  # two signals at one moment are one
             job.signal(signal.SIGTERM)
             time.sleep(0.1)

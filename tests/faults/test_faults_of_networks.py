@@ -97,10 +97,6 @@ def run_both(training: Training) -> tuple[list[int], list[float], str]:
     return [process.wait() for process in processes], ends, "\n".join(log.read_text() for log in logs)
 
 
-@pytest.mark.xfail(
-    reason="a worker that waits for a word of its peer between two steps, not in one, asks on for ever",
-    strict=False,
-)
 def test_a_partition_is_noticed_by_both_and_both_go_on_afterwards(tmp_path: Path, networks: None) -> None:
     (expected,) = undisturbed(tmp_path / "undisturbed", "multi_worker", {})
     faults = [{"kind": "command", "step": 30, "command": ["ip", "link", "set", LINKS[0], "down"]}]

@@ -150,8 +150,8 @@ def test_an_interrupted_fit_ends_as_one_that_was_left_alone(
     alone = Runs(tmp_path / "alone", lambda: build(made, **settings), data)
     whole, expected = alone.train(save_freq=1)
     runs = Runs(tmp_path / "parts", lambda: build(made, **settings), data)
-    # In the first step, within an epoch, at an epoch's last step, and one after it.
-    for stop in (1, 2, 5, 1, 9):
+    # Within an epoch, at an epoch's last step, and once nothing is left of one.
+    for stop in (2, 8, 9):
         runs.interrupted(stop, save_freq=1)
     model, history = runs.train(save_freq=1)
     same(model, history, whole, expected)
@@ -266,8 +266,8 @@ def test_a_loop_of_ones_own_goes_on(tmp_path: Path, strategy: str) -> None:
 
     def train(folder: Path, steps: int) -> tuple[list[np.ndarray], Any]:
         model = build(made, gradient_accumulation_steps=2)
-        model.optimizer.build(model.trainable_variables)
         with contextlib.nullcontext() if made is None else made.scope():
+            model.optimizer.build(model.trainable_variables)
             seen = keras.metrics.Mean()
 
         def step(rows: tf.Tensor) -> None:

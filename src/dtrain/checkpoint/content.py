@@ -92,6 +92,22 @@ def content(
     return tensors, notes
 
 
+def findings_of(model: Any) -> dict[str, Any]:
+    """What the engine has found out of a model's own losses; found again later, it might be another thing."""
+    functions = {"train": model.train_function, "test": model.test_function}
+    return {name: getattr(function, "findings", None) for name, function in functions.items()}
+
+
+def restore_findings(model: Any, findings: dict[str, Any]) -> None:
+    """Gives a model's functions what was found out before they were made."""
+    if findings["train"] is not None:
+        model.make_train_function()
+        model.train_function.findings = findings["train"]
+    if findings["test"] is not None:
+        model.make_test_function()
+        model.test_function.findings = findings["test"]
+
+
 def restore_generators(worker: dict[str, Any]) -> None:
     """Gives Python's and NumPy's random generators the states that a worker noted."""
     random.setstate(worker["random"])

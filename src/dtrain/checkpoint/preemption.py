@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,6 +18,7 @@ from dtrain.log import logger
 from dtrain.upstream import tensorflow as upstream_tf
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_ONE_NOTICE = 1.0  # seconds in which further signals are the same notice
 _POLL = 1.0  # seconds between two questions to the cloud
 _MAKER = Path("/sys/class/dmi/id/product_name")
 
@@ -25,7 +27,7 @@ class Notices:
     """Listens while it is open.
 
     Signals are heard where it is opened in the main thread, and left alone where the program has a handler of
-    its own; a second one does what it would have done without this.
+    its own; another one, a second later or more, does what it would have done without this.
 
     Attributes:
         noted: what came first, in words; "" while nothing has.
@@ -34,6 +36,7 @@ class Notices:
     def __init__(self) -> None:
         self.noted = ""
         self._signal = 0
+        self._noted_at = 0.0
         self._former: dict[int, Any] = {}
         self._closed = threading.Event()
 
@@ -60,10 +63,12 @@ class Notices:
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self._signal:
-            self.close()
-            os.kill(os.getpid(), signum)
+            # A scheduler and our launcher may both pass on one notice.
+            if time.monotonic() - self._noted_at > _ONE_NOTICE:
+                self.close()
+                os.kill(os.getpid(), signum)
             return
-        self._signal = signum
+        self._signal, self._noted_at = signum, time.monotonic()
         self.noted = self.noted or signal.Signals(signum).name
 
     def _ask_google(self) -> None:

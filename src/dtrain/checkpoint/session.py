@@ -6,6 +6,7 @@ callbacks hold `variables` and `callback_state`; who votes for what, the council
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,14 @@ import keras
 
 from dtrain import channel, progress
 from dtrain.checkpoint.callback_state import CallbackStates
-from dtrain.checkpoint.content import Found, content, find_newest, restore_generators
+from dtrain.checkpoint.content import (
+    Found,
+    content,
+    find_newest,
+    findings_of,
+    restore_findings,
+    restore_generators,
+)
 from dtrain.checkpoint.council import Council
 from dtrain.checkpoint.group import Group, find_group
 from dtrain.checkpoint.preemption import Notices
@@ -208,11 +216,14 @@ class Session:
             self._finished = found
         else:
             self._pending = found
+        if found.replicas == self._layout.replicas:
+            restore_findings(self._model, worker["findings"])
         # What callbacks do before the first epoch, they do with the weights of before.
         self._variables.restore(found.table, found.tensors, found.replicas)
         self._states.prepare_logs(worker["callbacks"])
         upstream_keras.set_first_epoch(self._model, max(self._epoch, self._epochs) if over else self._epoch)
-        logger.info("%s", self._words(found, over=over))
+        level = logging.INFO if found.workers == self._layout.workers else logging.WARNING
+        logger.log(level, "%s", self._words(found, over=over))
 
     def _words(self, found: Found, *, over: bool) -> str:
         if over:
@@ -274,6 +285,7 @@ class Session:
             "done": 0 if boundary else self._done,
             "position": self._iterator.position(ended=boundary),
             "callbacks": self._states.capture(getattr(self._model, "history", None), ended, logs or {}),
+            "findings": findings_of(self._model),
             "stopped": bool(boundary and self._model.stop_training),
         }
         tensors, notes = content(

@@ -159,6 +159,15 @@ class StepFunction:
         self._sparse = False  # whether gradients that name rows were found where micro-batches are summed up
         self._build()
 
+    @property
+    def findings(self) -> dict[str, Any] | None:
+        """What was found out of the user's own losses (`StepProgram.findings`), for those who go on later."""
+        return self._program.findings
+
+    @findings.setter
+    def findings(self, found: dict[str, Any]) -> None:
+        self._program.findings = found
+
     def __call__(self, iterator: Any) -> Any:
         """Runs the steps; returns their logs.
 

@@ -58,6 +58,8 @@ class StepProgram:
         self.summed_losses: frozenset[int] = frozenset()
         self.coupled: frozenset[int] = frozenset()
         self._learnt = False
+        self._coupled: list[bool] = []
+        self._named = False  # whether `coupled` says what `_coupled` does
 
     def learn(self, part: Any) -> None:
         """Finds out what a user's own losses are, sums or means; there is nothing to learn of Keras'.
@@ -66,6 +68,7 @@ class StepProgram:
             part: a batch of this process' first replica.
         """
         if self._learnt:
+            self._name_coupled()
             return
         self._learnt = True
         model, layout = self.model, self.layout
@@ -86,8 +89,31 @@ class StepProgram:
             strategy = model.distribute_strategy
             kinds = loss_kinds(self._tried, part, strategy, layout, rows=rows, training=self.training)
         # One worker decides for all: no worker's own examples may make it differ from the others.
-        coupled, self.kinds = exchange(layout, (coupled, kinds))[0]
-        self.coupled = frozenset(id(loss) for loss, found in zip(losses, coupled, strict=True) if found)
+        self._coupled, self.kinds = exchange(layout, (coupled, kinds))[0]
+        self._name_coupled()
+
+    def _name_coupled(self) -> None:
+        if not self._named:
+            losses = [loss for _, loss in upstream_keras.compiled_losses(self.model)]
+            pairs = zip(losses, self._coupled, strict=False)
+            self.coupled = frozenset(id(loss) for loss, found in pairs if found)
+            self._named = True
+
+    @property
+    def findings(self) -> dict[str, Any] | None:
+        """What was learnt, as plain data; None before. A trial with other weights may find something else."""
+        if not self._learnt:
+            return None
+        kinds = [(kind.sums, kind.scale) for kind in self.kinds]
+        return {"coupled": list(self._coupled), "summed": sorted(self.summed_losses), "kinds": kinds}
+
+    @findings.setter
+    def findings(self, found: dict[str, Any]) -> None:
+        self._learnt = True
+        self._coupled = list(found["coupled"])
+        self.summed_losses = frozenset(found["summed"])
+        self.kinds = [LossKind(sums=sums, scale=scale) for sums, scale in found["kinds"]]
+        self._named = False  # the losses may not be built yet
 
     def _tried(self, part: Any, step: ReplicaStep) -> None:
         """The user's step, all of its combining points included, on one replica alone."""

@@ -20,6 +20,7 @@ from dtrain.upstream import tensorflow as upstream_tf
 
 _rounds = itertools.count()
 _POLL = 10.0  # seconds
+_ANSWER = 20_000  # milliseconds that the service has for what it knows
 
 
 def exchange(layout: ReplicaLayout, value: Any, *, timeout: float | None = None) -> list[Any]:
@@ -44,14 +45,14 @@ def exchange(layout: ReplicaLayout, value: Any, *, timeout: float | None = None)
     upstream_tf.set_shared(_key(number, layout.worker), base64.b64encode(pickle.dumps(value)).decode())
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     with progress.waiting():
-        return [_receive(number, worker, timeout, deadline) for worker in range(layout.workers)]
+        return [_receive(layout, number, worker, timeout, deadline) for worker in range(layout.workers)]
 
 
 def _key(number: int, worker: int) -> str:
     return f"dtrain/exchange/{number}/{worker}"
 
 
-def _receive(number: int, worker: int, timeout: float | None, deadline: float) -> Any:
+def _receive(layout: ReplicaLayout, number: int, worker: int, timeout: float | None, deadline: float) -> Any:
     import tensorflow as tf
 
     while True:
@@ -60,8 +61,24 @@ def _receive(number: int, worker: int, timeout: float | None, deadline: float) -
             text = upstream_tf.get_shared(_key(number, worker), max(1, int(left * 1000)))
             return pickle.loads(base64.b64decode(text))
         except (tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
+            if not _service_answers(layout, number):
+                raise PeerMissingError(
+                    "The first worker, through which the workers talk, cannot be reached any more.",
+                    hint="see whether it runs, and whether its machine can be reached from this one",
+                ) from None
             if time.monotonic() >= deadline:
                 raise PeerMissingError(
                     f"Worker {worker} did not reach this point within {timeout:g} s.",
                     hint="barrier, broadcast and fit must be called by every worker, equally often",
                 ) from None
+
+
+def _service_answers(layout: ReplicaLayout, number: int) -> bool:
+    """Whether what this worker itself has said can be read: behind a broken link nothing can."""
+    import tensorflow as tf
+
+    try:
+        upstream_tf.get_shared(_key(number, layout.worker), _ANSWER)
+    except (tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
+        return False
+    return True
