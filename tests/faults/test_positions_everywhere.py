@@ -1,4 +1,4 @@
-"""Every place of every kind of data, under every strategy of one process, can be gone on from."""
+"""Every place of every kind of data can be gone on from, and some under every strategy of one process."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _SUSTAINED = 6.0  # seconds for which it has to be slow: longer than the time ov
 _RECOVERED = 2.0  # times the others' own part, below which a task has to stay
 _RECOVERY = 30.0  # for so many seconds, to be named again when it is slow again
 _LEAST_DIFFERENCE = 0.002  # seconds a step that are worth a line
-_LEAST_PART = 0.3  # of the step, likewise
+_LEAST_PART = 0.15  # of the step, likewise
 
 _PHASES = {
     "input": "it waits for its next batch",
