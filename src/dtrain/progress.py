@@ -109,9 +109,13 @@ def begin(kind: str) -> None:
 
 def end() -> None:
     """What began last ends, well or not."""
+    train = _now.kinds[-1:] == ("fit",)
     _now.kinds = _now.kinds[:-1]
     _now.phase = "callbacks" if _now.kinds else "idle"
     _now.source = None
+    if not _now.kinds and _reporter is not None:
+        # At once: it may have ended by an error, and the launcher knows by the step whether it is the same.
+        channel.tell_progress(_now.step, "idle", train=train, done=_now.done)
     _wake.set()
 
 
