@@ -98,13 +98,13 @@ class TrainingVariables:
             variable = self._variables[i]
             if self._apart(variable):
                 for replica, part in self._parts(variable):
-                    found[f"{_OWN}/{i}/{replica}"] = part.read_value()
+                    found[f"{_OWN}/{i}/{replica}"] = part.value()
             elif (holder := owner_of(self._optimizer, variable)) is not None:
                 # Of divided state: who holds it writes it.
                 if self._is_here(holder):
-                    found[f"{_COMMON}/{i}"] = _first(variable).read_value()
+                    found[f"{_COMMON}/{i}"] = _first(variable).value()
             elif owner == writer:
-                found[f"{_COMMON}/{i}"] = _first(variable).read_value()
+                found[f"{_COMMON}/{i}"] = _first(variable).value()
         return found
 
     def restore(self, table: Sequence[Entry], tensors: Mapping[str, Any], replicas: int) -> None:
