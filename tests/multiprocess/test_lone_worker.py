@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-import keras
 import numpy as np
-import pytest
 
 import dtrain
 
+LIMIT = 120.0
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
-def test_accumulation_and_averages_with_one_worker(policy: str) -> None:
+
+def train() -> list[tuple[Any, Any]]:
+    """Losses and weights, under the strategy and without one, for each policy."""
+    import keras
+
+    strategy = dtrain.MultiWorkerMirroredStrategy()
     x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
 
-    def fit(strategy: Any) -> tuple[list[float], list[Any]]:
+    def fit(policy: str, strategy: Any) -> tuple[list[float], list[Any]]:
         keras.utils.set_random_seed(1)
         with strategy.scope() if strategy is not None else contextlib.nullcontext():
             layers = [keras.layers.Dense(3, "relu", dtype=policy), keras.layers.Dense(1)]
@@ -29,6 +32,12 @@ def test_accumulation_and_averages_with_one_worker(policy: str) -> None:
         history = model.fit(x, x[:, :1], batch_size=8, epochs=3, verbose=0)
         return history.history["loss"], model.get_weights()
 
-    (losses, weights), (alone, others) = fit(None), fit(dtrain.MultiWorkerMirroredStrategy())
-    assert losses == alone
-    assert all(np.array_equal(one, other) for one, other in zip(weights, others, strict=True))
+    return [(fit(policy, None), fit(policy, strategy)) for policy in ("float32", "mixed_float16")]
+
+
+def test_accumulation_and_averages_with_one_worker() -> None:
+    (found,) = dtrain.spawn(train, workers=1, timeout=LIMIT)
+    assert len(found) == 2
+    for (losses, weights), (alone, others) in found:
+        assert losses == alone
+        assert all(np.array_equal(one, other) for one, other in zip(weights, others, strict=True))
