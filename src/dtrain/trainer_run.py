@@ -188,6 +188,8 @@ def _earlier(run: monitor.RunDirectory, settings: Mapping[str, Any]) -> tuple[di
         monitor.lock_run_directory(run)
     except ConfigurationError as error:
         return None, error.message
+    except OSError as error:
+        return None, f"{run.path} cannot be opened: {error}."
     try:
         record = json.loads(run.record.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

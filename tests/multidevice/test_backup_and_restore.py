@@ -184,6 +184,39 @@ def test_a_run_that_stays_is_gone_on_with_if_it_has_more_epochs(tmp_path: Path) 
     same(model, history, whole, expected)
 
 
+def test_training_that_was_over_but_for_its_end_ends_as_it_would_have(tmp_path: Path) -> None:
+    """EMA and the best weights are put into the model after the last epoch, so after its checkpoint."""
+
+    class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_end(self, logs: Any = None) -> None:
+            raise KeyboardInterrupt
+
+    def best() -> list[Any]:
+        return [keras.callbacks.EarlyStopping("accuracy", patience=9, restore_best_weights=True)]
+
+    make = lambda: build(None)  # noqa: E731
+    whole, expected = Runs(tmp_path / "alone", make, arrays).train(more=best())
+    for name, keeps in (("deleted", False), ("kept", True)):
+        runs = Runs(tmp_path / name, make, arrays)
+        runs.interrupted(0, delete_checkpoint=not keeps, more=[*best(), Interrupt()])
+        model, history = runs.train(delete_checkpoint=not keeps, more=best())
+        same(model, history, whole, expected)
+    _, expected = Runs(tmp_path / "longer", make, arrays).train(epochs=4)
+    model, history = runs.train(epochs=4, delete_checkpoint=False, more=best())
+    assert history.epoch == expected.epoch
+
+
+def test_a_list_of_callbacks_stays_the_users(tmp_path: Path) -> None:
+    model = build(None)
+    given = keras.callbacks.CallbackList(
+        [dtrain.BackupAndRestore(tmp_path / "backup")], add_history=True, model=model, epochs=1, verbose=0
+    )
+    before = list(given.callbacks)
+    for _ in range(2):
+        model.fit(X, Y, epochs=1, verbose=0, callbacks=given)
+    assert given.callbacks == before
+
+
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make = lambda: build(None)  # noqa: E731
     whole, expected = Runs(tmp_path / "alone", make, arrays).train(save_freq=2)

@@ -75,7 +75,8 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
         if not os.fspath(backup_dir):
             raise ConfigurationError("backup_dir is empty.", hint="Name a folder for this callback alone.")
         steps = _steps(save_freq)
-        if save_seconds is not None and not save_seconds > 0:
+        number = isinstance(save_seconds, int | float) and not isinstance(save_seconds, bool)
+        if save_seconds is not None and not (number and 0 < save_seconds < float("inf")):
             raise ConfigurationError(f"save_seconds is {save_seconds!r}, not a positive number of seconds.")
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise ConfigurationError(f"keep is {keep!r}, not an integer of at least 1.")

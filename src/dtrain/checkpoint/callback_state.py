@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 from dtrain.data.unpickling import load_arrays
+from dtrain.errors import ConfigurationError
 from dtrain.log import logger
 
 _SKIPPED = ("model", "_model", "params", "validation_data")
@@ -110,7 +111,13 @@ def _has_own(callback: Any) -> bool:
 
 def _state(callback: Any, baseline: dict[str, bytes]) -> dict[str, Any]:
     if _has_own(callback):
-        return {"own": callback.get_state()}
+        own = callback.get_state()
+        if not is_plain(own):
+            raise ConfigurationError(
+                f"{type(callback).__name__}.get_state() gave a {type(own).__name__} that cannot be kept.",
+                hint="Numbers, text, NumPy arrays, and lists, tuples, sets and dictionaries of them.",
+            )
+        return {"own": own}
     found = {name: value for name, value in _attributes(callback).items() if baseline.get(name) != value}
     state: dict[str, Any] = {"attributes": found}
     # Keras' callbacks that compare find out how when they first do, and turn the sign of what they compare.
@@ -146,6 +153,7 @@ def _history(history: Any, epoch: int | None, logs: dict[str, Any]) -> dict[str,
         epochs.append(epoch)
         for name, value in logs.items():
             found.setdefault(name, []).append(value)
+    found = {name: [v if is_plain(v) else float(v) for v in values] for name, values in found.items()}
     return {"epoch": epochs, "history": found}
 
 

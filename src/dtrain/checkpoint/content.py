@@ -123,7 +123,16 @@ def find_newest(folder: str, layout: ReplicaLayout, group: Group) -> Found | Non
         group: who shares the folder.
     """
     # Of two attempts' checkpoints of one name the later one counts.
-    mine = {(each.step, each.serial): each for each in reversed(committed(folder))}
+    problem = ""
+    try:
+        mine = {(each.step, each.serial): each for each in reversed(committed(folder))}
+    except (CheckpointError, tf.errors.OpError, OSError) as error:
+        mine, problem = {}, str(error)
+    found_problem = next(filter(None, exchange(layout, problem)), "")
+    if found_problem:
+        raise CheckpointError(
+            f"The checkpoints in {folder} cannot be listed: {found_problem}", hint="See to the folder first."
+        )
     everyone = exchange(layout, sorted(mine))
     common = set(everyone[0]).intersection(*everyone[1:])
     if not common and any(everyone):

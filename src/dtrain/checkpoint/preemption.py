@@ -79,7 +79,6 @@ class Notices:
                     return
             except OSError as error:  # nobody answers
                 logger.debug("Google Cloud's metadata cannot be read: %s", error)
-                return
 
 
 def _on_google_cloud() -> bool:

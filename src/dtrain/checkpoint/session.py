@@ -103,7 +103,11 @@ class Session:
     def callbacks(self, callbacks: list[Any]) -> list[Any]:
         """The user's, between one that restores before them and one that saves after them."""
         self._states = CallbackStates(callbacks)
-        return [_First(self._begin, self._epoch_begins), *callbacks, _Last(self._epoch_ended)]
+        return [
+            _First(self._begin, self._epoch_begins),
+            *callbacks,
+            _Last(self._all_begun, self._epoch_ended),
+        ]
 
     def attach(self, iterator: Any) -> None:
         """Takes the iterator that `fit` trains on."""
@@ -122,18 +126,23 @@ class Session:
         decision = self._council.meet(self._total, busy=self._store.busy, notice=self._notices.noted)
         if not decision.save or not self._at_rest():
             return
-        if decision.notice:
-            self._stop_for(decision.notice)
         if done == iterator.num_batches and not step_is_stock(self._model, "train_step"):
-            # What its last step returned are the epoch's logs, and these are not known here.
+            # What its last step returned are the epoch's logs, and these are not known here. A notice is
+            # heeded at the next meeting.
             self._due = True
             return
+        if decision.notice:
+            self._stop_for(decision.notice)
         self._save(epoch=self._epoch, boundary=False)
 
     def end(self, history: Any) -> None:
         """Deletes what nobody needs, or leaves the state of the end."""
+        complete = self._finished is not None and self._finished.finished
         if self._finished is not None:
-            self._apply(self._finished)
+            if complete:
+                self._apply(self._finished)
+            else:  # what comes after the last epoch has just been done
+                self._restore_history(self._finished)
         keep_until_job_ends = self._plan.delete and settings.restarted_job() is not None
         if self._plan.delete and not keep_until_job_ends:
             self._store.close(_LAST_SECONDS)
@@ -142,9 +151,10 @@ class Session:
                 remove_all(self._plan.folder)
                 remove_all(self._plan.folder.rpartition("/")[0])  # where it is empty now
         else:
-            if self._finished is None:
+            if not complete:
                 self._wait()
-                self._save(epoch=self._epoch + 1, boundary=True, finished=True)
+                trained = self._finished is None
+                self._save(epoch=self._epoch + trained, boundary=True, finished=True)
             self._store.close(_LAST_SECONDS)
             self._report()
             exchange(self._layout, None)
@@ -152,7 +162,10 @@ class Session:
                 channel.tell_removal(self._plan.folder)
         upstream_keras.set_first_epoch(self._model, None)
         self._on_end()
+        noted = [] if not keep_until_job_ends else exchange(self._layout, self._notices.noted)
         self._notices.close()
+        if any(noted):  # all is saved, and the rest of the program is done when it is run again
+            raise SystemExit(channel.RUN_AGAIN)
         self._notices.pass_on()
 
     def left(self) -> None:
@@ -245,6 +258,15 @@ class Session:
             self._apply(self._pending)
             self._model.reset_metrics()  # as fit had just done; those of before are the last epoch's
 
+    def _all_begun(self) -> None:
+        """All callbacks have begun: of training that was over but for its end, they do the end now."""
+        if self._finished is not None and not self._finished.finished:
+            self._apply(self._finished)
+
+    def _restore_history(self, found: Found) -> None:
+        worker = found.worker(self._layout.worker)
+        self._states.restore(worker["callbacks"], getattr(self._model, "history", None), only_history=True)
+
     def _go_on(self, found: Found) -> None:
         """At the first epoch's beginning: the callbacks have begun it, as they had before."""
         self._pending = None
@@ -283,7 +305,7 @@ class Session:
             "epoch": epoch,
             "epochs": self._epochs,
             "done": 0 if boundary else self._done,
-            "position": self._iterator.position(ended=boundary),
+            "position": self._position(ended=boundary),
             "callbacks": self._states.capture(getattr(self._model, "history", None), ended, logs or {}),
             "findings": findings_of(self._model),
             "stopped": bool(boundary and self._model.stop_training),
@@ -294,20 +316,28 @@ class Session:
         self._store.save(self._total, tensors, notes, serial=self._serial)
         self._council.saved(self._total)
 
+    def _position(self, *, ended: bool) -> Any:
+        if self._finished is not None:  # nothing was read here
+            return self._finished.worker(self._layout.worker)["position"]
+        return self._iterator.position(ended=ended)
+
     def _stop_for(self, notice: str) -> None:
         """Saves, and ends this process with the status that says: run me again."""
         self._wait()
         self._save(epoch=self._epoch, boundary=False)
         written = self._wait()
+        if self._group.leads:
+            written = written and self._store.last_committed == self._total
         self._report()
         exchange(self._layout, None)
         self._notices.close()
-        if written and self._layout.worker == 0:
+        if self._layout.worker == 0:
             logger.warning(
-                "%s: the state after step %d is saved in %s. This process ends with status %d, which "
-                "means: run it again.",
+                "%s: the state after step %d %s in %s. This process ends with status %d, which means: run it "
+                "again.",
                 notice,
                 self._total,
+                "is saved" if written else "could not be saved: an older one is",
                 self._plan.folder,
                 channel.RUN_AGAIN,
             )
@@ -355,9 +385,16 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
 class _Last(keras.callbacks.Callback):  # type: ignore[misc]
     """Saves once every other callback has noted the epoch."""
 
-    def __init__(self, epoch_ended: Callable[[int, dict[str, Any]], None]) -> None:
+    def __init__(
+        self, all_begun: Callable[[], None], epoch_ended: Callable[[int, dict[str, Any]], None]
+    ) -> None:
         super().__init__()
+        self._all_begun = all_begun
         self._epoch_ended = epoch_ended
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Every other callback has begun."""
+        self._all_begun()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Sees whether it is time."""

@@ -124,11 +124,14 @@ class TrainingVariables:
             if not entry.apart:
                 self._write_common(i, variable, tensors)
                 continue
-            parts = [_required(tensors, f"{_OWN}/{i}/{replica}", entry.name) for replica in range(replicas)]
+            same = replicas == self._layout.replicas and self._is_distributed(variable)
+            # A folder of this worker's own holds the parts of its own replicas alone.
+            wanted = [replica for replica, _ in self._parts(variable)] if same else range(replicas)
+            parts = {r: _required(tensors, f"{_OWN}/{i}/{r}", entry.name) for r in wanted}
             if id(underlying(variable)) in self._accumulators:
-                kept_apart = self._write_accumulator(variable, parts) or kept_apart
+                kept_apart = self._write_accumulator(variable, parts, same=same) or kept_apart
             else:
-                self._write_parts(variable, parts, entry.apart)
+                self._write_parts(variable, parts, entry.apart, same=same)
         sums = self._sums()
         if sums is not None:
             sums.restore(apart=kept_apart)
@@ -190,26 +193,25 @@ class TrainingVariables:
         for part in {id(part): part for part in found.values}.values():
             part.assign(value)
 
-    def _write_parts(self, variable: Any, parts: list[Any], kind: str) -> None:
-        found = underlying(variable)
-        if not isinstance(found, tf.distribute.DistributedValues):
-            found.assign(_joined(parts, kind))
+    def _is_distributed(self, variable: Any) -> bool:
+        return isinstance(underlying(variable), tf.distribute.DistributedValues)
+
+    def _write_parts(self, variable: Any, parts: dict[int, Any], kind: str, *, same: bool) -> None:
+        if not self._is_distributed(variable):
+            underlying(variable).assign(_joined(parts, kind))
             return
-        same = len(parts) == self._layout.replicas
         for replica, part in self._parts(variable):
             if same:
                 part.assign(parts[replica])
             elif kind == "sum" and replica > 0:
-                part.assign(tf.zeros_like(parts[0]))
+                part.assign(tf.zeros_like(next(iter(parts.values()))))
             else:
                 part.assign(_joined(parts, kind))
 
-    def _write_accumulator(self, variable: Any, parts: list[Any]) -> bool:
+    def _write_accumulator(self, variable: Any, parts: dict[int, Any], *, same: bool) -> bool:
         """Returns whether the replicas hold parts now; with another number of them each gets the whole."""
-        found = underlying(variable)
-        same = len(parts) == self._layout.replicas and self._sums() is not None
-        if not isinstance(found, tf.distribute.DistributedValues):
-            found.assign(_joined(parts, "sum"))
+        if not self._is_distributed(variable):
+            underlying(variable).assign(_joined(parts, "sum"))
             return False
         for replica, part in self._parts(variable):
             part.assign(parts[replica] if same else _joined(parts, "sum"))
@@ -278,9 +280,10 @@ def _required(tensors: Mapping[str, Any], name: str, variable: str) -> Any:
     return tensors[name]
 
 
-def _joined(parts: list[Any], kind: str) -> Any:
+def _joined(parts: dict[int, Any], kind: str) -> Any:
+    values = [tf.convert_to_tensor(part) for part in parts.values()]
     if kind == "sum":
-        return tf.add_n([tf.convert_to_tensor(part) for part in parts])
+        return tf.add_n(values)
     if kind == "mean":
-        return tf.add_n([tf.convert_to_tensor(part) for part in parts]) / len(parts)
-    return parts[0]
+        return tf.add_n(values) / len(values)
+    return values[0]

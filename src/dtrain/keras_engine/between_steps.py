@@ -6,6 +6,7 @@ Here whoever must act at such a moment is called, with the epoch's iterator. Wha
 from __future__ import annotations
 
 import contextlib
+import copy
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -130,8 +131,11 @@ def begin_session(model: Any, arguments: dict[str, Any]) -> FitSession:
     session: FitSession = wanting[0].dtrain_session(model, arguments)
     wrapped = session.callbacks(listed)
     if isinstance(given, upstream_keras.callback_list()):
-        given.callbacks = wrapped
-        given.set_model(model)
+        # The list is the user's, who may give it to another fit.
+        copied = copy.copy(given)
+        copied.callbacks = wrapped
+        copied.set_model(model)
+        arguments["callbacks"] = copied
     else:
         arguments["callbacks"] = wrapped
     return session

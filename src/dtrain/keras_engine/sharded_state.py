@@ -225,7 +225,7 @@ def _meet_to_save(layout: ReplicaLayout) -> None:
             "A model whose optimizer state is divided over the workers must be saved by all of them: "
             f"{missing}",
             hint="call save in every worker (each writes the whole model, to the same path if you like); "
-            "ModelCheckpoint does, BackupAndRestore does not",
+            "ModelCheckpoint and dtrain.BackupAndRestore do, Keras' BackupAndRestore does not",
         )
 
 

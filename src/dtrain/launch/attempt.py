@@ -228,10 +228,18 @@ class Attempt(Policy):
         return self._answers_signals and not self._asked and self._all_at_work()
 
     def _all_at_work(self) -> bool:
-        return len(self._latest) == len(self.places) and all(p.done for p in self._latest.values())
+        # Outside of fit nobody answers.
+        return len(self._latest) == len(self.places) and all(
+            p.done and p.train and p.phase != "idle" for p in self._latest.values()
+        )
 
     def _reporting(self) -> list[int]:
-        return [latest.pid for latest in self._latest.values()]
+        processes = {task: self._find(task) for task in self._latest}
+        return [
+            latest.pid
+            for task, latest in self._latest.items()
+            if (process := processes[task]) is None or process.exit_code is None
+        ]
 
     def _uses_tensorflow(self) -> bool:
         found = map(self._find, self._tasks)

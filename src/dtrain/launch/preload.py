@@ -65,7 +65,10 @@ def _import_all() -> bool:
     program = _program()
     if program is None:
         return False
-    tree = ast.parse(program)
+    try:
+        tree = ast.parse(program)
+    except SyntaxError:  # it is the program's start that says so
+        return False
     variables = set_in(tree)
     if variables is None:
         return False

@@ -5,6 +5,7 @@ It is a program in steps, meant to be read; it knows no data and no model, and a
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -135,7 +136,8 @@ class TrainingRun:
                 throughput,
                 keras.callbacks.CSVLogger(str(run.metrics)),
                 keras.callbacks.TensorBoard(str(run.tensorboard)),
-                dtrain.BackupAndRestore(run.backups, save_seconds=_SAVE_SECONDS),
+                # They stay until the record is written: a run that is killed before then goes on.
+                dtrain.BackupAndRestore(run.backups, save_seconds=_SAVE_SECONDS, delete_checkpoint=False),
             ],
         ).history
         test = model.evaluate(_dataset(data.test), verbose=0, return_dict=True)
@@ -153,6 +155,7 @@ class TrainingRun:
         if dtrain.is_chief():
             monitor.plot_curves(history, run.curves, title=f"{self.recipe} under {record['strategy']}")
             run.write_record(record)
+            shutil.rmtree(run.backups, ignore_errors=True)
         dtrain.barrier()
         return monitor.summarize(record, run)
 
