@@ -47,12 +47,13 @@ def find_group(folder: str, layout: ReplicaLayout) -> Group:
     tokens = exchange(layout, token)
     mark = None if "://" in folder else _leave(Path(folder), layout.worker, tokens[0])
     marks = exchange(layout, mark)
-    seen = [worker for worker, theirs in enumerate(marks) if theirs is None or Path(theirs).exists()]
+    # Their marks in this worker's folder: it may be another one, also on a disk that both see.
+    seen = [w for w, name in enumerate(marks) if name is None or (Path(folder) / name).exists()]
     # A worker that cannot write there leaves no mark; it is with the others, and its writes will say why.
     members = exchange(layout, seen)[min(seen)]
     if mark is not None:
         with contextlib.suppress(OSError):
-            Path(mark).unlink()
+            (Path(folder) / mark).unlink()
     if layout.worker not in members:
         members = [layout.worker]
     return Group(tuple(members), members.index(layout.worker), tokens[members[0]])
@@ -67,4 +68,4 @@ def _leave(folder: Path, worker: int, token: str) -> str | None:
         mark.touch()
     except OSError:
         return None
-    return str(mark)
+    return mark.name
