@@ -64,8 +64,9 @@ def check(ended: Watched, what: str) -> None:
     assert len(slow) == 1, ended.text
     assert slow[0].startswith("[dtrain] worker 1 is slow, and the others wait for it"), slow
     assert f"of it is {what}" in slow[0]
-    assert "no progress" not in ended.text
-    assert "restart" not in ended.text
+    # TensorFlow's own words, when the first worker leaves before the others, speak of restarts too.
+    told = [line.text for line in ended.lines if line.text.startswith("[dtrain]")]
+    assert not [text for text in told if "no progress" in text or "restart" in text], ended.text
 
 
 @pytest.mark.parametrize(
