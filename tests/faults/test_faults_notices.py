@@ -90,6 +90,25 @@ def test_notices_save_at_the_same_step_and_cost_nothing(tmp_path: Path, cloud: s
     assert steps == sorted(set(steps))
 
 
+def test_a_chief_saves_while_its_servers_are_there(tmp_path: Path) -> None:
+    """Told to the chief alone it costs nothing; told to the launcher, the servers end after the chief."""
+    options = {"strategy": "parameter_server", "pause": 0.05, "save": {"save_freq": 100}}
+    alone = Training(tmp_path / "alone", {**options, "save": None})
+    run([alone], options=("--ps", "1"))
+    faults = [
+        {"kind": "SIGTERM", "step": 10, "worker": "chief:0"},
+        {"kind": "SIGTERM", "step": 25, "worker": "chief:0", "target": "launcher"},
+    ]
+    training = Training(tmp_path / "told", {**options, "faults": faults})
+    job = run([training], status=AGAIN, options=("--ps", "1", "--max-restarts", "1"))
+    assert f"chief 0 {SAVED}. The whole job is started again." in job.text, job.text
+    assert "restarts in an hour" not in job.text
+    assert "SIGTERM was received: the chief has saved a checkpoint; run the job again" in job.text
+    run([training], options=("--ps", "1"))
+    assert_same(training, alone.result())
+    assert_nothing_left(training)
+
+
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     """The impatient get what they want: the task or the launcher ends, and the same command goes on."""
     (expected,) = undisturbed(tmp_path / "undisturbed", "one", {})

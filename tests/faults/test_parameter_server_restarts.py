@@ -258,8 +258,8 @@ def test_digits_comes_to_its_end_whoever_is_killed(
     assert sorted(file.name for file in path.iterdir()) == [
         *("curves.png", "metrics.csv", "model.keras", "run.json", "tensorboard")
     ]
-    # It went on after the second epoch or a later one, and did not begin again. The third epoch's checkpoint may
-    # still be in the writing as the fourth epoch begins; the second's is not: a save waits for the one before.
+    # It went on after the second epoch or a later one, and did not begin again. The third epoch's checkpoint
+    # may still be in the writing as the fourth begins; the second's is not: a save waits for the one before.
     assert all(sum(f"Epoch {epoch}/10" in line for line in run.out) == 1 for epoch in (1, 2))
 
 

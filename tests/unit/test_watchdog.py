@@ -297,15 +297,6 @@ def test_the_watchdog_asks_to_be_called_in_time_and_not_all_the_time() -> None:
     assert job.now > 1000 + 90
 
 
-def test_pids_are_of_those_that_report() -> None:
-    job = Job()
-    assert job.watchdog.pids() == {}
-    job.tell(OTHER, 1)
-    assert job.watchdog.pids() == {OTHER: 101}
-    job.watchdog.on_exit(OTHER)
-    assert job.watchdog.pids() == {}
-
-
 SLOW_LINES = [
     ({"reading": 0.095}, "0.095 s of it is waiting for its next batch"),
     ({"reading": 0.001, "between": 0.001}, "0.098 s of it is computing"),

@@ -145,7 +145,8 @@ def _run_with_servers(
             ],
             addresses={t.task: t.address for t in topologies},
             max_restarts=max_restarts,
-            grace=GRACE if grace is None else grace,
+            usual_grace=GRACE,
+            grace=grace,
             stdout=stdout,
             stderr=stderr,
         )

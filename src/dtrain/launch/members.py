@@ -42,10 +42,6 @@ class Members:
         """The places with a worker, in the order of the workers' indices."""
         return [place for place in range(self.most) if place not in self._back_at]
 
-    def absent(self) -> list[int]:
-        """The places without one."""
-        return sorted(self._back_at)
-
     def works(self, places: Iterable[int]) -> None:
         """Note that the workers of these places have completed a step."""
         for place in places:

@@ -71,6 +71,10 @@ class Policy:
         """The meaning of the time that has passed."""
         return GO_ON
 
+    def heeds(self, signum: int, running: Sequence[Task]) -> Sequence[Task]:
+        """Who is told first of a signal that this process got; the others are once these have ended."""
+        return running
+
     def grace(self, usual: float) -> float:
         """Seconds between asking tasks to end and killing them, where `usual` is the job's setting."""
         return usual

@@ -10,7 +10,7 @@ import os
 import queue
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TextIO
 
@@ -102,6 +102,7 @@ class Job:
         self._linger_until: float | None = None
         self._kill_at: float | None = None
         self._waiting = False
+        self._others_after: Sequence[Task] = ()  # whose end the others' follows
         self._outcome = Outcome()
 
     def run(self, *, after: float = 0.0) -> Outcome:
@@ -177,6 +178,9 @@ class Job:
             self._policy.on_message(event)
 
     def _on_exit(self) -> None:
+        if self._others_after and not self._running(self._others_after):
+            self._others_after = ()
+            self._stop(signal.SIGTERM)
         ended = [c for c in self._children.values() if c.exit_code is not None and not c.judged]
         for child in sorted(ended, key=lambda child: child.ended_at):
             if self._kill_at is not None or self._linger_until is not None:
@@ -238,7 +242,11 @@ class Job:
             if self._waiting:
                 return  # they are ending by their own wish; a second signal could break off what they save
             # Slurm's notice, and nobody's reading our output, are the wish that the job end.
-            self._stop(signal.SIGTERM if signum in (signal.SIGPIPE, signal.SIGUSR1) else signum)
+            told = signal.SIGTERM if signum in (signal.SIGPIPE, signal.SIGUSR1) else signum
+            running = self._running(self._children)
+            first = self._policy.heeds(signum, running)
+            self._stop(told, first)
+            self._others_after = first if len(first) < len(running) else ()
         elif signum != signal.SIGPIPE:
             self._stop(signal.SIGKILL)
 
@@ -267,11 +275,13 @@ class Job:
                 del self._due[task]
                 self._start(task)
 
-    def _stop(self, signum: int) -> None:
+    def _running(self, tasks: Iterable[Task]) -> list[Task]:
+        return [task for task in tasks if self._children[task].exit_code is None]
+
+    def _stop(self, signum: int, tasks: Iterable[Task] | None = None) -> None:
         self._due.clear()
-        for child in self._children.values():
-            if child.exit_code is None:
-                child.signal_group(signum)
+        for task in self._running(self._children if tasks is None else tasks):
+            self._children[task].signal_group(signum)
         patience = 1.0 if signum == signal.SIGKILL else self._policy.grace(self._grace)
         self._kill_at = time.monotonic() + patience
 

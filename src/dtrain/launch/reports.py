@@ -14,7 +14,8 @@ from dtrain.launch.processes import Outcome
 from dtrain.topology import Task
 
 _EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?::\s.*)?")
-_NOTICES = (signal.SIGTERM, signal.SIGUSR1)
+NOTICES = (signal.SIGTERM, signal.SIGUSR1)
+"""The signals that say that this machine is about to be taken away."""
 
 
 def exception_in(lines: Sequence[str]) -> str | None:
@@ -35,7 +36,8 @@ def report(outcome: Outcome) -> list[str]:
         name = signal.Signals(outcome.signal).name
         saved = exit_status(outcome) == RUN_AGAIN
         what = f"has saved a checkpoint; run the job again (status {RUN_AGAIN})" if saved else "was ended"
-        lines.append(f"[dtrain] {name} was received: every task {what}.")
+        who = "the chief" if saved and _has_chief(outcome) else "every task"
+        lines.append(f"[dtrain] {name} was received: {who} {what}.")
     failed = outcome.first_failure
     if failed is not None:
         what = outcome.reason or describe_exit(outcome.exit_codes[failed])
@@ -61,10 +63,16 @@ def _tail(outcome: Outcome, task: Task) -> list[str]:
 def exit_status(outcome: Outcome) -> int:
     """The status that a launcher should end with: the first failure's, or 128 + the signal it was sent.
 
-    Where it was told that its time is over, and every task has saved and wants to be run again, so does it.
+    Where it was told that its time is over, and every task has saved and wants to be run again, so does it;
+    where there is a chief, the others have nothing to save.
     """
-    if outcome.signal in _NOTICES and outcome.exit_codes:
-        if all(code == RUN_AGAIN for code in outcome.exit_codes.values()):
+    if outcome.signal in NOTICES and outcome.exit_codes:
+        deciding = {
+            task: code
+            for task, code in outcome.exit_codes.items()
+            if task.job == "chief" or not _has_chief(outcome)
+        }
+        if all(code == RUN_AGAIN for code in deciding.values()):
             return RUN_AGAIN
         if outcome.first_failure is not None and outcome.exit_codes[outcome.first_failure] == RUN_AGAIN:
             return 128 + outcome.signal
@@ -74,6 +82,10 @@ def exit_status(outcome: Outcome) -> int:
     if outcome.signal is not None:
         return 128 + outcome.signal
     return 0
+
+
+def _has_chief(outcome: Outcome) -> bool:
+    return any(task.job == "chief" for task in outcome.exit_codes)
 
 
 def describe_exit(code: int) -> str:

@@ -38,6 +38,10 @@ class _Spare:
         self._session = session
         try:
             self.process = TaskProcess(command, started, session.events, (*session.inherited, order, ready))
+        except OSError:
+            os.close(self._order)
+            os.close(self._ready_pipe)
+            raise
         finally:
             os.close(order)
             os.close(ready)

@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from dtrain.channel import Message, RemoveNote
-from dtrain.launch.budget import Budget
+from dtrain.channel import RUN_AGAIN, CheckpointNote, Message, RemoveNote
+from dtrain.launch.attempt import SAVING_GRACE
+from dtrain.launch.budget import Budget, back_off
 from dtrain.launch.policy import Decision, Policy
 from dtrain.launch.processes import Job, Outcome, TaskCommand
-from dtrain.launch.reports import describe_exit, exception_in, report
+from dtrain.launch.reports import NOTICES, describe_exit, exception_in, report
+from dtrain.launch.restart_rules import USAGE
 from dtrain.launch.synchronous import remove_all
 from dtrain.topology import Task
-
-USAGE = 2
-"""The exit status of a command that was called wrongly; trying again cannot help."""
 
 LINGER = 5.0
 """Seconds that servers have to end by themselves once the chief has ended well."""
@@ -35,10 +34,13 @@ class ParameterServerPolicy(Policy):
     - The chief or a parameter server fails: the attempt has failed. The chief alone knows where the program
       is, and a parameter server takes its part of the weights with it.
     - A worker or parameter server ends with 0: the chief has told it to.
+    - The launcher is told that its time is over: a chief that keeps checkpoints saves one, for which it needs
+      its servers, and then all end.
 
     Args:
         budget: the restarts of the job.
         addresses: of every task, to be shown.
+        grace: seconds given by the user, or None.
 
     Attributes:
         removals: what to delete when the job has ended well, as its tasks have said.
@@ -46,9 +48,11 @@ class ParameterServerPolicy(Policy):
 
     takes_requests = True
 
-    def __init__(self, budget: Budget, addresses: dict[Task, str]) -> None:
+    def __init__(self, budget: Budget, addresses: dict[Task, str], grace: float | None = None) -> None:
         self._budget = budget
         self._addresses = addresses
+        self._grace = grace
+        self._saves = False  # whether the chief does when it is told to end
         self.removals: list[str] = []
 
     def on_start(self, task: Task, pid: int) -> str:
@@ -56,9 +60,22 @@ class ParameterServerPolicy(Policy):
         return f"{task} started, process {pid}, {self._addresses[task]}"
 
     def on_message(self, message: Message) -> None:
-        """Take note of what is to be deleted."""
+        """Take note of what is to be deleted, and of checkpoints."""
         if isinstance(message, RemoveNote):
             self.removals.append(message.path)
+        elif isinstance(message, CheckpointNote):
+            self._saves = True
+
+    def heeds(self, signum: int, running: Sequence[Task]) -> Sequence[Task]:
+        """As the class says."""
+        chief = [task for task in running if task.job == "chief"]
+        return chief if chief and self._saves and signum in NOTICES else running
+
+    def grace(self, usual: float) -> float:
+        """The user's; or enough to save for a chief that keeps checkpoints."""
+        if self._grace is not None:
+            return self._grace
+        return SAVING_GRACE if self._saves else usual
 
     def on_exit(self, task: Task, code: int, tail: Sequence[str] = ()) -> Decision:
         """As the class says."""
@@ -78,7 +95,8 @@ def supervise(
     *,
     addresses: dict[Task, str],
     max_restarts: int,
-    grace: float,
+    usual_grace: float,
+    grace: float | None = None,
     stdout: TextIO | None = None,
     stderr: TextIO | None = None,
 ) -> Outcome:
@@ -92,7 +110,8 @@ def supervise(
         make_commands: the tasks of an attempt, given its number from 0.
         addresses: of every task.
         max_restarts: how many restarts any hour may see, of workers and of the whole job together.
-        grace: as for `Job`.
+        usual_grace: as `grace` for `Job`, where the policy knows no better.
+        grace: seconds given by the user, or None.
         stdout, stderr: as for `Job`.
 
     Returns:
@@ -101,9 +120,10 @@ def supervise(
     budget = Budget(max_restarts)
     attempt, delay = 0, 0.0
     raised: str | None = None
+    notices = 0
     while True:
-        policy = ParameterServerPolicy(budget, addresses)
-        job = Job(make_commands(attempt), grace=grace, policy=policy, stdout=stdout, stderr=stderr)
+        policy = ParameterServerPolicy(budget, addresses, grace)
+        job = Job(make_commands(attempt), grace=usual_grace, policy=policy, stdout=stdout, stderr=stderr)
         outcome = job.run(after=delay)
         for line in report(outcome):
             job.console.write_line(line, to="stderr")
@@ -113,8 +133,18 @@ def supervise(
             return outcome
         before, raised = raised, exception_of_chief(outcome)
         again = None
-        if outcome.exit_codes[outcome.first_failure] == USAGE:
+        failed = outcome.first_failure
+        if outcome.exit_codes[failed] == USAGE:
             verdict = "It was called wrongly, so it is not started again."
+        elif outcome.exit_codes[failed] == RUN_AGAIN and max_restarts:
+            # A notice that comes in every attempt would keep us busy for nothing.
+            again = back_off(notices) if notices else 0.0
+            notices += 1
+            attempt, delay = attempt + 1, again
+            verdict = (
+                f"{failed} has saved a checkpoint and wants to be run again. The whole job is started again"
+            )
+            verdict += f" in {again:g} s." if again else "."
         elif raised is not None and raised == before:
             verdict = "It is the same exception as before, so the job is not started again."
         elif (again := budget.take()) is None:

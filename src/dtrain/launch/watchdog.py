@@ -141,10 +141,6 @@ class Watchdog:
         self._note_start(record, now)
         self._job_moved(now, watching)
 
-    def pids(self) -> dict[Task, int]:
-        """The processes that report, and so show their stacks when they are sent `progress.STACKS_SIGNAL`."""
-        return {task: record.last.pid for task, record in self._records.items()}
-
     def next_check(self) -> float | None:
         """When `check` wants to be called, on the clock; None while there is nothing to watch."""
         if not self._watching():
