@@ -122,8 +122,8 @@ def test_a_format_of_the_future_is_named(tmp_path: Path, open_store: Any) -> Non
     saved(open_store(tmp_path), 1)
     marker = next(tmp_path.glob("*/COMMITTED.json"))
     content = layout.decode(marker.read_bytes(), "")
-    with pytest.raises(CheckpointError, match="has the format 2; this dtrain knows 1"):
-        layout.decode(layout.encode({**content, "version": 2}), "it")
+    with pytest.raises(CheckpointError, match="has the format 3; this dtrain knows 2"):
+        layout.decode(layout.encode({**content, "version": 3}), "it")
     assert json.loads(marker.read_bytes())["content"]["step"] == 1
 
 

@@ -13,6 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from dtrain.checkpoint import layout, tensor_file
+from dtrain.errors import CheckpointError
+
 
 class Files:
     """Plain operations; all raise `OSError` or `tf.errors.OpError`."""
@@ -22,24 +27,36 @@ class Files:
         _gfile().makedirs(path)
 
     def write_tensors(self, prefix: str, tensors: Mapping[str, Any]) -> None:
-        """Write tensors to `<prefix>.index` and `<prefix>.data-00000-of-00001`.
-
-        TensorFlow does it without Python's global lock and without a copy of the tensors, and gives each
-        its checksum.
+        """Write tensors to `<prefix>.data`, and where they lie in it to `<prefix>.index`.
 
         Args:
             prefix: a path.
-            tensors: eager tensors of any type and shape, at least one.
+            tensors: eager tensors of any shape, of strings or numbers.
         """
-        import tensorflow as tf
+        index, data = layout.tensor_files(prefix)
+        local = _local(data)
+        if local is None:
+            with _gfile().GFile(data, "wb") as file:
+                entries = tensor_file.write(tensor_file.Elsewhere(file), tensors)
+        else:
+            with tensor_file.opened(local) as output:
+                entries = tensor_file.write(output, tensors)
+        self.write(index, layout.encode({"version": layout.VERSION, "tensors": entries}))
 
-        with tf.device("CPU:0"):
-            tf.raw_ops.SaveV2(
-                prefix=prefix,
-                tensor_names=list(tensors),
-                shape_and_slices=[""] * len(tensors),
-                tensors=list(tensors.values()),
-            )
+    def read_tensors(self, prefix: str) -> dict[str, Any]:
+        """The tensors by name, on the CPU.
+
+        Raises:
+            CheckpointError: one is not as it was written.
+        """
+        index, data = layout.tensor_files(prefix)
+        entries = layout.decode(self.read(index), index)["tensors"]
+        local = _local(data)
+        content = self.read(data) if local is None else np.fromfile(local, np.uint8)
+        try:
+            return tensor_file.read(content, entries)
+        except ValueError as error:
+            raise CheckpointError(f"{data} was changed: {error}.", hint=layout.HINT) from error
 
     def write(self, path: str, content: bytes) -> None:
         """Write a file in one go; one that is there is replaced."""

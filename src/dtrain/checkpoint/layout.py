@@ -1,8 +1,9 @@
 """How a checkpoint is called on the disk, and what its markers say: the format, and nothing that acts.
 
 A marker is JSON that holds its own checksum, so that a byte that changed in it is noticed. The directory
-of a checkpoint: `share-0-of-2.index` and `.data-00000-of-00001` hold the tensors that writer 0 of 2 wrote,
-`share-0-of-2.json` says that they are whole, and `COMMITTED.json`, the last, that all shares are.
+of a checkpoint: `share-0-of-2.data` holds the tensors that writer 0 of 2 wrote, `share-0-of-2.index` says, as
+a marker does, where each lies and what its checksum is, `share-0-of-2.json` says that they are whole, and
+`COMMITTED.json`, the last, that all shares are.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Any, NamedTuple
 
 from dtrain.errors import CheckpointError, ConfigurationError
 
-VERSION = 1
+VERSION = 2
 COMMITTED = "COMMITTED.json"
 
 _DIRECTORY = re.compile(r"step-(\d{10,})-(\d{3,})-([A-Za-z0-9]+)")
-_HINT = "Use an older checkpoint; the next ones are written anew."
+HINT = "Use an older checkpoint; the next ones are written anew."
 
 
 class Name(NamedTuple):
@@ -63,8 +64,8 @@ def share_prefix(share: int, writers: int) -> str:
 
 
 def tensor_files(prefix: str) -> tuple[str, str]:
-    """The names of the files that TensorFlow writes under a prefix: the index and the data."""
-    return f"{prefix}.index", f"{prefix}.data-00000-of-00001"
+    """The names of the files that hold tensors: the index and the data."""
+    return f"{prefix}.index", f"{prefix}.data"
 
 
 def whole_marker(share: int, writers: int) -> str:
@@ -109,7 +110,7 @@ def decode(marker: bytes, path: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError):
         whole = False
     if not whole:
-        raise CheckpointError(f"{path} is torn or was changed: its checksum is wrong.", hint=_HINT)
+        raise CheckpointError(f"{path} is torn or was changed: its checksum is wrong.", hint=HINT)
     if content.get("version") != VERSION:
         raise CheckpointError(
             f"{path} has the format {content.get('version')!r}; this dtrain knows {VERSION}.",

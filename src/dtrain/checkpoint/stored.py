@@ -101,19 +101,9 @@ def read_share(checkpoint: StoredCheckpoint, share: int) -> dict[str, Any]:
     prefix = join(checkpoint.path, layout.share_prefix(share, checkpoint.writers))
     try:
         _check_files(checkpoint.path, expected)
-        # Not `tf.train.load_checkpoint`, which takes the prefix for a directory on some file systems.
-        types = tf.compat.v1.train.NewCheckpointReader(prefix).get_variable_to_dtype_map()
-        names = sorted(types)
-        with tf.device("CPU:0"):
-            tensors = tf.raw_ops.RestoreV2(
-                prefix=prefix,
-                tensor_names=names,
-                shape_and_slices=[""] * len(names),
-                dtypes=[types[name] for name in names],
-            )
+        return operations.files.read_tensors(prefix)
     except (tf.errors.OpError, OSError) as error:
         raise CheckpointError(f"{prefix} cannot be read: {one_line(error)}", hint=_HINT) from error
-    return dict(zip(names, tensors, strict=True))
 
 
 def remove_uncommitted(directory: str) -> None:
@@ -236,7 +226,7 @@ def check_sizes(path: str, expected: Mapping[str, Mapping[str, int]]) -> None:
 def _check_files(path: str, expected: Mapping[str, Mapping[str, int]]) -> None:
     check_sizes(path, expected)
     for name, facts in expected.items():
-        # The data has a checksum for each tensor, in the index; of the index itself TensorFlow checks a part.
+        # The data has a checksum for each tensor, in the index.
         if (
             "checksum" in facts
             and layout.checksum(operations.files.read(join(path, name))) != facts["checksum"]
