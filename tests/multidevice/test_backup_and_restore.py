@@ -223,7 +223,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogC
     runs = Runs(tmp_path / "parts", make, arrays)
     runs.interrupted(11, save_freq=2)
     newest = max((runs.folder / "backup" / "fit-0").iterdir())
-    data = next(newest.glob("*.data-*"))
+    data = next(newest.glob("*.data"))
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
