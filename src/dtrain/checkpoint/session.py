@@ -142,7 +142,7 @@ class Session:
             if complete:
                 self._apply(self._finished)
             else:  # what comes after the last epoch has just been done
-                self._restore_history(self._finished)
+                self._restore_callbacks(self._finished, only_history=True)
         keep_until_job_ends = self._plan.delete and settings.restarted_job() is not None
         if self._plan.delete and not keep_until_job_ends:
             self._store.close(_LAST_SECONDS)
@@ -263,10 +263,6 @@ class Session:
         if self._finished is not None and not self._finished.finished:
             self._apply(self._finished)
 
-    def _restore_history(self, found: Found) -> None:
-        worker = found.worker(self._layout.worker)
-        self._states.restore(worker["callbacks"], getattr(self._model, "history", None), only_history=True)
-
     def _go_on(self, found: Found) -> None:
         """At the first epoch's beginning: the callbacks have begun it, as they had before."""
         self._pending = None
@@ -279,11 +275,14 @@ class Session:
 
     def _apply(self, found: Found) -> None:
         self._variables.restore(found.table, found.tensors, found.replicas)
-        worker = found.worker(self._layout.worker)
-        history = getattr(self._model, "history", None)
         # Training that stopped itself and is to go on all the same: its callbacks begin anew.
-        anew = worker["stopped"] and self._finished is None
-        self._states.restore(worker["callbacks"], history, only_history=anew)
+        anew = found.worker(self._layout.worker)["stopped"] and self._finished is None
+        self._restore_callbacks(found, only_history=anew)
+
+    def _restore_callbacks(self, found: Found, *, only_history: bool) -> None:
+        callbacks = found.worker(self._layout.worker)["callbacks"]
+        history = getattr(self._model, "history", None)
+        self._states.restore(callbacks, history, only_history=only_history)
 
     # --- saving
 

@@ -145,6 +145,7 @@ class _Chunks:
         self._view = memoryview(self._memory)
         self._filled = 0
         self._direct = False
+        self._can_be = bool(_DIRECT)
 
     def write(self, content: memoryview) -> None:
         """Write bytes after those that are there."""
@@ -174,13 +175,15 @@ class _Chunks:
                 if error.errno != errno.EINVAL or not self._direct:
                     raise
                 self._past_the_cache(False)
+                self._can_be = False
 
     def _past_the_cache(self, wanted: bool) -> None:
-        if not _DIRECT or wanted == self._direct:
+        if not self._can_be or wanted == self._direct:
             return
         flags = fcntl.fcntl(self._handle, fcntl.F_GETFL)
         try:
             fcntl.fcntl(self._handle, fcntl.F_SETFL, flags | _DIRECT if wanted else flags & ~_DIRECT)
         except OSError:
-            return  # this file system cannot
+            self._can_be = False  # on this file system
+            return
         self._direct = wanted

@@ -13,16 +13,13 @@ from dataclasses import dataclass, field
 
 from dtrain.channel import RUN_AGAIN, CheckpointNote, Message, Progress, RemoveNote
 from dtrain.launch.members import Members
-from dtrain.launch.policy import GO_ON, Decision, Policy
+from dtrain.launch.policy import GO_ON, SAVING_GRACE, Decision, Policy, saving_grace
 from dtrain.launch.reports import exception_in
 from dtrain.launch.restart_rules import USAGE
 from dtrain.launch.spares import Spares
 from dtrain.launch.task_process import Event, TaskProcess
 from dtrain.launch.watchdog import Watchdog
 from dtrain.topology import Task
-
-SAVING_GRACE = 30.0
-"""Seconds that tasks which keep checkpoints have to save one and to end."""
 
 _STACKS = 1.0  # seconds for the stacks of a stuck job to be written
 _BLAME = 0.5  # seconds for the task to end that is the cause of another's failure
@@ -234,11 +231,10 @@ class Attempt(Policy):
         )
 
     def _reporting(self) -> list[int]:
-        processes = {task: self._find(task) for task in self._latest}
         return [
             latest.pid
             for task, latest in self._latest.items()
-            if (process := processes[task]) is None or process.exit_code is None
+            if (process := self._find(task)) is None or process.exit_code is None
         ]
 
     def _uses_tensorflow(self) -> bool:
@@ -247,6 +243,4 @@ class Attempt(Policy):
 
     def grace(self, usual: float) -> float:
         """The user's; or enough to save for those who keep checkpoints."""
-        if self._grace is not None:
-            return self._grace
-        return SAVING_GRACE if self._record.folder is not None else usual
+        return saving_grace(usual, self._grace, saves=self._record.folder is not None)

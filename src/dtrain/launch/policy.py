@@ -41,6 +41,16 @@ class Decision:
 
 GO_ON = Decision("go on")
 
+SAVING_GRACE = 30.0
+"""Seconds that tasks which keep checkpoints have to save one and to end."""
+
+
+def saving_grace(usual: float, given: float | None, *, saves: bool) -> float:
+    """Seconds between asking tasks to end and killing them: the user's, or enough for those who save."""
+    if given is not None:
+        return given
+    return SAVING_GRACE if saves else usual
+
 
 class Policy:
     """Decides what events mean. This one: the first failure ends the job."""

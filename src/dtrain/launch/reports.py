@@ -67,12 +67,8 @@ def exit_status(outcome: Outcome) -> int:
     where there is a chief, the others have nothing to save.
     """
     if outcome.signal in NOTICES and outcome.exit_codes:
-        deciding = {
-            task: code
-            for task, code in outcome.exit_codes.items()
-            if task.job == "chief" or not _has_chief(outcome)
-        }
-        if all(code == RUN_AGAIN for code in deciding.values()):
+        chief = [code for task, code in outcome.exit_codes.items() if task.job == "chief"]
+        if all(code == RUN_AGAIN for code in chief or outcome.exit_codes.values()):
             return RUN_AGAIN
         if outcome.first_failure is not None and outcome.exit_codes[outcome.first_failure] == RUN_AGAIN:
             return 128 + outcome.signal

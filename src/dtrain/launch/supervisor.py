@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from dtrain.channel import RUN_AGAIN, CheckpointNote, Message, RemoveNote
-from dtrain.launch.attempt import SAVING_GRACE
 from dtrain.launch.budget import Budget, back_off
-from dtrain.launch.policy import Decision, Policy
+from dtrain.launch.policy import Decision, Policy, saving_grace
 from dtrain.launch.processes import Job, Outcome, TaskCommand
 from dtrain.launch.reports import NOTICES, describe_exit, exception_in, report
 from dtrain.launch.restart_rules import USAGE
@@ -73,9 +72,7 @@ class ParameterServerPolicy(Policy):
 
     def grace(self, usual: float) -> float:
         """The user's; or enough to save for a chief that keeps checkpoints."""
-        if self._grace is not None:
-            return self._grace
-        return SAVING_GRACE if self._saves else usual
+        return saving_grace(usual, self._grace, saves=self._saves)
 
     def on_exit(self, task: Task, code: int, tail: Sequence[str] = ()) -> Decision:
         """As the class says."""
