@@ -92,3 +92,7 @@ class TaskFailedError(DtrainError, RuntimeError):
 
 class TaskTimeoutError(TaskFailedError, TimeoutError):
     """A process of a launched job still ran when the time given to the job was over."""
+
+
+class MPIError(DtrainError, RuntimeError):
+    """MPI was asked for, and is not there or cannot be used."""

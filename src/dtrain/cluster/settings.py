@@ -17,6 +17,19 @@ _CHIEF_TIMEOUT = 60.0
 _STUCK_TIMEOUT = 60.0
 _REJOIN = 60.0
 
+# What says that a process is a task of a job, by how the names begin.
+_OF_A_TASK = (
+    "TF_CONFIG",
+    "DTRAIN_ATTEMPT",
+    "DTRAIN_CHANNEL_FD",
+    "DTRAIN_JOB",
+    "DTRAIN_LAUNCHED",
+    "DTRAIN_SPARE",
+    "OMPI_COMM_WORLD_",
+    "PMI_",
+    "PMIX_",
+)
+
 
 def launched() -> bool:
     """Whether `dtrain launch` or `dtrain.spawn` started this process (DTRAIN_LAUNCHED=1)."""
@@ -96,9 +109,25 @@ def rejoin_seconds() -> float:
     return _seconds("DTRAIN_REJOIN_SECONDS", _REJOIN)
 
 
+def heeds_mpi() -> bool:
+    """Whether a start by MPI counts as the start of a job; DTRAIN_MPI=0 says that it does not."""
+    return os.environ.get("DTRAIN_MPI", "").strip() != "0"
+
+
 def google_metadata_address() -> str | None:
     """Where Google Cloud's metadata server is, if it is not at its usual name (GCE_METADATA_IP)."""
     return os.environ.get("GCE_METADATA_IP", "").strip() or None
+
+
+def plain_environment() -> dict[str, str]:
+    """The environment of a process that helps this one and is no task of its job; it sees no GPU."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(_OF_A_TASK)}
+    return own | {"CUDA_VISIBLE_DEVICES": "-1"}
+
+
+def log_device_placement() -> bool:
+    """Whether TensorFlow is to say where it puts each operation (DTRAIN_LOG_DEVICE_PLACEMENT=1)."""
+    return os.environ.get("DTRAIN_LOG_DEVICE_PLACEMENT", "").strip() == "1"
 
 
 def data_directory() -> Path:

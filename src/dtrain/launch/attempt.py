@@ -26,6 +26,7 @@ _BLAME = 0.5  # seconds for the task to end that is the cause of another's failu
 _NO_NEWS = 30.0  # seconds after which a job that reports nothing has surely started
 _LOST_PEER = re.compile(
     r"\b(Unavailable|Aborted|Cancelled|DeadlineExceeded|PeerMissing)Error\b|Connection reset|Socket closed"
+    r"|\bMPI_ERR_(OTHER|INTERN|UNKNOWN|PROC_FAILED|PROC_FAILED_PENDING|REVOKED)\b"
 )
 
 
@@ -81,6 +82,7 @@ class Attempt(Policy):
         spares: processes in waiting, started once this attempt has made its first step.
         restarts: whether the job may be started again.
         grace: seconds given by the user, or None.
+        over_mpi: whether the workers are ranks of an MPI start.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Attempt(Policy):
         *,
         restarts: bool,
         grace: float | None,
+        over_mpi: bool = False,
     ) -> None:
         self.places = places
         self._record = record
@@ -101,6 +104,7 @@ class Attempt(Policy):
         self._spares = spares
         self._restarts = restarts
         self._grace = grace
+        self._over_mpi = over_mpi
         self._began_at = time.monotonic()
         self._find: Callable[[Task], TaskProcess | None] = lambda task: None
         self._tasks: list[Task] = []
@@ -184,7 +188,10 @@ class Attempt(Policy):
         return Decision("kill", task=first if self._lost_peer(code, tail) else task)
 
     def _lost_peer(self, code: int, tail: Sequence[str]) -> bool:
-        return code > 0 and _LOST_PEER.search(exception_in(tail) or "") is not None
+        exception = exception_in(tail)
+        if exception is None:  # MPI libraries end a rank whose peer is gone, without Python's knowing
+            return code > 0 and self._over_mpi
+        return code > 0 and _LOST_PEER.search(exception) is not None
 
     def next_check(self) -> float | None:
         """When the watchdog, a spare, or an absent worker is to be looked after."""

@@ -3,13 +3,15 @@
 The launcher calls `kill_marked` when the job ends; the program in this file does so when the launcher itself
 was killed. It decides nothing about the job and imports nothing of dtrain.
 
-Usage: python -I -S guard.py MARK, with a pipe from the launcher as standard input; the pipe's end without the
-byte that `release` means by it is the launcher's death.
+Usage: python -I -S guard.py MARK [FOLDER ...], with a pipe from the launcher as standard input; the pipe's
+end without the byte that `release` means by it is the launcher's death, after which the folders are deleted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import sys
 import time
@@ -17,6 +19,10 @@ from pathlib import Path
 
 MARK_VARIABLE = "DTRAIN_LAUNCH_ID"
 RELEASE = b"done"
+
+_MEMORY = Path("/dev/shm")
+# The shared memory of MPI libraries, where it cannot be put into a folder of the job's.
+_LEFT_IN_MEMORY = ("mpich_shm_*", "Intel_MPI_*", "sm_segment.*")
 
 
 def marked_processes(mark: str) -> list[int]:
@@ -62,12 +68,37 @@ def kill_marked(mark: str, *, patience: float = 2.0) -> int:
     return len(killed)
 
 
+def remove_shared_memory(since: float) -> None:
+    """Delete what killed ranks leave of MPI's shared memory: files of ours, in nobody's use, not older."""
+    files = {path for name in _LEFT_IN_MEMORY for path in _MEMORY.glob(name) if _is_ours(path, since)}
+    if not files:
+        return
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            maps = (process / "maps").read_text(encoding="utf-8", errors="replace")
+            files = {path for path in files if str(path) not in maps}
+    for path in files:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _is_ours(path: Path, since: float) -> bool:
+    with contextlib.suppress(OSError):
+        status = path.stat()
+        return status.st_uid == os.getuid() and status.st_mtime >= since - 1.0
+    return False
+
+
 def main() -> None:
     """Wait until the launcher releases this guard or dies; in the second case kill the job."""
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
+    began = time.time()
     if sys.stdin.buffer.read() != RELEASE:
         kill_marked(sys.argv[1], patience=10.0)
+        for folder in sys.argv[2:]:
+            shutil.rmtree(folder, ignore_errors=True)
+        remove_shared_memory(began)
 
 
 if __name__ == "__main__":

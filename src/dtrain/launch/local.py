@@ -15,10 +15,13 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TextIO
 
+from dtrain.cluster import mpi as mpi_start
 from dtrain.cluster import settings
 from dtrain.errors import ConfigurationError
 from dtrain.launch.budget import MAX_RESTARTS
 from dtrain.launch.members import Members
+from dtrain.launch.mpi_starter import find_starter
+from dtrain.launch.mpi_worlds import Worlds
 from dtrain.launch.ports import reserve_ports
 from dtrain.launch.processes import TaskCommand
 from dtrain.launch.reports import exit_status
@@ -27,6 +30,7 @@ from dtrain.launch.spares import Spares, can_have_spares
 from dtrain.launch.supervisor import supervise
 from dtrain.launch.synchronous import SynchronousJob, remove_all
 from dtrain.topology import Task, Topology
+from dtrain.upstream import noise
 
 GRACE = 5.0
 """Seconds between asking the tasks of a job to end and killing them."""
@@ -47,6 +51,8 @@ def launch_local(
     devices_per_worker: int | None = None,
     env: Mapping[str, str] | None = None,
     grace: float | None = None,
+    mpi: bool = False,
+    mpi_starter: str | None = None,
     stdout: TextIO | None = None,
     stderr: TextIO | None = None,
 ) -> int:
@@ -76,6 +82,10 @@ def launch_local(
         env: what to add to this process's environment, or to replace in it.
         grace: seconds between asking tasks to end (SIGTERM, or the signal that this process got) and SIGKILL;
             None means 5, or 30 for tasks that save a checkpoint first.
+        mpi: let MPI's own starter make the workers the ranks of an MPI start, in each attempt anew, so that
+            they can talk over MPI. Not with parameter servers.
+        mpi_starter: its path or name, perhaps with arguments, as "srun --mpi=pmix"; None takes the `mpirun`
+            beside this Python, or the one in PATH. Only with `mpi`.
         stdout, stderr: where the marked lines go; by default this process's own streams.
 
     Returns:
@@ -86,6 +96,7 @@ def launch_local(
     Raises:
         ConfigurationError: a number is out of range, the command is empty, two arguments exclude each other,
             or there are no free ports.
+        MPIError: mpi4py or the starter is missing, or the starter failed.
     """
     if not command:
         raise ConfigurationError("No command was given to launch.", hint="Pass a script, or -m and a module.")
@@ -94,19 +105,26 @@ def launch_local(
     _check_seconds(hang_timeout=hang_timeout, grace=grace)
     _check_elastic(workers, min_workers, ps, max_restarts)
     _check_servers(ps, devices_per_worker, spares, hang_timeout)
+    _check_mpi(ps, mpi, mpi_starter)
     common = task_environment(None, devices_per_worker, env)
     restarts = MAX_RESTARTS if max_restarts is None else max_restarts
     if ps:
         tasks = [Task("chief", 0), *tasks, *(Task("ps", index) for index in range(ps))]
         return _run_with_servers(command, tasks, common, restarts, grace, stdout, stderr)
     common["DTRAIN_WORKERS_MAX"] = str(workers)
+    starter = find_starter(mpi_starter) if mpi else None
+    if starter is not None:
+        common = {**starter.for_ranks(), **common}
     members = Members(min_workers or workers, workers, rejoin=settings.rejoin_seconds())
     session = Session(stdout=stdout, stderr=stderr, hears_tasks=True, notices=(signal.SIGUSR1,))
     name = _new_name()
     with session.opened():
+        worlds = None if starter is None else Worlds(starter, session)
         reserve = Spares(command, common, _spares(spares, workers, restarts, command), session)
         job = SynchronousJob(
-            lambda attempt, places: _workers(command, common, _of_attempt(restarts, attempt, name), places),
+            lambda attempt, places: _workers(
+                command, common, _of_attempt(restarts, attempt, name), places, worlds
+            ),
             members=members,
             max_restarts=restarts,
             hang_timeout=hang_timeout,
@@ -114,6 +132,7 @@ def launch_local(
             own_grace=grace,
             session=session,
             spares=reserve,
+            over_mpi=worlds is not None,
         )
         try:
             outcome = job.run()
@@ -155,14 +174,28 @@ def _run_with_servers(
 
 @contextlib.contextmanager
 def _workers(
-    command: Sequence[str], common: Mapping[str, str], extra: Mapping[str, str], places: Sequence[int]
+    command: Sequence[str],
+    common: Mapping[str, str],
+    extra: Mapping[str, str],
+    places: Sequence[int],
+    worlds: Worlds | None,
 ) -> Iterator[list[TaskCommand]]:
     tasks = worker_tasks(len(places))
-    with reserve_ports(len(tasks)) as ports:
+    with reserve_ports(len(tasks)) as ports, _ranks(worlds, len(tasks), common) as ranks:
         yield [
-            TaskCommand(t.task, command, {**_own(common, t), **extra, "DTRAIN_PLACE": str(place)})
-            for t, place in zip(local_topologies(tasks, ports), places, strict=True)
+            TaskCommand(t.task, command, {**_own(common, t), **extra, **rank, "DTRAIN_PLACE": str(place)})
+            for t, place, rank in zip(local_topologies(tasks, ports), places, ranks, strict=True)
         ]
+
+
+@contextlib.contextmanager
+def _ranks(worlds: Worlds | None, size: int, common: Mapping[str, str]) -> Iterator[list[dict[str, str]]]:
+    """What makes each task a rank of an MPI start; nothing where there is none."""
+    if worlds is None:
+        yield [{} for _ in range(size)]
+        return
+    with worlds.world(size, common) as ranks:
+        yield ranks
 
 
 def _own(common: Mapping[str, str], topology: Topology) -> dict[str, str]:
@@ -241,6 +274,18 @@ def _check_servers(
             )
 
 
+def _check_mpi(ps: int, mpi: bool, starter: str | None) -> None:
+    if starter is not None and not mpi:
+        raise ConfigurationError(
+            f"mpi_starter is {starter!r}, but the job is not started by MPI.", hint="Set mpi too (--mpi)."
+        )
+    if mpi and ps:
+        raise ConfigurationError(
+            f"mpi is set, but the job has {ps} parameter servers, which talk over TensorFlow's connections.",
+            hint="Leave out mpi (--mpi), or the parameter servers (--ps).",
+        )
+
+
 def worker_tasks(workers: int) -> list[Task]:
     """The tasks of a job that has only workers; ConfigurationError if there are none."""
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
@@ -266,13 +311,15 @@ def task_environment(
     Raises:
         ConfigurationError: `devices_per_worker` is below 1.
     """
-    env = {**os.environ, **(extra or {})}
+    # A rank of an MPI start may launch a job; its tasks are not that rank.
+    env = {**mpi_start.without_start(os.environ), **(extra or {})}
     for variable in _OF_A_TASK:
         env.pop(variable, None)
     if topology is not None:
         env["TF_CONFIG"] = topology.to_tf_config()
     env["DTRAIN_LAUNCHED"] = "1"
     env["PYTHONUNBUFFERED"] = "1"
+    env.setdefault(noise.LEVEL, "1")  # TensorFlow's warnings and errors stay
     if devices_per_worker is not None:
         if isinstance(devices_per_worker, bool) or devices_per_worker < 1:
             raise ConfigurationError(

@@ -13,6 +13,9 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from dtrain.upstream.noise import is_noise
+from dtrain.upstream.noise import wanted as noise_wanted
+
 _LINE_LIMIT = 64 * 1024  # bytes; longer lines are cut
 _REFRESH = 5.0  # seconds between two looks at a line that is still being overwritten
 
@@ -74,6 +77,7 @@ class OutputReader(threading.Thread):
         self._pending_since = 0.0
         self._shown = ""
         self._finishing = threading.Event()
+        self._noise_wanted = noise_wanted()
 
     def run(self) -> None:
         """Read until the pipe ends or `finish` was called and nothing more is there."""
@@ -114,8 +118,10 @@ class OutputReader(threading.Thread):
 
     def _finish_line(self, raw: bytes) -> None:
         line = visible_line(raw)
-        self._tail.append(line)
         self._shown = ""
+        if self._to == "stderr" and not self._noise_wanted and is_noise(line):
+            return
+        self._tail.append(line)
         self._console.write_line(self._mark + line, to=self._to)
 
     def _refresh(self) -> None:

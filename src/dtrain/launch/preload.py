@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dtrain.cluster import settings
+from dtrain.launch import priority
 
 READY, UNFIT = b"+", b"-"
 """What a spare says of itself, before it waits."""
@@ -31,7 +32,6 @@ _PACKAGES = ("dtrain.strategies", "dtrain.keras_engine", "dtrain.checkpoint")
 _HARMLESS = {"h5py", "matplotlib", "numpy", "pandas", "PIL", "scipy", "sklearn", "tqdm", "yaml", "dtrain"}
 # Variables that the libraries read when they are imported.
 _READ_AT_IMPORT = ("TF_", "XLA_", "KERAS_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "CUDA_", "GRPC_", "TPU_")
-_NICE = 2  # how much less than the tasks a spare that imports counts with the system
 
 
 def wait_for_order() -> None:
@@ -207,19 +207,16 @@ def _dispensable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unimportant() -> Iterator[None]:
-    """Leave the processor to the tasks meanwhile, where the way back is open."""
+    """Leave the processor to the tasks meanwhile: take what they do not use, where the way back is open."""
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    if not _may_rise():
-        yield
-        return
-    os.setpriority(os.PRIO_PROCESS, 0, min(19, own + _NICE))
+    as_it_was = priority.of_session(os.getpid())
+    if _may_rise():
+        os.setpriority(os.PRIO_PROCESS, 0, priority.LEAST)
+    priority.set_of_session(os.getpid(), priority.LEAST)
     try:
         yield
     finally:
-        # Threads that a library has started have inherited it.
-        for thread in Path("/proc/self/task").iterdir():
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, int(thread.name), own)
+        priority.restore(os.getpid(), own, as_it_was)
 
 
 def _may_rise() -> bool:

@@ -162,6 +162,9 @@ class Job:
                 self._on_event(event)
             self._check()
         self._on_exit()
+        if self._failed is not None and self._kill_at is None and self._linger_until is None:
+            # Nobody is left whose end could change the judgement.
+            self._fail(self._failed[0], self._failed[2])
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, TaskProcess):

@@ -9,9 +9,11 @@ import contextlib
 import os
 import queue
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,6 +27,8 @@ from dtrain.launch.task_process import Event
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _HERE = Path(__file__).parent
+_MEMORY = Path("/dev/shm")
+_LONGEST = 50  # characters of a folder's name, for a socket in it may have but a hundred
 
 
 class Session:
@@ -54,6 +58,9 @@ class Session:
             stdout or sys.stdout, stderr or sys.stderr, on_broken=lambda: self.events.put(signal.SIGPIPE)
         )
         self._mark = new_mark()
+        temporary = tempfile.gettempdir()
+        self._scratch = Path(temporary if len(temporary) < _LONGEST else "/tmp", f"dtrain-{self._mark}")
+        self._scratch_memory = _MEMORY / self._scratch.name
         self._hears_tasks = hears_tasks
         self._signals = (*_FORWARDED, *notices)
         self._listener: channel.Listener | None = None
@@ -66,6 +73,20 @@ class Session:
                 yield
             finally:
                 guard.kill_marked(self._mark)
+                for folder in (self._scratch, self._scratch_memory):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def scratch(self) -> Path:
+        """A folder for this job alone; it is deleted with it, also where the launcher is killed."""
+        self._scratch.mkdir(mode=0o700, exist_ok=True)
+        return self._scratch
+
+    def scratch_memory(self) -> Path | None:
+        """The same in memory that processes can share; None where there is none."""
+        if not os.access(_MEMORY, os.W_OK):
+            return None
+        self._scratch_memory.mkdir(mode=0o700, exist_ok=True)
+        return self._scratch_memory
 
     def left_over(self) -> Iterator[Event]:
         """What has happened and nobody has looked at; once the session is closed, nothing is to follow."""
@@ -109,8 +130,9 @@ class Session:
         if sys.platform != "linux":
             yield  # without /proc a guard could find nothing
             return
+        folders = (self._scratch, self._scratch_memory)
         watcher = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_HERE / "guard.py"), self._mark],
+            [sys.executable, "-I", "-S", str(_HERE / "guard.py"), self._mark, *map(str, folders)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

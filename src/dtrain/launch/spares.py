@@ -14,9 +14,11 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dtrain.launch import priority
 from dtrain.launch.preload import READY, UNFIT
 from dtrain.launch.session import Session, new_mark
 from dtrain.launch.task_process import TaskProcess
+from dtrain.log import logger
 
 VARIABLE = "DTRAIN_SPARE"
 """The environment variable in which a spare finds its two pipes; see `settings.spare`."""
@@ -68,10 +70,9 @@ class _Spare:
 
     def _hurry(self) -> None:
         """One that still imports does so at low priority: it matters now."""
-        with contextlib.suppress(OSError):
-            own = os.getpriority(os.PRIO_PROCESS, 0)
-            for thread in Path(f"/proc/{self.process.pid}/task").iterdir():
-                os.setpriority(os.PRIO_PROCESS, int(thread.name), own)
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        if not self.ready and not priority.restore(self.process.pid, own, priority.of_session(os.getpid())):
+            logger.warning("Process %d keeps a low priority: the system refuses.", self.process.pid)
 
     def close(self) -> None:
         """Close the order's pipe; without an order the spare ends then."""

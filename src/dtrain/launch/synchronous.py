@@ -39,6 +39,7 @@ class SynchronousJob:
         own_grace: the same, where the user has set it; otherwise tasks that keep checkpoints get longer.
         session: an open one.
         spares: the processes in waiting; they are closed by whoever made them.
+        over_mpi: whether the workers are ranks of an MPI start.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class SynchronousJob:
         own_grace: float | None,
         session: Session,
         spares: Spares,
+        over_mpi: bool = False,
     ) -> None:
         self._make_commands = make_commands
         self._members = members
@@ -62,6 +64,7 @@ class SynchronousJob:
         self._own_grace = own_grace
         self._session = session
         self._spares = spares
+        self._over_mpi = over_mpi
         self._again_in_vain = 0
         self.record = JobRecord()
 
@@ -92,6 +95,7 @@ class SynchronousJob:
             self._spares,
             restarts=self._restarts,
             grace=self._own_grace,
+            over_mpi=self._over_mpi,
         )
         with self._make_commands(number, places) as commands:
             job = Job(

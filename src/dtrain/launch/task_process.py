@@ -70,7 +70,7 @@ class TaskProcess:
         self._reap_lock = threading.Lock()
         self._readers: list[OutputReader] = []
         self._popen = subprocess.Popen(
-            [*_wrapper(), *command],
+            [*bound_to_launcher(), *command],
             env=dict(env),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -156,7 +156,8 @@ Event = TaskProcess | Message | int
 """What a job waits for: the end of a process, a task's message, a signal's number, or 0, which only wakes."""
 
 
-def _wrapper() -> list[str]:
+def bound_to_launcher() -> list[str]:
+    """What to put before a command that must not outlive this process."""
     if sys.platform != "linux":
         return []
     return [sys.executable, "-I", "-S", str(_HERE / "exec_child.py"), str(os.getpid())]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from dtrain.channel import Progress
+from dtrain.slowness import in_words, is_slow, slow_line
 from dtrain.topology import Task
 
 START_LIMIT = 600.0
@@ -20,9 +21,6 @@ START_LIMIT = 600.0
 
 LEAST_LIMIT = 30.0
 """Seconds without progress that are never a hang, unless the user says so."""
-
-SLOW = 3.0
-"""How many times as long as the others' a slow task's own part of a step is."""
 
 _STEPS = 10.0  # usual steps without progress that are no hang yet
 _PAUSES = 2.0  # nor is this many times the longest pause that the job has survived
@@ -32,8 +30,6 @@ _NOT_LOOKED = 5.0  # seconds after which it was this process that stood still
 _SUSTAINED = 6.0  # seconds for which it has to be slow: longer than the time over which a mean is taken
 _RECOVERED = 2.0  # times the others' own part, below which a task has to stay
 _RECOVERY = 30.0  # for so many seconds, to be named again when it is slow again
-_LEAST_DIFFERENCE = 0.002  # seconds a step that are worth a line
-_LEAST_PART = 0.15  # of the step, likewise
 
 _PHASES = {
     "input": "it waits for its next batch",
@@ -210,10 +206,10 @@ class Watchdog:
         record = self._records[task]
         usual = record.last.seconds_per_step
         line = (
-            f"{task} has made no progress for {_seconds(now - record.moved)}: {why}, "
+            f"{task} has made no progress for {in_words(now - record.moved)}: {why}, "
             f"{'last heard of ' if now - record.heard > _SILENT else ''}at step {record.last.step}"
             f"{_after_start(record)}"
-            f"{'' if usual is None else f'; usual step {_seconds(usual)}'}"
+            f"{'' if usual is None else f'; usual step {in_words(usual)}'}"
         )
         return Verdict("hung", task, line)
 
@@ -264,7 +260,7 @@ class Watchdog:
                     record.slow_at = now
                 elif now - record.slow_at > _RECOVERY:
                     record.slow_at = None
-            elif not _is_slow(mine, usual, record.last.seconds_per_step or 0.0):
+            elif not is_slow(mine, usual, record.last.seconds_per_step or 0.0):
                 record.slow_since = None
             elif record.slow_since is None:
                 record.slow_since = now
@@ -286,30 +282,10 @@ def _moved(old: Progress, new: Progress) -> bool:
     return (old.done, old.step, old.phase, old.train) != (new.done, new.step, new.phase, new.train)
 
 
-def _is_slow(mine: float, usual: float, step: float) -> bool:
-    return mine > SLOW * usual and mine - usual > _LEAST_DIFFERENCE and mine > _LEAST_PART * step
-
-
 def _slow_line(last: Progress, mine: float, usual: float) -> str:
     reading, between = last.own_input or 0.0, last.own_callbacks or 0.0
-    parts = {
-        "waiting for its next batch": reading,
-        "in callbacks": between,
-        "computing": max(0.0, mine - reading - between),
-    }
-    what, seconds = max(parts.items(), key=lambda item: item[1])
-    times = "" if usual <= 0 else f", {mine / usual:.1f} times as long"
-    return (
-        f"{last.task} is slow, and the others wait for it: its own part of a step takes {_seconds(mine)}, "
-        f"that of the others {_seconds(usual)}{times}; {_seconds(seconds)} of it is {what}"
-    )
+    return slow_line(str(last.task), mine, usual, reading=reading, between=between)
 
 
 def _after_start(record: _Record) -> str:
     return "" if record.started else " (the first that this process makes)"
-
-
-def _seconds(seconds: float) -> str:
-    if seconds >= 10:
-        return f"{seconds:.0f} s"
-    return f"{round(seconds, 1):g} s" if seconds >= 1 else f"{seconds:.2g} s"

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from dtrain.cluster import current, settings
+from dtrain.cluster import current, origin, settings
 from dtrain.cluster.tpu import tpu_name
 from dtrain.log import logger
 
@@ -38,10 +38,11 @@ class Choice:
 
 
 def choose() -> Choice:
-    """What fits here: TPU, then the cluster of `TF_CONFIG`, then GPUs, then the CPU.
+    """What fits here: TPU, then the cluster of `TF_CONFIG` or of an MPI start, then GPUs, then the CPU.
 
     Raises:
         ClusterConfigError: `TF_CONFIG` is malformed.
+        MPIError: there is an MPI start, but its ranks cannot talk.
     """
     topology = current()
     tpu = tpu_name()
@@ -53,7 +54,7 @@ def choose() -> Choice:
             reason=f"TF_CONFIG has {len(topology.jobs['ps'])} parameter servers",
         )
     if topology is not None and topology.is_training_task and topology.world_size > 1:
-        return Choice(name="multi_worker", reason=f"TF_CONFIG has {topology.world_size} workers")
+        return Choice(name="multi_worker", reason=f"{origin(topology)} workers")
     import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")

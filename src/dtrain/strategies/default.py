@@ -1,4 +1,7 @@
-"""The default strategy: no distribution. Keras and TensorFlow as they are, on the best single device."""
+"""The default strategy: no distribution, on the best single device.
+
+Asked for by name, it is TensorFlow's own, with the engine's fast `fit` for the models that are made under it.
+"""
 
 from __future__ import annotations
 
@@ -22,3 +25,21 @@ def get_strategy(*, memory_growth: bool = True) -> Any:
     # A strategy with several replicas may follow in this process: its devices cannot be made later.
     devices.prepare(memory_growth=memory_growth, logical_cpus=True)
     return tf.distribute.get_strategy()
+
+
+def default_strategy(*, memory_growth: bool = True) -> Any:
+    """As `get_strategy`; models under TensorFlow's default strategy train by dtrain's `fit` from now on.
+
+    Raises:
+        UnsupportedVersionError, BackendError: as `get_strategy`.
+    """
+    found = get_strategy(memory_growth=memory_growth)
+    import tensorflow as tf
+
+    if not tf.distribute.has_strategy():
+        from dtrain.keras_engine.hook import install
+        from dtrain.keras_engine.protocol import ReplicaLayout
+
+        install()
+        found.dtrain_layout = ReplicaLayout()
+    return found

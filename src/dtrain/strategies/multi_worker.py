@@ -6,20 +6,22 @@ Every process runs the same program; gradients are summed over all of them befor
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
-from dtrain.cluster import check_peers, current, join
+from dtrain.cluster import by_mpi_alone, check_peers, current, join
+from dtrain.collectives.choice import asked_for
+from dtrain.collectives.install import install
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.talk import exchange
 from dtrain.log import logger
 from dtrain.strategies import common, devices
 from dtrain.topology import Topology
+from dtrain.upstream import collectives as upstream_collectives
 from dtrain.upstream import tensorflow as upstream_tf
-
-_COMMUNICATIONS = ("auto", "ring", "nccl")
 
 _Extended: Any = upstream_tf.COLLECTIVE_EXTENDED.resolve()
 
@@ -35,6 +37,18 @@ class MultiWorkerMirroredExtended(common.LocalUpdates, _Extended):  # type: igno
             found = tuple(f"{worker_device}/device:CPU:{i}" for i in range(cpus))
         return found, kind
 
+    def _get_variable_creator_initial_value(
+        self, replica_id: int, device: str | None, primary_var: Any, **kwargs: Any
+    ) -> Any:
+        operations = getattr(self, "dtrain_calls", None)
+        if operations is None or replica_id > 0:
+            return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
+
+        def first_workers() -> Any:
+            return operations.broadcast(upstream_collectives.initial_value(kwargs))
+
+        return first_workers
+
 
 class MultiWorkerMirroredStrategy(
     common.ReplicaRunner,
@@ -43,13 +57,17 @@ class MultiWorkerMirroredStrategy(
     """Synchronous training in several processes.
 
     Making it first meets the other workers: what is wrong in `TF_CONFIG`, a port in use and a peer that
-    is missing are errors, not waits. Without `TF_CONFIG` it trains on this process' devices alone.
+    is missing are errors, not waits. Without `TF_CONFIG`, the ranks of an MPI start (`mpirun -n 2`) are the
+    workers, and without one it trains on this process' devices alone.
 
     Args:
-        cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver`; None reads `TF_CONFIG`.
+        cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver`; None reads `TF_CONFIG`,
+            or takes the ranks of an MPI start.
         communication_options: a `tf.distribute.experimental.CommunicationOptions`.
-        communication: how values travel: "auto", "ring" or "nccl", or a value of TensorFlow's
-            `CommunicationImplementation`; short for options with this implementation.
+        communication: how values travel: "auto", "ring", "nccl" or "mpi", or a value of TensorFlow's
+            `CommunicationImplementation`; short for options with this implementation. "auto" takes NCCL for
+            GPUs, MPI where an MPI starter started all workers, the ring elsewhere. What was taken, and why,
+            is `dtrain_communication`.
         memory_growth: let GPUs take memory as it is needed.
         peer_timeout: seconds to wait for the other workers; None waits 30 under `dtrain launch`, 300
             elsewhere, or what `DTRAIN_PEER_TIMEOUT` says.
@@ -59,6 +77,7 @@ class MultiWorkerMirroredStrategy(
         PortInUseError: another process serves on this task's address.
         PeerMissingError: a worker did not report in time.
         PeerMismatchError: the workers have different clusters, or two have one number.
+        MPIError: there is an MPI start, but its ranks cannot talk; or MPI was asked for and cannot be had.
         ConfigurationError: TensorFlow has started already, or the communication is not known.
     """
 
@@ -71,11 +90,13 @@ class MultiWorkerMirroredStrategy(
         memory_growth: bool = True,
         peer_timeout: float | None = None,
     ) -> None:
-        options = _options(communication_options, communication)
+        asked, options = _options(communication_options, communication)
         topology = current() if cluster_resolver is None else _topology_of(cluster_resolver)
         common.prepare(memory_growth=memory_growth)
         if topology is not None and topology.world_size > 1:
             check_peers(topology, timeout=peer_timeout)
+        if cluster_resolver is None and topology is not None and by_mpi_alone():
+            cluster_resolver = _resolver_of(topology)
         self._collective_key_base = common.next_collective_key_base()
         extended = _connect(self, cluster_resolver, options)
         tf.distribute.Strategy.__init__(self, extended)
@@ -87,25 +108,32 @@ class MultiWorkerMirroredStrategy(
             worker=topology.rank if topology is not None and topology.world_size > 1 else 0,
             local_replicas=local,
         )
+        self.dtrain_communication, extended.dtrain_calls = install(
+            extended, self.dtrain_layout, asked, topology
+        )
+        if self.dtrain_layout.workers > 1:
+            self.dtrain_layout = replace(self.dtrain_layout, sums=self.dtrain_communication.sums)
+        calls = extended.dtrain_calls
+        if calls is not None:
+            self.dtrain_waited = lambda: calls.waited
+            self.dtrain_communicated = lambda: calls.seconds
         _seed_alike(self.dtrain_layout)
 
 
-def _options(options: Any, communication: Any) -> Any:
-    """TensorFlow's options from either way of giving them."""
+def _options(options: Any, communication: Any) -> tuple[str, Any]:
+    """The transport's name and TensorFlow's options, from either way of giving them."""
     if options is not None and communication is not None:
         raise ConfigurationError(
             "communication and communication_options were both given; they say the same thing.",
             hint="give communication_options=CommunicationOptions(implementation=...)",
         )
     if options is not None:
-        return options
+        return asked_for(options.implementation), options
+    asked = asked_for(communication)
     kinds = tf.distribute.experimental.CommunicationImplementation
-    name = getattr(communication, "value", communication) or "auto"
-    if not isinstance(name, str) or name.lower() not in _COMMUNICATIONS:
-        raise ConfigurationError(
-            f"There is no communication {communication!r}.", hint=f"one of {', '.join(_COMMUNICATIONS)}"
-        )
-    return tf.distribute.experimental.CommunicationOptions(implementation=kinds(name.upper()))
+    # TensorFlow's own collectives stay in use for what comes before the choice.
+    name = "RING" if asked == "mpi" else asked.upper()
+    return asked, tf.distribute.experimental.CommunicationOptions(implementation=kinds(name))
 
 
 def _connect(strategy: Any, resolver: Any, options: Any) -> Any:
@@ -129,6 +157,17 @@ def _topology_of(resolver: Any) -> Topology | None:
         return None
     tasks = {job: tuple(addresses) for job, addresses in jobs.items()}
     return Topology(tasks, resolver.task_type, resolver.task_id)
+
+
+def _resolver_of(topology: Topology) -> Any:
+    """What tells TensorFlow of a topology that stands in no variable."""
+    jobs = {job: list(addresses) for job, addresses in topology.jobs.items()}
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(jobs),
+        task_type=topology.task_type,
+        task_id=topology.task_index,
+        rpc_layer="grpc",
+    )
 
 
 def _seed_alike(layout: ReplicaLayout) -> None:

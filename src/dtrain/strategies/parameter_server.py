@@ -128,8 +128,11 @@ class ParameterServerStrategy(
         cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver`; None reads `TF_CONFIG`.
         variable_partitioner: splits variables over the servers, such as
             `tf.distribute.experimental.partitioners.MinSizePartitioner()`.
-        max_staleness: how many updates of others may fall between a step's read of the weights and its
-            write; None does not bound it, 0 is synchronous: steps follow one another.
+        max_staleness: how many updates may fall between a step's read of the weights and its write; None
+            does not bound it, 0 is synchronous: steps follow one another.
+        overlap: let a step compute while the gradients of the one before it, and the weights that they
+            make, are on their way. Its weights then lack the worker's own last update, so that with one
+            worker, too, the numbers are no longer one device's; `max_staleness` counts that update.
         memory_growth: let GPUs take memory as it is needed.
         peer_timeout: seconds to wait for the other tasks; None waits 30 under `dtrain launch`, 300
             elsewhere, or what `DTRAIN_PEER_TIMEOUT` says.
@@ -137,7 +140,7 @@ class ParameterServerStrategy(
     Raises:
         ClusterConfigError: `TF_CONFIG` is missing, malformed, or lacks a chief, a worker or a server.
         PeerMissingError: a task did not answer in time.
-        ConfigurationError: `max_staleness` is not an integer of at least 0.
+        ConfigurationError: `max_staleness` is not an integer of at least 0, or is 0 with `overlap`.
     """
 
     def __init__(
@@ -146,10 +149,11 @@ class ParameterServerStrategy(
         variable_partitioner: Any = None,
         *,
         max_staleness: int | None = None,
+        overlap: bool = False,
         memory_growth: bool = True,
         peer_timeout: float | None = None,
     ) -> None:
-        _check_staleness(max_staleness)
+        _check_staleness(max_staleness, overlap)
         topology = current() if cluster_resolver is None else _topology_of(cluster_resolver)
         if topology is None:
             raise ClusterConfigError(
@@ -171,6 +175,7 @@ class ParameterServerStrategy(
             workers=len(topology.jobs["worker"]),
             max_staleness=max_staleness,
             servers=Servers(_HOME),
+            overlap=overlap,
         )
 
     def _weights_are_elsewhere(self) -> bool:
@@ -186,13 +191,24 @@ def _initial_value(kwargs: dict[str, Any]) -> tf.Tensor:
     return tf.convert_to_tensor(value() if callable(value) else value, dtype=kwargs.get("dtype"))
 
 
-def _check_staleness(bound: Any) -> None:
-    if bound is None or (isinstance(bound, int) and not isinstance(bound, bool) and bound >= 0):
+def _check_staleness(bound: Any, overlap: Any) -> None:
+    if not isinstance(overlap, bool):
+        raise ConfigurationError(
+            f"overlap is {overlap!r}, not True or False.",
+            hint="True lets a step compute while what the one before it sent is on its way",
+        )
+    if bound is None:
         return
-    raise ConfigurationError(
-        f"max_staleness is {bound!r}, not an integer of at least 0.",
-        hint="0 is synchronous; None does not bound it",
-    )
+    if not isinstance(bound, int) or isinstance(bound, bool) or bound < 0:
+        raise ConfigurationError(
+            f"max_staleness is {bound!r}, not an integer of at least 0.",
+            hint="0 is synchronous; None does not bound it",
+        )
+    if overlap and bound == 0:
+        raise ConfigurationError(
+            "max_staleness=0 and overlap=True were set, but an overlapped step misses one update.",
+            hint="set max_staleness to 1 or more, or leave overlap out",
+        )
 
 
 def _topology_of(resolver: Any) -> Topology | None:

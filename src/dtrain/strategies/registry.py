@@ -107,9 +107,9 @@ def strategy(name: str = "auto", **options: Any) -> Any:
         return strategy(choice.name, **{**choice.options, **options})
     if canonical == "default":
         _check_options(canonical, options, ("memory_growth",))
-        from dtrain.strategies.default import get_strategy
+        from dtrain.strategies.default import default_strategy
 
-        return get_strategy(**options)
+        return default_strategy(**options)
     made = strategy_class(canonical)
     _check_options(canonical, options, tuple(inspect.signature(made).parameters))
     if canonical == "one_device" and "device" not in options:

@@ -162,10 +162,42 @@ def has_unseeded_shuffle(dataset: Any) -> bool:
     return any(has_unseeded_shuffle(each) for each in inputs()) if callable(inputs) else False
 
 
+def batch_size(dataset: Any) -> int | None:
+    """Examples in a batch of a dataset whose last operation but prefetching was `batch`; None for others."""
+    import tensorflow as tf
+
+    found = _batched(dataset)
+    size = None if found is None else tf.get_static_value(found._batch_size)
+    return None if size is None else int(size)
+
+
+def in_larger_batches(dataset: Any, times: int) -> tuple[Any, int, bool]:
+    """The same rows in batches so many times as large, for the datasets that `batch_size` knows.
+
+    Returns:
+        The dataset, or None; the rows of a batch of the one given; and whether it keeps a last, smaller one.
+    """
+    import tensorflow as tf
+
+    found, size = _batched(dataset), batch_size(dataset)
+    if found is None or size is None:
+        return None, 0, True
+    keeps = not bool(tf.get_static_value(found._drop_remainder))
+    rows = found._input_dataset.batch(size * times)
+    return rows.with_options(dataset.options()).prefetch(2), size, keeps
+
+
+def _batched(dataset: Any) -> Any:
+    while type(dataset).__name__ in ("_PrefetchDataset", "_OptionsDataset"):
+        dataset = dataset._input_dataset
+    return dataset if type(dataset).__name__ in ("_BatchDataset", "_ParallelBatchDataset") else None
+
+
 # What the functions above read of objects, so that a test finds what has moved.
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "arrays": ("_num_samples", "_batch_size", "_shuffle", "_inputs"),
     "PyDataset": ("py_dataset", "enqueuer", "shuffle", "_standardize_batch", "_get_iterator"),
     "enqueuer": ("start", "get", "stop", "is_running", "py_dataset", "shuffle"),
     "shuffled dataset": ("_seed", "_seed2", "_inputs"),
+    "batched dataset": ("_batch_size", "_drop_remainder", "_input_dataset"),
 }

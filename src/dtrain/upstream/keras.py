@@ -85,10 +85,17 @@ GET_METRICS_RESULT = Reach(
     module="keras.src.trainers.trainer", owner="Trainer", name="get_metrics_result", signature="(self)",
     reason="the stock steps' results are computed once, after the reduction, not in every replica",
 )  # fmt: skip
+RESET_METRICS = Reach(
+    module="keras.src.trainers.trainer", owner="Trainer", name="reset_metrics", signature="(self)",
+    reason="each variable is reset by a call for each replica, milliseconds every epoch",
+)  # fmt: skip
 EPOCH_LOGS = Reach(
     module="keras.src.trainers.trainer", owner="Trainer", name="_get_metrics_result_or_logs",
     signature="(self, logs)",
-    reason="an epoch that goes on after its last step has no step whose logs could be the epoch's",
+    reason=(
+        "an epoch that goes on after its last step has no step whose logs could be the epoch's; and each "
+        "metric's variables are added up by a call of their own"
+    ),
 )  # fmt: skip
 SCALE_LOSS = Reach(
     module=_LOSS, name="scale_loss_for_distribution", signature="(value)",
@@ -318,6 +325,11 @@ def callback_list() -> Any:
     from keras.src.callbacks.callback_list import CallbackList
 
     return CallbackList
+
+
+def profiles_batches(tensorboard: Any) -> bool:
+    """Whether Keras' `TensorBoard` counts batches, to profile some."""
+    return bool(getattr(tensorboard, "_start_batch", 0) or getattr(tensorboard, "_stop_batch", 0))
 
 
 def variable_class() -> Any:

@@ -120,6 +120,13 @@ RESOURCE_VARIABLE = Reach(
     ),
     reason="a variable that lives inside one call of a function has no public constructor",
 )  # fmt: skip
+STATELESS_UNIFORM = Reach(
+    module="tensorflow.python.ops.stateless_random_ops", name="stateless_random_uniform",
+    signature=(
+        "(shape, seed, minval=0, maxval=None, dtype=tf.float32, name=None, alg='auto_select')"
+    ),
+    reason="under XLA the same seed gives other numbers, and so other masks of dropout",
+)  # fmt: skip
 CLUSTER_SCHEDULE = Reach(
     module="tensorflow.python.distribute.coordinator.cluster_coordinator", owner="Cluster", name="schedule",
     signature="(self, function, args, kwargs)",
@@ -134,6 +141,11 @@ PS_FAILURE = Reach(
     module="tensorflow.python.distribute.coordinator.cluster_coordinator", name="_is_ps_failure",
     signature="(error)",
     reason="as WORKER_FAILURE",
+)  # fmt: skip
+RUN_INDEPENDENTLY = Reach(
+    module="tensorflow.python.framework.auto_control_deps", owner="AutomaticControlDependencies",
+    name="run_independently", signature="(self, op)",
+    reason="a clock that is read in a step must not cost a message between worker and servers",
 )  # fmt: skip
 SHARDED_VARIABLE = Reach(
     module="tensorflow.python.distribute.sharded_variable", name="ShardedVariable",
@@ -165,6 +177,13 @@ def merge_possible() -> bool:
 
     graph = getattr(threading.current_thread(), "graph", None)
     return graph is None or ops.get_default_graph() is graph
+
+
+def deterministic_operations() -> bool:
+    """Whether operations were set to be deterministic, which XLA does not have for all of them."""
+    from tensorflow.python.framework.config import is_op_determinism_enabled
+
+    return bool(is_op_determinism_enabled())
 
 
 def in_xla_graph() -> bool:
@@ -296,6 +315,16 @@ def unnamed_variable_handle(dtype: Any, shape: Any) -> Any:
     return tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=name, container="")
 
 
+def in_no_order(operation: Any) -> None:
+    """An operation of a function that is traced need not wait for others with effects, nor they for it.
+
+    TensorFlow keeps all those that touch no variable in the order of the program, over devices too.
+    """
+    manager = getattr(operation.graph, "experimental_acd_manager", None)
+    if manager is not None:
+        manager.run_independently(operation)
+
+
 def variable_on(device: str, value: Any, dtype: Any, name: str | None) -> Any:
     """A plain variable on one device, also inside the scope of a strategy.
 
@@ -366,8 +395,8 @@ def register_python_function(token: str, function: Any) -> None:
 
     Args:
         token: its name.
-        function: takes and returns NumPy arrays; it must be kept alive by the caller. It is called in a
-            thread of TensorFlow's.
+        function: takes and returns NumPy arrays, or is a `collectives.CALLED_AS_IT_IS`; it must be kept alive
+            by the caller. It is called in a thread of TensorFlow's.
     """
     from tensorflow.python.ops import script_ops
 

@@ -1,0 +1,164 @@
+"""Connects every two workers of a job by a socket, for `sockets.py` to add up over.
+
+Addresses and a secret go through TensorFlow's coordination service, which connects the workers already. A
+connection counts only when both ends have shown that they know the secret.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import secrets
+import select
+import socket
+import struct
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from dtrain.cluster.sockets import connect_to, listen_at
+from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.talk import exchange
+
+_SECONDS = 10.0  # for all connections; a port that a firewall closes must not cost more
+_SECRET = 32  # bytes
+_HELLO = struct.Struct(f"!I{_SECRET}s")
+
+
+def connect_all(layout: ReplicaLayout, host: str) -> dict[int, socket.socket] | None:
+    """A connected socket for each other worker; None, on all workers, where any two cannot be connected.
+
+    All workers must call it.
+
+    Args:
+        layout: the strategy's.
+        host: where the others reach this worker.
+    """
+    meeting = secrets.token_bytes(_SECRET)
+    with contextlib.ExitStack() as stack:
+        listeners = _listen(stack, host)
+        where = {"host": host, "machine": _machine(), **{kind: name for kind, (name, _) in listeners.items()}}
+        told = exchange(layout, (where, meeting if layout.worker == 0 else None))
+        secret = told[0][1]
+        found: dict[int, socket.socket] = {}
+        accepting = threading.Thread(
+            target=_accept, args=(listeners, secret, layout, found), name="dtrain-connect", daemon=True
+        )
+        accepting.start()
+        for other in range(layout.worker):
+            sock = _connect(where, told[other][0], layout.worker, secret)
+            if sock is not None:
+                found[other] = sock
+        accepting.join(_SECONDS + 1.0)
+    whole = len(found) == layout.workers - 1
+    if all(exchange(layout, whole)):
+        return found
+    for sock in found.values():
+        sock.close()
+    return None
+
+
+def _listen(stack: contextlib.ExitStack, host: str) -> dict[str, tuple[Any, socket.socket]]:
+    """A TCP port, and a name on this machine, where systems have such names, which is cheaper."""
+    listeners: dict[str, tuple[Any, socket.socket]] = {}
+    tcp = stack.enter_context(listen_at(host, 0, backlog=128))
+    listeners["port"] = (tcp.getsockname()[1], tcp)
+    with contextlib.suppress(OSError, AttributeError, ValueError):
+        name = f"\0dtrain-{secrets.token_hex(16)}"
+        local = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        local.bind(name)
+        local.listen(128)
+        listeners["name"] = (name, local)
+    return listeners
+
+
+def _machine() -> str:
+    """What two processes must have in common for a name to lead from one to the other."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/net').readlink()}"
+    except OSError:
+        return secrets.token_hex(16)
+
+
+def _connect(here: dict[str, Any], there: dict[str, Any], worker: int, secret: bytes) -> socket.socket | None:
+    deadline = time.monotonic() + _SECONDS
+    sock: socket.socket | None = None
+    if here["machine"] == there["machine"] and "name" in there:
+        local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            local.connect(there["name"])
+            sock = local
+        except OSError:
+            local.close()
+    while sock is None and time.monotonic() < deadline:
+        sock = connect_to(there["host"], there["port"], timeout=max(0.1, deadline - time.monotonic()))
+        if sock is None:
+            time.sleep(0.1)
+    if sock is None:
+        return None
+    try:
+        sock.settimeout(_SECONDS)
+        sock.sendall(_HELLO.pack(worker, _word(secret, "hello", worker)))
+        if hmac.compare_digest(_receive(sock, _SECRET), _word(secret, "welcome", worker)):
+            return sock
+    except OSError:
+        pass
+    sock.close()
+    return None
+
+
+def _accept(
+    listeners: dict[str, tuple[Any, socket.socket]],
+    secret: bytes,
+    layout: ReplicaLayout,
+    found: dict[int, socket.socket],
+) -> None:
+    """Takes the connections of all workers after this one, and of nobody else."""
+    awaited = set(range(layout.worker + 1, layout.workers))
+    deadline = time.monotonic() + _SECONDS
+    poll = select.poll()
+    by_number = {sock.fileno(): sock for _, sock in listeners.values()}
+    for number in by_number:
+        poll.register(number, select.POLLIN)
+    while awaited and time.monotonic() < deadline:
+        for number, _ in poll.poll(200):
+            try:
+                sock, _ = by_number[number].accept()
+            except OSError:
+                return  # closed: the time is over
+            worker = _greet(sock, secret)
+            if worker in awaited:
+                awaited.discard(worker)
+                found[worker] = sock
+            else:
+                sock.close()
+
+
+def _greet(sock: socket.socket, secret: bytes) -> int | None:
+    """The number of a worker that knows the secret; it is told that we do."""
+    try:
+        sock.settimeout(2.0)
+        worker, said = _HELLO.unpack(_receive(sock, _HELLO.size))
+        if not hmac.compare_digest(said, _word(secret, "hello", worker)):
+            return None
+        sock.sendall(_word(secret, "welcome", worker))
+    except OSError:
+        return None
+    return int(worker)
+
+
+def _word(secret: bytes, word: str, worker: int) -> bytes:
+    """What only those who know the secret can say, and what does not tell it."""
+    return hmac.digest(secret, f"{word} {worker}".encode(), "sha256")
+
+
+def _receive(sock: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = sock.recv(count - len(data))
+        if not more:
+            raise OSError("the connection was closed")
+        data += more
+    return data

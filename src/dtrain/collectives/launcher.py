@@ -1,0 +1,202 @@
+"""TensorFlow's launcher of collectives, with calls of our own below: each becomes an operation of the graph.
+
+All operations of a strategy are chained, so that every worker enters the calls in the same order, in loops
+and branches too: each reads a variable before its call and writes it afterwards.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from dtrain.collectives.calls import Calls
+from dtrain.errors import DataError
+from dtrain.upstream import collectives as upstream_collectives
+from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream.collectives import LAUNCHER
+
+LARGE = 64 * 1024  # bytes: from here on a tensor is reduced where it lies, without being packed
+BUCKET = 8 * 2**20  # bytes of such tensors for which the workers wait for each other once
+
+_Launcher: Any = LAUNCHER.resolve()
+_NARROW = (tf.float16, tf.bfloat16)  # their sums are made in float32 and rounded once
+
+
+class CallOperations:
+    """Calls as operations of TensorFlow graphs.
+
+    Args:
+        calls: what is called.
+
+    Attributes:
+        seconds: that this worker has spent in calls, the waiting for others included, since the beginning.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self.seconds = 0.0
+        self._token = upstream_tf.variable_on("CPU:0", 0.0, tf.float32, "communication_token")
+        self._sums, self._gather, self._broadcast = (
+            upstream_collectives.ArrayFunction(self._counted(call))
+            for call in (
+                lambda *arrays: calls.sums(arrays),
+                lambda *arrays: calls.gather(arrays),
+                lambda array: [calls.broadcast(array)],
+            )
+        )
+
+    @property
+    def waited(self) -> float:
+        """Seconds that this worker has waited for others in calls, since the beginning."""
+        return self._calls.waited
+
+    def sum(self, value: Any) -> Any:
+        """The sum over all workers of a tensor, rounded once."""
+        (total,) = self.sums([value])
+        return total
+
+    def sums(self, values: Sequence[Any]) -> list[Any]:
+        """As `sum`, of several tensors: the workers wait for each other once."""
+        wide = [tf.cast(value, tf.float32) if value.dtype in _NARROW else value for value in values]
+        totals = self._operation(self._sums, wide)
+        for total, value in zip(totals, values, strict=True):
+            total.set_shape(value.shape)
+        return [tf.cast(total, value.dtype) for total, value in zip(totals, values, strict=True)]
+
+    def gather(self, values: Sequence[Any]) -> list[Any]:
+        """The rows of all workers of each tensor, in the workers' order."""
+        for value in values:
+            if not (value.dtype.is_numpy_compatible and value.dtype != tf.string):
+                raise DataError(
+                    f"Values of {value.dtype.name} cannot be gathered from several workers.",
+                    hint="gather numbers; text can be given as their codes",
+                )
+        found = self._operation(self._gather, values)
+        for each, value in zip(found, values, strict=True):
+            each.set_shape([None, *value.shape[1:]])
+        return found
+
+    def broadcast(self, value: Any) -> Any:
+        """The first worker's value of a tensor."""
+        (found,) = self._operation(self._broadcast, [value])
+        found.set_shape(value.shape)
+        return found
+
+    def _counted(self, call: Callable[..., list[np.ndarray]]) -> Callable[..., list[np.ndarray]]:
+        def run(*arrays: np.ndarray) -> list[np.ndarray]:
+            begun = time.perf_counter()
+            found = call(*arrays)
+            self.seconds += time.perf_counter() - begun
+            return found
+
+        return run
+
+    def _operation(self, function: Any, values: Sequence[Any]) -> list[Any]:
+        kinds = [value.dtype for value in values]
+        with upstream_tf.not_recording(), tf.device("CPU:0"):
+            before = self._token.read_value()
+            with tf.control_dependencies([before]):
+                found = function(values, kinds)
+            with tf.control_dependencies(found):
+                self._token.assign(before, read_value=False)
+        return list(found)
+
+
+def sums_in_groups(
+    tensors: list[Any],
+    large: Callable[[list[Any]], list[Any]],
+    several: Callable[[list[Any]], list[Any]],
+    *,
+    bucket: int = 0,
+) -> list[Any]:
+    """Sums of many tensors: large ones before all are there, small ones together.
+
+    Args:
+        tensors: in the order in which they are expected to be there.
+        large: gives the sums of large tensors that need not wait for others.
+        several: gives the sums of several small tensors of one dtype.
+        bucket: bytes of large tensors, following on each other, that are waited for.
+    """
+    totals: dict[int, Any] = {}
+    small: dict[Any, list[int]] = {}
+    buckets: list[list[int]] = []
+    filled = bucket
+    for i, tensor in enumerate(tensors):
+        count = tensor.shape.num_elements()
+        size = (count or 0) * tensor.dtype.size
+        if count == 0:  # nothing to add up, and TensorFlow's ring ends the process over it
+            totals[i] = tf.identity(tensor)
+        elif count is None or size >= LARGE:
+            if filled >= bucket:
+                buckets.append([])
+                filled = 0
+            buckets[-1].append(i)
+            filled += size or bucket
+        else:
+            small.setdefault(tensor.dtype, []).append(i)
+    for numbers in buckets:
+        totals.update(zip(numbers, large([tensors[i] for i in numbers]), strict=True))
+    for numbers in small.values():
+        totals.update(zip(numbers, several([tensors[i] for i in numbers]), strict=True))
+    return [totals[i] for i in range(len(tensors))]
+
+
+class CallLauncher(_Launcher):  # type: ignore[misc]
+    """Launches one device's collectives over calls of our own.
+
+    Args:
+        operations: of the process.
+        rest: the arguments of TensorFlow's launcher.
+    """
+
+    def __init__(self, operations: CallOperations, *rest: Any) -> None:
+        super().__init__(*rest)
+        self._operations = operations
+
+    def all_reduce(self, input_tensor: Any, control_input: Any = None, options: Any = None) -> Any:
+        """The sum over all workers of one tensor."""
+        with tf.device(self._device):
+            return tf.identity(self._operations.sum(tf.convert_to_tensor(input_tensor)))
+
+    def batch_all_reduce(self, input_tensor_packs: Any, options: Any = None) -> list[Any]:
+        """The sums of many tensors: large ones in buckets, in the order given, small ones as one vector."""
+        tensors = [tf.convert_to_tensor(t) for pack in input_tensor_packs for t in pack]
+        return sums_in_groups(tensors, self._sums, self._packed, bucket=BUCKET)
+
+    def all_gather(self, input_tensor: Any, axis: Any, options: Any = None) -> Any:
+        """The values of all workers, put together along an axis; they may differ in length there."""
+        value = tf.convert_to_tensor(input_tensor)
+        known = tf.get_static_value(axis)
+        with tf.device(self._device):
+            if known is not None and int(known) == 0:
+                return self._all_gather(value, options)
+            order = tf.range(tf.rank(value))
+            there = tf.concat([[axis], order[:axis], order[axis + 1 :]], axis=0)
+            gathered = self._all_gather(tf.transpose(value, there), options)
+            return tf.transpose(gathered, tf.math.invert_permutation(there))
+
+    def all_reduce_indexed_slices(self, input_slices: Any, options: Any = None) -> Any:
+        """The rows of all workers; those of one index add up where they are applied."""
+        with tf.device(self._device):
+            values, indices = self._operations.gather([input_slices.values, input_slices.indices])
+            return tf.IndexedSlices(tf.identity(values), tf.identity(indices), input_slices.dense_shape)
+
+    def _all_gather(self, input_tensor: Any, options: Any) -> Any:
+        (gathered,) = self._operations.gather([input_tensor])
+        return gathered
+
+    def _sums(self, tensors: list[Any]) -> list[Any]:
+        with tf.device(self._device):
+            return [tf.identity(total) for total in self._operations.sums(tensors)]
+
+    def _packed(self, tensors: list[Any]) -> list[Any]:
+        if len(tensors) == 1:
+            return [self.all_reduce(tensors[0])]
+        with tf.device(self._device):
+            flat = self.all_reduce(tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0))
+            parts = tf.split(flat, [t.shape.num_elements() for t in tensors])
+            return [tf.reshape(part, t.shape) for part, t in zip(parts, tensors, strict=True)]

@@ -1,0 +1,72 @@
+"""Are the peers still there? Asked about once a second by a worker that waits for others.
+
+TensorFlow's coordination service knows, but asking it through a link that is broken never returns: so a
+worker first sees whether the service can be reached at all.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import Counter
+
+from dtrain.errors import PeerMissingError
+from dtrain.topology import Topology, split_address
+from dtrain.upstream import collectives as upstream_collectives
+
+PATIENCE = 10.0  # seconds without an answer: as long as TensorFlow waits for a heartbeat
+_CONNECT = 1.0  # seconds that an answer may take
+
+
+class Lookout:
+    """Looks after the workers of a job.
+
+    Args:
+        topology: of the job. The service runs in the task of rank 0.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        tasks = topology.training_tasks()
+        self._jobs = Counter(task.job for task in tasks)
+        self._service = None if topology.rank == 0 else split_address(topology.address_of(tasks[0]))
+        self._name = str(tasks[0])
+        self._silent_since: float | None = None
+        self._looked_at = time.monotonic()
+
+    def look(self) -> None:
+        """Returns if it finds nothing wrong.
+
+        Raises:
+            PeerMissingError: TensorFlow has lost a worker, or the first worker cannot be reached any more.
+        """
+        if self._service is not None and not _answers(self._service):
+            self._note_silence()
+            return
+        self._silent_since = None
+        lost = upstream_collectives.lost_tasks(self._jobs)
+        if lost:
+            raise PeerMissingError(
+                f"While this worker waited for the others, TensorFlow lost {', '.join(lost)}.",
+                hint="see why they ended; `dtrain launch --max-restarts N` starts all of them again",
+            )
+
+    def _note_silence(self) -> None:
+        now = time.monotonic()
+        if self._silent_since is None or now - self._looked_at > PATIENCE / 2:  # nobody waited in between
+            self._silent_since = now
+        self._looked_at = now
+        silent = now - self._silent_since
+        if silent >= PATIENCE:
+            raise PeerMissingError(
+                f"While this worker waited for the others, {self._name}, through which they know of each "
+                f"other, could not be reached for {silent:.0f} s.",
+                hint="see whether it runs, and whether its machine can be reached from this one",
+            )
+
+
+def _answers(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address, timeout=_CONNECT).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,130 @@
+"""Which MPI starter is there, and how does one call it for ranks of this machine?
+
+It looks and builds a command; it starts no rank.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dtrain.cluster import mpi
+from dtrain.errors import MPIError
+
+_NAMES = ("mpirun", "mpiexec")
+_PATIENCE = 30.0  # seconds for a starter to say its version
+# Of a batch system: they would make Open MPI's starter look for its ranks on all machines of the allocation.
+_OF_BATCH_SYSTEMS = ("SLURM_", "PBS_", "LSB_", "PE_HOSTFILE", "COBALT_", "FLUX_")
+
+
+@dataclass(frozen=True)
+class Starter:
+    """A way to start ranks.
+
+    Attributes:
+        command: the program, and what the user gave it beside.
+        kind: whose it is: Open MPI's, Hydra (MPICH, Intel MPI), or Slurm's.
+    """
+
+    command: Sequence[str]
+    kind: Literal["openmpi", "hydra", "slurm"]
+
+    def __str__(self) -> str:
+        return self.command[0]
+
+    def start(self, size: int, program: Sequence[str]) -> list[str]:
+        """The command that runs a program as so many ranks of this machine, as root and on few cores too."""
+        return [*self.command, *self._options(size), *program]
+
+    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """The environment for that command."""
+        if self.kind == "slurm":
+            return dict(env)
+        return {name: value for name, value in env.items() if not name.startswith(_OF_BATCH_SYSTEMS)}
+
+    def for_ranks(self) -> dict[str, str]:
+        """What the ranks find best in their environment, unless the user has set it."""
+        found = {
+            # mpi4py by itself would wait, in a process that failed, for those who wait for this process.
+            "MPI4PY_RC_FINALIZE": "0",
+            # Processes of one machine need no TCP, and looking for its interfaces takes Open MPI a second.
+            "OMPI_MCA_btl": "self,sm",
+            # A rank that waits leaves its core to TensorFlow's threads, its own and the others'.
+            "OMPI_MCA_mpi_yield_when_idle": "1",
+        }
+        return {n: value for n, value in found.items() if self.kind == "openmpi" or not n.startswith("OMPI")}
+
+    def _options(self, size: int) -> list[str]:
+        if self.kind == "openmpi":
+            root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+            return [*root, "--host", f"localhost:{size}", "--bind-to", "none", "-n", f"{size}"]
+        if self.kind == "hydra":
+            # Over a port, for the socket that it would let a rank inherit cannot be handed on.
+            return ["-launcher", "fork", "-hosts", "localhost", "-pmi-port", "-n", f"{size}"]
+        own = os.environ.get("SLURMD_NODENAME")
+        here = ["--nodes=1", *([f"--nodelist={own}"] if own else [])]
+        plugin = [] if any(word.startswith("--mpi") for word in self.command) else ["--mpi=pmix"]
+        return [*plugin, *here, "--overlap", f"--ntasks={size}"]
+
+
+def find_starter(given: str | None) -> Starter:
+    """The starter that the user names, or the one beside this Python, or the one in PATH.
+
+    Args:
+        given: a path or name, perhaps with arguments of its own; None to look for one.
+
+    Raises:
+        MPIError: there is none, or nobody knows how to call it; or mpi4py is not installed.
+    """
+    if not mpi.installed():
+        raise MPIError("The job is to be started by MPI, but mpi4py is not installed.", hint=mpi.INSTALL)
+    command = shlex.split(given) if given is not None else _look()
+    if not command or shutil.which(command[0]) is None:
+        raise MPIError(
+            f"There is no MPI starter {given!r}."
+            if given is not None
+            else "There is no MPI starter here: "
+            f"neither {' nor '.join(_NAMES)} beside {sys.executable} or in PATH.",
+            hint=f"{mpi.INSTALL} Or name the starter of your MPI (--mpi-starter PATH).",
+        )
+    return Starter(tuple(command), _kind(command))
+
+
+def _look() -> list[str]:
+    beside = [str(Path(sys.executable).parent / name) for name in _NAMES]
+    return next(([name] for name in (*beside, *_NAMES) if shutil.which(name)), [])
+
+
+def _kind(command: Sequence[str]) -> Literal["openmpi", "hydra", "slurm"]:
+    try:
+        done = subprocess.run(
+            [command[0], "--version"],
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            timeout=_PATIENCE,
+            env=mpi.without_start(os.environ),
+        )
+        said = done.stdout + done.stderr
+    except (OSError, subprocess.TimeoutExpired) as error:
+        said = str(error)
+    lower = said.lower()
+    if "open mpi" in lower or "openrte" in lower or "prrte" in lower:
+        return "openmpi"
+    if "hydra" in lower or "intel(r) mpi" in lower:
+        return "hydra"
+    if lower.startswith("slurm"):
+        return "slurm"
+    shown = said.strip().partition("\n")[0][:200]
+    raise MPIError(
+        f"The MPI starter {command[0]!r} is not known: to --version it says {shown!r}.",
+        hint="Use that of Open MPI, MPICH, Intel MPI or Slurm; or run yours by hand: mpirun python train.py",
+    )

@@ -1,0 +1,187 @@
+"""The MPI starts of a job: for each attempt the starter starts its ranks, whose places our processes take.
+
+It runs the starter and hands out environments; who runs in them, and what becomes of them, is not its
+business. A starter ends all ranks when one dies, and says nothing of which; here it has only seats to end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from dtrain.cluster import mpi
+from dtrain.errors import MPIError
+from dtrain.launch import guard
+from dtrain.launch.mpi_starter import Starter
+from dtrain.launch.reports import describe_exit
+from dtrain.launch.session import Session, new_mark
+from dtrain.launch.task_process import bound_to_launcher
+
+_SEAT = Path(__file__).parent / "mpi_seat.py"
+_PATIENCE = 60.0  # seconds for all ranks to be started
+_GOODBYE = 5.0  # seconds for Slurm to see that a step is over
+_OPEN_FILES = ("HYDI_CONTROL_FD",)  # variables that name files which only the seat has open
+_TOLD = 8  # last lines of a starter that failed
+
+
+class Worlds:
+    """Makes the MPI starts of one job, one after another.
+
+    Args:
+        starter: who starts the ranks.
+        session: the job's.
+    """
+
+    def __init__(self, starter: Starter, session: Session) -> None:
+        self._starter = starter
+        self._session = session
+        self._count = 0
+
+    @contextlib.contextmanager
+    def world(self, size: int, env: Mapping[str, str]) -> Iterator[list[dict[str, str]]]:
+        """Start so many ranks; each rank's variables, in their order, valid while the `with` block runs.
+
+        Args:
+            size: how many.
+            env: the environment of the tasks.
+
+        Raises:
+            MPIError: the starter failed, or its ranks are not numbered as this many.
+        """
+        self._count += 1
+        folder = self._session.scratch() / f"mpi-{self._count}"
+        folder.mkdir(mode=0o700)
+        memory = self._memory(folder.name)
+        added = {} if memory is None else _backing(memory)
+        world = _World(self._starter, size, {**env, "TMPDIR": str(folder)}, folder, self._session)
+        try:
+            yield [{**added, **seat} for seat in world.seats()]
+        finally:
+            world.close()
+            for used in (folder, memory):
+                if used is not None:
+                    shutil.rmtree(used, ignore_errors=True)
+
+    def _memory(self, name: str) -> Path | None:
+        """A folder of the job's own for shared memory, which those who are killed would leave behind."""
+        base = self._session.scratch_memory()
+        if base is None:
+            return None
+        (base / name).mkdir(mode=0o700)
+        return base / name
+
+
+class _World:
+    """One start."""
+
+    def __init__(
+        self, starter: Starter, size: int, env: Mapping[str, str], folder: Path, session: Session
+    ) -> None:
+        self._starter = starter
+        self._size = size
+        self._session = session
+        self._began = time.time()
+        self._mark = new_mark()
+        self._env = session.environment(starter.environment(mpi.without_start(env)), self._mark)
+        self._log = folder / "starter.log"
+        self._seats: list[socket.socket] = []
+        self._listener = socket.socket(socket.AF_UNIX)
+        address = str(folder / "seats")
+        self._listener.bind(address)
+        self._listener.listen(size)
+        self._listener.settimeout(0.05)
+        program = [sys.executable, "-I", "-S", str(_SEAT), address]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*bound_to_launcher(), *starter.start(size, program)],
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def seats(self) -> list[dict[str, str]]:
+        """What the starter has added to each rank's environment."""
+        found: dict[int, dict[str, str]] = {}
+        deadline = time.monotonic() + _PATIENCE
+        while len(found) < self._size:
+            env = self._next_seat()
+            if env is not None:
+                number, variables = self._read(env, len(found))
+                found[number] = variables
+            elif self._process.poll() is not None:
+                raise self._failed(f"ended with exit status {self._process.returncode}")
+            elif time.monotonic() > deadline:
+                raise self._failed(f"has started {len(found)} of {self._size} ranks in {_PATIENCE:g} s")
+        return [found[number] for number in sorted(found)]
+
+    def close(self) -> None:
+        """End the start; its ranks have ended, or are ended by somebody else."""
+        for seat in self._seats:
+            seat.close()
+        self._listener.close()
+        if self._starter.kind == "slurm":  # it has to tell its daemons
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_GOODBYE)
+        ended = self._process.poll()
+        if ended is not None and ended < 0:  # its ranks cannot have gone on for long
+            starter = f"The MPI starter ({self._starter}, process {self._process.pid})"
+            self._session.say(f"{starter} {describe_exit(ended)} before its ranks had ended.")
+        if ended is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        guard.kill_marked(self._mark)
+        guard.remove_shared_memory(self._began)
+
+    def _next_seat(self) -> dict[str, str] | None:
+        try:
+            seat, _ = self._listener.accept()
+        except TimeoutError:
+            return None
+        self._seats.append(seat)
+        seat.settimeout(_PATIENCE)
+        with seat.makefile("rb") as lines:
+            text = lines.readline()
+        try:
+            env: dict[str, str] = json.loads(text)
+        except ValueError:
+            raise self._failed("has started a rank that ended at once") from None
+        return env
+
+    def _read(self, env: dict[str, str], count: int) -> tuple[int, dict[str, str]]:
+        """The rank's number, and the variables that the starter gave it."""
+        own = {name: value for name, value in env.items() if self._env.get(name) != value}
+        if "PMI_FD" in own:
+            raise self._failed("hands each rank a socket, which no other process can take over (use PMIx)")
+        for name in _OPEN_FILES:
+            own.pop(name, None)
+        if "PMI_ID" in own:  # Hydra with a port does not say it in the usual words
+            own |= {"PMI_RANK": own["PMI_ID"], "PMI_SIZE": f"{self._size}"}
+        start = mpi.start_in(own) or mpi.start_in(env)
+        if start is None or start[1] != self._size:
+            said = "says nothing of a rank" if start is None else f"says that it is one of {start[1]} ranks"
+            raise self._failed(f"was asked for {self._size} ranks, and the environment of one {said}")
+        return start[0], own
+
+    def _failed(self, what: str) -> MPIError:
+        lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
+        told = [line for line in lines if line.strip(" -*=")][:_TOLD]
+        return MPIError(
+            "\n".join([f"The MPI starter {self._starter} {what}.", *told]),
+            hint="See what it says, or name another one (--mpi-starter PATH).",
+        )
+
+
+def _backing(memory: Path) -> dict[str, str]:
+    return {f"OMPI_MCA_btl_{name}_backing_directory": str(memory) for name in ("sm", "vader")}

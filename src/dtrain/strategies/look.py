@@ -1,0 +1,42 @@
+"""The program that looks at the devices of this machine, in a process of its own, and prints what it found.
+
+Looking imports TensorFlow and takes the GPUs; the process that asks (`machine.py`) does neither.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from dtrain.errors import DtrainError
+
+
+def found() -> dict[str, Any]:
+    """Devices, versions and the choice of `auto`, as JSON can hold them; or what is wrong."""
+    try:
+        from dtrain.strategies.auto import choose
+        from dtrain.upstream.versions import check_versions
+
+        check_versions()
+        import keras
+        import tensorflow as tf
+
+        choice = choose()
+    except DtrainError as error:
+        return {"problem": error.message, "hint": error.hint}
+    return {
+        "gpus": [device.name.removeprefix("/physical_device:") for device in _physical(tf, "GPU")],
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "auto": choice.name,
+        "auto_reason": choice.reason,
+    }
+
+
+def _physical(tf: Any, kind: str) -> list[Any]:
+    return list(tf.config.list_physical_devices(kind))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(found()) + "\n")

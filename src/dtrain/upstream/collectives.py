@@ -1,0 +1,142 @@
+"""The private names of TensorFlow's collectives: how a strategy launches them, and where ours step in.
+
+TensorFlow has no public way to say by which transport the workers of a strategy add up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dtrain.upstream.reach import Reach
+from dtrain.upstream.tensorflow import register_python_function
+
+_COLLECTIVE = "tensorflow.python.distribute.collective_all_reduce_strategy"
+_UTILS = "tensorflow.python.distribute.cross_device_utils"
+
+LAUNCHER = Reach(
+    module=_UTILS, name="CollectiveReplicaLauncher",
+    signature=(
+        "(group_key: int, group_size: int, "
+        "collective_keys: tensorflow.python.distribute.cross_device_utils.CollectiveKeys, device: str, "
+        "options: tensorflow.python.distribute.collective_util.Options)"
+    ),
+    reason="the one place through which a strategy's sums and gatherings go",
+    thread="tf#60245",
+)  # fmt: skip
+INITIAL_VALUE = Reach(
+    module=_COLLECTIVE, owner="CollectiveAllReduceExtended", name="_get_variable_creator_initial_value",
+    signature="(self, replica_id, device, primary_var, **kwargs)",
+    reason="the first worker's initial values go to the others by the chosen transport too",
+)  # fmt: skip
+
+CALLED_AS_IT_IS = Reach(
+    module="tensorflow.python.ops.script_ops", name="EagerFunc",
+    signature="(func, Tout, is_grad_func)",
+    reason="the kind of Python function that graphs call with the arguments as they come; the checks of what "
+    "numpy_function gives, for text and automatic control flow, take longer than a small sum",
+)  # fmt: skip
+
+REACHES: tuple[Reach, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Reach))
+
+
+class ArrayFunction:
+    """A Python function of arrays as an operation, as `tf.numpy_function` makes it, in half the time.
+
+    Outside of graphs it is called as it is, so that its errors are its own.
+
+    Args:
+        function: takes arrays and gives a list of arrays, at least one, contiguous and of numbers.
+    """
+
+    def __init__(self, function: Callable[..., list[Any]]) -> None:
+        class Called(CALLED_AS_IT_IS.resolve()):  # type: ignore[misc]
+            def __init__(self) -> None:
+                """Nothing of what it does for tensors is wanted."""
+
+            def __call__(self, device: str, token: str, args: list[Any]) -> list[Any]:
+                _stay_known()
+                return function(*args)
+
+        self._function = function
+        self._called = Called()
+        self._token = f"dtrain_array_function_{next(_numbers)}"
+        register_python_function(self._token, self._called)
+
+    def __call__(self, values: Sequence[Any], kinds: Sequence[Any]) -> list[Any]:
+        """What the function gives for tensors, which are of `kinds` and of unknown shapes; never left out."""
+        import tensorflow as tf
+
+        if tf.executing_eagerly():
+            found = self._function(*(value.numpy() for value in values))
+            return [tf.convert_to_tensor(each) for each in found]
+        self._live_as_long_as(tf.compat.v1.get_default_graph())
+        return list(tf.raw_ops.PyFunc(input=list(values), token=self._token, Tout=list(kinds)))
+
+    def _live_as_long_as(self, graph: Any) -> None:
+        """Ties the function to the graph around all: parts of a graph may be gone before what they became."""
+        while getattr(graph, "outer_graph", None) is not None:
+            graph = graph.outer_graph
+        if not hasattr(graph, "_dtrain_array_functions"):
+            graph._dtrain_array_functions = {}
+        graph._dtrain_array_functions[self._token] = self._called
+
+
+_numbers = itertools.count()
+_known = threading.local()
+_kept: set[int] = set()
+_MOST_KEPT = 16  # threads: each is named where the stacks of a process that hangs are shown
+
+
+def _stay_known() -> None:
+    """Has Python remember this thread of TensorFlow's; it would set up and forget its state at each call.
+
+    That maps and unmaps memory, which takes as long as a small sum does.
+    """
+    if not hasattr(_known, "here") and len(_kept) < _MOST_KEPT:
+        _known.here = True
+        _kept.add(threading.get_ident())
+        ctypes.pythonapi.PyGILState_Ensure()  # never let go of
+
+
+def replace_launchers(extended: Any, make: Callable[..., Any]) -> None:
+    """Gives a strategy other launchers of its collectives, one for each local device.
+
+    Args:
+        extended: of a multi-worker strategy; nothing has been reduced yet.
+        make: called with the arguments of TensorFlow's launcher.
+    """
+    for operations in (extended._cross_device_ops, extended._host_cross_device_ops):
+        operations._launchers = [
+            make(old._group_key, old._group_size, old._collective_keys, old._device, old._options)
+            for old in operations._launchers
+        ]
+
+
+def lost_tasks(jobs: Mapping[str, int]) -> list[str]:
+    """Which tasks are no longer there, and why, as TensorFlow's coordination service finds.
+
+    Args:
+        jobs: the jobs that the service coordinates, and how many tasks each has.
+    """
+    from tensorflow.python.eager import context
+
+    names = [f"{job} {index}" for job, count in jobs.items() for index in range(count)]
+    states = context.context().get_task_states([*jobs.items()])
+    return [f"{name} ({state})" for name, state in zip(names, states, strict=True) if state is not None]
+
+
+def initial_value(arguments: dict[str, Any]) -> Any:
+    """The tensor that a variable begins with, from what its creator was given."""
+    import tensorflow as tf
+    from tensorflow.python.trackable import base
+
+    value = arguments["initial_value"]
+    if callable(value):
+        value = value()
+    if isinstance(value, base.CheckpointInitialValue):
+        value = value.wrapped_value
+    return tf.convert_to_tensor(value, dtype=arguments.get("dtype"))
