@@ -12,10 +12,11 @@ import faulthandler
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from dtrain import channel
+from dtrain.time_parts import Ledger
 
 REPORT_SECONDS = 0.2
 """Seconds between two reports while something happens."""
@@ -53,6 +54,25 @@ class Totals(NamedTuple):
     between: float = 0.0
     measured: bool = False
 
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.reading + self.stepping + self.together + self.between
+
+
+class Examples(NamedTuple):
+    """Examples that training has seen: those that were counted, and how many steps did not say.
+
+    They are those of the whole job's steps, in this process' life.
+    """
+
+    counted: int = 0
+    unsaid: int = 0
+
+    def since(self, earlier: Examples) -> int | None:
+        """How many came since; None if a step did not say."""
+        return self.counted - earlier.counted if self.unsaid == earlier.unsaid else None
+
 
 class _State:
     """Written by the thread that trains, read by the one that reports."""
@@ -62,12 +82,14 @@ class _State:
         "between",
         "done",
         "ended",
+        "examples",
         "first_step",
         "kinds",
         "phase",
         "source",
         "step",
         "totals",
+        "trained",
         "waited",
     )
 
@@ -76,6 +98,8 @@ class _State:
         self.phase = "idle"
         self.done = 0  # steps of any kind, in this life
         self.step = 0  # training steps: the optimizer's count, where it is known
+        self.trained = 0  # training steps, in this life
+        self.examples = Examples()
         self.first_step = True  # whether `fit` has to say at which step it begins
         self.totals = Totals()
         self.begun = 0.0
@@ -85,10 +109,37 @@ class _State:
         self.source: Any = None  # of the last batch; another one means that a pause lies between
 
 
+ledger = Ledger()
+"""Where the time of the thread that trains goes."""
+
+_PARTS = {"input": "input", "step": "compute", "callbacks": "callbacks", "checkpoint": "checkpoint"}
+
 _now = _State()
+_outer: list[tuple[int, Examples]] = []  # what was counted when each of `_now.kinds` began
 _reporter: threading.Thread | None = None
 _wake = threading.Event()
+_looks: Callable[[], bool] | None = None
 _told = (0, 0)  # what `step_done` was last told, and `_now.done` then
+
+
+def totals() -> Totals:
+    """What training steps have taken so far in this process."""
+    return _now.totals
+
+
+def examples() -> Examples:
+    """What this job was trained on."""
+    return _now.examples
+
+
+def trained() -> int:
+    """How many training steps were made in this process' life."""
+    return _now.trained
+
+
+def nested() -> bool:
+    """Whether a `fit`, `evaluate` or `predict` goes on."""
+    return bool(_now.kinds)
 
 
 def watched() -> bool:
@@ -99,6 +150,12 @@ def watched() -> bool:
 def begin(kind: str) -> None:
     """`fit`, `evaluate` or `predict` begins, inside another or not."""
     _now.phase = "callbacks" if kind == "fit" else "evaluate"
+    if not _now.kinds:
+        ledger.take_over()
+        ledger.enter("start" if kind == "fit" else "other")
+    else:
+        ledger.pin("validation")
+    _outer.append((_now.trained, _now.examples))
     _now.kinds = (*_now.kinds, kind)
     _now.source = None
     if kind == "fit":
@@ -113,6 +170,13 @@ def end() -> None:
     _now.kinds = _now.kinds[:-1]
     _now.phase = "callbacks" if _now.kinds else "idle"
     _now.source = None
+    counted = _outer.pop() if _outer else None
+    if _now.kinds:
+        ledger.unpin()
+        if counted is not None:  # what a `fit` inside of another did is none of the other's
+            _now.trained, _now.examples = counted
+    else:
+        ledger.enter("other")
     if not _now.kinds and _reporter is not None:
         # At once: it may have ended by an error, and the launcher knows by the step whether it is the same.
         channel.tell_progress(_now.step, "idle", train=train, done=_now.done)
@@ -122,6 +186,9 @@ def end() -> None:
 def phase(name: str) -> None:
     """What the process does now: "input", "step", "callbacks", "evaluate" or "checkpoint"."""
     _now.phase = name
+    part = _PARTS.get(name)
+    if part is not None:
+        ledger.enter(part)
 
 
 @contextlib.contextmanager
@@ -129,11 +196,23 @@ def waiting() -> Iterator[None]:
     """While this process waits for the other workers, outside of a step too, it is as in a step."""
     before, _now.phase = _now.phase, "step"
     begun = time.perf_counter()
+    part = ledger.enter("communication")
     try:
         yield
     finally:
         _now.waited += time.perf_counter() - begun
         _now.phase = before
+        ledger.enter(part)
+
+
+def note_batches(steps: int, examples: int | None) -> None:
+    """So many more steps train, on so many examples; None or less than 0 where that is not known."""
+    counted, unsaid = _now.examples
+    _now.trained += steps
+    if examples is None or examples < 0:
+        _now.examples = Examples(counted, unsaid + 1)
+    else:
+        _now.examples = Examples(counted + examples, unsaid)
 
 
 def step_done(done: int) -> None:
@@ -168,6 +247,7 @@ def input_begins(source: Any) -> None:
     _now.source = source
     _now.begun = now
     _now.phase = "input"
+    ledger.enter("input")
 
 
 def step_begins() -> float:
@@ -176,11 +256,26 @@ def step_begins() -> float:
     reading = now - _now.begun
     _now.begun = now
     _now.phase = "step"
+    ledger.enter("compute")
     return reading
 
 
+def reading_seen_by(look: Callable[[], bool] | None) -> None:
+    """How the reporter sees whether steps of one call wait for a batch now; None for no way."""
+    global _looks
+    _looks = look
+
+
 def step_ends(
-    reading: float, waiting: float | None, *, train: bool, usual: bool = True, steps: int = 1
+    reading: float,
+    waiting: float | None,
+    *,
+    train: bool,
+    usual: bool = True,
+    steps: int = 1,
+    inside: float = 0.0,
+    communication: float | None = None,
+    examples: int | None = None,
 ) -> None:
     """Some steps, mostly one, are done.
 
@@ -190,16 +285,22 @@ def step_ends(
         train: whether they trained.
         usual: whether they count for the usual times; not if they were traced or compiled, too.
         steps: how many.
+        inside: of the reading, seconds that passed since `step_begins`: batches were read between steps.
+        communication: seconds that they spent on other replicas, the waiting included; None for as long as
+            they waited.
+        examples: in their batches, over all workers; None if that is not known.
     """
     now = time.perf_counter()
+    _note_parts(now, inside, (waiting or 0.0) if communication is None else communication, usual)
     if train:
         _now.step += steps
+        note_batches(steps, examples)
         if usual:
             t = _now.totals
             _now.totals = Totals(
                 t.steps + steps,
                 t.reading + reading,
-                t.stepping + now - _now.begun,
+                t.stepping + now - _now.begun - inside,
                 t.waiting + (waiting or 0.0),
                 t.together + _now.waited,
                 t.between + _now.between,
@@ -210,9 +311,26 @@ def step_ends(
     _count(steps)
 
 
-def call_ends(*, train: bool) -> None:
-    """The function that `fit` calls returns, its logs computed."""
+def _note_parts(now: float, inside: float, communication: float, usual: bool) -> None:
+    """Says of what a step took which part was not computing."""
+    ledger.enter("compute")
+    communication = min(communication, max(0.0, now - _now.begun - inside))
+    ledger.move("compute", "input", inside)
+    ledger.move("compute", "communication", communication)
+    if not usual:
+        ledger.move("compute", "start", now - _now.begun - inside - communication)
+
+
+def call_ends(*, train: bool, communication: float = 0.0) -> None:
+    """The function that `fit` calls returns, its logs computed.
+
+    Args:
+        train: whether it trained.
+        communication: seconds that computing the logs spent on the other replicas.
+    """
     now = time.perf_counter()
+    ledger.enter("callbacks")
+    ledger.move("compute", "communication", min(communication, now - _now.ended))
     if train:
         _now.totals = _now.totals._replace(together=_now.totals.together + now - _now.ended)
     _now.ended = now
@@ -237,6 +355,13 @@ def _start() -> None:
     _reporter.start()
 
 
+def _phase() -> str:
+    look = _looks
+    if look is None or _now.phase != "step":
+        return _now.phase
+    return "input" if look() else "step"
+
+
 def _report() -> None:
     usual = _Usual()
     sent: tuple[Any, ...] = ()
@@ -245,7 +370,7 @@ def _report() -> None:
         _wake.wait(REPORT_SECONDS)
         _wake.clear()
         kinds = _now.kinds
-        found = (_now.step, _now.phase if kinds else "idle", _now.done, kinds[-1:] == ("fit",))
+        found = (_now.step, _phase() if kinds else "idle", _now.done, kinds[-1:] == ("fit",))
         now = time.monotonic()
         each, own, reading, between = usual.after(now, _now.totals)
         if found == sent and now - sent_at < ALIVE_SECONDS:
@@ -279,7 +404,7 @@ class _Usual:
             while len(self._seen) > 1 and self._enough(self._seen[1], now, totals):
                 self._seen.popleft()
             if len(self._seen) > 1 and self._enough(self._seen[0], now, totals):
-                self._known = _per_step(self._seen[0][1], totals)
+                self._known = per_step(self._seen[0][1], totals)
         return self._known
 
     def _enough(self, since: tuple[float, Totals], now: float, totals: Totals) -> bool:
@@ -287,7 +412,11 @@ class _Usual:
         return (steps >= _WINDOW_STEPS and seconds >= _WINDOW_SECONDS) or seconds >= _LONGEST_WINDOW
 
 
-def _per_step(old: Totals, new: Totals) -> tuple[float | None, ...]:
+def per_step(old: Totals, new: Totals) -> tuple[float | None, ...]:
+    """Seconds a step between two totals: all, without waiting, of that reading, and in callbacks.
+
+    None for what is not known.
+    """
     steps = new.steps - old.steps
     if steps <= 0:
         return (None,) * 4

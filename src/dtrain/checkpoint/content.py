@@ -34,6 +34,7 @@ class Found:
         serial: its number among the checkpoints of the run.
         workers: how many wrote it.
         replicas: how many of them there were in all.
+        sums: what added up over the workers, as `ReplicaLayout.sums`.
         job: the launcher's name of the job that wrote it, or None.
         boundary: whether it was taken between two epochs.
         finished: whether its training was complete.
@@ -46,6 +47,7 @@ class Found:
     serial: int
     workers: int
     replicas: int
+    sums: str
     job: str | None
     boundary: bool
     finished: bool
@@ -84,6 +86,7 @@ def content(
     notes = {
         "workers": layout.workers,
         "replicas": layout.replicas,
+        "sums": layout.sums,
         "boundary": boundary,
         "finished": finished,
         "job": settings.restarted_job(),
@@ -141,6 +144,8 @@ def find_newest(folder: str, layout: ReplicaLayout, group: Group) -> Found | Non
         found, problem = _read(mine[name])
         problems = exchange(layout, problem)
         if not any(problems):
+            if found is not None and layout.worker == 0:
+                _warn_of_other_sums(found, layout)
             return found
         if group.leads:
             logger.warning(
@@ -149,6 +154,17 @@ def find_newest(folder: str, layout: ReplicaLayout, group: Group) -> Found | Non
     if common and group.leads:
         logger.warning("There is no other checkpoint in %s: training begins anew.", folder)
     return None
+
+
+def _warn_of_other_sums(found: Found, layout: ReplicaLayout) -> None:
+    if found.sums and layout.sums and found.sums != layout.sums and found.workers == layout.workers:
+        logger.warning(
+            "The workers that wrote %s added up over %s; now they add up over %s. The training is as good, "
+            "but its last bits may differ from those of a run that was not interrupted.",
+            found.path,
+            found.sums,
+            layout.sums,
+        )
 
 
 def _read(checkpoint: StoredCheckpoint) -> tuple[Found | None, str]:
@@ -165,6 +181,7 @@ def _read(checkpoint: StoredCheckpoint) -> tuple[Found | None, str]:
         serial=checkpoint.serial,
         workers=notes["workers"],
         replicas=notes["replicas"],
+        sums=notes.get("sums", ""),
         job=notes["job"],
         boundary=notes["boundary"],
         finished=notes["finished"],

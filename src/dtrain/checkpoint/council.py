@@ -38,10 +38,12 @@ class Decision:
     Attributes:
         save: write a checkpoint.
         notice: save and end, for this reason; "" to go on.
+        late: a checkpoint is due, and the one before is still being written.
     """
 
     save: bool = False
     notice: str = ""
+    late: bool = False
 
 
 class Council:
@@ -80,7 +82,9 @@ class Council:
             return Decision()
         self._seen_round = current
         now = time.monotonic()
-        taken = max(1e-4, (now - self._met_at) / max(1, total - self._met_total))
+        made = total - self._met_total
+        # Before the first step nothing is known: then they meet after it.
+        taken = max(1e-4, (now - self._met_at) / made) if made > 0 else _INTERVAL
         timely = self._seconds is not None and now - self._saved_at >= self._seconds
         votes = exchange(self._layout, Vote(busy, notice, timely, taken))
         self._met_at, self._met_total = now, total
@@ -91,7 +95,12 @@ class Council:
         if noted:
             return Decision(save=True, notice=noted)
         due = votes[0].due or current != self._saved_round
-        return Decision(save=due and not any(vote.busy for vote in votes))
+        busy = any(vote.busy for vote in votes)
+        return Decision(save=due and not busy, late=due and busy)
+
+    def room(self, total: int) -> int | None:
+        """Steps from `total` to the next at which a number of them is up; None where they do not count."""
+        return self._every - total % self._every if self._every else None
 
     def saved(self, total: int) -> None:
         """Says that a checkpoint of this step was begun."""

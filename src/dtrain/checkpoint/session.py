@@ -7,13 +7,14 @@ callbacks hold `variables` and `callback_state`; who votes for what, the council
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 
-from dtrain import channel, progress
+from dtrain import channel, happenings, progress
 from dtrain.checkpoint.callback_state import CallbackStates
 from dtrain.checkpoint.content import (
     Found,
@@ -37,6 +38,8 @@ from dtrain.keras_engine.talk import exchange
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 
+_NAME = "BackupAndRestore"  # in reports of where the time goes
+_SLOW_SECONDS = 0.5  # for a checkpoint to be written: less is not worth a line
 _LAST_SECONDS = 60.0  # that a last checkpoint may take
 _LEFT_SECONDS = 5.0  # that a checkpoint which is being written may take when fit fails
 
@@ -91,6 +94,10 @@ class Session:
         self._total = 0  # steps of all epochs
         self._serial = 0
         self._due = False  # at the epoch's end
+        self._stood = 0.0  # seconds, for the last one
+        self._noted: int | None = None  # the last one that was told
+        self._late = False  # whether a checkpoint was due before the one before was written
+        self._said_late = False
         self._told: int | None = None
         self._states: CallbackStates
         self._variables: TrainingVariables
@@ -124,6 +131,7 @@ class Session:
         self._done = done
         self._report()
         decision = self._council.meet(self._total, busy=self._store.busy, notice=self._notices.noted)
+        self._late = self._late or decision.late
         if not decision.save or not self._at_rest():
             return
         if done == iterator.num_batches and not step_is_stock(self._model, "train_step"):
@@ -135,6 +143,10 @@ class Session:
             self._stop_for(decision.notice)
         self._save(epoch=self._epoch, boundary=False)
 
+    def room(self) -> int | None:
+        """Steps until the next one after which to save."""
+        return self._council.room(self._total)
+
     def end(self, history: Any) -> None:
         """Deletes what nobody needs, or leaves the state of the end."""
         complete = self._finished is not None and self._finished.finished
@@ -145,7 +157,7 @@ class Session:
                 self._restore_callbacks(self._finished, only_history=True)
         keep_until_job_ends = self._plan.delete and settings.restarted_job() is not None
         if self._plan.delete and not keep_until_job_ends:
-            self._store.close(_LAST_SECONDS)
+            self._close()
             exchange(self._layout, None)
             if self._group.leads:
                 remove_all(self._plan.folder)
@@ -155,7 +167,7 @@ class Session:
                 self._wait()
                 trained = self._finished is None
                 self._save(epoch=self._epoch + trained, boundary=True, finished=True)
-            self._store.close(_LAST_SECONDS)
+            self._close()
             self._report()
             exchange(self._layout, None)
             if keep_until_job_ends and self._group.leads:
@@ -192,9 +204,10 @@ class Session:
             self._notices.open()
         self._build()
         self._variables = TrainingVariables(self._model)
-        found = self._find()
-        if found is not None:
-            self._take(found)
+        with progress.ledger.within("checkpoint", _NAME):
+            found = self._find()
+            if found is not None:
+                self._take(found)
         self._council = Council(
             self._layout, every=self._plan.steps, seconds=self._plan.seconds, total=self._total
         )
@@ -309,11 +322,14 @@ class Session:
             "findings": findings_of(self._model),
             "stopped": bool(boundary and self._model.stop_training),
         }
-        tensors, notes = content(
-            self._variables, self._layout, self._group, worker, boundary=boundary, finished=finished
-        )
-        self._store.save(self._total, tensors, notes, serial=self._serial)
+        begun = time.perf_counter()
+        with progress.ledger.within("checkpoint", _NAME):
+            tensors, notes = content(
+                self._variables, self._layout, self._group, worker, boundary=boundary, finished=finished
+            )
+            self._store.save(self._total, tensors, notes, serial=self._serial)
         self._council.saved(self._total)
+        self._stood = time.perf_counter() - begun
 
     def _position(self, *, ended: bool) -> Any:
         if self._finished is not None:  # nothing was read here
@@ -345,16 +361,52 @@ class Session:
     def _wait(self) -> bool:
         """Whether the checkpoint that is being written was, in the time that one may take."""
         progress.phase("checkpoint")
-        written = self._store.wait(_LAST_SECONDS)
+        with progress.ledger.within("checkpoint", _NAME):
+            written = self._store.wait(_LAST_SECONDS)
         progress.phase("callbacks")
         return written
+
+    def _close(self) -> None:
+        with progress.ledger.within("checkpoint", _NAME):
+            self._store.close(_LAST_SECONDS)
+        self._say_late()
+        self._tell_committed()
 
     def _at_rest(self) -> bool:
         """Whether nobody is at a step; workers of parameter servers may be ahead, then it is tried later."""
         return not self._asynchronous or bool(self._model.train_function.rest())
 
+    def _say_late(self) -> None:
+        """Names the disk, once, where checkpoints come later than they were asked for because of it."""
+        written = self._store.last_written
+        if not self._late or self._said_late or written is None or self._layout.worker > 0:
+            return
+        if written.seconds < _SLOW_SECONDS:
+            return
+        self._said_late = True
+        size, rate = written.size / 1e6, written.size / max(written.seconds, 1e-6) / 1e6
+        line = (
+            f"Writing the checkpoint of step {written.step} to {self._plan.folder} took "
+            f"{written.seconds:.1f} s ({size:.1f} MB at {rate:.1f} MB/s), and the next was due before it was "
+            "there: checkpoints come later than they are asked for. Hint: a faster disk, or a larger "
+            "save_freq."
+        )
+        logger.warning("%s", line)
+        happenings.tell("alarm", alarm="slow_checkpoint", step=self._total, value=written.seconds, text=line)
+
+    def _tell_committed(self) -> None:
+        """Tells who writes the run down of a checkpoint that counts now."""
+        committed = self._store.last_committed
+        if committed is None or committed == self._noted or self._layout.worker > 0:
+            return
+        self._noted = committed
+        text = f"The checkpoint of step {committed} is in {self._plan.folder}."
+        happenings.tell("checkpoint", step=committed, seconds=round(self._stood, 6), text=text)
+
     def _report(self) -> None:
         """Says what has become of checkpoints that were being written."""
+        self._say_late()
+        self._tell_committed()
         problem = self._store.take_problem()
         if problem:
             logger.warning("%s Training goes on, and the next checkpoint is tried as ever.", problem)

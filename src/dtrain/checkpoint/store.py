@@ -53,12 +53,21 @@ class _Save(NamedTuple):
     notes: str  # JSON, taken when the save was asked for
 
 
+class Written(NamedTuple):
+    """This process' share of a checkpoint: its step, its bytes, and the seconds that writing it took."""
+
+    step: int
+    size: int
+    seconds: float
+
+
 class CheckpointStore:
     """Saves checkpoints to a directory that all writers see, and keeps the newest ones.
 
     Attributes:
         last_committed: the step of the last checkpoint that this object committed; None before, and on
             all writers but the first.
+        last_written: what the last one that this process wrote took; None before.
 
     Args:
         directory: a path, or a URL of a file system that TensorFlow can write; made when it is needed.
@@ -81,6 +90,7 @@ class CheckpointStore:
         if keep < 1:
             raise ConfigurationError(f"keep={keep} would keep no checkpoint.", hint="at least 1")
         self.last_committed: int | None = None
+        self.last_written: Written | None = None
         self._directory = directory
         self._token = token
         self._writer = writer
@@ -189,6 +199,8 @@ class CheckpointStore:
         began = time.monotonic()
         operations.files.make_directories(path)
         share = self._write_share(path, save.tensors)
+        size = sum(file["size"] for file in share.values())
+        self.last_written = Written(save.name.step, size, time.monotonic() - began)
         # From here on variables may be updated in place again.
         save.tensors.clear()
         if self._writer == 0:

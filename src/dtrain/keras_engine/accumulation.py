@@ -20,6 +20,7 @@ from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
 ADD, UPDATE = "add", "update"
+GROUP = "group"  # all micro-batches of an update, or of several
 
 
 class SparseGradients(Exception):  # noqa: N818
@@ -49,20 +50,31 @@ class Sums:
         """From now on the replicas may keep parts."""
         self._open = True
 
-    def next_phase(self) -> str | None:
-        """What is done with the next micro-batch: `ADD`, `UPDATE`, or None where it is reduced at once."""
+    def next_run(self, most: int, *, grouped: bool) -> tuple[str | None, int]:
+        """What is done with the next micro-batches, and how often.
+
+        Args:
+            most: how many micro-batches there may be.
+            grouped: whether all of an update may be done at once.
+
+        Returns:
+            `ADD`, `UPDATE` or `GROUP`, which is all micro-batches of an update; or None where each is reduced
+            at once.
+        """
         if not self._open:
-            return None
+            return None, most
         if self._whole:
             self._everywhere(self._keep_one)
             self._whole = False
         steps = self._optimizer.gradient_accumulation_steps
         done = int(upstream_keras.iterations_of(self._optimizer).numpy()) % steps
-        return UPDATE if done == steps - 1 else ADD
+        if grouped and done == 0 and most >= steps:
+            return GROUP, most // steps
+        return (UPDATE, 1) if done == steps - 1 else (ADD, min(most, steps - 1 - done))
 
     def note(self, phase: str) -> None:
         """Says which phase has been computed."""
-        self._empty = phase == UPDATE
+        self._empty = phase != ADD
 
     def close(self) -> None:
         """Gives every replica the whole sum again. All workers must call it."""

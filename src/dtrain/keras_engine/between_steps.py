@@ -33,6 +33,9 @@ class FitSession(Protocol):
     def between_steps(self, iterator: Any, done: int) -> None:
         """Called before an epoch's first step, between two, and after its last."""
 
+    def room(self) -> int | None:
+        """How many steps may be made before `between_steps` must be called; None for any number."""
+
     def end(self, history: Any) -> None:
         """Called when `fit` has ended well, with what it returns."""
 
@@ -52,6 +55,10 @@ class NoSession:
 
     def between_steps(self, iterator: Any, done: int) -> None:
         """Nothing."""
+
+    def room(self) -> int | None:
+        """Any number."""
+        return None
 
     def end(self, history: Any) -> None:
         """Nothing."""
@@ -86,6 +93,7 @@ def announce(iterator: Any) -> None:
             session.between_steps(iterator, done)
 
         iterator.between_steps = hook
+        iterator.room = session.room
 
 
 def _note(iterator: Any, done: int) -> None:
@@ -106,21 +114,28 @@ def make_epoch_logs(original: Callable[..., Any]) -> Callable[..., Any]:
     def _get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
         goes_on = self in _steps_done
         _steps_done.discard(self)
-        return dict(self.get_metrics_result()) if goes_on and not logs else original(self, logs)
+        if goes_on and not logs:
+            return dict(self.get_metrics_result())
+        whole = getattr(self.train_function or self.test_function, "metrics", None)
+        found = None if whole is None else whole()
+        if found is None:
+            return original(self, logs)
+        # As Keras': where the step gives other names, it knows better.
+        return found if isinstance(logs, dict) and set(logs) == set(found) else logs
 
     return _get_metrics_result_or_logs
 
 
 def wants_session(callbacks: Any) -> bool:
     """Whether one of the callbacks that `fit` was given takes part as a session."""
-    return any(hasattr(each, "dtrain_session") for each in _listed(callbacks))
+    return any(hasattr(each, "dtrain_session") for each in listed(callbacks))
 
 
 def begin_session(model: Any, arguments: dict[str, Any]) -> FitSession:
     """The session of the first callback that wants one; its callbacks are put into the arguments of `fit`."""
     given = arguments["callbacks"]
-    listed = _listed(given)
-    wanting = [each for each in listed if hasattr(each, "dtrain_session")]
+    each_given = listed(given)
+    wanting = [each for each in each_given if hasattr(each, "dtrain_session")]
     if len(wanting) > 1:
         raise ConfigurationError(
             f"fit was given {len(wanting)} callbacks that save and restore its state.",
@@ -129,7 +144,7 @@ def begin_session(model: Any, arguments: dict[str, Any]) -> FitSession:
     if not wanting:
         return NoSession()
     session: FitSession = wanting[0].dtrain_session(model, arguments)
-    wrapped = session.callbacks(listed)
+    wrapped = session.callbacks(each_given)
     if isinstance(given, upstream_keras.callback_list()):
         # The list is the user's, who may give it to another fit.
         copied = copy.copy(given)
@@ -151,7 +166,8 @@ def reported(kind: str) -> Iterator[None]:
         progress.end()
 
 
-def _listed(callbacks: Any) -> list[Any]:
+def listed(callbacks: Any) -> list[Any]:
+    """The callbacks that `fit` was given, in whatever form."""
     if isinstance(callbacks, upstream_keras.callback_list()):
         return list(callbacks.callbacks)
     return [] if callbacks is None else list(keras.tree.flatten(callbacks))

@@ -24,7 +24,7 @@ def make_symbolic_build(original: Callable[..., Any]) -> Callable[..., Any]:
     """The replacement of the trainer's `_maybe_symbolic_build`."""
 
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
-        strategy = upstream_keras.strategy_of(self)
+        strategy = self.distribute_strategy
         if layout_of(strategy) is None and servers_of(strategy) is None:
             return original(self, iterator, data_batch)
         spec = _global_spec(iterator.element_spec) if iterator is not None else batch_spec(data_batch)

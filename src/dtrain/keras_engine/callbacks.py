@@ -7,41 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 import os
 import secrets
 import tempfile
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.talk import exchange
-
-
-class NanAlarm(keras.callbacks.Callback):  # type: ignore[misc]
-    """Warns, once, when an epoch's loss is not a number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._said = False
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Looks at the epoch's loss."""
-        loss = (logs or {}).get("loss")
-        if self._said or not isinstance(loss, float | int | np.number) or math.isfinite(loss):
-            return
-        self._said = True
-        warnings.warn(
-            f"The loss of epoch {epoch + 1} is {float(loss)}: the weights are most likely lost. "
-            "Hint: lower the learning rate, clip gradients (global_clipnorm), look for NaN in the data; "
-            "keras.callbacks.TerminateOnNaN() ends training at the first one.",
-            stacklevel=2,
-        )
 
 
 class RestoreOnly(keras.callbacks.Callback):  # type: ignore[misc]
@@ -67,12 +43,20 @@ def shared_between_workers(callbacks: Sequence[Any], layout: ReplicaLayout) -> l
     callbacks = list(callbacks)
     if layout.workers == 1:
         return callbacks
+    if layout.worker > 0:
+        callbacks = [keras.callbacks.Callback() if is_tracker(each) else each for each in callbacks]
     paths = [_path(callback) for callback in callbacks]
     followed = _followed({path for path in paths if path is not None}, layout)
     return [
         _follower(callback) if path in followed else callback
         for callback, path in zip(callbacks, paths, strict=True)
     ]
+
+
+def is_tracker(callback: Any) -> bool:
+    """Whether a callback tells Weights & Biases or MLflow of a run, which is one run for all workers."""
+    packages = {kind.__module__.partition(".")[0] for kind in type(callback).__mro__}
+    return not packages.isdisjoint({"wandb", "mlflow"})
 
 
 def _path(callback: Any) -> str | None:

@@ -15,7 +15,12 @@ from dtrain.errors import DataError
 from dtrain.keras_engine.array_order import ArraySource
 from dtrain.keras_engine.asynchronous.functions import make_asynchronous_epochs
 from dtrain.keras_engine.between_steps import announce
-from dtrain.keras_engine.input import SplitDataset
+from dtrain.keras_engine.blocks import Blocks, every_batch_wished, plan_wished
+from dtrain.keras_engine.functions import StepFunction
+from dtrain.keras_engine.groups import Groups, batch_size_of, can_be_grouped
+from dtrain.keras_engine.input import SplitDataset, WholeDataset
+from dtrain.keras_engine.input_advice import counts_for_sure, may_read_ahead
+from dtrain.keras_engine.passes import Passes
 from dtrain.keras_engine.placed_epochs import PlacedEpochs
 from dtrain.keras_engine.positions import ReadSource, Source, placed
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
@@ -48,6 +53,12 @@ def make_epoch_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
             self.data_adapter: Any
             self._distribute_strategy = distribute_strategy
             layout = layout_of(distribute_strategy)
+            self._blocks = Blocks(
+                layout or ReplicaLayout(), every_batch=layout is None or every_batch_wished()
+            )
+            self._plan = plan_wished()
+            self._groups: Groups | None = None
+            self._in_xla: bool | None = None  # as it is decided where the first batch is read
             self._source = _source_of(self.data_adapter, self.steps_per_epoch, layout)
             self.element_spec = self._source.dataset.element_spec
             self._fingerprint = self._source.fingerprint | {
@@ -66,16 +77,53 @@ def make_epoch_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
             if layout is None:
                 given = isinstance(dataset, tf.distribute.DistributedDataset)
                 return dataset if given else strategy.experimental_distribute_dataset(dataset)
+            if layout.replicas == 1 and isinstance(dataset, tf.data.Dataset):
+                return WholeDataset(
+                    dataset,
+                    exact=self._exact(dataset),
+                    own=self._read_apart(dataset, layout),
+                    grouped=self._grouped,
+                )
             if layout.replicas > 1 and not isinstance(dataset, tf.distribute.DistributedDataset):
                 if layout.workers == 1 or _policy(dataset) not in _OWN_POLICIES:
                     if check:
                         check_same_data(dataset, self.steps_per_epoch, layout)
-                    return SplitDataset(dataset, layout)
+                    own = self._read_apart(dataset, layout)
+                    return SplitDataset(dataset, layout, exact=self._exact(dataset), own=own)
                 dataset = strategy.experimental_distribute_dataset(dataset)
             if isinstance(dataset, tf.distribute.DistributedDataset) and check:
                 self.data_adapter = _Counted(self.data_adapter, common_steps(dataset, layout))
                 self._num_batches = self.data_adapter.num_batches
             return dataset
+
+        def _read_apart(self, dataset: Any, layout: ReplicaLayout) -> Passes | None:
+            """What reads this process' part alone; None where there is no such."""
+            source = self._source
+            if isinstance(source, ArraySource) and dataset is source.dataset:
+                return source.passes(layout)
+            return None
+
+        def _exact(self, dataset: Any) -> bool:
+            return self._source.counted or counts_for_sure(dataset)
+
+        def _grouped(self, dataset: Any) -> Any:
+            """Groups of batches where the model trains in XLA; None elsewhere."""
+            plan, each = self._plan, self.steps_per_epoch or self._num_batches
+            if plan is None or self.steps_per_execution > 1:
+                return None
+            function = plan.model.train_function
+            if not isinstance(function, StepFunction):
+                return None
+            if self._in_xla is None:
+                readable = isinstance(self._source, ArraySource) or may_read_ahead(dataset)
+                known = each and readable and can_be_grouped(dataset.element_spec)
+                steps = each * plan.epochs if each and known else None
+                self._in_xla = function.in_xla(steps, batch_size_of(self._source, dataset))
+            if not self._in_xla:
+                return None
+            if self._groups is None or self._groups.dataset is not dataset:
+                self._groups = Groups(self._source, dataset, one_by_one=self._blocks.every_batch)
+            return iter(self._groups)
 
     asynchronous = make_asynchronous_epochs(EpochIterator)
     EpochIterator.__name__ = original.__name__

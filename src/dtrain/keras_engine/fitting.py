@@ -13,14 +13,29 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from dtrain import happenings
 from dtrain.keras_engine.accumulation import KeptApart, left_by_error, may_keep_apart
+from dtrain.keras_engine.alarms import LossAlarm
 from dtrain.keras_engine.asynchronous.fitting import prepare_evaluate, prepare_fit, prepare_predict, watches
-from dtrain.keras_engine.between_steps import at_steps_of_training, begin_session, reported, wants_session
-from dtrain.keras_engine.callbacks import NanAlarm, shared_between_workers
-from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
+from dtrain.keras_engine.between_steps import (
+    at_steps_of_training,
+    begin_session,
+    listed,
+    reported,
+    wants_session,
+)
+from dtrain.keras_engine.blocks import Plan, watched_by
+from dtrain.keras_engine.callbacks import shared_between_workers
+from dtrain.keras_engine.functions import StepFunction
+from dtrain.keras_engine.input_report import report_input
+from dtrain.keras_engine.progress_bar import ProgressBar
+from dtrain.keras_engine.protocol import ReplicaLayout, ServerLayout, layout_of, servers_of
 from dtrain.keras_engine.scope import check_model, check_scope
 from dtrain.keras_engine.steps import step_is_stock
 from dtrain.keras_engine.talk import exchange
+from dtrain.keras_engine.time_report import TimeReport
+from dtrain.keras_engine.timed_callbacks import timed
+from dtrain.keras_engine.xla_rule import note_compiled
 from dtrain.upstream import keras as upstream_keras
 
 
@@ -34,30 +49,75 @@ def make_fit(original: Callable[..., Any]) -> Callable[..., Any]:
         layout, servers = _layout(self), servers_of(self.distribute_strategy)
         if layout is None and servers is None and not wants_session(call.arguments["callbacks"]):
             return original(self, *args, **kwargs)
-        if servers is not None:
-            check_model(self)
-            prepare_fit(self, call.arguments)
-        elif layout is not None:
-            check_model(self)
-            _check_batch(call.arguments, layout)
-            call.arguments["verbose"] = _verbose(call.arguments["verbose"], layout)
-            call.arguments["callbacks"] = _callbacks(call.arguments["callbacks"], layout, self)
-        session = begin_session(self, call.arguments)
-        try:
-            with reported("fit"), at_steps_of_training(session):
-                history = original(*call.args, **call.kwargs)
-            session.end(history)
-        except BaseException:
-            session.left()
-            if layout is not None:
-                left_by_error(self)
-            raise
-        if layout is not None:
-            # What callbacks wrote is complete when fit returns, whichever worker wrote it.
-            exchange(layout, None)
-        return history
+        with happenings.one_fit():
+            try:
+                return _fitted(self, original, call, layout, servers)
+            except BaseException as error:
+                saved = isinstance(error, SystemExit | KeyboardInterrupt)
+                happenings.tell("left", status="interrupted" if saved else "failed")
+                raise
 
     return fit
+
+
+def _fitted(
+    self: Any,
+    original: Callable[..., Any],
+    call: inspect.BoundArguments,
+    layout: ReplicaLayout | None,
+    servers: ServerLayout | None,
+) -> Any:
+    """What `fit` returns, for a model under a strategy of dtrain's or with a session."""
+    report = TimeReport(layout)
+    own = _prepared(self, call.arguments, layout, servers, report)
+    watched = _watched(call.arguments["callbacks"], layout, "train", "test")
+    session = begin_session(self, call.arguments)
+    try:
+        plan = Plan(self, int(call.arguments["epochs"]) - int(call.arguments["initial_epoch"]))
+        with reported("fit"):
+            with timed(own), at_steps_of_training(session), watched_by(*watched, plan=plan):
+                history = original(*call.args, **call.kwargs)
+            session.end(history)
+    except BaseException:
+        session.left()
+        if layout is not None:
+            left_by_error(self)
+        raise
+    finally:
+        if isinstance(self.train_function, StepFunction):
+            self.train_function.fit_ended()
+    published = [0]
+    if layout is not None:
+        # What callbacks wrote is complete when fit returns, whichever worker wrote it.
+        published = exchange(layout, report.publish())
+    happenings.tell("trained", history=history)
+    report.ended(published)
+    happenings.tell("ended", history=history)
+    return history
+
+
+def _prepared(
+    self: Any,
+    arguments: dict[str, Any],
+    layout: ReplicaLayout | None,
+    servers: ServerLayout | None,
+    report: TimeReport,
+) -> list[Any]:
+    """Makes the arguments of a `fit` ready, in place; gives the user's callbacks."""
+    if layout is None and servers is None:
+        return _not_of_the_engine(arguments["callbacks"])
+    _expand(self, arguments)
+    check_model(self)
+    if servers is not None:
+        prepare_fit(self, arguments)
+    elif layout is not None:
+        _check_batch(arguments, layout)
+        arguments["verbose"] = _verbose(arguments["verbose"], layout)
+        arguments["callbacks"] = _callbacks(arguments["callbacks"], layout, self)
+        report_input(arguments, worker=layout.worker if layout.workers > 1 else None)
+    own = _not_of_the_engine(arguments["callbacks"])
+    _add_own(arguments, layout, report)
+    return own
 
 
 def make_evaluate(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,9 +132,13 @@ def make_predict(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def make_compile(original: Callable[..., Any]) -> Callable[..., Any]:
     """The replacement of `compile`: what it makes, it makes in the model's scope."""
+    signature = inspect.signature(original)
 
     def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy: Any = upstream_keras.strategy_of(self)
+        call = signature.bind(self, *args, **kwargs)
+        call.apply_defaults()
+        note_compiled(self, auto=call.arguments["jit_compile"] == "auto")
         if layout_of(strategy) is None and servers_of(strategy) is None:
             return original(self, *args, **kwargs)
         if tf.distribute.in_cross_replica_context() and tf.distribute.get_strategy() is strategy:
@@ -84,6 +148,41 @@ def make_compile(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
 
     return compile
+
+
+def _expand(model: Any, arguments: dict[str, Any]) -> None:
+    """Puts in the place of callbacks that stand for several (`dtrain_callbacks`) those several."""
+    given = arguments["callbacks"]
+    if isinstance(given, upstream_keras.callback_list()):
+        return
+    found: list[Any] = []
+    for each in listed(given):
+        several = getattr(each, "dtrain_callbacks", None)
+        found += [each] if several is None else several(model, arguments)
+    if given is not None:
+        arguments["callbacks"] = found
+
+
+def _not_of_the_engine(callbacks: Any) -> list[Any]:
+    """The user's callbacks."""
+    package = __name__.rpartition(".")[0]
+    return [each for each in listed(callbacks) if not type(each).__module__.startswith(package)]
+
+
+def _add_own(arguments: dict[str, Any], layout: ReplicaLayout | None, report: TimeReport) -> None:
+    """Puts what looks at the loss, shows the progress and takes the time down among the callbacks of `fit`.
+
+    A `CallbackList` is left alone: then there is no report.
+    """
+    if isinstance(arguments["callbacks"], upstream_keras.callback_list()):
+        return
+    given = listed(arguments["callbacks"])
+    shown = arguments["verbose"] not in (0, False) and not any(
+        isinstance(each, keras.callbacks.ProgbarLogger) for each in given
+    )
+    first = layout is None or layout.worker == 0
+    alarm = [] if any(isinstance(each, LossAlarm) for each in given) else [LossAlarm(says=first)]
+    arguments["callbacks"] = [*given, *alarm, *([ProgressBar()] if shown else []), report]
 
 
 def _layout(model: Any) -> ReplicaLayout | None:
@@ -97,13 +196,13 @@ def _check_batch(arguments: dict[str, Any], layout: ReplicaLayout) -> None:
             f"batch_size={size} is the global batch, but there are {layout.replicas} replicas: "
             f"{layout.replicas - size} of them have nothing to do. The numbers are right all the same. "
             f"Hint: set batch_size to a multiple of {layout.replicas}.",
-            stacklevel=3,
+            stacklevel=6,
         )
 
 
 def _verbose(verbose: Any, layout: ReplicaLayout) -> Any:
     """One progress bar for the job: the first worker's."""
-    return 0 if layout.worker > 0 and verbose in ("auto", 1, True) else verbose
+    return 0 if layout.worker > 0 else verbose
 
 
 def _callbacks(callbacks: Any, layout: ReplicaLayout, model: Any) -> Any:
@@ -111,13 +210,19 @@ def _callbacks(callbacks: Any, layout: ReplicaLayout, model: Any) -> Any:
         callbacks.callbacks = [*shared_between_workers(callbacks.callbacks, layout)]
         return callbacks
     given = [] if callbacks is None else list(keras.tree.flatten(callbacks))
-    found = [*shared_between_workers(given, layout), NanAlarm()]
-    if may_keep_apart(model, layout) and step_is_stock(model, "train_step"):
-        seen = any(watches(each, "train") for each in found if not getattr(each, "async_safe", False))
-        # Workers do so together or not at all.
-        if not any(exchange(layout, seen)):
-            return [KeptApart(model, layout), *found]
+    found = shared_between_workers(given, layout)
+    apart = may_keep_apart(model, layout) and step_is_stock(model, "train_step")
+    if apart and not _watched(found, layout, "train")[0]:
+        return [KeptApart(model, layout), *found]
     return found
+
+
+def _watched(callbacks: Any, layout: ReplicaLayout | None, *kinds: str) -> list[bool]:
+    """Whether a callback looks at each batch, by kind ("train", "test"), on any worker; all must call it."""
+    if layout is None:
+        return [True for _ in kinds]
+    seen = [any(watches(one, kind) for one in listed(callbacks)) for kind in kinds]
+    return [any(found) for found in zip(*exchange(layout, seen), strict=True)]
 
 
 def _prepared_for_servers(
@@ -149,7 +254,9 @@ def _quiet_on_followers(original: Callable[..., Any]) -> Callable[..., Any]:
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
         bound.arguments["verbose"] = _verbose(bound.arguments["verbose"], layout)
-        with reported(original.__name__):
+        predicts = original.__name__ == "predict"
+        watched = [True] if predicts else _watched(bound.arguments["callbacks"], layout, "test")
+        with reported(original.__name__), watched_by(*watched):
             return original(*bound.args, **bound.kwargs)
 
     return call

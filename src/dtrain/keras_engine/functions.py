@@ -7,31 +7,46 @@ step does is `steps.py`'s.
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+import time
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from dtrain import progress
 from dtrain.errors import DataError
-from dtrain.keras_engine.accumulation import SparseGradients, sums_of
+from dtrain.keras_engine import metrics
+from dtrain.keras_engine.accumulation import ADD, GROUP, UPDATE, SparseGradients, Sums, sums_of
 from dtrain.keras_engine.asynchronous.functions import AsynchronousFunction, AsynchronousPredict
+from dtrain.keras_engine.blocks import Call
 from dtrain.keras_engine.context import CollectiveUnavailable
+from dtrain.keras_engine.groups import GroupIterator
 from dtrain.keras_engine.input import (
     Split,
     SplitIterator,
     local_parts,
     local_specs,
+    rows_of,
     split_batch,
     to_tensors,
 )
-from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
+from dtrain.keras_engine.local_steps import LocalProgram
+from dtrain.keras_engine.protocol import (
+    ReplicaLayout,
+    communication_clock,
+    layout_of,
+    servers_of,
+    waiting_clock,
+)
+from dtrain.keras_engine.runs import Run, can_loop
 from dtrain.keras_engine.steps import StepProgram, step_is_stock, unwrapped, without_optionals
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
+
+Untraceable = (SparseGradients, CollectiveUnavailable)
+"""What tracing a step may find, upon which it is traced otherwise."""
 
 
 def make_step_function(original: Callable[..., Any], *, training: bool) -> Callable[..., Any]:
@@ -44,10 +59,11 @@ def make_step_function(original: Callable[..., Any], *, training: bool) -> Calla
                 setattr(self, attribute, AsynchronousFunction(self, "train" if training else "test"))
             return getattr(self, attribute)
         layout = layout_of(self.distribute_strategy)
-        if layout is None or layout.replicas == 1:
+        if layout is None:
             return _made(original, self, force, attribute)
         if getattr(self, attribute) is None or force:
-            setattr(self, attribute, StepFunction(self, layout, training=training))
+            program = _program(self, layout, training=training)
+            setattr(self, attribute, StepFunction(self, layout, program, training=training))
         return getattr(self, attribute)
 
     return make_function
@@ -62,8 +78,10 @@ def make_predict_function(original: Callable[..., Any]) -> Callable[..., Any]:
                 self.predict_function = AsynchronousPredict(self)
             return self.predict_function
         layout = layout_of(self.distribute_strategy)
-        if layout is None or layout.replicas == 1:
+        if layout is None:
             return _made(original, self, force, "predict_function")
+        if layout.replicas == 1:
+            return _made(original, self, force, "predict_function", _of_whole_batches)
         if self.predict_function is None or force:
             self.predict_function = _noted(PredictFunction(self, layout), self, train=False)
         return self.predict_function
@@ -71,14 +89,29 @@ def make_predict_function(original: Callable[..., Any]) -> Callable[..., Any]:
     return make_function
 
 
-def _made(original: Callable[..., Any], model: Any, force: bool, attribute: str) -> Any:
+def _made(
+    original: Callable[..., Any],
+    model: Any,
+    force: bool,
+    attribute: str,
+    adapted: Callable[[Any], Any] = lambda function: function,
+) -> Any:
     """Keras' own function, and what Keras' own `make_..._function` returns."""
     before = None if force else getattr(model, attribute)
     result = original(model, force)
     made = getattr(model, attribute)
     if made is not before:
-        setattr(model, attribute, _noted(made, model, train=attribute == "train_function"))
+        setattr(model, attribute, _noted(adapted(made), model, train=attribute == "train_function"))
     return result
+
+
+def _of_whole_batches(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keras' own predict function, where the only replica's batches are `Split`s."""
+
+    def predict(batches: list[Any]) -> Any:
+        return function([batch.parts[0] if isinstance(batch, Split) else batch for batch in batches])
+
+    return predict
 
 
 def _noted(function: Any, model: Any, *, train: bool) -> Any:
@@ -132,117 +165,260 @@ def _note_first_step(model: Any) -> None:
     progress.training_from(done)
 
 
-class _Batch(NamedTuple):
-    """A batch for each replica of this process.
+class StepFunction:
+    """Trains or tests on the next batches of an iterator: as many as that says, or `steps_per_execution`.
 
-    Attributes:
-        parts: by replica.
-        total: examples over all processes, or None if the step has to find out.
-        specs: what its step is traced for, or None.
-        reading: seconds until it was there.
+    Args:
+        model: compiled.
+        layout: how the replicas of its strategy are spread.
+        program: the step.
+        training: whether it is the train step.
     """
 
-    parts: Any
-    total: Any
-    specs: Any
-    reading: float
-
-
-class StepFunction:
-    """Trains or tests on the next `steps_per_execution` batches of an iterator."""
-
-    def __init__(self, model: Any, layout: ReplicaLayout, *, training: bool) -> None:
+    def __init__(self, model: Any, layout: ReplicaLayout, program: Any, *, training: bool) -> None:
         self._model = model
         self._layout = layout
         self._training = training
-        self._compiled = self._can_compile()
+        self._program = program
         self._sparse = False  # whether gradients that name rows were found where micro-batches are summed up
-        self._build()
+        self._functions: dict[str, Callable[..., Any]] = {}
+        self._runs: dict[str, Run] = {}
+        self._communicated = _Since(communication_clock(model.distribute_strategy))
+        self._waited = _Since(waiting_clock(model.distribute_strategy) if training else None)
+        self._results: Callable[..., Any] = self._program.results
+        if not self._model.run_eagerly:
+            self._results = tf.function(self._results, autograph=False)
 
     @property
     def findings(self) -> dict[str, Any] | None:
         """What was found out of the user's own losses (`StepProgram.findings`), for those who go on later."""
-        return self._program.findings
+        found: dict[str, Any] | None = self._program.findings
+        return found
 
     @findings.setter
     def findings(self, found: dict[str, Any]) -> None:
         self._program.findings = found
 
     def __call__(self, iterator: Any) -> Any:
-        """Runs the steps; returns their logs.
+        """Runs the steps; returns the logs.
 
         Raises:
             StopIteration: if the iterator has no batch left.
         """
         if self._training:
             _note_first_step(self._model)
-        batches = self._batches(iterator)
-        first = next(batches, None)
-        if first is None:
+        call = getattr(iterator, "call", None)
+        planned = call is not None
+        if call is None:
+            call = Call(self._model.steps_per_execution)
+        else:
+            iterator.call = None
+        outputs, call.ran = None, 0
+        self._communicated(), self._waited()  # from here on
+        traced, begun = self._traced, time.perf_counter()
+        while call.ran < call.steps:
+            steps, found = self._some(iterator, call.steps - call.ran, exact=planned)
+            if not steps:
+                break
+            outputs = found
+            call.ran += steps
+        if not call.ran:
+            self._count_failed_call(iterator)
             progress.phase("callbacks")
             raise StopIteration
-        outputs = None
-        self._program.learn(first.parts[0])
-        for batch in itertools.chain([first], batches):
-            traced = len(self._functions)
-            outputs, waited = self._step(batch.parts, batch.total, batch.specs)
-            progress.step_ends(
-                batch.reading,
-                None if waited is None else float(waited),
-                train=self._training,
-                usual=len(self._functions) == traced,
-            )
+        call.seconds = time.perf_counter() - begun if self._traced == traced else None
         outputs = self._results() if self._program.stock else outputs
-        progress.call_ends(train=self._training)
+        progress.call_ends(train=self._training, communication=self._communicated() or 0.0)
         return outputs
 
-    def _batches(self, iterator: Any) -> Iterator[_Batch]:
-        """Up to `steps_per_execution` batches."""
+    @property
+    def _traced(self) -> int:
+        programs = len(self._functions) + len(self._runs)
+        return programs + (self._program.xla.traced if isinstance(self._program, LocalProgram) else 0)
+
+    def _some(self, iterator: Any, most: int, *, exact: bool) -> tuple[int, Any]:
+        """Some of the next steps, at least one: how many there were, and what the last returned.
+
+        Args:
+            iterator: to read from.
+            most: how many there may be.
+            exact: whether so many batches are left where their number was known beforehand.
+        """
+        if isinstance(iterator, GroupIterator):
+            return self._in_xla(iterator, most)
+        looped = isinstance(iterator, SplitIterator) and not self._model.run_eagerly
+        if looped and not self._program.wants_part() and self._can_loop(iterator):
+            if iterator.left is not None:
+                exact, most = True, min(most, iterator.left)
+            return self._loop(iterator, most, exact=exact and iterator.exact) if most else (0, None)
+        progress.input_begins(iterator)
+        try:
+            batch = next(iterator)
+        except (StopIteration, tf.errors.OutOfRangeError):
+            progress.step_begins()
+            return 0, None
+        reading, traced = progress.step_begins(), self._traced
+        parts, total, specs = self._parts(iterator, batch)
+        self._program.learn(parts[0])
+        outputs, waited = self._step(parts, total, specs)
+        waiting = None if waited is None else float(waited)
+        examples = self._count(parts, total)
+        self._step_ends(1, reading, waiting, usual=self._traced == traced, examples=examples)
+        return 1, outputs
+
+    def _in_xla(self, iterator: GroupIterator, most: int) -> tuple[int, Any]:
+        """The same in one XLA program."""
+        progress.input_begins(iterator)
+        part = iterator.take(most)
+        reading, traced = progress.step_begins(), self._traced
+        if part is None:
+            return 0, None
+        self._program.xla.run(part)
+        examples = part.size * part.steps
+        self._step_ends(part.steps, reading, None, usual=self._traced == traced, examples=examples)
+        return part.steps, None
+
+    def metrics(self) -> dict[str, Any] | None:
+        """All metrics of the model over all replicas, by one reduction; None where Keras must find them."""
+        quicker = self._program.stock and self._layout.replicas > 1 and not self._model.run_eagerly
+        return dict(self._results()) if quicker and metrics.add_up(self._model) else None
+
+    def fit_ended(self) -> None:
+        """What was restored for a `fit` does not hold for the next one."""
+        if isinstance(self._program, LocalProgram):
+            self._program.forget_restored()
+
+    def in_xla(self, steps: int | None, batch: int | None) -> bool:
+        """Whether the steps of a `fit` are made in XLA (`LocalProgram.in_xla`)."""
+        return isinstance(self._program, LocalProgram) and self._program.in_xla(steps, batch)
+
+    def _loop(self, iterator: SplitIterator, most: int, *, exact: bool) -> tuple[int, Any]:
+        """The same, read and made in the graph."""
+        progress.input_begins(iterator)
+        progress.step_begins()
+        traced, sums = self._traced, self._sums()
+        self._program.learn(None)
+        phase, rounds = (None, most) if sums is None else sums.next_run(most, grouped=exact)
+        try:
+            run = self._run(iterator, phase, exact=exact)
+        except Untraceable as found:
+            self._trace_otherwise(found, sums)
+            return self._loop(iterator, most, exact=exact)
+        ran = run(iterator, rounds)
+        if sums is not None and phase is not None and ran.steps:
+            sums.note(phase)
+        if ran.steps:
+            self._step_ends(
+                ran.steps,
+                ran.reading,
+                ran.waiting,
+                usual=self._traced == traced,
+                inside=ran.reading,
+                examples=ran.examples,
+            )
+        return ran.steps, ran.outputs
+
+    def _can_loop(self, iterator: SplitIterator) -> bool:
+        """Whether what the step returns can go through a loop; Keras' own returns nothing there."""
+        return bool(self._program.stock) or can_loop(self._traced_step(iterator.element_spec, None))
+
+    def _run(self, iterator: SplitIterator, phase: str | None, *, exact: bool) -> Run:
+        specs = iterator.element_spec
+        key = f"{specs} {phase} {exact} {iterator.stacked}"
+        if key not in self._runs:
+            rounds: list[tuple[Any, int]] = [(phase, 1)]
+            if phase == GROUP:
+                rounds = [(ADD, self._model.optimizer.gradient_accumulation_steps - 1), (UPDATE, 1)]
+            traced = [(self._traced_step(specs, each), times) for each, times in rounds]
+            self._runs[key] = Run(traced, iterator, exact=exact)
+        return self._runs[key]
+
+    def _traced_step(self, specs: Any, phase: str | None) -> Any:
+        key = f"{specs} {phase} in a loop"
+        if key not in self._functions:
+            program = self._program
+
+            def run(parts: Any, total: Any) -> Any:
+                return program.run(parts, total, phase)
+
+            function = tf.function(run, autograph=False)
+            self._functions[key] = function.get_concrete_function(*specs)
+        return self._functions[key]
+
+    def _parts(self, iterator: Any, batch: Any) -> tuple[Any, Any, Any]:
+        """A batch for each local replica, how many examples they all have if known, and the specs of both."""
         strategy = self._model.distribute_strategy
-        for _ in range(self._model.steps_per_execution):
-            progress.input_begins(iterator)
-            try:
-                batch = next(iterator)
-            except (StopIteration, tf.errors.OutOfRangeError):
-                progress.step_begins()
-                self._count_failed_call(iterator)
-                return
-            reading = progress.step_begins()
-            if isinstance(iterator, SplitIterator):
-                yield _Batch(batch.parts, batch.total, iterator.element_spec, reading)
-            elif isinstance(iterator, tf.distribute.DistributedIterator):
-                # The whole batch's size is found in the step: TensorFlow made the split.
-                specs = (local_specs(strategy, iterator.element_spec), None)
-                yield _Batch(local_parts(strategy, batch), None, specs, reading)
-            else:
-                parts, total = split_batch(to_tensors(batch), self._layout)
-                yield _Batch(parts, total, None, reading)
+        if isinstance(iterator, SplitIterator):
+            return batch.parts, batch.total, iterator.element_spec
+        if isinstance(iterator, tf.distribute.DistributedIterator):
+            # The whole batch's size is found in the step: TensorFlow made the split.
+            specs = (local_specs(strategy, iterator.element_spec), None)
+            return local_parts(strategy, batch), None, specs
+        if self._layout.replicas == 1:
+            return (to_tensors(batch),), None, None
+        return (*split_batch(to_tensors(batch), self._layout), None)
+
+    def _count(self, parts: Any, total: Any) -> int | None:
+        """Examples in a global batch that is there; None where a worker knows its own part only."""
+        if total is None and self._layout.replicas > 1:
+            return None
+        rows = int(rows_of(Split(tuple(parts), total)))
+        return rows if rows >= 0 else None
+
+    def _step_ends(
+        self,
+        steps: int,
+        reading: float,
+        waited: float | None,
+        *,
+        usual: bool,
+        inside: float = 0.0,
+        examples: int | None = None,
+    ) -> None:
+        since = self._waited()
+        progress.step_ends(
+            reading,
+            waited if since is None else since,
+            train=self._training,
+            usual=usual,
+            steps=steps,
+            inside=inside,
+            communication=self._communicated(),
+            examples=examples,
+        )
+
+    def _sums(self) -> Sums | None:
+        return sums_of(self._model) if self._training and self._program.stock and not self._sparse else None
 
     def _step(self, parts: Any, total: Any, specs: Any) -> tuple[Any, Any]:
         """The outputs of one step, and the seconds that it waited for other workers, or None."""
-        sums = sums_of(self._model) if self._training and self._program.stock and not self._sparse else None
-        phase = None if sums is None else sums.next_phase()
+        sums = self._sums()
+        phase = None if sums is None else sums.next_run(1, grouped=False)[0]
         try:
             outputs = self._function(specs, phase)(parts, total)
-            if sums is not None and phase is not None:
-                sums.note(phase)
-            return outputs
-        except SparseGradients:
-            # Found while tracing, too.
+        except Untraceable as found:
+            self._trace_otherwise(found, sums)
+            return self._step(parts, total, specs)
+        if sums is not None and phase is not None:
+            sums.note(phase)
+        return outputs
+
+    def _trace_otherwise(self, found: Exception, sums: Sums | None) -> None:
+        """A step cannot be what it was to be: found while tracing, before anything ran."""
+        if isinstance(found, SparseGradients):
             self._sparse = True
             if sums is not None:
                 sums.close()
-            return self._step(parts, total, specs)
-        except CollectiveUnavailable:
-            # Found while tracing, before anything ran: replicas must meet inside forward or backward.
-            logger.warning(
-                "jit_compile=True was set, but this model's replicas must talk to each other inside the "
-                "step (a masked or whole-batch loss, synchronized BatchNormalization), which XLA cannot "
-                "compile; it runs without XLA."
-            )
-            self._program.compiled = False
-            self._functions.clear()
-            return self._step(parts, total, specs)
+            return
+        # Replicas must meet inside forward or backward.
+        logger.warning(
+            "jit_compile=True was set, but this model's replicas must talk to each other inside the "
+            "step (a masked or whole-batch loss, synchronized BatchNormalization), which XLA cannot "
+            "compile; it runs without XLA."
+        )
+        self._program.compiled = False
+        self._functions.clear()
+        self._runs.clear()
 
     def _function(self, specs: Any, phase: str | None) -> Callable[..., Any]:
         """The step, traced once for data of these specs: a short last batch must not change its shapes."""
@@ -264,19 +440,6 @@ class StepFunction:
                 )
         return self._functions[key]
 
-    def _build(self) -> None:
-        self._program = StepProgram(
-            self._model,
-            self._layout,
-            training=self._training,
-            compiled=self._compiled,
-            measured=self._training and self._layout.workers > 1 and progress.watched(),
-        )
-        self._functions: dict[str, Callable[..., Any]] = {}
-        self._results: Callable[..., Any] = self._program.results
-        if not self._model.run_eagerly:
-            self._results = tf.function(self._results, autograph=False)
-
     def _count_failed_call(self, iterator: Any) -> None:
         """On one device the call that finds the data at its end still counts as an iteration.
 
@@ -284,32 +447,71 @@ class StepFunction:
         counter, so it must be the same here.
         """
         model = self._model
-        uncounted = isinstance(iterator, SplitIterator) and not iterator.counted
+        uncounted = not getattr(iterator, "counted", True)
         if not (uncounted and self._training and model.steps_per_execution == 1 and not model.run_eagerly):
             return
         optimizer = model.optimizer
         if self._program.stock and not isinstance(optimizer, upstream_keras.loss_scale_optimizer()):
             upstream_keras.iterations_of(optimizer).assign_add(1)
 
-    def _can_compile(self) -> bool:
-        model = self._model
-        if not model.jit_compile or model.run_eagerly:
-            return False
-        name = "train_step" if self._training else "test_step"
-        if self._layout.central:
-            logger.warning(
-                "jit_compile=True was set, but a program that XLA compiles reads weights on its own device "
-                "only, and under central storage they are on another. It runs without XLA."
-            )
-            return False
-        if step_is_stock(model, name):
-            return True
+
+class _Since:
+    """How far a clock has gone since it was asked last.
+
+    Args:
+        clock: gives seconds; None for what the transport does not know.
+    """
+
+    def __init__(self, clock: Callable[[], float] | None) -> None:
+        self._clock = clock
+        self._before = 0.0
+
+    def __call__(self) -> float | None:
+        """Seconds; None without a clock."""
+        if self._clock is None:
+            return None
+        before, self._before = self._before, self._clock()
+        return self._before - before
+
+
+def trained_in_xla(model: Any) -> bool:
+    """Whether a model's train function compiles steps by XLA: as it was set, or by the rule."""
+    if model.jit_compile:
+        return True
+    return bool((getattr(model.train_function, "findings", None) or {}).get("xla"))
+
+
+def _program(model: Any, layout: ReplicaLayout, *, training: bool) -> Any:
+    """The step of a model."""
+    if layout.replicas == 1:
+        return LocalProgram(model, training=training)
+    return StepProgram(
+        model,
+        layout,
+        training=training,
+        compiled=_can_compile(model, layout, "train_step" if training else "test_step"),
+        # Where the transport itself knows the waiting, it is asked.
+        measured=training and layout.workers > 1 and waiting_clock(model.distribute_strategy) is None,
+    )
+
+
+def _can_compile(model: Any, layout: ReplicaLayout, name: str) -> bool:
+    if not model.jit_compile or model.run_eagerly:
+        return False
+    if layout.central:
         logger.warning(
-            "jit_compile=True was set, but the model overrides %s; under several replicas only Keras' own "
-            "step is compiled by XLA, since the reduction stands in the middle of it. It runs without XLA.",
-            name,
+            "jit_compile=True was set, but a program that XLA compiles reads weights on its own device "
+            "only, and under central storage they are on another. It runs without XLA."
         )
         return False
+    if step_is_stock(model, name):
+        return True
+    logger.warning(
+        "jit_compile=True was set, but the model overrides %s; under several replicas only Keras' own "
+        "step is compiled by XLA, since the reduction stands in the middle of it. It runs without XLA.",
+        name,
+    )
+    return False
 
 
 class PredictFunction:

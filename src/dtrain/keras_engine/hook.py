@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import threading
 
+from dtrain.cluster import settings
+
 _lock = threading.Lock()
 _installed = False
 
@@ -25,6 +27,10 @@ def install() -> None:
 
             check_versions()
             _install()
+            if settings.log_device_placement():
+                import tensorflow as tf
+
+                tf.debugging.set_log_device_placement(True)
             _installed = True
 
 
@@ -41,6 +47,7 @@ def _install() -> None:
         losses,
         metrics,
         optimizer,
+        randoms,
         rematerialization,
         seeds,
         sharded_state,
@@ -59,6 +66,7 @@ def _install() -> None:
     replace_inside(keras.FIT, fitting.make_fit)
     replace(keras.EVALUATE, fitting.make_evaluate)
     replace(keras.PREDICT, fitting.make_predict)
+    replace(keras.RESET_METRICS, metrics.make_reset)
     replace(keras.EPOCH_LOGS, between_steps.make_epoch_logs)
     replace(keras.COMPILE, fitting.make_compile)
     replace(keras.SCALE_LOSS, losses.make_scale)
@@ -91,4 +99,5 @@ def _install() -> None:
     replace(keras.MODEL_SAVE_WEIGHTS, files.make_save)
     replace(keras.MODEL_EXPORT, lambda f: files.make_save(f, values=False))
     replace(keras.EXPORTED_VARIABLES, files.make_exported_variables)
+    replace(tensorflow.STATELESS_UNIFORM, randoms.make_uniform)
     replace(tensorflow.TAPE_GRADIENT, gradients.make_gradient)

@@ -7,12 +7,16 @@ or sharded by file, keeps TensorFlow's split.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from dtrain.errors import DataError
+from dtrain.keras_engine.blocks import Call
+from dtrain.keras_engine.ended_iterators import let_go, prepare
+from dtrain.keras_engine.passes import Pass, Passes, Stack
 from dtrain.keras_engine.protocol import ReplicaLayout, own_split
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -22,7 +26,7 @@ class Split(NamedTuple):
 
     Attributes:
         parts: a batch for each replica of this process.
-        total: examples in the global batch, int32 scalar.
+        total: examples in the global batch, int32 scalar; None where there is one replica only.
     """
 
     parts: tuple[Any, ...]
@@ -37,16 +41,26 @@ class SplitDataset:
     Args:
         dataset: yields global batches.
         layout: how the replicas are spread.
+        exact: whether there are as many batches as Keras thinks, for sure.
+        own: this process' part of the batches, where there is a way to read no more.
 
     Attributes:
         element_spec: the spec of a global batch.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, layout: ReplicaLayout) -> None:
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        layout: ReplicaLayout,
+        *,
+        exact: bool = False,
+        own: Passes | None = None,
+    ) -> None:
         self.element_spec = dataset.element_spec
-        split = own_split(dataset, layout)
+        split = own_split(dataset, layout) if own is None else own
         self._dataset = self._mapped(dataset, layout) if split is None else split
-        self._counted = int(dataset.cardinality()) >= 0
+        self._exact = exact
+        self._counted = exact or int(dataset.cardinality()) >= 0
 
     def _mapped(self, dataset: tf.data.Dataset, layout: ReplicaLayout) -> tf.data.Dataset:
         """Whole batches, cut when they are there."""
@@ -58,27 +72,122 @@ class SplitDataset:
         return split.with_options(options).prefetch(tf.data.AUTOTUNE)
 
     def __iter__(self) -> SplitIterator:
-        return SplitIterator(iter(self._dataset), counted=self._counted)
+        return SplitIterator(iter(self._dataset), counted=self._counted, exact=self._exact)
+
+
+class WholeDataset:
+    """Batches of a `tf.data.Dataset` for the only replica, to iterate over as over a `SplitDataset`.
+
+    Args:
+        dataset: yields batches.
+        exact: as of a `SplitDataset`.
+        own: another way to read the same batches.
+        grouped: asked for an iterator over groups of the batches; None where there is to be none.
+
+    Attributes:
+        element_spec: the spec of a batch.
+    """
+
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        *,
+        exact: bool = False,
+        own: Passes | None = None,
+        grouped: Callable[[tf.data.Dataset], Any] = lambda dataset: None,
+    ) -> None:
+        self.element_spec = dataset.element_spec
+        self._dataset = dataset
+        self._own = dataset if own is None else own
+        self._grouped = grouped
+        self._exact = exact
+        self._counted = exact or int(dataset.cardinality()) >= 0
+
+    def __iter__(self) -> Any:
+        groups = self._grouped(self._dataset)
+        return groups or SplitIterator(iter(self._own), counted=self._counted, exact=self._exact, whole=True)
 
 
 class SplitIterator:
     """Yields `Split`s.
 
+    Args:
+        iterator: TensorFlow's, or a `Pass`.
+        counted, exact: as the attributes.
+        whole: whether it yields whole batches, for the only replica.
+
     Attributes:
-        element_spec: the spec of `(parts, total)`.
         counted: whether the number of batches was known beforehand.
+        exact: whether it is so for sure.
+        call: what the next call that reads from it is to do, if somebody has said.
+        whole: as given.
     """
 
-    def __init__(self, iterator: Any, *, counted: bool) -> None:
+    def __init__(self, iterator: Any, *, counted: bool, exact: bool = False, whole: bool = False) -> None:
+        prepare()
         self._iterator = iterator
-        self.element_spec = iterator.element_spec
         self.counted = counted
+        self.exact = exact
+        self.call: Call | None = None
+        self.whole = whole
+
+    @property
+    def element_spec(self) -> Any:
+        """The spec of `(parts, total)`."""
+        spec = self._iterator.element_spec
+        return ((spec,), None) if self.whole else spec
+
+    @property
+    def left(self) -> int | None:
+        """How many batches are left; None where only reading tells."""
+        return self._iterator.left if isinstance(self._iterator, Pass) else None
+
+    @property
+    def stacked(self) -> bool:
+        """Whether batches come by stacks (`passes.Stack`)."""
+        return isinstance(self._iterator, Pass) and self._iterator.stacked
+
+    def tensors(self) -> tuple[Any, Stack | None]:
+        """TensorFlow's iterator, and the stack before it; `note` must be told what was read of both."""
+        return self._iterator.tensors() if isinstance(self._iterator, Pass) else (self._iterator, None)
+
+    def note(self, batches: int, stack: Stack | None) -> None:
+        """Takes note that so many were read by others, and of what is left of the stack."""
+        if isinstance(self._iterator, Pass):
+            self._iterator.note(batches, stack)
 
     def __iter__(self) -> SplitIterator:
         return self
 
     def __next__(self) -> Split:
-        return Split(*next(self._iterator))
+        return split_of(next(self._iterator), whole=self.whole)
+
+    def __del__(self) -> None:
+        # Not set where it could not be made.
+        let_go(self.__dict__.pop("_iterator", None))
+
+
+def rows_of(split: Split) -> Any:
+    """Examples in a global batch that was split, an int32 scalar; -1 where it has no leading dimension."""
+    if split.total is not None:
+        return split.total
+    # The only replica may be given anything.
+    if any(tf.is_tensor(leaf) and leaf.shape.rank is None for leaf in _leaves(split.parts[0])):
+        return tf.constant(-1)
+    try:
+        return batch_rows(split.parts[0])
+    except (DataError, TypeError, ValueError):
+        return tf.constant(-1)
+
+
+def split_of(element: Any, *, whole: bool) -> Split:
+    """What one element of a `SplitIterator`'s `tensors` means, in a graph too.
+
+    Args:
+        element: read from it.
+        whole: whether it yields whole batches.
+    """
+    return Split((element,), None) if whole else Split(*element)
 
 
 def _packed(batch: tuple[Any, ...], spec: Any) -> Any:
@@ -109,15 +218,16 @@ def split_batch(batch: Any, layout: ReplicaLayout) -> Split:
 
 
 def bounds(rows: Any, replica: int, replicas: int) -> tuple[Any, Any]:
-    """The first row of a replica's part and the row after its last; ints or int32 tensors.
+    """The first row of a replica's part and the row after its last; ints, or tensors as `rows` is.
 
     The first `rows % replicas` parts have one row more.
     """
     each, more = rows // replicas, rows % replicas
-    least = min if isinstance(rows, int) else tf.minimum
-    start = replica * each + least(replica, more)
-    end = (replica + 1) * each + least(replica + 1, more)
-    return start, end
+
+    def least(number: int) -> Any:
+        return min(number, more) if isinstance(rows, int) else tf.minimum(tf.cast(number, rows.dtype), more)
+
+    return replica * each + least(replica), (replica + 1) * each + least(replica + 1)
 
 
 def batch_rows(batch: Any) -> Any:
@@ -228,6 +338,11 @@ def present_leaves(nest: Any) -> list[Any]:
 
     map_leaves(note, nest)
     return found
+
+
+def row_bytes(leaf: Any) -> int:
+    """Bytes of a row of a dense tensor, or of its spec."""
+    return int(leaf.dtype.size * math.prod(leaf.shape[1:]))
 
 
 def map_leaves(function: Any, nest: Any) -> Any:

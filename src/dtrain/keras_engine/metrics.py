@@ -15,7 +15,10 @@ import tensorflow as tf
 
 from dtrain.keras_engine.context import all_reduce_sum, current_step, gather_examples, underlying
 from dtrain.keras_engine.input import map_leaves
+from dtrain.keras_engine.protocol import layout_of
 from dtrain.upstream import keras as upstream_keras
+
+_RESET = "_dtrain_reset"  # an attribute of a model: what resets its metrics, and of which variables
 
 
 def make_mean_update(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,6 +71,45 @@ def make_wrapper_update(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *map_leaves(gather_examples, (y_true, y_pred, sample_weight)))
 
     return update_state
+
+
+def make_reset(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of `reset_metrics`: one call for Keras' own metrics, not one a variable and replica."""
+
+    def reset_metrics(self: Any) -> Any:
+        strategy = self.distribute_strategy
+        layout = layout_of(strategy)
+        if layout is None or layout.replicas == 1 or self.run_eagerly or not tf.executing_eagerly():
+            return original(self)
+        metrics = self.metrics
+        inside = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+        if inside or not all(_is_keras_own(metric, "reset_state") for metric in metrics):
+            return original(self)
+        variables = [id(variable) for metric in metrics for variable in metric.variables]
+        known, reset = vars(self).get(_RESET, (None, None))
+        if known != variables:
+            reset = tf.function(
+                lambda: strategy.run(lambda: [metric.reset_state() for metric in metrics]), autograph=False
+            )
+            vars(self)[_RESET] = variables, reset
+        with strategy.scope():
+            reset()
+        return None
+
+    return reset_metrics
+
+
+def add_up(model: Any) -> bool:
+    """Whether `results` gives what Keras computes from the metrics' variables, whenever it is asked."""
+    return all(_is_keras_own(metric, "result") for metric in model.metrics) and all(
+        _adds_up(variable) or variable.synchronization != "on_read" for variable in model.metrics_variables
+    )
+
+
+def _is_keras_own(metric: Any, name: str) -> bool:
+    """Whether a metric, with those inside of it, has a method of Keras' own: it deals with variables only."""
+    own = getattr(type(metric), name).__module__.startswith("keras.") and name not in vars(metric)
+    return own and all(_is_keras_own(inner, name) for inner in getattr(metric, "metrics", None) or [])
 
 
 def whole_state(variables: list[Any]) -> list[Any]:

@@ -45,7 +45,7 @@ def make_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         own: Any = upstream_keras.strategy_of_optimizer(self)
         if servers_of(own) is not None:
             return _apply_on_servers(original, self, own, list(grads), trainable_variables)
-        if layout_of(own) is not None and not tf.distribute.has_strategy():
+        if own is not strategy and layout_of(own) is not None and not tf.distribute.has_strategy():
             # Outside of any scope, with gradients that the caller reduced: the optimizer's own strategy.
             with own.scope():
                 return apply(self, grads, trainable_variables)

@@ -7,7 +7,6 @@ It adds to Keras' own iterator of epochs, and counts as that does. How a source 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.errors import DataError
+from dtrain.keras_engine.blocks import Blocks, Call, LastStep
 from dtrain.keras_engine.positions import Place, Source, place_of, position_of
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
@@ -30,9 +30,12 @@ class PlacedEpochs(_Base):  # type: ignore[misc]
         between_steps: called as `between_steps(iterator, done)` before each call of the train function, when
             `done` batches of the epoch are done, and after the last. The call that finds the end of data of
             unknown length comes between two calls with the same number.
+        room: called as `room()`: how many steps may be made before `between_steps` must be called; None for
+            any number.
     """
 
     between_steps: Callable[[Any, int], None] | None = None
+    room: Callable[[], int | None] | None = None
 
     # Of Keras' iterator:
     data_adapter: Any
@@ -44,6 +47,7 @@ class PlacedEpochs(_Base):  # type: ignore[misc]
     _epoch_iterator: Any
 
     # Set by the class that this is a part of:
+    _blocks: Blocks
     _source: Source
     _fingerprint: dict[str, Any]
     _distributed_dataset: Any
@@ -60,6 +64,8 @@ class PlacedEpochs(_Base):  # type: ignore[misc]
     _batches: int  # of all epochs
     _reading: Any  # the last iterator from which something was read
     _prepared: tuple[int, Iterator[Any]] | None  # the next epoch, if it is not to be begun by itself
+    _call: Call | None  # the last call, until what it did is noted
+    _reading_again: bool  # whether batches are read one by one, only to be thrown away
 
     def _divided(self, dataset: Any, *, check: bool = False) -> Any:
         raise NotImplementedError
@@ -82,6 +88,7 @@ class PlacedEpochs(_Base):  # type: ignore[misc]
         return self
 
     def __next__(self) -> Any:
+        self._note_call()
         if self.between_steps is not None and self._at_rest():
             self.between_steps(self, self._done)
         try:
@@ -92,9 +99,69 @@ class PlacedEpochs(_Base):  # type: ignore[misc]
         if item[2] is not self._reading:
             self._reading = item[2]
             self._passes += 1
-        self._done = item[0] + self.steps_per_execution
-        self._batches += self.steps_per_execution
+        steps = self.steps_per_execution if self._call is None else self._call.steps
+        self._done = item[0] + steps
+        self._batches += steps
         return item
+
+    def _enumerate_iterator(self) -> Iterator[Any]:
+        """An epoch's calls, as Keras': the first step, the last, and the iterator to read from."""
+        self.data_adapter.on_epoch_begin()
+        if self._current_iterator is None or not self.steps_per_epoch:
+            self._current_iterator = iter(self._get_iterator())
+            self._steps_seen = 0
+        yield from self._calls(0)
+
+    def _calls(self, first: int) -> Iterator[Any]:
+        """The calls of an epoch from a step on."""
+        total = self.steps_per_epoch or self._num_batches
+        step = first
+        while not total or step < total:
+            if self._is_read_out():
+                if self.steps_per_epoch:
+                    self._interrupted_warning()
+                break
+            steps = self._steps_of_call(step, total)
+            self._steps_seen += steps
+            last: int = step + steps - 1
+            if self._call is not None:
+                last = last if self._call.steps == 1 else LastStep(last, self._call)
+            call = self._call
+            yield step, last, self._current_iterator
+            step += steps if call is None else steps - call.unmade
+        if self._is_read_out():
+            self._current_iterator = iter(self._get_iterator())
+            self._steps_seen = 0
+        self.data_adapter.on_epoch_end()
+
+    def _steps_of_call(self, step: int, total: int | None) -> int:
+        """How many steps the next call makes; its iterator is told."""
+        self._call = None
+        if self.steps_per_execution > 1 or self._reading_again:
+            return self.steps_per_execution
+        if not hasattr(self._current_iterator, "call"):
+            return 1
+        limits = [
+            self._blocks.steps(),
+            total - step if total else None,
+            self._num_batches - self._steps_seen if self._num_batches else None,
+            None if self.room is None else self.room(),
+        ]
+        self._call = Call(max(1, min(limit for limit in limits if limit is not None)))
+        self._current_iterator.call = self._call
+        return self._call.steps
+
+    def _note_call(self) -> None:
+        """What the last call did, which is less than it was to where the data ended."""
+        call, self._call = self._call, None
+        if call is not None and call.ran is not None:
+            self._blocks.note(call)
+            self._forget_steps(call.unmade)
+
+    def _forget_steps(self, unmade: int) -> None:
+        self._done -= unmade
+        self._batches -= unmade
+        self._steps_seen -= unmade
 
     @contextlib.contextmanager
     def catch_stop_iteration(self) -> Iterator[None]:
@@ -103,9 +170,13 @@ class PlacedEpochs(_Base):  # type: ignore[misc]
             try:
                 yield
             except (StopIteration, tf.errors.OutOfRangeError):
-                # The train function found the end.
+                # The train function found the end: that call counts for one, as Keras' do.
                 self._over = True
+                if self._call is not None:
+                    self._forget_steps(self._call.steps - 1)
+                    self._call = None
                 raise
+            self._note_call()
         self._await_steps()
         if self._over:
             self._done = max(self._first, self._done - self.steps_per_execution)
@@ -200,22 +271,7 @@ class PlacedEpochs(_Base):  # type: ignore[misc]
         source.settle()
         if place.over:
             return iter(())
-        return self._rest_of_epoch(place.steps) if place.steps else self._enumerate_iterator()
-
-    def _rest_of_epoch(self, first: int) -> Iterator[Any]:
-        """As Keras enumerates an epoch, from a step on."""
-        total, each = self.steps_per_epoch or self._num_batches, self.steps_per_execution
-        for step in range(first, total, each) if total else itertools.count(first, each):
-            if self._is_read_out():
-                if self.steps_per_epoch:
-                    self._interrupted_warning()
-                break
-            self._steps_seen += each
-            yield step, step + each - 1, self._current_iterator
-        if self._is_read_out():
-            self._current_iterator = iter(self._get_iterator())
-            self._steps_seen = 0
-        self.data_adapter.on_epoch_end()
+        return self._calls(place.steps) if place.steps else self._enumerate_iterator()
 
     def _is_read_out(self) -> bool:
         total = self._num_batches
@@ -230,6 +286,7 @@ class PlacedEpochs(_Base):  # type: ignore[misc]
         )
         begun = time.monotonic()
         self._made_by_then = place.made
+        self._reading_again = True
         self._interrupted_warning: Callable[[], None] = _silent
         try:
             for _ in range(place.whole_epochs):
@@ -244,6 +301,7 @@ class PlacedEpochs(_Base):  # type: ignore[misc]
             ) from None
         finally:
             self._made_by_then = 0
+            self._reading_again = False
             del self._interrupted_warning
         logger.info("Read again in %.1f s.", time.monotonic() - begun)
         return steps
@@ -278,6 +336,8 @@ class PlacedEpochs(_Base):  # type: ignore[misc]
         self._running = self._over = False
         self._reading = None
         self._prepared = None
+        self._call = None
+        self._reading_again = False
 
 
 def _silent() -> None:

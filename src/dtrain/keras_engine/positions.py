@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from dtrain.errors import DataError
+from dtrain.keras_engine.input_advice import tuned
 from dtrain.keras_engine.protocol import Places, own_places
 from dtrain.log import logger
 from dtrain.upstream import datasets as upstream_data
@@ -56,12 +57,14 @@ class Source(Protocol):
     Attributes:
         kind: what it is, for messages.
         computed: whether any place can be begun with; else the batches before it must be read.
+        counted: whether there are as many batches as Keras thinks, for sure.
         dataset: global batches; each iteration over it is a pass, or a distributed dataset.
         fingerprint: what must not change for a position to mean anything, by its name in messages.
     """
 
     kind: str
     computed: bool
+    counted: bool
     dataset: Any
 
     @property
@@ -97,6 +100,7 @@ class PlacedSource:
 
     kind = "dtrain.data"
     computed = True
+    counted = False
 
     def __init__(self, dataset: Any, places: Places) -> None:
         self.dataset = dataset
@@ -143,10 +147,11 @@ class ReadSource:
     """
 
     computed = False
+    counted = False
 
     def __init__(self, kind: str, dataset: Any, replicas: int) -> None:
         self.kind = kind
-        self.dataset = dataset
+        self.dataset = tuned(dataset)
         self._seed = upstream_tf.global_seed()
         self._distributed = isinstance(self.dataset, tf.distribute.DistributedDataset)
         self._replicas = replicas

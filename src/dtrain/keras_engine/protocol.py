@@ -6,6 +6,7 @@ alone. A dataset may carry a way to read one worker's part of its batches.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,12 +20,14 @@ class ReplicaLayout:
         worker: this process' number among them.
         local_replicas: replicas in this process.
         central: whether weights and optimizer state exist once for all replicas.
+        sums: what adds up over the workers; another may give other last bits. "" where nobody needs to know.
     """
 
     workers: int = 1
     worker: int = 0
     local_replicas: int = 1
     central: bool = False
+    sums: str = ""
 
     @property
     def replicas(self) -> int:
@@ -40,6 +43,22 @@ class ReplicaLayout:
 def layout_of(strategy: Any) -> ReplicaLayout | None:
     """The layout of one of dtrain's strategies; None for TensorFlow's own."""
     return getattr(strategy, "dtrain_layout", None)
+
+
+def waiting_clock(strategy: Any) -> Callable[[], float] | None:
+    """What gives the seconds that this process has waited for other workers so far.
+
+    None for a strategy whose transport does not know them.
+    """
+    return getattr(strategy, "dtrain_waited", None)
+
+
+def communication_clock(strategy: Any) -> Callable[[], float] | None:
+    """What gives the seconds that this process has spent on other workers so far, the waiting included.
+
+    None for a strategy whose transport does not know them.
+    """
+    return getattr(strategy, "dtrain_communicated", None)
 
 
 def current_layout() -> ReplicaLayout | None:
@@ -63,13 +82,20 @@ class ServerLayout:
 
     Attributes:
         workers: tasks that compute steps.
-        max_staleness: the bound of updates by others between a step's read and its write, or None.
+        max_staleness: the bound of updates between a step's read and its write, or None.
         servers: the lock and the clock, an `asynchronous.exchange.Servers`.
+        overlap: whether a step computes while what the one before it sent is on its way.
     """
 
     workers: int
     max_staleness: int | None
     servers: Any
+    overlap: bool = False
+
+    @property
+    def most_of_others(self) -> int | None:
+        """How many updates of other workers a step may miss: with overlap one place is its own worker's."""
+        return self.max_staleness - self.overlap if self.max_staleness is not None else None
 
 
 def servers_of(strategy: Any) -> ServerLayout | None:

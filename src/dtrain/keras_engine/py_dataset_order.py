@@ -43,11 +43,13 @@ class PyDatasetSource:
     Attributes:
         kind: what it is, for messages.
         computed: that any place can be begun with.
+        counted: it may have fewer batches than it says.
         dataset: global batches.
     """
 
     kind = "keras.utils.PyDataset"
     computed = True
+    counted = False
 
     def __init__(self, adapter: Any, layout: ReplicaLayout | None) -> None:
         self._adapter = adapter

@@ -23,6 +23,8 @@ def check_model(model: Any) -> None:
     strategy = model.distribute_strategy
     made_under = upstream_keras.strategy_of(model)
     check_scope(model, made_under)
+    if made_under is None and not tf.distribute.has_strategy():
+        return  # TensorFlow's default strategy
     if made_under is not strategy:
         raise ScopeError(
             f"fit was called inside the scope of a {type(strategy).__name__}, but the model {model.name!r} "

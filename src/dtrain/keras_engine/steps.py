@@ -61,21 +61,29 @@ class StepProgram:
         self._coupled: list[bool] = []
         self._named = False  # whether `coupled` says what `_coupled` does
 
+    def wants_part(self) -> bool:
+        """Whether `learn` needs a batch to learn from."""
+        if self._learnt:
+            return False
+        losses = [loss for _, loss in upstream_keras.compiled_losses(self.model)]
+        return self._own_step() or has_own_layers(self.model) or any(map(is_own_loss, losses))
+
+    def _own_step(self) -> bool:
+        return not (self.stock and _is_keras_own(self.model, "compute_loss"))
+
     def learn(self, part: Any) -> None:
         """Finds out what a user's own losses are, sums or means; there is nothing to learn of Keras'.
 
         Args:
-            part: a batch of this process' first replica.
+            part: a batch of this process' first replica; needed where `wants_part` says so.
         """
-        if self._learnt:
-            self._name_coupled()
+        if not self.wants_part():
+            if self._learnt:
+                self._name_coupled()
+            self._learnt = True
             return
         self._learnt = True
-        model, layout = self.model, self.layout
-        losses = [loss for _, loss in upstream_keras.compiled_losses(model)]
-        own_step = not (self.stock and _is_keras_own(model, "compute_loss"))
-        if not (own_step or has_own_layers(model) or any(map(is_own_loss, losses))):
-            return
+        model, layout, own_step = self.model, self.layout, self._own_step()
         part = without_optionals(part)
         # Workers try together or not at all: a layer may need all of them.
         rows = min(ROWS, *exchange(layout, int(batch_rows(part))))

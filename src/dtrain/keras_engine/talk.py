@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from dtrain import progress
+from dtrain.cluster import mpi
 from dtrain.errors import PeerMissingError
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.upstream import tensorflow as upstream_tf
@@ -61,6 +62,7 @@ def _receive(layout: ReplicaLayout, number: int, worker: int, timeout: float | N
             text = upstream_tf.get_shared(_key(number, worker), max(1, int(left * 1000)))
             return pickle.loads(base64.b64decode(text))
         except (tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
+            mpi.check_ended()
             if not _service_answers(layout, number):
                 raise PeerMissingError(
                     "The first worker, through which the workers talk, cannot be reached any more.",

@@ -1,4 +1,4 @@
-"""How long a replica waits for the others in a step, measured by clocks inside the step's own program.
+"""How long a replica waits for the others in a step, measured inside the step's own program.
 
 All workers' steps take equally long, since they wait for each other; without the waiting they show who is
 slow. Clocks only look on: nothing that is computed depends on them.

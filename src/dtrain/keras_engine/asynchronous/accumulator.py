@@ -38,31 +38,34 @@ class Accumulator:
 
     def add(self, block: Meets, original: Callable[..., Any], grads: list[Any], targets: list[Any]) -> None:
         """Adds a micro-batch's gradients; at the K-th the servers update."""
-        steps = self.optimizer.gradient_accumulation_steps
-        numbers = [self.optimizer._get_variable_index(v) for v in targets]
-        self._given = [
-            (n, target) for n, target, g in zip(numbers, targets, grads, strict=True) if g is not None
-        ]
-        for number, grad in zip(numbers, grads, strict=True):
-            if grad is not None:
-                self._sums[number].assign_add(tf.convert_to_tensor(grad))
-        self._pending.assign_add(1)
+        self._sum_up(grads, targets)
 
         def update() -> tf.Tensor:
-            pending = self._pending.read_value()
-            chosen = [target for _, target in self._given]
-
-            def apply(arrived: list[Any]) -> None:
-                upstream_keras.iterations_of(self.optimizer).assign_add(tf.cast(arrived.pop(), tf.int64) - 1)
-                with updating(self.optimizer):
-                    original(self.optimizer, arrived, chosen)
-
-            self._meet(block, apply, pending)
+            self._meet(block, self._update_by(original), self._pending.read_value())
             self._left.refresh(tf.constant(0, tf.int64))
             return tf.constant(True)
 
-        full = tf.equal((self._left.read_value() + self._pending.read_value()) % steps, 0)
-        tf.cond(full, update, lambda: tf.constant(False))
+        tf.cond(self._full(), update, lambda: tf.constant(False))
+
+    def collect(
+        self, original: Callable[..., Any], grads: list[Any], targets: list[Any]
+    ) -> tuple[Callable[[list[Any]], Any], list[Any], list[Any], tf.Tensor]:
+        """Adds a micro-batch's gradients; at the K-th begins anew.
+
+        Returns:
+            An update for the servers, the sums and the variables that it takes, and whether they are due.
+        """
+        self._sum_up(grads, targets)
+        due = self._full()
+        sums, variables = self._collected(self._pending.read_value())
+
+        def renew() -> tf.Tensor:
+            self._renew()
+            self._left.refresh(tf.constant(0, tf.int64))
+            return tf.constant(True)
+
+        tf.cond(due, renew, lambda: tf.constant(False))
+        return self._update_by(original), sums, variables, due
 
     def end(self, block: Meets) -> None:
         """Leaves what is short of K micro-batches with the servers."""
@@ -86,10 +89,44 @@ class Accumulator:
         for each in (*self._sums, self._left, self._pending):
             each.destroy()
 
-    def _meet(self, block: Meets, update: Callable[[list[Any]], Any], pending: tf.Tensor) -> None:
+    def _sum_up(self, grads: list[Any], targets: list[Any]) -> None:
+        numbers = [self.optimizer._get_variable_index(v) for v in targets]
+        self._given = [
+            (n, target) for n, target, g in zip(numbers, targets, grads, strict=True) if g is not None
+        ]
+        for number, grad in zip(numbers, grads, strict=True):
+            if grad is not None:
+                self._sums[number].assign_add(tf.convert_to_tensor(grad))
+        self._pending.assign_add(1)
+
+    def _full(self) -> tf.Tensor:
+        """Whether an update is due."""
+        steps = self.optimizer.gradient_accumulation_steps
+        return tf.equal((self._left.read_value() + self._pending.read_value()) % steps, 0)
+
+    def _update_by(self, original: Callable[..., Any]) -> Callable[[list[Any]], Any]:
+        """An update for the servers, by what `_collected` gives."""
+        chosen = [target for _, target in self._given]
+
+        def apply(arrived: list[Any]) -> None:
+            upstream_keras.iterations_of(self.optimizer).assign_add(tf.cast(arrived.pop(), tf.int64) - 1)
+            with updating(self.optimizer):
+                original(self.optimizer, arrived, chosen)
+
+        return apply
+
+    def _collected(self, pending: tf.Tensor) -> tuple[list[Any], list[Any]]:
+        """The sums and how many micro-batches they are of, and the variables that these belong to."""
         grads = [self._sums[number].read_value() for number, _ in self._given]
         counter = upstream_keras.iterations_of(self.optimizer)
-        block.meet(update, [*grads, pending], [*(target for _, target in self._given), counter])
+        return [*grads, pending], [*(target for _, target in self._given), counter]
+
+    def _renew(self) -> None:
         for number, _ in self._given:
             self._sums[number].refresh(tf.zeros_like(self._sums[number]))
         self._pending.refresh(tf.constant(0, tf.int64))
+
+    def _meet(self, block: Meets, update: Callable[[list[Any]], Any], pending: tf.Tensor) -> None:
+        grads, targets = self._collected(pending)
+        block.meet(update, grads, targets)
+        self._renew()

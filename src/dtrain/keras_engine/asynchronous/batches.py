@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from dtrain import progress
 from dtrain.keras_engine.input import map_leaves, present_leaves, to_tensors
 
 
@@ -32,6 +33,11 @@ class BlockData:
     sizes: np.ndarray
     values: Any
     count: int
+
+    @property
+    def rows(self) -> int | None:
+        """Examples in all batches; None for a single batch."""
+        return int(self.sizes[0].sum()) if len(self.sizes) else None
 
 
 class BlockReader:
@@ -57,8 +63,10 @@ class BlockReader:
 
     def read(self, iterator: Any, most: int) -> BlockData | None:
         """The next batches, at most so many; None at the end of the data."""
+        before = progress.ledger.enter("input")
         sizes, values = self._read(iterator, tf.constant(most))
         count = int(sizes.shape[0])
+        progress.ledger.enter(before)
         return BlockData(self.spec, True, sizes.numpy().T, values, count) if count else None
 
     def _take(self, iterator: Any, most: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:

@@ -21,8 +21,9 @@ _BATCH_HOOKS = {
 class StalenessReport(keras.callbacks.Callback):  # type: ignore[misc]
     """Adds an epoch's staleness to its logs, and so to `History` and every log that callbacks write.
 
-    `staleness` is the mean over the epoch's steps of how many updates of other workers fell between a
-    step's read of the weights and its write; `staleness_max` the most of one step.
+    `staleness` is the mean over the epoch's steps of how many updates fell between a step's read of the
+    weights and its write; `staleness_max` the most of one step. They are other workers'; where steps overlap
+    (`ParameterServerStrategy(overlap=True)`) also its own worker's, one at most.
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -47,7 +48,7 @@ def prepare_fit(model: Any, arguments: dict[str, Any]) -> None:
     arguments["validation_data"] = _dataset(arguments["validation_data"], "validation_data")
     callbacks = arguments["callbacks"]
     reported = any(isinstance(callback, StalenessReport) for callback in _listed(callbacks))
-    if layout is not None and layout.workers > 1 and not reported:
+    if layout is not None and (layout.workers > 1 or layout.overlap) and not reported:
         if isinstance(callbacks, upstream_keras.callback_list()):
             callbacks.callbacks.insert(0, _for_model(StalenessReport(), model))
         else:
@@ -100,19 +101,29 @@ def watches(callback: Any, kind: str) -> bool:
     """Whether a callback does something at every batch that depends on what was done before."""
     if isinstance(callback, keras.callbacks.History | keras.callbacks.ProgbarLogger | StalenessReport):
         return False
-    if hasattr(callback, "dtrain_session"):
+    if hasattr(callback, "dtrain_session") or not getattr(callback, "dtrain_every_batch", True):
+        return False
+    if _tracks_epochs(callback):
         return False
     if isinstance(callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore):
         if type(callback).__module__.startswith("keras."):
             return bool(callback.save_freq != "epoch")
     elif isinstance(callback, keras.callbacks.TensorBoard) and type(callback).__module__.startswith("keras."):
-        return bool(callback.update_freq != "epoch")
+        return bool(callback.update_freq != "epoch" or upstream_keras.profiles_batches(callback))
     base = keras.callbacks.Callback
     return any(
         name in vars(callback) or getattr(type(callback), name) is not getattr(base, name)
         for name in _BATCH_HOOKS[kind]
         if not _passes_on(callback, name)
     )
+
+
+def _tracks_epochs(callback: Any) -> bool:
+    """Whether a callback of Weights & Biases or MLflow was told to log epochs only."""
+    kind = type(callback)
+    if kind.__module__.startswith("wandb."):
+        return getattr(callback, "logging_batch_wise", True) is False
+    return kind.__module__.startswith("mlflow.") and getattr(callback, "log_every_epoch", False) is True
 
 
 def _passes_on(callback: Any, name: str) -> bool:

@@ -15,13 +15,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from dtrain import progress
 from dtrain.errors import DataError
 from dtrain.keras_engine.asynchronous import stuck
 from dtrain.keras_engine.asynchronous.batches import BlockReader
 from dtrain.keras_engine.asynchronous.pace import Pace
 from dtrain.keras_engine.asynchronous.program import BlockProgram
-from dtrain.keras_engine.asynchronous.session import Session, Staleness
-from dtrain.keras_engine.input import to_tensors
+from dtrain.keras_engine.asynchronous.session import BlockTimes, Session, Staleness
+from dtrain.keras_engine.input import Split, rows_of, to_tensors
 from dtrain.keras_engine.protocol import servers_of
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
@@ -60,8 +61,16 @@ class AsynchronousFunction:
         self._reader: BlockReader | None = None
         self._read_from: Any = None
         self._logs_at = 0.0
+        self._computed = 0.0  # by the ledger, when the epoch began
         self.every_batch = False
         self.staleness = Staleness()
+        self._times = BlockTimes()
+
+    @property
+    def times(self) -> BlockTimes:
+        """Of all blocks so far, those of the epoch that runs included."""
+        session = self._session
+        return self._times if session is None else self._times.and_more(session.times)
 
     @property
     def between_blocks(self) -> bool:
@@ -85,27 +94,37 @@ class AsynchronousFunction:
             single = self._new_session(None)
             self._take(single, iterator)
             single.finish()
+            self._times = self._times.and_more(single.times)
             return self._logs_of(single)
         if epochs.function is None:
             epochs.function = self
             self._session = self._new_session(epochs.total)
+            self._computed = progress.ledger.seconds()["compute"]
             self._ahead = 0
             self._logs, self._logs_at = {}, 0.0
         session = self._session
         if session is None:
             raise RuntimeError("an epoch goes on after its end")
-        self._take(session, iterator)
-        session.called()
-        self._refresh_logs(session)
+        progress.ledger.enter("compute")
+        try:
+            self._take(session, iterator)
+            session.called()
+            self._refresh_logs(session)
+        finally:
+            progress.ledger.enter("callbacks")
         return self._logs
 
     def end(self) -> None:
         """The epoch is over: waits for its blocks; the logs that were returned are then all of it."""
         session, self._session = self._session, None
         if session is not None:
+            progress.ledger.enter("compute")
             session.finish()
             self.staleness = session.staleness
+            self._times = self._times.and_more(session.times)
+            self._note_exchange(session.times)
             self._renew_logs(session)
+            progress.ledger.enter("callbacks")
 
     def rest(self) -> bool:
         """Whether the model stands still now, after the calls that were made and before any other step.
@@ -119,6 +138,8 @@ class AsynchronousFunction:
         session, self._session = self._session, None
         if session is not None:
             session.abandon()
+            self._times = self._times.and_more(session.times)
+            self._note_exchange(session.times)
 
     def _take(self, session: Session, iterator: Any) -> None:
         if not self.every_batch and not self._model.run_eagerly and isinstance(iterator, _EpochBatches):
@@ -130,7 +151,9 @@ class AsynchronousFunction:
                 return
         for step in range(self._model.steps_per_execution):
             try:
+                progress.ledger.enter("input")
                 batch = next(iterator)
+                progress.ledger.enter("compute")
             except (StopIteration, tf.errors.OutOfRangeError):
                 if step:
                     return
@@ -140,18 +163,31 @@ class AsynchronousFunction:
                 self._eager(batch)
             else:
                 session.add(batch, getattr(iterator, "element_spec", None))
+            self._note(1, int(rows_of(Split((batch,), None))))
 
     def _take_ahead(self, session: Session, iterator: Any, reader: BlockReader) -> None:
         """Takes a block at once; the calls that follow are for batches that it has taken already."""
         for step in range(self._model.steps_per_execution):
             if self._ahead == 0:
                 self._ahead = session.read(iterator.iterator, reader)
+                self._note(self._ahead, session.examples if self._ahead else 0)
             if self._ahead == 0:
                 if step:
                     return
                 self._count_failed_call(session, iterator)
                 raise StopIteration
             self._ahead -= 1
+
+    def _note(self, steps: int, examples: int | None) -> None:
+        """Takes note of batches that workers get, where they train on them."""
+        if self._kind == "train":
+            progress.note_batches(steps, examples)
+
+    def _note_exchange(self, times: BlockTimes) -> None:
+        """Says which part of the epoch's time its workers spent on the servers."""
+        if times.seconds > 0:
+            spent = progress.ledger.seconds()["compute"] - self._computed
+            progress.ledger.move("compute", "communication", spent * times.exchange / times.seconds)
 
     def _reader_of(self, spec: Any) -> BlockReader | None:
         key = str(spec)

@@ -16,20 +16,27 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from dtrain import progress
 from dtrain.keras_engine.asynchronous.accumulator import Accumulator
+from dtrain.keras_engine.asynchronous.clocks import between, time_of
 from dtrain.keras_engine.asynchronous.exchange import Exchange, Servers
+from dtrain.keras_engine.asynchronous.loops import in_turns
+from dtrain.keras_engine.asynchronous.overlap import Overlapped, obstacle
 from dtrain.keras_engine.asynchronous.packing import Packing
 from dtrain.keras_engine.asynchronous.stand_in import StandIn, standing_in
-from dtrain.keras_engine.asynchronous.step import Block, Rehearsal, tracing
+from dtrain.keras_engine.asynchronous.step import Block, Rehearsal
 from dtrain.keras_engine.context import underlying
 from dtrain.keras_engine.input import map_leaves
 from dtrain.keras_engine.parts import is_split
 from dtrain.keras_engine.steps import step_is_stock
 from dtrain.keras_engine.tables import tables_of
+from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
 CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
+# Of every block: its staleness, and the seconds that it took and waited.
+_COUNTED = (tf.TensorSpec([3], tf.int64), tf.TensorSpec([2], tf.float64))
 STEPS = {"train": "train_step", "test": "test_step", "predict": "predict_step"}
 
 
@@ -40,11 +47,15 @@ class Result:
     Attributes:
         held: the new values of the variables that the chief holds.
         staleness: the sum over the block's updates, the most of one, and the number of updates.
+        seconds: how long the block took, by the worker's clock.
+        exchange: for how long of these the worker only waited for the servers.
         outputs: what the last step returned.
     """
 
     held: list[np.ndarray]
     staleness: tuple[int, int, int]
+    seconds: float
+    exchange: float
     outputs: Any
 
 
@@ -60,6 +71,7 @@ class BlockProgram:
         held: the variables that the chief holds: metrics', and all that are not on a server.
         stock: whether the step and what it returns are Keras' own.
         turns: how many steps a turn of the loops has that were traced.
+        overlaps: whether a step computes while what the one before it has left is sent.
         accumulation: micro-batches an update, where workers add them up themselves; else 1.
     """
 
@@ -78,6 +90,8 @@ class BlockProgram:
         self._optimizers: list[Any] = []
         self._outputs: Any = None
         self._exchange: Exchange | None = None
+        self._wants_overlap = kind == "train" and strategy.dtrain_servers.overlap
+        self.overlaps = False
 
     @property
     def accumulation(self) -> int:
@@ -101,9 +115,11 @@ class BlockProgram:
         """
         key = f"{many}{unrolled}{spec}"
         if key not in self._functions:
+            before = progress.ledger.enter("start")
             self._rehearse(spec)
             self.turns.add(unrolled)
             self._functions[key] = self._many(spec, unrolled) if many else self._one(spec)
+            progress.ledger.enter(before)
         return self._functions[key]
 
     def _choose_variables(self) -> int:
@@ -139,6 +155,16 @@ class BlockProgram:
         self._pulled = [v for v in self._pulled if id(v) in rehearsal.used]
         self._written = {i for i, v in enumerate(self._pulled) if id(v) in rehearsal.written}
         self._exchange = Exchange(self._servers, self._pulled)
+        self._decide_overlap(rehearsal)
+
+    def _decide_overlap(self, rehearsal: Rehearsal) -> None:
+        if not self._wants_overlap:
+            return
+        reason = obstacle(rehearsal, [self._pulled[i] for i in sorted(self._written)])
+        self.overlaps = reason is None
+        if reason is not None:
+            self._wants_overlap = False  # it is the same step for other batches
+            logger.warning("overlap=True was set, but this step runs without: %s.", reason)
 
     def _rehearse_once(self, rehearsal: Rehearsal, spec: Any) -> Outputs:
         described: list[Outputs] = []
@@ -150,7 +176,7 @@ class BlockProgram:
                 each.on_write = functools.partial(rehearsal.written.add, id(variable))
             with contextlib.ExitStack() as stack:
                 stack.enter_context(standing_in(variables, stand_ins))
-                stack.enter_context(tracing(rehearsal))
+                stack.enter_context(rehearsal.traced())
                 stack.enter_context(self._making_on_servers())
                 stack.enter_context(self._without_results())
                 described.append(Outputs(self._step(batch)))
@@ -171,38 +197,18 @@ class BlockProgram:
         shape = map_leaves(number, spec)
 
         def run(numbers: tf.Tensor, sizes: tf.Tensor, held: list[Any], data: list[Any]) -> list[Any]:
-            with self._block(numbers, held) as block:
+            with self._block(numbers, held, overlaps=self.overlaps) as block:
                 places = [_places(sizes[n], leaf.shape.rank) for n, leaf in enumerate(leaves)]
 
-                def step(i: tf.Tensor) -> list[tf.Tensor]:
+                def batch(i: tf.Tensor) -> Any:
                     parts = [
                         tf.ensure_shape(tf.slice(data[n], places[n][0][i], places[n][1][i]), leaf.shape)
                         for n, leaf in enumerate(leaves)
                     ]
-                    batch = map_leaves(lambda n: None if n is None else parts[n], shape)
-                    return self._outputs.flatten(block.step(lambda: self._step(batch)))
+                    return map_leaves(lambda n: None if n is None else parts[n], shape)
 
-                def loop(end: tf.Tensor, turn: int, state: list[tf.Tensor]) -> list[tf.Tensor]:
-                    def body(i: tf.Tensor, *_: Any) -> Any:
-                        outputs: list[tf.Tensor] = []
-                        for more in range(turn):
-                            outputs = step(i + more)
-                        return [i + turn, *outputs]
-
-                    found: list[tf.Tensor] = tf.while_loop(
-                        lambda i, *_: i < end,
-                        body,
-                        state,
-                        shape_invariants=[tf.TensorShape([]), *self._outputs.shapes()],
-                        parallel_iterations=1,
-                    )
-                    return found
-
-                count = tf.shape(sizes)[1]
-                state = [tf.constant(0), *self._outputs.blanks()]
-                if unrolled > 1:
-                    state = loop(count - count % unrolled, unrolled, state)
-                return block.results(loop(count, 1, state)[1:])
+                steps = functools.partial(self._step_on, batch)
+                return block.results(block.loop(steps, self._outputs, tf.shape(sizes)[1], unrolled))
 
         data_specs = [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in leaves]
         return self._traced(run, tf.TensorSpec([len(leaves), None], tf.int32), data_specs)
@@ -222,17 +228,18 @@ class BlockProgram:
         return _Traced(function, held, self._outputs)
 
     @contextlib.contextmanager
-    def _block(self, numbers: tf.Tensor, held: list[Any]) -> Iterator[_Running]:
+    def _block(self, numbers: tf.Tensor, held: list[Any], *, overlaps: bool = False) -> Iterator[_Running]:
         """What stands around a block's steps: stand-ins before, their end after."""
         exchange = self._exchange
         if exchange is None:
             raise RuntimeError("a block is traced before its rehearsal")
+        begun = time_of([numbers])
         values, clock = exchange.read()
         given = Packing([_spec(v) for v in self.held]).unpack(held)
         stand_ins = [_stand_in(v, value) for v, value in zip(self._pulled, values, strict=True)]
         keeping = [_stand_in(v, value) for v, value in zip(self.held, given, strict=True)]
         variables = [*self._pulled, *self.held]
-        block = Block(
+        block = (Overlapped if overlaps else Block)(
             exchange=exchange,
             variables=self._pulled,
             stand_ins=stand_ins,
@@ -240,15 +247,19 @@ class BlockProgram:
             alone=self._alone,
             written=self._written,
             clock=clock,
+            waited=between(begun, time_of([*values, clock])),
             number=numbers[0],
             accumulators=[Accumulator(o, numbers[1]) for o in self._accumulating()],
         )
         meets = self._kind == "train" or bool(self._written)
         with standing_in(variables, [*stand_ins, *keeping]), self._without_results():
-            yield _Running(block, keeping, meets=meets)
+            yield _Running(block, keeping, meets=meets, begun=begun)
         for each in (*stand_ins, *keeping):
             each.destroy()
         block.destroy()
+
+    def _step_on(self, batch: Callable[[tf.Tensor], Any], number: tf.Tensor) -> Any:
+        return self._step(batch(number))
 
     def _step(self, batch: Any) -> Any:
         return getattr(self._model, STEPS[self._kind])(batch)
@@ -298,10 +309,39 @@ class BlockProgram:
 class _Running:
     """A block while its steps are traced."""
 
-    def __init__(self, block: Block, keeping: Sequence[StandIn], *, meets: bool) -> None:
+    def __init__(self, block: Block, keeping: Sequence[StandIn], *, meets: bool, begun: tf.Tensor) -> None:
         self._block = block
         self._keeping = keeping
         self._meets = meets
+        self._begun = begun
+
+    def loop(
+        self, step: Callable[[Any], Any], outputs: Outputs, count: tf.Tensor, unrolled: int
+    ) -> list[tf.Tensor]:
+        """Runs steps 0 to `count`, given their numbers; what the last one returned."""
+        if isinstance(self._block, Overlapped):
+            return self._overlapped_loop(self._block, step, outputs, count, unrolled)
+
+        def turn(i: tf.Tensor, _: Any) -> list[tf.Tensor]:
+            return outputs.flatten(self.step(lambda: step(i)))
+
+        return in_turns(turn, outputs.blanks(), outputs.shapes(), first=0, count=count, unrolled=unrolled)
+
+    @staticmethod
+    def _overlapped_loop(
+        block: Overlapped, step: Callable[[Any], Any], outputs: Outputs, count: tf.Tensor, unrolled: int
+    ) -> list[tf.Tensor]:
+        returned, pending = block.first(lambda: outputs.flatten(step(tf.constant(0))))
+        known = len(returned)
+
+        def turn(i: tf.Tensor, state: list[tf.Tensor]) -> list[tf.Tensor]:
+            now, left = block.next(lambda: outputs.flatten(step(i)), state[known:])
+            return [*now, *left]
+
+        shapes = [*outputs.shapes(), *block.shapes(pending)]
+        state = in_turns(turn, [*returned, *pending], shapes, first=1, count=count, unrolled=unrolled)
+        block.last(state[known:])
+        return state[:known]
 
     def step(self, function: Callable[[], Any]) -> Any:
         """Runs one step."""
@@ -316,6 +356,8 @@ class _Running:
         if self._meets:
             block.end()
         found = [*(each.read_value() for each in self._keeping), block.staleness.read_value(), *outputs]
+        seconds = tf.stack([between(self._begun, time_of(found)), block.waited.read_value()])
+        found.insert(len(self._keeping) + 1, seconds)
         known = [tensor for tensor in found if tensor.shape.is_fully_defined()]
         packing = Packing([tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in known])
         return [*packing.pack(known), *(t for t in found if not t.shape.is_fully_defined())]
@@ -338,7 +380,7 @@ class _Traced:
             flats = self._held.pack([tf.constant(value) for value in held])
             first, second = tf.constant(numbers), tf.constant(sizes)
         found = self._function(first, second, flats, data)
-        specs = [*self._held, tf.TensorSpec([3], tf.int64), *self._outputs.specs()]
+        specs = [*self._held, *_COUNTED, *self._outputs.specs()]
         known = [i for i, spec in enumerate(specs) if spec.shape.is_fully_defined()]
         packing = Packing([specs[i] for i in known])
         count = len(packing.flat_specs)
@@ -350,11 +392,13 @@ class _Traced:
         rest = iter(fetched[count:])
         values = [next(rest) if i not in known else value for i, value in enumerate(values)]
         end = len(list(self._held))
-        stale = values[end]
+        stale, seconds = values[end], values[end + 1]
         return Result(
             held=values[:end],
             staleness=(int(stale[0]), int(stale[1]), int(stale[2])),
-            outputs=self._outputs.restore(values[end + 1 :]),
+            seconds=float(seconds[0]),
+            exchange=float(seconds[1]),
+            outputs=self._outputs.restore(values[end + 2 :]),
         )
 
 

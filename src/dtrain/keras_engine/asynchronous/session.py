@@ -22,6 +22,7 @@ from dtrain.upstream import tensorflow as upstream_tf
 
 _BLOCK_SECONDS = 0.1
 _MOST_STEPS = 256
+_OVERLAPPED_STEPS = 8  # at least, where steps overlap: each block's first and last stand alone
 _MOST_BYTES = 32 << 20
 _LOOK = 0.5  # seconds between two looks whether the coordinator has lost a server
 _SHORT_LOOK = 0.001
@@ -29,8 +30,28 @@ _UNROLLED = 4  # steps in a turn of a small model's loop
 _END_SECONDS = 1.0  # for the blocks that run on when an error has ended a session
 
 
+class BlockTimes(NamedTuple):
+    """How long blocks took, by the clocks of the workers that ran them.
+
+    Attributes:
+        blocks: how many are done.
+        seconds: of all of them together.
+        exchange: for how long of these a worker only waited for the servers.
+    """
+
+    blocks: int = 0
+    seconds: float = 0.0
+    exchange: float = 0.0
+
+    def and_more(self, other: BlockTimes) -> BlockTimes:
+        """Both together."""
+        return BlockTimes(
+            self.blocks + other.blocks, self.seconds + other.seconds, self.exchange + other.exchange
+        )
+
+
 class Staleness:
-    """Updates by other workers between a step's read of the weights and its write.
+    """Updates between a step's read of the weights and its write; where steps overlap, its own worker's too.
 
     Attributes:
         mean: over the steps; 0.0 without any.
@@ -89,6 +110,10 @@ class Session:
         total: the number of batches, where it is known.
         alarm: watches its blocks until it is over.
         pace: what earlier sessions of the program have learnt.
+
+    Attributes:
+        staleness: of the blocks that are done.
+        times: of the blocks that are done.
     """
 
     def __init__(
@@ -125,6 +150,8 @@ class Session:
         self._leftover = 0
         self._round = 0
         self.staleness = Staleness()
+        self.examples: int | None = None  # in what was read last
+        self.times = BlockTimes()
 
     def add(self, batch: Any, spec: Any = None, *, alone: bool = False) -> None:
         """Takes a batch; hands out a block when there are enough.
@@ -159,6 +186,7 @@ class Session:
         self._batch_bytes = sum(map(bytes_of, data.values)) // data.count
         if self._left is not None:
             self._left -= data.count
+        self.examples = data.rows
         self._hand_out(data)
         return data.count
 
@@ -318,6 +346,7 @@ class Session:
                 _added(now, then, new) for now, then, new in zip(self._held, given, result.held, strict=True)
             ]
         self.staleness.add(*result.staleness)
+        self.times = self.times.and_more(BlockTimes(1, result.seconds, result.exchange))
         if number > self._outputs[0]:
             self._outputs = (number, result.outputs)
 
@@ -334,6 +363,8 @@ class Session:
         if self._pace.seconds is None:
             return 1
         steps = int(_BLOCK_SECONDS / max(self._pace.seconds, 1e-6))
+        if self._program.overlaps:
+            steps = max(steps, _OVERLAPPED_STEPS)
         workers = self._layout.workers
         if self._left is not None and workers > 1:
             # So that the workers end together.
@@ -344,8 +375,8 @@ class Session:
         return min(max(steps, 1), _MOST_STEPS)
 
     def _active(self) -> tuple[int, int | None]:
-        """How many blocks may run at once, and the bound of staleness."""
-        bound = self._layout.max_staleness
+        """How many blocks may run at once, and how many updates of others a step may miss."""
+        bound = self._layout.most_of_others
         workers = self._layout.workers
         return (workers if bound is None else min(workers, bound + 1)), bound
 

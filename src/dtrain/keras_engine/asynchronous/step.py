@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.keras_engine.asynchronous.accumulator import Accumulator
+from dtrain.keras_engine.asynchronous.clocks import between, time_of
 from dtrain.keras_engine.asynchronous.exchange import Exchange
 from dtrain.keras_engine.asynchronous.stand_in import StandIn, standing_in
 from dtrain.keras_engine.asynchronous.updates import updating
@@ -46,19 +47,31 @@ class Rehearsal:
 
     Attributes:
         optimizers: those whose `apply` it calls.
+        applies: how many times it calls them.
+        nested: whether it does so inside a condition, a loop or a function of its own.
         written: the variables that it writes to, by id.
         used: the variables that it reads or writes, by id.
     """
 
     def __init__(self, build: Callable[[Any, Sequence[Any]], None]) -> None:
         self._build = build
+        self._graph: Any = None
         self.optimizers: list[Any] = []
+        self.applies = 0
+        self.nested = False
         self.written: set[int] = set()
         self.used: set[int] = set()
+
+    def traced(self) -> contextlib.AbstractContextManager[None]:
+        """Around the step, in the graph that it is traced into."""
+        self._graph = tf.compat.v1.get_default_graph()
+        return tracing(self)
 
     def apply(self, original: Apply, optimizer: Any, grads: Sequence[Any], variables: Any) -> None:
         """Takes note of an optimizer."""
         self._build(optimizer, variables)
+        self.applies += 1
+        self.nested = self.nested or tf.compat.v1.get_default_graph() is not self._graph
         if all(optimizer is not known for known in self.optimizers):
             self.optimizers.append(optimizer)
 
@@ -74,12 +87,14 @@ class Block:
         alone: whether no other worker writes between.
         written: numbers of the variables that steps write to.
         clock: the servers' clock as it was read.
+        waited: seconds that reading took, a float64 scalar.
         number: the block's number in its epoch, int32 scalar.
         accumulators: for optimizers that add up micro-batches on the worker.
 
     Attributes:
-        staleness: updates of other workers between this worker's reads and writes: their sum, the most of
-            one step, and over how many steps; int64 of shape (3,).
+        staleness: updates between this worker's reads and writes: their sum, the most of one step, and over
+            how many steps; int64 of shape (3,).
+        waited: seconds in which the worker did nothing but wait for the servers, a float64 scalar.
     """
 
     def __init__(
@@ -92,6 +107,7 @@ class Block:
         alone: bool,
         written: set[int],
         clock: tf.Tensor,
+        waited: tf.Tensor,
         number: tf.Tensor,
         accumulators: Sequence[Accumulator] = (),
     ) -> None:
@@ -105,6 +121,7 @@ class Block:
         self._base = {} if alone else {i: StandIn(self._stand_ins[i].read_value()) for i in self._written}
         self._clock = StandIn(clock, name="clock")
         self.staleness = StandIn(tf.zeros([3], tf.int64), name="staleness")
+        self.waited = StandIn(waited, name="waited")
         self._unsent = False
         self._met = False
         self._graph: Any = None
@@ -119,27 +136,29 @@ class Block:
         """Around one step: what it wrote and did not send is sent at its end."""
         self._unsent = self._met = False
         self._graph = tf.compat.v1.get_default_graph()
-        with tracing(self):
+        with self.traced():
             yield
         if self._unsent or not self._met:
             self.meet()
 
+    def traced(self) -> contextlib.AbstractContextManager[None]:
+        """Around what a step computes: its optimizer comes here."""
+        return tracing(self)
+
+    @staticmethod
+    def targets_of(optimizer: Any, variables: Any) -> list[Any]:
+        """The variables that `optimizer.apply` is for."""
+        return list(variables) if variables is not None else upstream_keras.trainable_variables_of(optimizer)
+
     def apply(self, original: Apply, optimizer: Any, grads: Sequence[Any], variables: Any) -> None:
         """What `optimizer.apply` does in a step."""
-        targets = (
-            list(variables) if variables is not None else upstream_keras.trainable_variables_of(optimizer)
-        )
+        targets = self.targets_of(optimizer, variables)
         for accumulator in self._accumulators:
             if accumulator.optimizer is optimizer:
                 accumulator.add(self, original, list(grads), targets)
                 self._met = True
                 return
-
-        def update(arrived: list[Any]) -> None:
-            with updating(optimizer):
-                original(optimizer, arrived, targets)
-
-        self.meet(update, list(grads), targets)
+        self.meet(update_by(original, optimizer, targets), list(grads), targets)
 
     def end(self) -> None:
         """What is left to do after the last step."""
@@ -148,7 +167,7 @@ class Block:
 
     def destroy(self) -> None:
         """Frees what the block made."""
-        held = [self._clock, self.staleness, *self._base.values()]
+        held = [self._clock, self.staleness, self.waited, *self._base.values()]
         for each in held:
             each.destroy()
         for accumulator in self._accumulators:
@@ -167,13 +186,49 @@ class Block:
             grads: tensors, `tf.IndexedSlices` or None, by variable.
             targets: the variables that the gradients belong to.
         """
-        pushed: list[tuple[str, tf.Tensor]] = []
+        values, clock = self._sent(self._changes(), update, grads, targets, wait=True)
+        for i, value in enumerate(values):
+            self._stand_ins[i].refresh(value)
+            if i in self._base:
+                self._base[i].refresh(value)
+        if update is not None:
+            self._note_staleness(self._clock.read_value(), clock)
+        self._clock.refresh(clock)
+        if tf.compat.v1.get_default_graph() is self._graph:
+            self._met, self._unsent = True, False
+
+    def note_waiting(self, seconds: tf.Tensor) -> None:
+        """The worker has stood still for so long, a float64 scalar."""
+        self.waited.refresh(self.waited.read_value() + seconds)
+
+    def _changes(self) -> list[tf.Tensor]:
+        """What steps wrote and did not send, by variable: alone, the values."""
+        values = [self._stand_ins[i].read_value() for i in self._written]
+        if self._alone:
+            return values
+        bases = [self._base[i].read_value() for i in self._written]
+        return [_change(value, base) for value, base in zip(values, bases, strict=True)]
+
+    def _sent(
+        self,
+        changes: Sequence[tf.Tensor],
+        update: Callable[[list[Any]], Any] | None = None,
+        grads: Sequence[Any] = (),
+        targets: Sequence[Any] = (),
+        *,
+        wait: bool = False,
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Sends changes and gradients; the variables' values and the clock after the servers' work.
+
+        Args:
+            changes: of the variables that steps write to.
+            update: as `meet`'s.
+            grads: as `meet`'s.
+            targets: as `meet`'s.
+            wait: whether nothing else is done meanwhile, so that the time counts.
+        """
         real = self._real
-        for i in self._written:
-            value = self._stand_ins[i].read_value()
-            if not self._alone:
-                value = _change(value, self._base[i].read_value())
-            pushed.append((real[i].device, value))
+        pushed = [(real[i].device, change) for i, change in zip(self._written, changes, strict=True)]
         with self._on_servers():
             devices = [_device(target) for target in targets]
         places = _push_gradients(pushed, grads, devices)
@@ -191,17 +246,16 @@ class Block:
                 on_servers(arrived)
 
         values, clock = self._exchange.update(pushed, guarded, counts=update is not None)
-        for i, value in enumerate(values):
-            self._stand_ins[i].refresh(value)
-            if i in self._base:
-                self._base[i].refresh(value)
-        if update is not None:
-            stale = clock - 1 - self._clock.read_value()
-            total, most, updates = tf.unstack(self.staleness.read_value())
-            self.staleness.refresh(tf.stack([total + stale, tf.maximum(most, stale), updates + 1]))
-        self._clock.refresh(clock)
-        if tf.compat.v1.get_default_graph() is self._graph:
-            self._met, self._unsent = True, False
+        if wait:
+            begun = time_of([tensor for _, tensor in pushed])
+            self.note_waiting(between(begun, time_of([*values, clock])))
+        return values, clock
+
+    def _note_staleness(self, read_at: tf.Tensor, clock: tf.Tensor) -> None:
+        """Counts an update: the clock when its weights were read, and after it."""
+        stale = clock - 1 - read_at
+        total, most, updates = tf.unstack(self.staleness.read_value())
+        self.staleness.refresh(tf.stack([total + stale, tf.maximum(most, stale), updates + 1]))
 
     def _note_write(self) -> None:
         self._unsent = True
@@ -209,6 +263,21 @@ class Block:
     def _on_servers(self) -> contextlib.AbstractContextManager[None]:
         """Variables are the servers' own again."""
         return standing_in(self._variables, self._real)
+
+
+def update_by(original: Apply, optimizer: Any, targets: list[Any]) -> Callable[[list[Any]], None]:
+    """An optimizer's own `apply`, for gradients that have arrived on the servers."""
+
+    def update(arrived: list[Any]) -> None:
+        with updating(optimizer):
+            original(optimizer, arrived, targets)
+
+    return update
+
+
+def adds_up(value: tf.Tensor) -> bool:
+    """Whether changes of several workers to such a value add up; else the last one holds."""
+    return value.dtype not in (tf.bool, tf.string)
 
 
 def _device(target: Any) -> str:
@@ -219,11 +288,11 @@ def _device(target: Any) -> str:
 
 def _change(value: tf.Tensor, base: tf.Tensor) -> tf.Tensor:
     """What a worker's step adds to a variable, so that several workers' steps add up."""
-    return value if value.dtype in (tf.bool, tf.string) else value - base
+    return value - base if adds_up(value) else value
 
 
 def _write(variable: Any, value: tf.Tensor, *, whole: bool) -> None:
-    if whole or value.dtype in (tf.bool, tf.string):
+    if whole or not adds_up(value):
         variable.assign(value)
     else:
         variable.assign_add(value)

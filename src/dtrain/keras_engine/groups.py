@@ -1,0 +1,224 @@
+"""Batches in groups: rows of many batches that are read at once, for runs of steps in one XLA program."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from dtrain.keras_engine.blocks import Call
+from dtrain.keras_engine.ended_iterators import let_go, prepare
+from dtrain.keras_engine.input import Split, batch_rows, map_leaves, present_leaves, row_bytes
+from dtrain.upstream import datasets as upstream_data
+
+BATCHES = 32
+"""In a group, at most."""
+
+_BYTES = 8e6  # of a group, at most
+
+
+class Part(NamedTuple):
+    """Batches of equal size that stand one behind the other in a group.
+
+    Attributes:
+        rows: a nest of tensors of shape (batches of a group * width, ...).
+        width: rows from one batch to the next.
+        first: the number of the first batch.
+        size: examples in each; width, or less.
+        steps: how many batches.
+    """
+
+    rows: Any
+    width: int
+    first: int
+    size: int
+    steps: int
+
+
+class Groups:
+    """Batches for the only replica, to be read in groups, any number of times.
+
+    Args:
+        source: where batches come from, which may know a way of its own to read groups.
+        dataset: yields batches.
+        one_by_one: whether each batch is to be read when it is asked for.
+
+    Attributes:
+        dataset: as given.
+        batches: in a group.
+        rows: of a batch, where groups are rows of equal batches; else 0.
+        rest: whether rows that are left over in the end are a batch.
+        counted: whether the number of batches was known beforehand.
+        lazy: whether TensorFlow's iterators are made when something is read, which saves those that Keras has
+            no use for; elsewhere each counts, though nothing may be read from it.
+    """
+
+    def __init__(self, source: Any, dataset: tf.data.Dataset, *, one_by_one: bool) -> None:
+        self.dataset = dataset
+        self.batches = 1 if one_by_one else _batches(dataset.element_spec)
+        self.rows, self.rest = 0, True
+        self._groups: Any = dataset
+        self.lazy = bool(source.counted)
+        self.counted = self.lazy or int(dataset.cardinality()) >= 0
+        if self.batches > 1:
+            self._groups, self.rows, self.rest = _rows_of_batches(source, dataset, self.batches)
+            if self._groups is None:
+                self._groups = _padded(dataset, self.batches)
+
+    def __iter__(self) -> GroupIterator:
+        return GroupIterator(self)
+
+    def begin(self) -> Any:
+        """An iterator over groups: TensorFlow's, or a `Pass`."""
+        return iter(self._groups)
+
+
+class GroupIterator:
+    """One iteration over groups.
+
+    Args:
+        groups: what is iterated over.
+
+    Attributes:
+        element_spec: the spec of a batch, as of a `SplitIterator`.
+        counted: whether the number of batches was known beforehand.
+        call: what the next call that reads from it is to do, if somebody has said.
+    """
+
+    def __init__(self, groups: Groups) -> None:
+        self.element_spec = ((groups.dataset.element_spec,), None)
+        self.counted = groups.counted
+        self.call: Call | None = None
+        prepare()
+        self._of = groups
+        self._iterator = None if groups.lazy else groups.begin()
+        self._group: Any = None
+        self._sizes: list[int] = []
+        self._width = 0
+        self._next = 0
+
+    def take(self, most: int) -> Part | None:
+        """The next batches, at most so many; None if there is none left."""
+        if self._next == len(self._sizes) and not self._read():
+            return None
+        first, size = self._next, self._sizes[self._next]
+        last = first + 1
+        while last < len(self._sizes) and last - first < most and self._sizes[last] == size:
+            last += 1
+        self._next = last
+        return Part(self._group, self._width, first, size, last - first)
+
+    def _read(self) -> bool:
+        if self._iterator is None:
+            self._iterator = self._of.begin()
+        try:
+            found = next(self._iterator)
+        except (StopIteration, tf.errors.OutOfRangeError):
+            return False
+        self._next = 0
+        if self._of.batches == 1:
+            self._width = int(batch_rows(found))
+            self._sizes = [self._width]
+            self._group = found
+        elif self._of.rows:
+            rows = int(batch_rows(found))
+            whole, rest = divmod(rows, self._of.rows)
+            rests = [rest] if rest and self._of.rest else []
+            self._width, self._sizes = self._of.rows, [self._of.rows] * whole + rests
+            self._group = self._filled(found)
+        else:
+            batches, sizes = found
+            self._sizes = [int(size) for size in sizes.numpy()]
+            self._width = max(self._sizes)
+            self._group = self._filled(self._packed(map_leaves(_flat, batches)))
+        return bool(self._sizes)
+
+    def _packed(self, leaves: Any) -> Any:
+        """The leaves of a batch, as the dataset has them."""
+        each = iter(leaves)
+        return map_leaves(lambda leaf: None if leaf is None else next(each), self.element_spec[0][0])
+
+    def _filled(self, group: Any) -> Any:
+        """With rows of zeros behind, which are never looked at, so that all groups have one shape."""
+        rows = self._of.batches * self._width
+
+        def one(leaf: Any) -> Any:
+            if leaf is None or leaf.shape[0] == rows:
+                return leaf
+            return tf.pad(leaf, [[0, rows - leaf.shape[0]], *[[0, 0]] * (leaf.shape.rank - 1)])
+
+        return map_leaves(one, group)
+
+    def __iter__(self) -> GroupIterator:
+        return self
+
+    def __del__(self) -> None:
+        let_go(self.__dict__.pop("_iterator", None))
+
+    def __next__(self) -> Split:
+        part = self.take(1)
+        if part is None:
+            raise StopIteration
+        return Split((batch_of(part),), None)
+
+
+def batch_of(part: Part) -> Any:
+    """The first batch of a part."""
+    start = part.first * part.width
+    return map_leaves(lambda leaf: None if leaf is None else leaf[start : start + part.size], part.rows)
+
+
+def can_be_grouped(spec: Any) -> bool:
+    """Whether batches of a spec are dense numbers of known shape but for their rows."""
+    leaves = present_leaves(spec)
+    return bool(leaves) and all(
+        isinstance(leaf, tf.TensorSpec)
+        and leaf.dtype != tf.string
+        and bool(leaf.shape.rank)
+        and None not in leaf.shape[1:]
+        for leaf in leaves
+    )
+
+
+def batch_size_of(source: Any, dataset: tf.data.Dataset) -> int | None:
+    """Examples in a batch, where that is known before one is read."""
+    sizes = {leaf.shape[0] for leaf in present_leaves(dataset.element_spec)}
+    if len(sizes) == 1 and None not in sizes:
+        return int(sizes.pop())
+    found = getattr(source, "batch", None) or upstream_data.batch_size(dataset)
+    return None if found is None else int(found)
+
+
+def _batches(spec: Any) -> int:
+    """How many batches a group of this spec may have."""
+    leaves = present_leaves(spec)
+    # Where the number of rows is not known, such a model's batches are taken to have some hundreds.
+    sizes = [row_bytes(leaf) * (leaf.shape[0] or 256) for leaf in leaves]
+    return max(1, min(BATCHES, int(_BYTES // max(1, sum(sizes)))))
+
+
+def _rows_of_batches(source: Any, dataset: tf.data.Dataset, batches: int) -> tuple[Any, int, bool]:
+    """A dataset of the rows of so many batches, or None where there is no such.
+
+    Beside it the rows of one batch, and whether rows that are left over in the end are one too.
+    """
+    own = getattr(source, "in_groups", None)
+    if own is not None and dataset is source.dataset:
+        made = own(batches)
+        if made is not None:
+            return made, source.batch, True
+    return upstream_data.in_larger_batches(dataset, batches)
+
+
+def _padded(dataset: tf.data.Dataset, batches: int) -> tf.data.Dataset:
+    """Groups of any batches, which may be of different sizes: padded to the largest, with their sizes."""
+    sized = dataset.map(
+        tf.autograph.experimental.do_not_convert(
+            lambda *batch: (tuple(present_leaves(batch)), batch_rows(batch))
+        )
+    )
+    return sized.padded_batch(batches).prefetch(2)
+
+
+def _flat(leaf: Any) -> Any:
+    return tf.reshape(leaf, [-1, *leaf.shape[2:]])

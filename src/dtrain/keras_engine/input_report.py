@@ -1,0 +1,123 @@
+"""Says when training waits for its data: once an epoch, with what would help, and as numbers in the history.
+
+The numbers are those of `dtrain.progress`; what helps is `input_advice.py`'s to find.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import keras
+
+from dtrain import progress
+from dtrain.keras_engine.input_advice import advice_for
+from dtrain.log import logger
+from dtrain.upstream import keras as upstream_keras
+
+WARN_SHARE = 0.2
+"""From this part of an epoch's time on, waiting for data is worth a warning."""
+
+_LEAST_SECONDS = 0.25  # of waiting in an epoch: less is not worth anybody's time
+
+
+class InputReport(keras.callbacks.Callback):  # type: ignore[misc]
+    """Measures in each epoch of `fit` how long training waited for data.
+
+    `History` gets the attribute `input_report`: a dictionary an epoch with `epoch` (from 0), `steps`,
+    `seconds` (of those steps, the waiting included), `waiting` (seconds until batches were there), `share`
+    (of the one in the other, 0.0 to 1.0) and `advice` (a list of lines, of epochs with a warning). Steps that
+    were traced or compiled do not count. An epoch in which nothing was measured is not listed.
+
+    Args:
+        data: what `fit` was given as `x`, from which advice is found.
+        worker: the number of this worker, for messages; None where there is only one.
+    """
+
+    async_safe = True  # it asks for no batch
+
+    def __init__(self, data: Any = None, *, worker: int | None = None) -> None:
+        super().__init__()
+        self._data = data
+        self._worker = worker
+        self._begun = progress.totals()
+        self._clock = self._processor = 0.0
+        self._advised = False
+        self.epochs: list[dict[str, Any]] = []
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Forgets an earlier `fit`."""
+        self.epochs = []
+        self._advised = False
+        history = getattr(self.model, "history", None)
+        if history is not None:
+            history.input_report = self.epochs
+
+    def get_state(self) -> dict[str, Any]:
+        """What goes on in another process: the epochs' numbers; its clocks do not."""
+        return {"epochs": list(self.epochs)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Puts the numbers of another process before those of this one."""
+        self.epochs[:] = state["epochs"]
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes where the epoch begins."""
+        self._begun = progress.totals()
+        self._clock, self._processor = time.perf_counter(), time.process_time()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Takes the epoch's share, and warns where it is large."""
+        now, before = progress.totals(), self._begun
+        steps = now.steps - before.steps
+        waiting = now.reading - before.reading
+        seconds = now.seconds - before.seconds
+        if steps <= 0 or seconds <= 0:
+            return
+        share = waiting / seconds
+        found: dict[str, Any] = {
+            "epoch": epoch,
+            "steps": steps,
+            "seconds": round(seconds, 6),
+            "waiting": round(waiting, 6),
+            "share": round(share, 4),
+        }
+        self.epochs.append(found)
+        if share > WARN_SHARE and waiting >= _LEAST_SECONDS:
+            found["advice"] = advice_for(self._data, busy=self._busy())
+            self._warn(found)
+
+    def _busy(self) -> float:
+        """Which part of the cores this process had in use since the epoch began."""
+        wall = time.perf_counter() - self._clock
+        cores = len(os.sched_getaffinity(0))
+        return (time.process_time() - self._processor) / (wall * cores) if wall > 0 else 0.0
+
+    def _warn(self, found: dict[str, Any]) -> None:
+        """In full once a `fit`, then in one short line an epoch."""
+        who = "Training" if self._worker is None else f"Worker {self._worker}"
+        line = (
+            f"{who} waited for data in {100 * found['share']:.0f}% of the time of epoch {found['epoch'] + 1} "
+            f"({found['waiting']:.2f} of {found['seconds']:.2f} s)."
+        )
+        if self._advised or not found["advice"]:
+            logger.warning("%s", line)
+            return
+        self._advised = True
+        logger.warning("%s Hint: %s.", line, "; ".join(found["advice"]))
+
+
+def report_input(arguments: dict[str, Any], *, worker: int | None = None) -> None:
+    """Adds the report to the callbacks among the arguments of `fit`, once; a `CallbackList` is left alone.
+
+    Args:
+        arguments: of `fit`, bound and complete.
+        worker: as `InputReport`'s.
+    """
+    given = arguments["callbacks"]
+    if isinstance(given, upstream_keras.callback_list()):
+        return
+    listed = [] if given is None else list(keras.tree.flatten(given))
+    if not any(isinstance(each, InputReport) for each in listed):
+        arguments["callbacks"] = [*listed, InputReport(arguments["x"], worker=worker)]

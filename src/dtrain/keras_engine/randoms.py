@@ -1,0 +1,54 @@
+"""Random numbers that are the same in a program that XLA compiles as outside of it.
+
+The bits are: both have the generator "Philox". What makes a float of them differs, so it is done here, as
+TensorFlow's own kernels do it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+_local = threading.local()
+
+# The bits of a float32: those of its fraction, and those that say "from 1 to 2".
+_FRACTION = 0x7FFFFF
+_FROM_ONE = 0x3F800000
+
+
+@contextlib.contextmanager
+def same_random_numbers() -> Iterator[None]:
+    """What is traced within it draws what it would draw outside of XLA."""
+    outer = getattr(_local, "same", False)
+    _local.same = True
+    try:
+        yield
+    finally:
+        _local.same = outer
+
+
+def make_uniform(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of TensorFlow's stateless uniform numbers."""
+
+    def stateless_random_uniform(
+        shape: Any,
+        seed: Any,
+        minval: Any = 0,
+        maxval: Any = None,
+        dtype: Any = tf.float32,
+        name: Any = None,
+        alg: Any = "auto_select",
+    ) -> Any:
+        plain = isinstance(minval, int) and minval == 0 and maxval is None and alg in ("auto_select", None)
+        if not (getattr(_local, "same", False) and plain and tf.as_dtype(dtype) == tf.float32):
+            return original(shape, seed, minval, maxval, dtype, name, alg)
+        bits = original(shape, seed, minval=None, maxval=None, dtype=tf.uint32, alg="philox")
+        fraction = tf.bitwise.bitwise_and(bits, tf.constant(_FRACTION, tf.uint32))
+        whole = tf.bitwise.bitwise_or(fraction, tf.constant(_FROM_ONE, tf.uint32))
+        return tf.bitcast(whole, tf.float32) - 1.0
+
+    return stateless_random_uniform

@@ -1,0 +1,222 @@
+"""Many steps in one call of TensorFlow: a loop in the graph, which reads the batches too.
+
+The step in the loop is one function, traced once and the same for any number of rounds, so that how many
+steps are made at a time changes no number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from dtrain import progress
+from dtrain.keras_engine.input import SplitIterator, rows_of, split_of
+from dtrain.keras_engine.passes import Stack
+from dtrain.upstream import tensorflow as upstream_tf
+
+One = Callable[..., Any]
+"""A traced step: of the parts and the total of a batch, what `StepProgram.run` returns."""
+
+
+class Ran(NamedTuple):
+    """What a run of steps did.
+
+    Attributes:
+        steps: how many were made; fewer than were asked for if the data ended.
+        outputs: of the last step.
+        waiting: seconds in which they waited for other workers; None if not measured.
+        reading: seconds until their batches were there.
+        examples: in their batches, over all workers; None if they have no leading dimension.
+    """
+
+    steps: int
+    outputs: Any
+    waiting: float | None
+    reading: float
+    examples: int | None
+
+
+class Run:
+    """A loop over steps.
+
+    Args:
+        rounds: the traced steps of one round, each with how often it is made, one after the other; mostly
+            one step, once.
+        iterator: what it is for; others of the same specs will do.
+        exact: whether there are as many batches as it is called for; else it sees to the end of the data.
+    """
+
+    def __init__(self, rounds: list[tuple[One, int]], iterator: SplitIterator, *, exact: bool) -> None:
+        self._rounds = rounds
+        self._steps = sum(times for _, times in rounds)
+        self._whole = iterator.whole  # not the iterator, which would live as long as this
+        self._outputs, self._waited = rounds[-1][0].structured_outputs  # type: ignore[attr-defined]
+        self._clock = _Clock() if progress.watched() else None
+        loop = self._counted if exact or iterator.stacked else self._until_end
+        # Traced at once: a function of its own for each model is no sign of too much tracing.
+        traced = tf.function(loop, autograph=False)
+        source, stack = iterator.tensors()
+        specs = None if stack is None else Stack.spec(source.element_spec)
+        self._function = traced.get_concrete_function(source, specs, tf.TensorSpec([], tf.int32))
+        iterator.note(0, stack)
+
+    def __call__(self, iterator: SplitIterator, rounds: int) -> Ran:
+        """Makes the steps of some rounds; where that is not exact, a round is one step."""
+        with _seen(self._clock):
+            done, stack, outputs, waited, reading, rows = self._function(
+                *iterator.tensors(), tf.constant(rounds)
+            )
+        waiting = None if self._waited is None else float(waited)
+        steps = int(done) * self._steps
+        iterator.note(steps, stack)
+        examples = int(rows)
+        return Ran(steps, outputs, waiting, float(reading), examples if examples >= 0 else None)
+
+    def _counted(self, source: Any, stack: Stack | None, rounds: Any) -> Any:
+        def body(done: Any, reading: Any, waited: Any, rows: Any, outputs: Any, stack: Any) -> Any:
+            sums = reading, waited, rows, stack
+            for one, times in self._rounds:
+                if times == 1:
+                    *sums, outputs = self._step(one, source, *sums)
+                elif times > 1:
+                    _, *sums = tf.while_loop(
+                        lambda number, *_, times=times: number < times,
+                        lambda number, *sums, one=one: (
+                            number + 1, *self._step(one, source, *sums)[:-1],
+                        ),
+                        (tf.constant(0), *sums),
+                        shape_invariants=(scalar, scalar, scalar, scalar, invariants),
+                        parallel_iterations=1,
+                    )  # fmt: skip
+            reading, waited, rows, stack = sums
+            return done + 1, reading, waited, rows, outputs, stack
+
+        scalar = tf.TensorShape([])
+        start: Any = () if stack is None else stack
+        invariants = tf.nest.map_structure(lambda leaf: leaf.shape, start)
+        found = self._loop(lambda done, *_: done < rounds, body, (*self._start(), start), invariants)
+        done, reading, waited, rows, outputs, stack = found
+        return done, stack or None, outputs, waited, reading, rows
+
+    def _step(self, one: One, source: Any, reading: Any, waited: Any, rows: Any, stack: Any) -> Any:
+        if stack:
+            batch, stack, read = self._popped(source, stack)
+        else:
+            batch, read = self._read(source.get_next)
+        split = split_of(batch, whole=self._whole)
+        outputs, more = one(*split)
+        waited = waited if more is None else waited + more
+        return reading + read, waited, rows + tf.cast(rows_of(split), tf.int64), stack, outputs
+
+    def _popped(self, source: Any, stack: Stack) -> tuple[Any, Stack, Any]:
+        """The next batch of a stack, or of the next one, what is left of that, and the seconds of reading."""
+
+        def another() -> Any:
+            element, read = self._read(source.get_next)
+            return Stack.of(element), read
+
+        stack, read = tf.cond(stack.left(), lambda: (stack, tf.zeros([], tf.float64)), another)
+        return *stack.popped(), read
+
+    def _until_end(self, source: Any, stack: None, rounds: Any) -> Any:
+        """The same where the end of the data is not known: a batch is asked whether it is there."""
+        one = self._rounds[0][0]
+        first, read = self._read(source.get_next_as_optional)
+
+        def body(done: Any, reading: Any, waited: Any, rows: Any, outputs: Any, batch: Any) -> Any:
+            split = split_of(batch.get_value(), whole=self._whole)
+            outputs, more = one(*split)
+            done += 1
+            rows += tf.cast(rows_of(split), tf.int64)
+            following, read = tf.cond(
+                done < rounds,
+                lambda: self._read(source.get_next_as_optional),
+                lambda: (batch, tf.zeros([], tf.float64)),
+            )
+            waited = waited if more is None else waited + more
+            return done, reading + read, waited, rows, outputs, following
+
+        done, reading, waited, rows, outputs, _ = self._loop(
+            lambda done, *rest: tf.logical_and(done < rounds, rest[-1].has_value()),
+            body,
+            (*self._start(read), first),
+            tf.type_spec_from_value(first),
+        )
+        return done, None, outputs, waited, reading, rows
+
+    def _start(self, reading: Any = None) -> tuple[Any, ...]:
+        nothing = tf.zeros([], tf.float64)
+        outputs = tf.nest.map_structure(_blank, self._outputs)
+        rows = tf.zeros([], tf.int64)
+        return tf.constant(0), nothing if reading is None else reading, nothing, rows, outputs
+
+    def _loop(self, condition: Any, body: Any, state: tuple[Any, ...], last: Any) -> Any:
+        """What is left of the state; `last` is the shape of the last of it."""
+        scalar = tf.TensorShape([])
+        known = tf.nest.map_structure(lambda spec: spec.shape, self._outputs)
+        invariants = (scalar, scalar, scalar, scalar, known, last)
+        # One after the other: a step begins when the one before it is done.
+        return tf.while_loop(condition, body, state, shape_invariants=invariants, parallel_iterations=1)
+
+    def _read(self, read: Callable[[], Any]) -> tuple[Any, Any]:
+        """A batch, and the seconds until it was there."""
+        begun = tf.timestamp()
+        with tf.control_dependencies([begun] if self._clock is None else [begun, self._clock.set(1)]):
+            batch = read()
+        leaves = [leaf for leaf in tf.nest.flatten(batch, expand_composites=True) if tf.is_tensor(leaf)]
+        with tf.control_dependencies(leaves):
+            ended = tf.timestamp()
+            noted = [ended] if self._clock is None else [ended, self._clock.set(0)]
+        # The step begins after the clock was read: with one thread the clock could come last.
+        with tf.control_dependencies(noted):
+            return tf.nest.map_structure(_same, batch, expand_composites=True), ended - begun
+
+
+class _Clock:
+    """Whether the steps of a call wait for a batch, for a thread that looks on."""
+
+    def __init__(self) -> None:
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._handle = upstream_tf.unnamed_variable_handle(tf.int32, [])
+            self.set(0)
+
+    def set(self, value: int) -> Any:
+        with tf.device("CPU:0"):
+            return tf.raw_ops.AssignVariableOp(resource=self._handle, value=tf.constant(value))
+
+    def reads(self) -> bool:
+        return bool(tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=tf.int32).numpy())
+
+
+class _seen:  # noqa: N801
+    """While a run goes on, who watches the process sees what it does."""
+
+    def __init__(self, clock: _Clock | None) -> None:
+        self._clock = clock
+
+    def __enter__(self) -> None:
+        if self._clock is not None:
+            progress.reading_seen_by(self._clock.reads)
+
+    def __exit__(self, *_: object) -> None:
+        if self._clock is not None:
+            progress.reading_seen_by(None)
+
+
+def can_loop(one: Any) -> bool:
+    """Whether what a traced step returns can be carried through a loop: dense tensors of known rank."""
+    return all(
+        isinstance(leaf, tf.TensorSpec) and leaf.shape.rank is not None
+        for leaf in tf.nest.flatten(one.structured_outputs[0])
+    )
+
+
+def _blank(spec: tf.TensorSpec) -> Any:
+    shape = [0 if size is None else size for size in spec.shape]
+    return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
+
+
+def _same(leaf: Any) -> Any:
+    return tf.identity(leaf) if tf.is_tensor(leaf) else leaf

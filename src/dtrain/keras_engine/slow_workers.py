@@ -1,0 +1,136 @@
+"""What each worker's steps take by themselves, known to the first worker; and which of them is slow.
+
+The others publish their numbers and go on: nobody waits for them, so that looking changes nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from dtrain import progress
+from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.slowness import is_slow, slow_line
+from dtrain.upstream import tensorflow as upstream_tf
+
+_INTERVAL = 1.0  # seconds between two of a worker's messages, at least
+_LOOK = 2  # milliseconds for a message that may not be there,
+_READ = 10_000  # and for one that is
+
+_fits = itertools.count()  # every worker counts alike
+_published = 0  # messages, by this process
+_read: dict[int, int] = {}  # by worker: how many of its messages were read
+
+
+class Workers:
+    """What is known of the workers of a job.
+
+    Args:
+        layout: the strategy's; None where workers do not wait for each other.
+
+    Attributes:
+        first: whether this is the first worker, to whom the others tell.
+    """
+
+    def __init__(self, layout: ReplicaLayout | None) -> None:
+        self._layout = ReplicaLayout() if layout is None else layout
+        self.first = self._layout.worker == 0
+        self._fit = next(_fits)
+        self._mine: dict[str, Any] | None = None
+        self._unsent = False
+        self._sent_at = self._looked_at = -_INTERVAL
+        self._found: dict[int, dict[str, Any]] = {}
+
+    def publish(
+        self, epoch: int, before: progress.Totals, now: progress.Totals, parts: dict[str, float]
+    ) -> None:
+        """This worker's numbers of an epoch."""
+        each, own, reading, between = progress.per_step(before, now)
+        if each is None:
+            return
+        self._mine = {
+            "task": f"worker {self._layout.worker}",
+            "host": socket.gethostname(),
+            "epoch": epoch,
+            "step_seconds": round(each, 6),
+            "own_step_seconds": None if own is None else round(own, 6),
+            "reading": reading,
+            "between": between,
+            "parts": dict(parts),
+        }
+        self._unsent = True
+        if time.monotonic() - self._sent_at >= _INTERVAL:
+            self.publish_rest()
+
+    def publish_rest(self) -> int:
+        """What was not published, because messages would have been too many; says how many there were."""
+        global _published
+        if self._mine is not None and self._unsent and not self.first:
+            message = json.dumps({"fit": self._fit, **self._mine})
+            upstream_tf.set_shared(_key(self._layout.worker, _published), message)
+            _published += 1
+        self._unsent, self._sent_at = False, time.monotonic()
+        return _published
+
+    def known(self, published: Sequence[int] | None = None) -> list[dict[str, Any]]:
+        """The newest numbers of each worker, those of other epochs too; on the first worker only.
+
+        Args:
+            published: how many messages there are of each worker; None where that is not known.
+        """
+        if not self.first or self._layout.workers == 1:
+            return []
+        if self._mine is not None:
+            self._found[0] = self._mine
+        if published is not None or time.monotonic() - self._looked_at >= _INTERVAL:
+            self._looked_at = time.monotonic()
+            for worker in range(1, self._layout.workers):
+                self._look(worker, 0 if published is None else published[worker])
+        return [self._found[worker] for worker in sorted(self._found)]
+
+    def _look(self, worker: int, published: int) -> None:
+        """Reads all that a worker has published, at least so many messages."""
+        while True:
+            number = _read.get(worker, 0)
+            text = _message(worker, number, _READ if number < published else _LOOK)
+            if text is None:
+                return
+            _read[worker] = number + 1
+            message = json.loads(text)
+            if message.pop("fit") == self._fit:  # others were left by one that ended by an error
+                self._found[worker] = message
+
+
+def slow_worker(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The causes that a time report names: a worker for which the others wait, if there is one."""
+    own = {each["task"]: each for each in workers if each["own_step_seconds"] is not None}
+    for task, each in own.items():
+        others = [other["own_step_seconds"] for name, other in own.items() if name != task]
+        if not others:
+            continue
+        mine, usual = each["own_step_seconds"], statistics.median(others)
+        if is_slow(mine, usual, each["step_seconds"]):
+            line = slow_line(
+                f"{task} ({each['host']})", mine, usual, reading=each["reading"], between=each["between"]
+            )
+            share = min(1.0, (mine - usual) / max(each["step_seconds"], 1e-9))
+            return [{"cause": "slow_worker", "task": task, "share": round(share, 4), "text": f"{line}."}]
+    return []
+
+
+def _key(worker: int, number: int) -> str:
+    return f"dtrain/times/{worker}/{number}"
+
+
+def _message(worker: int, number: int, milliseconds: int) -> str | None:
+    import tensorflow as tf
+
+    try:
+        return upstream_tf.get_shared(_key(worker, number), milliseconds)
+    except (tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
+        return None

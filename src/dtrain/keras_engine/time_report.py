@@ -1,0 +1,178 @@
+"""Says where each epoch's time went, in the history, and names what training lost much of it to.
+
+The numbers are those of `dtrain.progress`; every moment of `fit` counts for one epoch and one part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+
+from dtrain import happenings, progress
+from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.slow_workers import Workers, slow_worker
+from dtrain.log import logger
+from dtrain.time_parts import PARTS
+
+_LEAST_SECONDS = 0.25  # of an epoch: less is not worth anybody's time
+_WATCHDOG_SECONDS = 15.0  # of training that a launcher needs to see who is slow
+_SHARES = {"checkpoint": 0.1, "callbacks": 0.2, "input": 0.2}
+"""From which part of an epoch's time on something is named as what training loses time to."""
+
+_HINTS = {
+    "checkpoint": "save less often (save_freq), or to a faster disk",
+    "callbacks": "do less in them, or less often; what they do at every batch makes each call one step",
+}
+
+
+class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
+    """Takes down, for each epoch of `fit`, where its time went.
+
+    `History` gets the attribute `time_report`: a dictionary an epoch with `epoch` (from 0), `seconds` (wall
+    time from the end of the epoch before, or from the beginning of `fit`), `steps`, `examples` (None where
+    they are not known), `parts` (seconds by `time_parts.PARTS`, which add up to `seconds`), `callbacks`
+    (seconds by class), `causes` (a list of `cause`, `share` and `text`, of what took much of the time) and
+    `workers` (of each worker: `task`, `host`, `step_seconds`, `own_step_seconds`, `parts`). On other workers
+    than the first, `workers` is empty.
+
+    Args:
+        layout: the strategy's; None under parameter servers.
+    """
+
+    async_safe = True  # it asks for no batch
+
+    def __init__(self, layout: ReplicaLayout | None = None) -> None:
+        super().__init__()
+        self.epochs: list[dict[str, Any]] = []
+        self._workers = Workers(layout)
+        # The time of a fit inside of another is the other's.
+        self._speaks = self._workers.first and not progress.nested()
+        self._said: set[str] = set()
+        self._logs: dict[str, Any] = {}
+        self._ended = False  # whether an epoch has, here
+        self._before = _standing()
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Puts the report into the history."""
+        history = getattr(self.model, "history", None)
+        if history is not None:
+            history.time_report = self.epochs
+
+    def get_state(self) -> dict[str, Any]:
+        """What goes on in another process."""
+        return {"epochs": [dict(each) for each in self.epochs]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Puts the epochs of another process before those of this one."""
+        self.epochs[:] = state["epochs"]
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Takes the epoch down."""
+        before, now = self._before, _standing()
+        self._before = now
+        parts = {part: round(now.parts[part] - before.parts[part], 6) for part in PARTS}
+        callbacks = {name: round(each - before.named.get(name, 0.0), 6) for name, each in now.named.items()}
+        found: dict[str, Any] = {
+            "epoch": epoch,
+            "seconds": round(sum(parts.values()), 6),
+            "steps": now.steps - before.steps,
+            "examples": now.examples.since(before.examples),
+            "parts": parts,
+            "callbacks": {name: each for name, each in callbacks.items() if each > 0},
+            "causes": [],
+            "workers": [],
+        }
+        self._workers.publish(epoch, before.totals, now.totals, parts)
+        self.epochs.append(found)
+        self._look(found)
+        self._logs, self._ended = dict(logs or {}), True
+        happenings.tell("epoch", record=found, logs=self._logs)
+
+    def publish(self) -> int:
+        """This worker's last numbers, for the first one; says how many messages it has sent so far."""
+        return self._workers.publish_rest()
+
+    def ended(self, published: Sequence[int]) -> None:
+        """`fit` has ended on all workers: what came after its last epoch counts for that one.
+
+        Args:
+            published: what `publish` said on each worker.
+        """
+        if not self._ended:  # what is listed is of another process
+            return
+        last, before, now = self.epochs[-1], self._before, _standing()
+        for part in PARTS:
+            last["parts"][part] = round(last["parts"][part] + now.parts[part] - before.parts[part], 6)
+        for name, each in now.named.items():
+            more = each - before.named.get(name, 0.0)
+            if more > 0:
+                last["callbacks"][name] = round(last["callbacks"].get(name, 0.0) + more, 6)
+        last["seconds"] = round(sum(last["parts"].values()), 6)
+        self._look(last, published)
+        happenings.tell("epoch", record=last, logs=self._logs)
+
+    def _look(self, found: dict[str, Any], published: Sequence[int] | None = None) -> None:
+        """Finds what took much of an epoch's time, and says each kind of it once."""
+        found["workers"] = self._workers.known(published)
+        found["causes"] = [*_causes(found), *slow_worker(found["workers"])]
+        for cause in found["causes"]:
+            # Waiting for data is the input report's to say, which knows what would help.
+            key = cause["cause"] + cause.get("task", "")
+            if cause["cause"] == "input" or key in self._said or not self._speaks:
+                continue
+            if cause["cause"] == "slow_worker" and self._others_say(ended=published is not None):
+                continue
+            self._said.add(key)
+            logger.warning("%s", cause["text"])
+
+    def _others_say(self, *, ended: bool) -> bool:
+        """Whether a launcher names who is slow; where a fit was over too soon for it, the report does."""
+        seconds = sum(each["seconds"] - each["parts"]["start"] for each in self.epochs)
+        return progress.watched() and not (ended and seconds < _WATCHDOG_SECONDS)
+
+
+class _Standing(NamedTuple):
+    """What was counted by a moment: one reading ends an epoch and begins the next, so none of it is lost."""
+
+    parts: dict[str, float]
+    named: dict[str, float]
+    totals: progress.Totals
+    examples: progress.Examples
+    steps: int
+
+
+def _standing() -> _Standing:
+    ledger = progress.ledger
+    return _Standing(
+        ledger.seconds(), ledger.named(), progress.totals(), progress.examples(), progress.trained()
+    )
+
+
+def _causes(found: dict[str, Any]) -> list[dict[str, Any]]:
+    causes = []
+    # Building and compiling happen once: the shares are of what goes on.
+    seconds = found["seconds"] - found["parts"]["start"]
+    for part, least in _SHARES.items():
+        spent = found["parts"][part]
+        if seconds <= 0 or spent < _LEAST_SECONDS or spent / seconds <= least:
+            continue
+        share = spent / seconds
+        causes.append({"cause": part, "share": round(share, 4), "text": _words(found, part, spent, share)})
+    return causes
+
+
+def _words(found: dict[str, Any], part: str, spent: float, share: float) -> str:
+    times = f"{100 * share:.0f}% of the time of epoch {found['epoch'] + 1} ({spent:.2f} s)"
+    if part == "input":
+        return f"Waiting for data took {times}."
+    what = "Checkpoints" if part == "checkpoint" else "Callbacks"
+    slowest = [f"{name} {each:.2f} s" for name, each in _slowest(found, part) if each >= 0.1 * spent]
+    which = f": {', '.join(slowest)}" if slowest else ""
+    return f"{what} took {times}{which}. Hint: {_HINTS[part]}."
+
+
+def _slowest(found: dict[str, Any], part: str) -> list[tuple[str, float]]:
+    named = [item for item in found["callbacks"].items() if progress.ledger.part_of(item[0]) == part]
+    return sorted(named, key=lambda item: -item[1])[:3]

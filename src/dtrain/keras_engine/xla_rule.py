@@ -1,0 +1,100 @@
+"""Whether the only replica's training runs as whole runs of steps in XLA, where `jit_compile` is "auto".
+
+XLA rounds otherwise than TensorFlow's own kernels, so this is a rule about the model and the length of the
+training, never a timing: the same program always decides alike.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any
+
+import keras
+
+from dtrain.keras_engine.steps import step_is_stock
+from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import tensorflow as upstream_tf
+
+LEAST_STEPS = 1000
+"""Compiling takes about as long as so many steps of a small model save."""
+
+MOST_MULTIPLICATIONS = 30e6
+"""In the forward pass of a step; above it TensorFlow's own kernels, which use all cores, are as fast."""
+
+# Layers whose kernels XLA has for a CPU and whose random numbers are the same there (`randoms.py`).
+_LAYERS = frozenset(
+    (
+        "Activation", "Add", "Average", "BatchNormalization", "Concatenate", "Dense", "Dot", "Dropout", "ELU",
+        "Flatten", "Functional", "Identity", "InputLayer", "LayerNormalization", "LeakyReLU", "Maximum",
+        "Minimum", "Multiply", "PReLU", "ReLU", "Rescaling", "Reshape", "Sequential", "Softmax", "Subtract",
+        "UnitNormalization",
+    )
+)  # fmt: skip
+
+# How the attributes end that hold functions which a layer, loss, metric or optimizer was given.
+_GIVEN = ("fn", "activation", "_regularizer", "_constraint", "_learning_rate")
+
+_auto: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def note_compiled(model: Any, *, auto: bool) -> None:
+    """Remembers whether a model was compiled with `jit_compile="auto"`."""
+    _auto.discard(model)
+    if auto:
+        _auto.add(model)
+
+
+def runs_in_xla(model: Any, steps: int | None, batch: int | None) -> bool:
+    """Whether all training steps of a `fit` run in XLA.
+
+    Args:
+        model: compiled and built.
+        steps: how many are planned, or None.
+        batch: examples in one, or None.
+    """
+    if steps is None or steps < LEAST_STEPS or batch is None or model not in _auto:
+        return False
+    if model.run_eagerly or not step_is_stock(model, "train_step"):
+        return False
+    if upstream_tf.deterministic_operations():
+        return False
+    return _is_small(model, batch) and _is_plain(model)
+
+
+def _is_small(model: Any, batch: int) -> bool:
+    kernels = [v for v in model.trainable_variables if len(v.shape) == 2]
+    others = [v for v in model.trainable_variables if len(v.shape) > 2]
+    return not others and batch * sum(math.prod(v.shape) for v in kernels) <= MOST_MULTIPLICATIONS
+
+
+def _is_plain(model: Any) -> bool:
+    """Whether the model, its losses, metrics and optimizer are Keras' own, in float32 on the CPU."""
+    layers = [model, *upstream_keras.layers_of(model)]
+    if not all(_is_keras(layer) and type(layer).__name__ in _LAYERS for layer in layers):
+        return False
+    if any(layer.dtype_policy.name != "float32" for layer in layers):
+        return False
+    optimizer = model.optimizer
+    if not _is_keras(optimizer) or not isinstance(optimizer, keras.optimizers.Optimizer):
+        return False
+    scaled = isinstance(optimizer, upstream_keras.loss_scale_optimizer())
+    if scaled or optimizer.gradient_accumulation_steps:
+        return False
+    losses = [loss for _, loss in upstream_keras.compiled_losses(model)]
+    if not losses or not all(map(_is_keras, [*losses, *model.metrics])):
+        return False
+    return all("GPU" not in device and "TPU" not in device for device in map(_device, model.variables))
+
+
+def _is_keras(thing: Any) -> bool:
+    """Whether a thing is of Keras' own, and all functions that it was given are."""
+    given = [value for name, value in vars(thing).items() if name.endswith(_GIVEN) and callable(value)]
+    return all(
+        str(getattr(each, "__module__", None) or type(each).__module__).partition(".")[0] == "keras"
+        for each in [thing, *given]
+    )
+
+
+def _device(variable: Any) -> str:
+    return str(getattr(upstream_keras.value_of(variable), "device", "")).upper()
