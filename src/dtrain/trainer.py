@@ -194,9 +194,7 @@ class Trainer:
             validation_data=held_out,
             validation_batch_size=self.batches.micro_batch if isinstance(held_out, tuple) else None,
             epochs=epochs,
-            callbacks=files.callbacks(
-                [*callbacks], source.examples if isinstance(source, Pipeline) else None
-            ),
+            callbacks=files.callbacks([*callbacks]),
             verbose=(1 if job.is_chief() else 0) if verbose is None else verbose,
             **options,
         )

@@ -19,8 +19,10 @@ from dtrain import job, monitor
 from dtrain.checkpoint.backup_and_restore import BackupAndRestore
 from dtrain.cluster import settings as environment
 from dtrain.errors import ConfigurationError
+from dtrain.keras_engine.functions import trained_in_xla
 from dtrain.log import logger
-from dtrain.monitor.throughput import Throughput
+from dtrain.monitor.event_log import EventLog
+from dtrain.monitor.rates import RateLogs, training_rate
 
 _NAME = "trainer"
 _KEPT = 2
@@ -60,7 +62,7 @@ class NoRun:
     def begin(self, strategy: Any, settings: Mapping[str, Any]) -> None:
         """Nothing."""
 
-    def callbacks(self, own: list[Any], examples: int | None) -> list[Any]:
+    def callbacks(self, own: list[Any]) -> list[Any]:
         """Those of the user."""
         return own
 
@@ -85,7 +87,6 @@ class TrainerRun:
         self._run: monitor.RunDirectory | None = None
         self._earlier: dict[str, Any] = {}
         self._record: dict[str, Any] = {}
-        self._throughput: Throughput | None = None
         self._trained = False
         self._begun = 0.0
         self.done = 0
@@ -129,29 +130,29 @@ class TrainerRun:
         if self._run is None:
             self._run = monitor.open_run_directory(self._path, name=_NAME, record=self._record)
 
-    def callbacks(self, own: list[Any], examples: int | None) -> list[Any]:
+    def callbacks(self, own: list[Any]) -> list[Any]:
         """The user's, and those that write the run's files."""
-        self._throughput = None if examples is None else Throughput(examples_per_epoch=examples)
         self._trained = False
         return [
-            *([] if self._throughput is None else [self._throughput]),
+            RateLogs(),
             *own,
             keras.callbacks.CSVLogger(str(self._files.metrics)),
             keras.callbacks.TensorBoard(str(self._files.tensorboard)),
+            EventLog(self._files.events, self._record),
             keras.callbacks.LambdaCallback(on_epoch_end=self._note_epoch),
             self._backup,
         ]
 
     def end(self, model: Any, history: Any) -> None:
         """Writes what a finished run leaves."""
-        run, throughput = self._files, self._throughput
+        run = self._files
         self.done = len(history.epoch)
         if not self._trained and self._earlier.get("status") == "finished":
             return  # all was done before, and its record stands
         model.save(run.model)
         job.barrier()
         values = {name: series[-1] for name, series in history.history.items() if series}
-        rate = throughput.examples_per_second if throughput is not None else float("nan")
+        rate = training_rate(getattr(history, "time_report", ()))
         if job.is_chief():
             monitor.plot_curves(history.history, run.curves, title=self._record["strategy"])
             run.write_record(
@@ -160,6 +161,9 @@ class TrainerRun:
                     examples_per_second=rate,
                     wall_time_seconds=time.perf_counter() - self._begun,
                     final_metrics=values,
+                    xla=trained_in_xla(model),
+                    input_report=getattr(history, "input_report", None),
+                    time_report=getattr(history, "time_report", None),
                 )
             )
         job.barrier()

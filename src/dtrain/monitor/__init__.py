@@ -1,9 +1,12 @@
 """What is happening, and what came of it? The run's directory, its record, its curves and its speed.
 
-It reports on training and never steers it. `dtrain.monitor.throughput` imports Keras; the rest does not.
+It reports on training and never steers it. Names that need Keras are loaded when they are first used.
 """
 
 from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from dtrain.monitor.curves import plot_curves
 from dtrain.monitor.record import describe_run, finish_record, summarize
@@ -15,14 +18,34 @@ from dtrain.monitor.run_directory import (
     read_record,
 )
 
+if TYPE_CHECKING:
+    from dtrain.keras_engine.progress_bar import ProgressBar
+    from dtrain.monitor.monitor import Monitor
+    from dtrain.monitor.trackers import on_chief
+
 __all__ = [
+    "Monitor",
+    "ProgressBar",
     "RunDirectory",
     "check_run_directory",
     "describe_run",
     "finish_record",
     "lock_run_directory",
+    "on_chief",
     "open_run_directory",
     "plot_curves",
     "read_record",
     "summarize",
 ]
+
+_LAZY = {
+    "Monitor": "dtrain.monitor.monitor",
+    "ProgressBar": "dtrain.keras_engine.progress_bar",
+    "on_chief": "dtrain.monitor.trackers",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

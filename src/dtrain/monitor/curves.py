@@ -1,16 +1,20 @@
-"""The picture of a run: loss and accuracy by epoch, on the training and on the validation data.
+"""The picture of a run: its metrics by epoch, on the training and on the validation data.
 
 It draws a finished history into a PNG file, without a display; it shows nothing live.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dtrain.errors import UnsupportedVersionError
 
+_COLUMNS = 3
+_MOST = 9
+_NOT_METRICS = ("examples_per_second", "learning_rate", "staleness", "staleness_max")
 _TRAIN = "#1f5fa8"
 _VALIDATION = "#d2691e"
 
@@ -20,7 +24,8 @@ def plot_curves(history: Mapping[str, Sequence[float]], path: Path, *, title: st
 
     Args:
         history: for each metric its value at the end of every epoch, as in `keras.callbacks.History.history`;
-            the validation values of `loss` are those of `val_loss`. `loss` and `accuracy` are drawn.
+            the validation values of `loss` are those of `val_loss`. All metrics are drawn, `loss` first, at
+            most nine; rates such as `examples_per_second` are not.
         path: the PNG file to write.
         title: a line above the panels.
 
@@ -35,16 +40,24 @@ def plot_curves(history: Mapping[str, Sequence[float]], path: Path, *, title: st
             hint="Install it: pip install matplotlib",
         ) from error
 
-    metrics = [name for name in ("loss", "accuracy") if name in history]
+    metrics = _metrics(history)
+    columns = min(max(len(metrics), 1), _COLUMNS)
+    rows = max(1, math.ceil(len(metrics) / columns))
     # A figure without pyplot needs no display, and leaves the backend that the user has chosen alone.
-    figure = Figure(figsize=(5.2 * max(len(metrics), 1), 3.8), layout="constrained")
+    figure = Figure(figsize=(5.2 * columns, 3.8 * rows), layout="constrained")
     if title:
         figure.suptitle(title, fontsize=11)
-    for column, metric in enumerate(metrics, start=1):
-        _draw(figure.add_subplot(1, len(metrics), column), metric, history)
+    for place, metric in enumerate(metrics, start=1):
+        _draw(figure.add_subplot(rows, columns, place), metric, history)
     unfinished = path.with_name(f".{path.name}.tmp")
     figure.savefig(unfinished, format="png", dpi=120)
     unfinished.replace(path)
+
+
+def _metrics(history: Mapping[str, Sequence[float]]) -> list[str]:
+    """What is drawn, the loss and the accuracy first."""
+    names = [name for name in history if not name.startswith("val_") and name not in _NOT_METRICS]
+    return sorted(names, key=lambda name: (name != "loss", name != "accuracy"))[:_MOST]
 
 
 def _draw(axes: Any, metric: str, history: Mapping[str, Sequence[float]]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dtrain import __version__, job
@@ -17,6 +17,10 @@ from dtrain.cluster import settings as environment
 from dtrain.errors import UnknownStrategyError
 from dtrain.monitor.run_directory import RunDirectory
 from dtrain.strategies.registry import resolve_name
+from dtrain.time_parts import PARTS
+
+VERSION = 1
+"""Of the format of a run's directory."""
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -39,6 +43,7 @@ def describe_run(
     import tensorflow as tf
 
     return {
+        "version": VERSION,
         "status": "running",
         "recipe": recipe,
         "started_at": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -52,6 +57,7 @@ def describe_run(
         "strategy": _name_of(strategy),
         "strategy_class": type(strategy).__name__,
         "replicas": strategy.num_replicas_in_sync,
+        **_communication(strategy),
         **_cluster(),
         **settings,
     }
@@ -63,6 +69,9 @@ def finish_record(
     examples_per_second: float,
     wall_time_seconds: float,
     final_metrics: Mapping[str, float],
+    xla: bool,
+    input_report: Sequence[Mapping[str, Any]] | None = None,
+    time_report: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """The record of the same run, now that it has ended.
 
@@ -71,6 +80,9 @@ def finish_record(
         examples_per_second: the rate of training, over all replicas.
         wall_time_seconds: from the start of the program to its end.
         final_metrics: name and value, `test_accuracy` and `test_loss` among them.
+        xla: whether the steps were computed by XLA, which rounds otherwise.
+        input_report: what `fit` found of its waiting for data, as `History` has it.
+        time_report: where the time of its epochs went, as `History` has it.
 
     Returns:
         A new dictionary, with `status` "finished".
@@ -80,7 +92,10 @@ def finish_record(
         "status": "finished",
         "examples_per_second": round(examples_per_second, 1),
         "wall_time_seconds": round(wall_time_seconds, 2),
+        "xla": xla,
         "final_metrics": {name: float(value) for name, value in final_metrics.items()},
+        **({"input": _waiting(input_report)} if input_report else {}),
+        **({"time": _time(time_report)} if time_report else {}),
     }
 
 
@@ -100,6 +115,29 @@ def summarize(record: Mapping[str, Any], run: RunDirectory) -> str:
         f"speed: {record['examples_per_second']:,.0f} examples/s on {where} ({record['strategy']})\n"
         f"files: {files} in {run.path}"
     )
+
+
+def _communication(strategy: tf.distribute.Strategy) -> dict[str, Any]:
+    """How the workers add up, where there are several to do so."""
+    chosen = getattr(strategy, "dtrain_communication", None)
+    return {} if chosen is None or job.world_size() == 1 else {"communication": chosen.as_dict()}
+
+
+def _waiting(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How long training waited for data, over all epochs, and what was advised."""
+    waiting = sum(each["waiting"] for each in epochs)
+    seconds = sum(each["seconds"] for each in epochs)
+    advice = list(dict.fromkeys(line for each in epochs for line in each.get("advice", ())))
+    return {
+        "waiting_seconds": round(waiting, 3),
+        "share": round(waiting / seconds, 4) if seconds else 0.0,
+        "advice": advice,
+    }
+
+
+def _time(epochs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Seconds of all epochs by part."""
+    return {part: round(sum(each["parts"][part] for each in epochs), 3) for part in PARTS}
 
 
 def _cluster() -> dict[str, Any]:

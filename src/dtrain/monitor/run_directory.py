@@ -10,6 +10,7 @@ import datetime
 import fcntl
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,11 @@ class RunDirectory:
         return self.path / "metrics.csv"
 
     @property
+    def events(self) -> Path:
+        """What happened, one line each: steps, epochs with where their time went, alarms, the end."""
+        return self.path / "events.jsonl"
+
+    @property
     def tensorboard(self) -> Path:
         """The directory of TensorBoard's event files."""
         return self.path / "tensorboard"
@@ -67,7 +73,7 @@ class RunDirectory:
 
     def files(self) -> tuple[Path, ...]:
         """What a finished run leaves."""
-        return self.model, self.metrics, self.tensorboard, self.curves, self.record
+        return self.model, self.metrics, self.events, self.tensorboard, self.curves, self.record
 
     def write_record(self, record: dict[str, Any]) -> None:
         """Put `record` into `run.json`, whole or not at all. Numbers that JSON lacks (NaN) become null.
@@ -76,7 +82,7 @@ class RunDirectory:
             OSError: the file cannot be written.
         """
         unfinished = self.record.with_name(f".{self.record.name}.tmp")
-        unfinished.write_text(_to_json(record), encoding="utf-8")
+        unfinished.write_text(to_json(record), encoding="utf-8")
         unfinished.replace(self.record)
 
 
@@ -152,7 +158,7 @@ def _claim(
     directory.path.mkdir(parents=True, exist_ok=True)
     try:
         with directory.record.open("x", encoding="utf-8") as file:
-            file.write(_to_json(record))
+            file.write(to_json(record))
     except FileExistsError:  # another run came first, between the check and here
         _check_vacant(directory)
     lock_run_directory(directory)
@@ -169,7 +175,7 @@ def _interrupted(directory: RunDirectory, record: Mapping[str, Any], same: Seque
     if before is None or before.get("status") != "running" or before.get("recipe") != record.get("recipe"):
         return False
     for key in same:
-        then, now = before.get(key), json.loads(_to_json({key: record.get(key)}))[key]
+        then, now = before.get(key), json.loads(to_json({key: record.get(key)}))[key]
         if then != now:
             raise ConfigurationError(
                 f"The run in {directory.path} was interrupted; it had {key} {then!r}, but now it is {now!r}."
@@ -190,7 +196,7 @@ def lock_run_directory(directory: RunDirectory) -> None:
         return
     descriptor = os.open(directory.path, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(descriptor)
     except BlockingIOError:
         os.close(descriptor)
         raise ConfigurationError(f"Another process trains in {directory.path}.") from None
@@ -198,6 +204,34 @@ def lock_run_directory(directory: RunDirectory) -> None:
         os.close(descriptor)
         return
     _locks[directory.path] = descriptor
+
+
+def _lock(descriptor: int) -> None:
+    # A reader that asks whether a run is at work holds the lock for an instant, and must not stop a run.
+    for pause in (0.01, 0.1, 0.5):
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(pause)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_locked(directory: RunDirectory) -> bool | None:
+    """Whether a process is at work there, see `lock_run_directory`; None where that cannot be seen."""
+    try:
+        descriptor = os.open(directory.path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        # Shared, so that two who ask do not take each other for a run, and let go at once.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return None
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def read_record(directory: RunDirectory) -> dict[str, Any] | None:
@@ -240,8 +274,9 @@ def _check_vacant(directory: RunDirectory) -> None:
         )
 
 
-def _to_json(record: dict[str, Any]) -> str:
-    return json.dumps(_without_nan(record), indent=2, allow_nan=False) + "\n"
+def to_json(record: Mapping[str, Any]) -> str:
+    """A record as text. Numbers that JSON lacks (NaN) become null."""
+    return json.dumps(_without_nan(dict(record)), indent=2, allow_nan=False) + "\n"
 
 
 def _without_nan(value: Any) -> Any:

@@ -16,10 +16,13 @@ import tensorflow as tf
 import dtrain
 from dtrain import job, monitor
 from dtrain.data import Pipeline
+from dtrain.keras_engine.functions import trained_in_xla
 from dtrain.monitor import RunDirectory
-from dtrain.monitor.throughput import Throughput
+from dtrain.monitor.event_log import EventLog
+from dtrain.monitor.rates import RateLogs, training_rate
 from dtrain.optim import precision, scaled_rate
 from dtrain.recipes.options import RecipeOptions
+from dtrain.training_rate import NAME as RATE
 
 _SAVE_SECONDS = 60.0  # between two checkpoints, beside those at the end of each epoch
 
@@ -125,21 +128,22 @@ class TrainingRun:
         with precision(self.options.precision), self.strategy.scope():
             model = make_model()
 
-        throughput = Throughput(examples_per_epoch=data.examples)
-        history = model.fit(
+        fitted = model.fit(
             _dataset(data.train),
             validation_data=_dataset(data.validation),
             epochs=self.options.epochs,
             shuffle=False,  # the pipeline shuffles
             verbose=1 if dtrain.is_chief() else 0,
             callbacks=[
-                throughput,
+                RateLogs(),
                 keras.callbacks.CSVLogger(str(run.metrics)),
                 keras.callbacks.TensorBoard(str(run.tensorboard)),
+                EventLog(run.events, record),
                 # They stay until the record is written: a run that is killed before then goes on.
                 dtrain.BackupAndRestore(run.backups, save_seconds=_SAVE_SECONDS, delete_checkpoint=False),
             ],
-        ).history
+        )
+        history = fitted.history
         test = model.evaluate(_dataset(data.test), verbose=0, return_dict=True)
         if save is None:
             model.save(run.model)
@@ -148,9 +152,12 @@ class TrainingRun:
 
         record = monitor.finish_record(
             record,
-            examples_per_second=throughput.examples_per_second,
+            examples_per_second=training_rate(getattr(fitted, "time_report", ())),
             wall_time_seconds=time.perf_counter() - self._started,
             final_metrics=_final_metrics(test, history),
+            xla=trained_in_xla(model),
+            input_report=getattr(fitted, "input_report", None),
+            time_report=getattr(fitted, "time_report", None),
         )
         if dtrain.is_chief():
             monitor.plot_curves(history, run.curves, title=f"{self.recipe} under {record['strategy']}")
@@ -181,4 +188,4 @@ def _dataset(data: tf.data.Dataset | Pipeline) -> tf.data.Dataset:
 
 def _final_metrics(test: Mapping[str, float], history: Mapping[str, Sequence[float]]) -> dict[str, float]:
     final = {f"test_{name}": value for name, value in test.items()}
-    return final | {name: values[-1] for name, values in history.items() if name != Throughput.log_name}
+    return final | {name: values[-1] for name, values in history.items() if name != RATE}

@@ -1,0 +1,178 @@
+"""Writes `events.jsonl`: what happens in a run, a line each, while it happens.
+
+Only the first worker writes. A file that cannot be written is told once, and training goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from dtrain import happenings, job
+from dtrain.cluster import settings
+from dtrain.keras_engine.protocol import servers_of
+from dtrain.log import logger
+from dtrain.monitor.rates import epoch_rate
+from dtrain.monitor.record import VERSION
+from dtrain.training_rate import mark
+
+_INTERVAL = 1.0  # seconds between two lines about steps
+
+
+class EventLog(keras.callbacks.Callback):  # type: ignore[misc]
+    """Writes down steps (about once a second), epochs with where their time went, alarms and the end.
+
+    Args:
+        path: the file; what it holds stays.
+        record: that of the run (`describe_run`), for the first line.
+    """
+
+    dtrain_every_batch = False
+
+    def __init__(self, path: Path, record: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._path = path
+        self._about = {name: record[name] for name in ("strategy", "replicas", "workers")}
+        self._writes = job.is_chief()
+        self._file: Any = None
+        self._lock = threading.Lock()
+        self._epoch = 0
+        self._first_epoch: int | None = None
+        self._steps_before = 0  # steps of training when the epoch began
+        self._in_epoch = 0
+        self._mark = mark()
+
+    def get_state(self) -> dict[str, Any]:
+        """Nothing of it goes on in another process: the file is appended to."""
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Begins to listen; the first line is written with the first epoch."""
+        self._first_epoch = None
+        if self._writes:
+            happenings.listen(self._hear)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """The first one says what the run is."""
+        params = self.params or {}
+        steps = params.get("steps")
+        # A run that goes on begins with a later epoch.
+        self._steps_before = epoch * steps if steps else self._steps_before + self._in_epoch
+        self._epoch, self._in_epoch, self._mark = epoch, 0, mark()
+        if self._first_epoch is None:
+            self._first_epoch = epoch
+            self._write(
+                "begin",
+                version=VERSION,
+                attempt=settings.attempt(),
+                epochs=params.get("epochs"),
+                steps=steps,
+                first_epoch=epoch,
+                **self._about,
+            )
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Writes a line about the steps, if it is time."""
+        self._in_epoch = int(batch + 1)
+        if not self._writes or time.perf_counter() - self._mark.at < _INTERVAL:
+            return
+        before, self._mark = self._mark, mark()
+        found = self._mark.since(before)
+        if found.steps <= 0 or found.seconds <= 0:
+            return
+        self._write(
+            "steps",
+            epoch=self._epoch,
+            step=self._steps_before + self._in_epoch,
+            steps=found.steps,
+            seconds=round(found.seconds, 6),
+            examples=found.examples,
+            examples_per_second=_rounded(found.examples_per_second, 2),
+            step_seconds=_rounded(found.step_seconds, 8),
+            data_wait=_rounded(found.data_wait, 4),
+            loss=(logs or {}).get("loss"),
+            learning_rate=_rate(self.model),
+        )
+
+    def _hear(self, kind: str, facts: dict[str, Any]) -> None:
+        if kind == "epoch":
+            record = facts["record"]
+            rate = _rounded(epoch_rate(record), 2)
+            self._write("epoch", **record, examples_per_second=rate, logs=facts["logs"])
+        elif kind in ("alarm", "checkpoint"):
+            step = self._steps_before + (facts.get("epoch_step") or self._in_epoch)
+            self._write(kind, **{"epoch": self._epoch, "step": step, **facts})
+        elif kind in ("ended", "left"):
+            self._write("end", status=facts.get("status", "finished"))
+            self._close()
+
+    def _write(self, kind: str, **facts: Any) -> None:
+        if not self._writes:
+            return
+        line = json.dumps(_plain({"kind": kind, "time": round(time.time(), 3), **facts}), allow_nan=False)
+        try:
+            with self._lock:
+                if self._file is None:
+                    self._file = self._path.open("a", encoding="utf-8")
+                    _end_torn_line(self._file, self._path)
+                self._file.write(line + "\n")
+                self._file.flush()
+        except OSError as error:
+            self._writes = False
+            logger.warning("%s cannot be written: %s. Training goes on without it.", self._path, error)
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+
+def _rounded(value: float | None, places: int) -> float | None:
+    return None if value is None else round(value, places)
+
+
+def _rate(model: Any) -> float | None:
+    """The learning rate now, where it can be told without computing on another machine."""
+    try:
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        if servers_of(model.distribute_strategy) is not None:
+            return None
+        return float(np.asarray(optimizer.learning_rate))
+    except Exception:  # an optimizer of the user's own may be anything
+        return None
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold; numbers that it lacks become null."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    try:
+        number = float(np.asarray(value))
+    except (TypeError, ValueError):
+        return str(value)
+    return number if np.isfinite(number) else None
+
+
+def _end_torn_line(file: Any, path: Path) -> None:
+    """A process that was killed may have left half a line."""
+    if file.tell() == 0:
+        return
+    with path.open("rb") as before:
+        before.seek(-1, 2)
+        if before.read(1) != b"\n":
+            file.write("\n")

@@ -1,0 +1,181 @@
+"""`Monitor`: one callback that leaves a run's whole record: metrics, events, TensorBoard, curves, `run.json`.
+
+It stands for several callbacks, which `fit` puts in its place; what they write, they write once a job.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import keras
+
+from dtrain import happenings, job, progress
+from dtrain.errors import ConfigurationError
+from dtrain.keras_engine.alarms import LossAlarm, OnNan
+from dtrain.keras_engine.functions import trained_in_xla
+from dtrain.log import logger
+from dtrain.monitor.curves import plot_curves
+from dtrain.monitor.event_log import EventLog
+from dtrain.monitor.profile import Profile
+from dtrain.monitor.rates import RateLogs, training_rate
+from dtrain.monitor.record import describe_run, finish_record
+from dtrain.monitor.run_directory import RunDirectory, open_run_directory
+from dtrain.training_rate import NAME as RATE
+
+_NAME = "fit"
+
+
+class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
+    """Writes down a `fit` in a directory of its own, which `dtrain report` makes a page of.
+
+    All workers give it to `fit`; the first one writes. The model must be under a strategy of dtrain's, the
+    default one included. Given to a second `fit` that goes on (`initial_epoch`), it goes on as well. It makes
+    no call of the train function shorter, and looks at the loss as every `fit` does.
+
+    The directory gets `run.json`, `metrics.csv` (Keras' CSVLogger), `events.jsonl` (steps about once a
+    second, epochs with where their time went, alarms, checkpoints), `tensorboard/` and, in the end,
+    `curves.png`.
+
+    Args:
+        run_dir: the directory; None for a new one, `runs/<time>-fit`.
+        tensorboard: whether to write event files for TensorBoard: all metrics by epoch.
+        histograms: epochs between two histograms of all weights in TensorBoard; 0 for none.
+        profile: (first, last) steps, counted from 1, that TensorFlow's profiler looks at on the first worker,
+        for
+            TensorBoard; whole calls of the train function, so mostly some steps more. None for none.
+        on_nan: "warn", or "stop" to end training at the first loss that is not a number.
+        notes: what else `run.json` should hold, such as hyperparameters; plain data.
+
+    Attributes:
+        run: the `RunDirectory`, once `fit` has begun.
+
+    Raises:
+        ConfigurationError: an argument cannot be used; when `fit` begins: the directory holds another run, or
+            cannot be written to.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | os.PathLike[str] | None = None,
+        *,
+        tensorboard: bool = True,
+        histograms: int = 0,
+        profile: tuple[int, int] | None = None,
+        on_nan: OnNan = "warn",
+        notes: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if histograms < 0 or (histograms and not tensorboard):
+            raise ConfigurationError(
+                f"histograms={histograms}, tensorboard={tensorboard}.",
+                hint="histograms are epochs between two of them, for TensorBoard",
+            )
+        if profile is not None and not (tensorboard and 1 <= profile[0] <= profile[1]):
+            raise ConfigurationError(
+                f"profile={profile!r}, tensorboard={tensorboard}.",
+                hint="the first and the last step to look at, from 1 on, for TensorBoard: profile=(10, 20)",
+            )
+        LossAlarm(on_nan)  # refuses what it does not know
+        self._run_dir = run_dir
+        self._tensorboard, self._histograms, self._profile = tensorboard, histograms, profile
+        self._on_nan: OnNan = on_nan
+        self._notes = dict(notes or {})
+        self._record: dict[str, Any] = {}
+        self._begun = 0.0
+        self._model: Any = None
+        self._epochs: list[dict[str, Any]] = []
+        self._done = 0  # epochs, by the last fit's own count
+        self.run: RunDirectory | None = None
+
+    def dtrain_callbacks(self, model: Any, arguments: dict[str, Any]) -> list[Any]:
+        """What `fit` calls in its place; every worker calls this.
+
+        Args:
+            model: that is trained.
+            arguments: of `fit`.
+        """
+        again = self.run is not None
+        if again and int(arguments["initial_epoch"]) < self._done:
+            raise ConfigurationError(
+                f"A Monitor that has {self._done} epochs on record was given to a fit that begins with epoch "
+                f"{int(arguments['initial_epoch']) + 1}.",
+                hint=f"another Monitor for another run, or go on: fit(initial_epoch={self._done}, ...)",
+            )
+        if self.run is None:
+            self._record = describe_run(_NAME, model.distribute_strategy, self._settings(model, arguments))
+            self.run = open_run_directory(
+                self._run_dir, name=_NAME, record=self._record, same=("recipe", "epochs")
+            )
+            self._begun = time.perf_counter()
+        run, self._model = self.run, model
+        found = [
+            RateLogs(),
+            keras.callbacks.CSVLogger(str(run.metrics), append=again),
+            EventLog(run.events, self._record),
+            LossAlarm(self._on_nan, says=job.is_chief()),
+        ]
+        if self._tensorboard:
+            board = keras.callbacks.TensorBoard(str(run.tensorboard), histogram_freq=self._histograms)
+            found.append(board)
+        if self._profile is not None:
+            found.append(Profile(run.tensorboard, *self._profile))
+        if job.is_chief():
+            happenings.listen(self._hear)
+        return found
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Only called where nothing stands in its place.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(
+            "A Monitor was given to a fit that does not know it.",
+            hint="make the model under a strategy of dtrain's: with dtrain.strategy('default').scope(); "
+            "give it to fit in a list, not in a CallbackList",
+        )
+
+    def _settings(self, model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        return {
+            "epochs": int(arguments["epochs"]),
+            "batch_size": arguments["batch_size"],
+            "model": model.name,
+            "weights": int(model.count_params()) if model.built else None,
+            "optimizer": getattr(optimizer, "name", type(optimizer).__name__),
+            "precision": model.dtype_policy.name,
+            **self._notes,
+        }
+
+    def _hear(self, kind: str, facts: dict[str, Any]) -> None:
+        if self.run is None:
+            return
+        try:
+            if kind == "trained":
+                with progress.ledger.within("other", type(self).__name__):
+                    series = facts["history"].history
+                    plot_curves(series, self.run.curves, title=self._record["strategy"])
+            elif kind == "ended":
+                self._finish(self.run, facts["history"])
+        except OSError as error:
+            logger.warning("%s cannot be written to: %s. The training itself is done.", self.run.path, error)
+
+    def _finish(self, run: RunDirectory, history: Any) -> None:
+        """Writes the final record."""
+        self._done = history.epoch[-1] + 1 if history.epoch else self._done
+        self._epochs += getattr(history, "time_report", [])
+        values = {name: series[-1] for name, series in history.history.items() if series}
+        values.pop(RATE, None)
+        run.write_record(
+            finish_record(
+                self._record,
+                examples_per_second=training_rate(self._epochs),
+                wall_time_seconds=time.perf_counter() - self._begun,
+                final_metrics=values,
+                xla=trained_in_xla(self._model),
+                input_report=getattr(history, "input_report", None),
+                time_report=self._epochs,
+            )
+        )

@@ -1,0 +1,313 @@
+"""Where the time went, and on which worker: bars and tables of an epoch's parts, causes, and who was slow.
+
+It adds up what the runs' events say; the judgement why an epoch was slow is theirs.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dtrain.monitor.report import text
+from dtrain.monitor.report.bars import (
+    Bar,
+    bar_chart,
+    flat_bar,
+    grouped,
+    ordered,
+    part_legend,
+    part_name,
+)
+from dtrain.monitor.report.names import run_name
+from dtrain.monitor.report.tables import Cell, Column, Row, table
+from dtrain.monitor.report.thinning import thin_list
+from dtrain.monitor.run_data import Run
+from dtrain.slowness import SLOW, is_slow
+
+_MOST_EPOCHS = 60
+_MOST_BY_EPOCH = 8
+_MOST_CALLBACKS = 6
+_MOST_WORKERS = 300  # in all runs together
+
+
+@dataclass
+class _Worker:
+    """One worker over all epochs."""
+
+    task: str
+    hosts: list[str] = field(default_factory=list)
+    step: list[float] = field(default_factory=list)
+    own: list[float] = field(default_factory=list)
+    parts: dict[str, float] = field(default_factory=dict)
+    epochs: int = 0
+
+    @property
+    def own_step(self) -> float | None:
+        return statistics.fmean(self.own) if self.own else None
+
+    @property
+    def whole_step(self) -> float | None:
+        return statistics.fmean(self.step) if self.step else None
+
+
+def time_section(runs: Sequence[Run]) -> tuple[str, list[str]]:
+    """The parts of the time, for all epochs together and by epoch, what it was lost to, and notes."""
+    told = [(place, run) for place, run in enumerate(runs) if run.parts]
+    if not told:
+        return "", []
+    notes: list[str] = []
+    body = _of_one(runs[0], notes) if len(runs) == 1 else _of_several(told, notes)
+    several = len(runs) > 1
+    return body + _callbacks(told, several=several) + _causes(told, several=several), notes
+
+
+def _of_one(run: Run, notes: list[str]) -> str:
+    parts = run.parts
+    total = sum(parts.values())
+    rows = [
+        Row(
+            [
+                Cell(html=part_name(name)),
+                text.seconds(parts[name]),
+                text.percent(parts[name] / total),
+                _EXPLAINED.get(name, ""),
+            ]
+        )
+        for name in ordered(parts)
+    ]
+    rows.append(Row(["all", text.seconds(total), "100%", ""], style="sum"))
+    columns = [
+        Column("part"),
+        Column("time", numbers=True),
+        Column("share", numbers=True),
+        Column("what it is"),
+    ]
+    return (
+        f'<div class="beside">{epoch_bars(run, "time of each epoch", notes)}'
+        f"{table('Where the time of all epochs went', columns, rows)}</div>" + _by_epoch(run, notes)
+    )
+
+
+def epoch_bars(run: Run, title: str, notes: list[str], most: int = 40) -> str:
+    """The chart of a run's epochs by part."""
+    told = [epoch for epoch in run.epochs if epoch.parts]
+    bars = [Bar(f"{epoch.number + 1}", f"epoch {epoch.number + 1}", epoch.parts) for epoch in told]
+    shown, size = grouped(bars, most)
+    if size > 1:
+        notes.append(f"Each bar of {run.name} is the mean of {size} epochs.")
+    return bar_chart(title, shown, "epoch")
+
+
+def _by_epoch(run: Run, notes: list[str]) -> str:
+    """Seconds and percent of each part in each epoch."""
+    told = [epoch for epoch in run.epochs if epoch.parts]
+    names = ordered(run.parts)
+    shown, left_out = thin_list(told, _MOST_EPOCHS)
+    if left_out:
+        notes.append(f"The table by epoch leaves out {left_out} epochs in the middle.")
+    rows = []
+    for epoch in shown:
+        total = sum(epoch.parts.values())
+        cells = [
+            Cell(
+                html=f"{text.seconds(epoch.parts.get(name, 0.0))}"
+                f' <span class="weak">{text.percent(epoch.parts.get(name, 0.0) / total)}</span>'
+            )
+            for name in names
+        ]
+        rate = text.number(epoch.examples_per_second)
+        named = ", ".join(f"{_worded(cause.cause)} {text.percent(cause.share)}" for cause in epoch.causes)
+        rows.append(Row([f"{epoch.number + 1}", text.seconds(epoch.seconds or total), rate, *cells, named]))
+    columns = [Column("epoch"), Column("time", numbers=True), Column("examples/s", numbers=True)]
+    columns += [*(Column(name, numbers=True) for name in names), Column("causes")]
+    found = table("Time of each epoch by part", columns, rows, tall=True)
+    return f"<details><summary>each epoch in numbers</summary>{found}</details>"
+
+
+def _of_several(told: Sequence[tuple[int, Run]], notes: list[str]) -> str:
+    names = ordered({name: 0.0 for _, run in told for name in run.parts})
+    rows = []
+    for place, run in told:
+        parts, total = run.parts, sum(run.parts.values())
+        shares = [text.percent(parts.get(name, 0.0) / total) for name in names]
+        bar = Cell(html=flat_bar(parts, run.name))
+        rows.append(Row([run_name(run, place), bar, text.seconds(total), *shares], run=place))
+    columns = [Column("run"), Column("shares", style="wide"), Column("epochs", numbers=True)]
+    columns += [Column(name, numbers=True) for name in names]
+    shown = part_legend(names) + table("Where the time of all epochs went, by run", columns, rows)
+    if len(told) > _MOST_BY_EPOCH:
+        return shown
+    charts = "".join(epoch_bars(run, run.name, notes, most=20) for _, run in told)
+    return f'{shown}<details><summary>each run by epoch</summary><div class="charts">{charts}</div></details>'
+
+
+def _callbacks(told: Sequence[tuple[int, Run]], *, several: bool) -> str:
+    """The callbacks that took longest."""
+    said = []
+    for _, run in told:
+        seconds: dict[str, float] = {}
+        for epoch in run.epochs:
+            for name, each in epoch.callbacks.items():
+                seconds[name] = seconds.get(name, 0.0) + each
+        longest = sorted(seconds.items(), key=lambda item: -item[1])[:_MOST_CALLBACKS]
+        if longest:
+            names = ", ".join(f"{text.escape(name)} {text.seconds(each)}" for name, each in longest)
+            said.append(f"<li>{f'{text.escape(run.name)}: ' if several else ''}{names}</li>")
+    if not said:
+        return ""
+    return f'<h3>Callbacks that took longest</h3><ul class="plain">{"".join(said)}</ul>'
+
+
+def _causes(told: Sequence[tuple[int, Run]], *, several: bool) -> str:
+    """What epochs were lost to, each cause of a run once."""
+    rows = []
+    for place, run in told:
+        named: dict[str, list[tuple[float, str]]] = {}
+        for epoch in run.epochs:
+            for cause in epoch.causes:
+                named.setdefault(cause.cause or "other", []).append((cause.share or 0.0, cause.text))
+        for name, found in sorted(named.items(), key=lambda item: -sum(share for share, _ in item[1])):
+            worst = max(found)
+            cells: list[str | Cell] = [
+                _worded(name),
+                f"{len(found)} of {len(run.epochs)}",
+                text.percent(statistics.fmean(share for share, _ in found)),
+                Cell(worst[1], style="long"),
+            ]
+            rows.append(
+                Row([run_name(run, place), *cells] if several else cells, run=place if several else None)
+            )
+    if not rows:
+        return '<p class="quiet">No epoch named a cause for lost time.</p>'
+    columns = [
+        Column("cause"),
+        Column("epochs", numbers=True),
+        Column("share in them", numbers=True),
+        Column("where it was worst", style="long"),
+    ]
+    return "<h3>Named causes</h3>" + table(
+        "What time was lost to", [Column("run"), *columns] if several else columns, rows
+    )
+
+
+def _worded(cause: str) -> str:
+    return cause.replace("_", " ")
+
+
+def worker_section(runs: Sequence[Run]) -> str:
+    """One row a worker, the slow ones marked."""
+    several = len(runs) > 1
+    most = max(_MOST_WORKERS // len(runs), 4)
+    rows, slow_count, left_out = [], 0, 0
+    for place, run in enumerate(runs):
+        workers = _workers(run)
+        slow = _slow(run, workers)
+        slow_count += len(slow)
+        usual = _usual(workers)
+        if len(workers) > most:
+            left_out += len(workers) - most
+            workers = sorted(workers, key=lambda worker: -(worker.own_step or 0.0))[:most]
+        for worker in workers:
+            rows.append(_worker_row(worker, usual, worker.task in slow, run, place if several else None))
+    if not rows:
+        return ""
+    columns = [
+        Column("worker"),
+        Column("host"),
+        Column("step", numbers=True),
+        Column("own step", numbers=True),
+        Column("to the usual", numbers=True),
+        Column("time", style="wide"),
+        Column("input", numbers=True),
+        Column("compute", numbers=True),
+        Column("communication", numbers=True),
+    ]
+    said = (
+        "A worker's own step is what it takes without waiting for the others. "
+        f"Slow is who needs {SLOW:g} times the usual worker's and holds up others, or was named as a cause."
+    )
+    if left_out:
+        said += f" Of {text.plural(left_out, 'faster worker')} no row is shown."
+    verdict = f"{text.plural(slow_count, 'worker')} slow. " if slow_count else "No worker is slow. "
+    shown = table("Workers", [Column("run"), *columns] if several else columns, rows, tall=True)
+    return f'<p class="quiet"><strong>{verdict}</strong>{said}</p>{shown}'
+
+
+def _worker_row(worker: _Worker, usual: float | None, slow: bool, run: Run, place: int | None) -> Row:
+    own = worker.own_step
+    ratio = f"{own / usual:.2f} \N{MULTIPLICATION SIGN}" if own is not None and usual else text.UNKNOWN
+    badge = '<span class="badge slow">slow</span>' if slow else ""
+    total = sum(worker.parts.values())
+    shares = [
+        text.percent(worker.parts.get(name, 0.0) / total) if total else text.UNKNOWN for name in _OF_WORKERS
+    ]
+    cells: list[str | Cell] = [
+        Cell(html=f"{text.escape(worker.task)} {badge}"),
+        ", ".join(worker.hosts),
+        text.seconds(worker.whole_step),
+        text.seconds(own),
+        ratio,
+        Cell(html=flat_bar(worker.parts, worker.task)),
+        *shares,
+    ]
+    if place is not None:
+        cells.insert(0, run_name(run, place))
+    return Row(cells, style="slow" if slow else "", run=place)
+
+
+def _workers(run: Run) -> list[_Worker]:
+    found: dict[str, _Worker] = {}
+    for epoch in run.epochs:
+        for each in epoch.workers:
+            worker = found.setdefault(each.task, _Worker(each.task))
+            worker.epochs += 1
+            if each.host and each.host not in worker.hosts:
+                worker.hosts.append(each.host)
+            worker.step += [each.step_seconds] if each.step_seconds is not None else []
+            worker.own += [each.own_step_seconds] if each.own_step_seconds is not None else []
+            for name, seconds in each.parts.items():
+                worker.parts[name] = worker.parts.get(name, 0.0) + seconds
+    return list(found.values())
+
+
+def _usual(workers: Sequence[_Worker]) -> float | None:
+    """The own step of the usual worker: of two the faster one, which the slow one is to be held against."""
+    own = [worker.own_step for worker in workers if worker.own_step is not None]
+    return statistics.median_low(own) if own else None
+
+
+def _slow(run: Run, workers: Sequence[_Worker]) -> set[str]:
+    usual = _usual(workers)
+    if usual is None or len(workers) < 2:
+        return set()
+    named = " ".join(c.text for epoch in run.epochs for c in epoch.causes if c.cause == "slow_worker")
+    return {
+        worker.task
+        for worker in workers
+        if is_slow(worker.own_step or 0.0, usual, worker.whole_step or 0.0) or _mentions(named, worker.task)
+    }
+
+
+def _mentions(sentence: str, task: str) -> bool:
+    """Whether a sentence names a task; `worker 1` is not named by `worker 12`."""
+    place = sentence.find(task)
+    while place >= 0:
+        after = sentence[place + len(task) : place + len(task) + 1]
+        if not after.isalnum():
+            return True
+        place = sentence.find(task, place + 1)
+    return False
+
+
+_OF_WORKERS = ("input", "compute", "communication")
+_EXPLAINED = {
+    "compute": "steps of the model",
+    "input": "waiting for data",
+    "communication": "adding up with, and waiting for, other workers",
+    "checkpoint": "training stood still while a state was saved",
+    "callbacks": "between steps, in callbacks",
+    "validation": "evaluation at the epoch's end",
+    "start": "tracing and compiling",
+    "other": "what is none of these",
+}

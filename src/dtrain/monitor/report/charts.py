@@ -1,0 +1,298 @@
+"""One chart of curves: an SVG that scales with its place, its legend, and its values for who points at it.
+
+It draws what it is given; `dtrain.monitor.report.curves` decides what that is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dtrain.monitor.report import text
+from dtrain.monitor.report.scales import Scale, position_scale, value_scale
+from dtrain.monitor.report.thinning import thin_curve, thin_list
+
+WIDTH, HEIGHT = 360.0, 212.0
+_TOP, _RIGHT, _BOTTOM = 12.0, 12.0, 34.0
+_CHARACTER = 6.3  # the width of a digit at the size of the ticks' labels
+_MARKED = 24  # a curve of so many points shows each by a mark
+_MARKS = 40
+COLOURS = 8
+LOGARITHMIC = '<span class="by">logarithmic</span>'
+_DASHES = ("", "6 3", "2 3", "9 3 2 3", "12 4")
+_SHAPES = (
+    "M{x} {y}m-2.8 0a2.8 2.8 0 1 0 5.6 0a2.8 2.8 0 1 0-5.6 0",  # circle
+    "M{x} {y}m-2.5-2.5h5v5h-5z",  # square
+    "M{x} {y}m0-3.4l3.2 5.7h-6.4z",  # triangle
+    "M{x} {y}m0-3.6l3.3 3.6l-3.3 3.6l-3.3-3.6z",  # diamond
+    "M{x} {y}m0 3.4l3.2-5.7h-6.4z",  # triangle on its tip
+    "M{x} {y}m-3-1h2v-2h2v2h2v2h-2v2h-2v-2h-2z",  # cross
+)
+
+
+Unit = Literal["number", "seconds", "percent"]
+_TOLD: dict[Unit, Callable[[float], str]] = {
+    "number": text.number,
+    "seconds": text.seconds,
+    "percent": text.percent,
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve: its name, points (NaN for a gap), and the number that decides its colour, dashes and mark.
+
+    `run` says to which run it belongs, for the page's legend; None where the chart shows one run only.
+    """
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    style: int
+    run: int | None = None
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that happened at a position: "alarm" or "attempt", and a sentence on it."""
+
+    x: float
+    kind: str
+    text: str
+    run: int | None = None
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What runs along: its name, whether it has whole numbers only, and where it begins if not with curves.
+
+    `told` writes the ticks, `unit` the positions that one points at.
+    """
+
+    name: str
+    whole: bool = False
+    start: float | None = None
+    told: Callable[[float], str] = text.number
+    unit: Unit = "number"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart as HTML, and how many points it was asked for and how many it shows, if not all."""
+
+    html: str
+    asked: int = 0
+    shown: int = 0
+
+
+def line_chart(
+    title: str,
+    lines: Sequence[Line],
+    axis: Axis,
+    *,
+    unit: Unit = "number",
+    marks: Sequence[Mark] = (),
+    from_zero: bool = False,
+    values: Iterable[float] | None = None,
+    most: int = 600,
+) -> Chart:
+    """Draw curves over each other.
+
+    Args:
+        title: what the values are.
+        lines: the curves; those without any value are left out.
+        axis: along what they run.
+        unit: what the values are.
+        marks: what happened on the way.
+        from_zero: whether the axis of values begins at 0.
+        values: what that axis is to hold besides, so that two charts have the same.
+        most: how many points a curve may have.
+
+    Returns:
+        The chart; without any curve an empty one.
+    """
+    title = text.cut(title)
+    lines = [line for line in lines if any(value == value for value in line.y)]
+    if not lines:
+        return Chart("")
+    thinned = [thin_curve(line.x, line.y, most) for line in lines]
+    drawn = [
+        Line(line.label, x, y, line.style, line.run) for line, (x, y, _) in zip(lines, thinned, strict=True)
+    ]
+    marks, _ = thin_list(marks, _MARKS)
+    ends = [x for line in drawn for x in (line.x[0], line.x[-1])] + [mark.x for mark in marks]
+    ends += [] if axis.start is None else [axis.start]
+    across = position_scale(min(ends), max(ends))
+    told = _TOLD[unit]
+    up = value_scale([*(y for line in drawn for y in line.y), *(values or ())], from_zero=from_zero)
+    plot = _Plot(across, up, [(tick, told(tick)) for tick in up.ticks(5)])
+    summary = _summary(title, drawn, axis, told)
+    legend = _legend(drawn) if len(drawn) > 1 and drawn[0].run is None else ""
+    body = "".join(
+        [
+            plot.grid(axis),
+            *(plot.mark(mark) for mark in marks),
+            *(plot.line(line) for line in drawn),
+            f'<line class="cross" x1="0" x2="0" y1="{_TOP:g}" y2="{HEIGHT - _BOTTOM:g}"/>',
+        ]
+    )
+    html = (
+        f'<figure class="chart"><figcaption><h3>{text.escape(title)}</h3>'
+        f"{LOGARITHMIC if up.log else ''}{legend}</figcaption>"
+        f'<div class="plot"><svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" tabindex="0" '
+        f'aria-label="{text.escape(summary)}">{body}</svg>'
+        f'<script type="application/json">{plot.data(drawn, axis, unit)}</script></div></figure>'
+    )
+    some_left_out = any(left_out for *_, left_out in thinned)
+    asked, shown = sum(len(line.x) for line in lines), sum(len(line.x) for line in drawn)
+    return Chart(html, asked if some_left_out else 0, shown if some_left_out else 0)
+
+
+def swatch(style: int) -> str:
+    """A piece of a curve, for a legend."""
+    return (
+        f'<svg class="swatch" viewBox="0 0 30 12" aria-hidden="true"><g class="s{style % COLOURS}">'
+        f'<path class="line"{_dash(style)} d="M1 6H29"/>'
+        f'<path class="dot" d="{_shape(style, 15, 6)}"/></g></svg>'
+    )
+
+
+class _Plot:
+    """Turns values into places of the drawing."""
+
+    def __init__(self, across: Scale, up: Scale, ticks: Sequence[tuple[float, str]]) -> None:
+        self.across, self.up, self.ticks = across, up, ticks
+        self.left = 12 + _CHARACTER * max((len(label) for _, label in ticks), default=1)
+
+    def x(self, value: float) -> float:
+        return self.left + self.across.share(value) * (WIDTH - _RIGHT - self.left)
+
+    def y(self, value: float) -> float:
+        return HEIGHT - _BOTTOM - self.up.share(value) * (HEIGHT - _BOTTOM - _TOP)
+
+    def grid(self, axis: Axis) -> str:
+        """The horizontal lines, the ticks' labels and the axis' name."""
+        parts = []
+        for value, label in self.ticks:
+            y = self.y(value)
+            parts.append(
+                f'<line class="grid" x1="{self.left:g}" x2="{WIDTH - _RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            )
+            parts.append(
+                f'<text class="tick" x="{self.left - 6:g}" y="{y + 3.6:.1f}" text-anchor="end">{label}</text>'
+            )
+        base = HEIGHT - _BOTTOM
+        parts.append(
+            f'<line class="base" x1="{self.left:g}" x2="{WIDTH - _RIGHT:g}" y1="{base:g}" y2="{base:g}"/>'
+        )
+        end = 0.0
+        for value in self._x_ticks(axis):
+            label, x = axis.told(value), self.x(value)
+            half = len(label) * _CHARACTER / 2
+            x = min(x, WIDTH - half - 1)
+            if x - half < end + 6:
+                continue
+            end = x + half
+            parts.append(
+                f'<text class="tick" x="{x:.1f}" y="{HEIGHT - 19:g}" text-anchor="middle">{label}</text>'
+            )
+        middle = (self.left + WIDTH - _RIGHT) / 2
+        parts.append(
+            f'<text class="axis" x="{middle:g}" y="{HEIGHT - 4:g}" text-anchor="middle">'
+            f"{text.escape(axis.name)}</text>"
+        )
+        return "".join(parts)
+
+    def _x_ticks(self, axis: Axis) -> list[float]:
+        if self.across.high - self.across.low == 1 and self.across.low % 1 == 0.5:
+            return [self.across.low + 0.5]  # a single position
+        return self.across.ticks(7 if axis.whole else 6, whole=axis.whole)
+
+    def line(self, line: Line) -> str:
+        """A curve, with a mark at each of few points, or at its end."""
+        pieces, pen_down = [], False
+        places = []
+        for x, y in zip(line.x, line.y, strict=True):
+            if y != y:
+                pen_down = False
+                continue
+            # A point between two gaps is a line of no length, which round caps make a dot.
+            at = f"{self.x(x):.1f} {self.y(y):.1f}"
+            pieces.append(("L" if pen_down else "M") + at + ("" if pen_down else "h0"))
+            places.append((self.x(x), self.y(y)))
+            pen_down = True
+        marked = places if len(line.x) <= _MARKED else places[-1:]
+        dots = "".join(f'<path class="dot" d="{_shape(line.style, x, y)}"/>' for x, y in marked)
+        run = "" if line.run is None else f' data-run="{line.run}"'
+        return (
+            f'<g class="series s{line.style % COLOURS}"{run}>'
+            f'<path class="line"{_dash(line.style)} d="{"".join(pieces)}"/>{dots}</g>'
+        )
+
+    def mark(self, mark: Mark) -> str:
+        """A vertical line with a head, and what it is about when pointed at."""
+        x = self.x(min(max(mark.x, self.across.low), self.across.high))
+        run = "" if mark.run is None else f' data-run="{mark.run}"'
+        head = f'<path class="head" d="M{x:.1f} {_TOP:g}l-4.5-8h9z"/>' if mark.kind == "alarm" else ""
+        return (
+            f'<g class="mark {mark.kind}"{run}><title>{text.escape(mark.text)}</title>'
+            f'<line class="at" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP:g}" y2="{HEIGHT - _BOTTOM:g}"/>{head}</g>'
+        )
+
+    def data(self, lines: Sequence[Line], axis: Axis, unit: Unit) -> str:
+        """What the script needs to tell values: where positions lie, and each curve's points."""
+        return text.embed(
+            {
+                "box": [round(self.left, 1), WIDTH - _RIGHT],
+                "ends": [self.across.low, self.across.high],
+                "axis": axis.name,
+                "units": [axis.unit, unit],
+                "lines": [
+                    {
+                        "name": text.clean(line.label),
+                        "style": line.style % COLOURS,
+                        "run": line.run,
+                        "x": [_short(x) for x in line.x],
+                        "y": [_short(y) for y in line.y],
+                    }
+                    for line in lines
+                ],
+            }
+        )
+
+
+def _legend(lines: Sequence[Line]) -> str:
+    entries = "".join(f"<li>{swatch(line.style)}{text.escape(line.label)}</li>" for line in lines)
+    return f'<ul class="legend">{entries}</ul>'
+
+
+def _summary(title: str, lines: Sequence[Line], axis: Axis, told: Callable[[float], str]) -> str:
+    """A chart in words, for those who do not see it."""
+    said = []
+    for line in lines[:6]:
+        known = [value for value in line.y if value == value]
+        said.append(
+            f"{line.label}: from {told(known[0])} to {told(known[-1])}, lowest {told(min(known))}, "
+            f"highest {told(max(known))}"
+        )
+    more = f"; and {len(lines) - 6} more curves" if len(lines) > 6 else ""
+    return f"{title} by {axis.name}. {'; '.join(said)}{more}"
+
+
+def _dash(style: int) -> str:
+    dash = _DASHES[style % len(_DASHES)]
+    return f' stroke-dasharray="{dash}"' if dash else ""
+
+
+def _shape(style: int, x: float, y: float) -> str:
+    return _SHAPES[style % len(_SHAPES)].format(x=f"{x:.1f}", y=f"{y:.1f}")
+
+
+def _short(value: float) -> float | int | None:
+    """A number in six digits, as JSON has it; None for NaN."""
+    if not math.isfinite(value):
+        return None
+    found = float(f"{value:.6g}")
+    return int(found) if found == int(found) and abs(found) < 1e9 else found

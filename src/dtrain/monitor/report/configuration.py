@@ -1,0 +1,104 @@
+"""What was set: everything in a run's record, and for several runs where their records differ.
+
+What came of a run stands in the record too; it is listed, but a difference in it is not marked.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dtrain.monitor.report import text
+from dtrain.monitor.report.names import run_name
+from dtrain.monitor.report.tables import Cell, Column, Row, table
+from dtrain.monitor.run_data import Run
+
+_OUTCOME = (
+    "status",
+    "started_at",
+    "command",
+    "job",
+    "attempt",
+    "examples_per_second",
+    "wall_time_seconds",
+    "final_metrics",
+    "input",
+    "time",
+)
+_LONGEST = 300
+_MOST = 200
+_SCROLLED = 40
+
+
+def configuration(runs: Sequence[Run]) -> str:
+    """The records, a row a setting, a column a run; settings that differ come first and are marked."""
+    records = [_flat(run.record) for run in runs]
+    keys = list(dict.fromkeys(key for record in records for key in record))[:_MOST]
+    if not keys:
+        return ""
+    several = len(runs) > 1
+    differing = [key for key in keys if several and not _is_outcome(key) and _differs(records, key)]
+    same = [key for key in keys if key not in differing and not _is_outcome(key)]
+    outcome = [key for key in keys if _is_outcome(key)]
+    rows = [
+        *(_row(key, records, style="differs") for key in differing),
+        *(_row(key, records) for key in same),
+        *(_row(key, records, style="outcome") for key in outcome),
+    ]
+    columns = [Column("setting"), *(Column(run.name if several else "value") for run in runs)]
+    said = ""
+    if several:
+        marked = '<span class="badge differs">≠</span>'
+        said = (
+            f'<p class="quiet">{text.plural(len(differing), "setting")} '
+            f"{'differs' if len(differing) == 1 else 'differ'} between the runs and "
+            f"{'is' if len(differing) == 1 else 'are'} marked {marked}.</p>"
+            if differing
+            else '<p class="quiet">All settings of the runs are the same.</p>'
+        )
+        names = "".join(f"<li>{run_name(run, place).html}</li>" for place, run in enumerate(runs))
+        said += f'<ul class="legend">{names}</ul>'
+    return said + table("Configuration", columns, rows, tall=len(rows) > _SCROLLED)
+
+
+def _row(key: str, records: Sequence[Mapping[str, str]], *, style: str = "") -> Row:
+    mark = ' <span class="badge differs" title="differs">≠</span>' if style == "differs" else ""
+    cells: list[str | Cell] = [Cell(html=f"<code>{text.escape(key)}</code>{mark}")]
+    cells += [Cell(record.get(key, text.UNKNOWN), style="value") for record in records]
+    return Row(cells, style=style)
+
+
+def _differs(records: Sequence[Mapping[str, str]], key: str) -> bool:
+    return len({record.get(key) for record in records}) > 1
+
+
+def _is_outcome(key: str) -> bool:
+    return key.partition(".")[0] in _OUTCOME
+
+
+def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """A record's values in words, those in it by names with dots."""
+    found: dict[str, str] = {}
+    for key, value in record.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and value and prefix.count(".") < 2:
+            found |= _flat(value, f"{name}.")
+        else:
+            found[name] = _worded(key, value)
+    return found
+
+
+def _worded(key: str, value: Any) -> str:
+    if value is None:
+        said = "none"
+    elif isinstance(value, str):
+        said = value
+    elif isinstance(value, bool):
+        said = "yes" if value else "no"
+    elif key == "command" and isinstance(value, list):
+        said = shlex.join(str(word) for word in value)
+    else:
+        said = json.dumps(value, ensure_ascii=False)
+    return said if len(said) <= _LONGEST else said[: _LONGEST - 1] + "…"

@@ -1,0 +1,255 @@
+"""The top of the page: what was run, when and how it ended, and the figures that matter most.
+
+It takes them from what a run's record says, and where that is silent from its events.
+"""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dtrain.monitor.event_file import finite
+from dtrain.monitor.report import text
+from dtrain.monitor.report.names import run_name, state_badge
+from dtrain.monitor.report.tables import Cell, Column, Row, table
+from dtrain.monitor.run_data import Run
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a run: its name, its value told, and what it is taken from."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+def rate(run: Run) -> float | None:
+    """Examples a second over all replicas: as recorded, else the median of the epochs but the first."""
+    recorded = finite(run.record.get("examples_per_second"))
+    if recorded is not None:
+        return recorded
+    rates = [epoch.examples_per_second for epoch in run.epochs if epoch.examples_per_second is not None]
+    if rates:
+        return statistics.median(rates[1:] or rates)
+    noted = [value for value in run.steps.values["examples_per_second"] if value == value]
+    return statistics.median(noted) if noted else None
+
+
+def wall_time(run: Run) -> float | None:
+    """Seconds from start to end; of a run without that record, of all its attempts together."""
+    recorded = finite(run.record.get("wall_time_seconds"))
+    if recorded is not None:
+        return recorded
+    seconds = sum(attempt.seconds for attempt in run.attempts)
+    return seconds if seconds > 0 else None
+
+
+def part_share(run: Run, part: str) -> float | None:
+    """The share of a part in the time of all epochs; None where the time was not taken apart."""
+    parts = run.parts
+    total = sum(parts.values())
+    return parts.get(part, 0.0) / total if total > 0 else None
+
+
+def data_wait(run: Run) -> float | None:
+    """The share of the time spent waiting for data."""
+    share = part_share(run, "input")
+    if share is None and isinstance(found := run.record.get("input"), dict):
+        share = finite(found.get("share"))
+    return share
+
+
+def figures(run: Run) -> list[Figure]:
+    """The headline of a run; the same names for every run."""
+    replicas = finite(run.record.get("replicas"))
+    return [
+        Figure("examples/s", text.number(rate(run)), "over all replicas" if replicas != 1 else ""),
+        Figure("time of a step", text.seconds(_step(run)), "as a rule"),
+        Figure("wall time", text.seconds(wall_time(run)), _epoch_count(run)),
+        Figure("waiting for data", text.percent(data_wait(run)), "of the time"),
+        Figure("communication", text.percent(part_share(run, "communication")), "of the epochs' time"),
+        _metric(run, "loss"),
+        _metric(run, "accuracy"),
+    ]
+
+
+def _step(run: Run) -> float | None:
+    """Seconds a step: the usual epoch's of the first worker; without those, the mean of what was noted."""
+    chiefs = [epoch.workers[0].step_seconds for epoch in run.epochs if epoch.workers]
+    known = [seconds for seconds in chiefs if seconds is not None]
+    return statistics.median(known) if known else run.steps.step_seconds
+
+
+def _epoch_count(run: Run) -> str:
+    planned = finite(run.record.get("epochs"))
+    done = len(run.epochs)
+    if planned is not None and done < planned:
+        return f"{done} of {planned:g} epochs"
+    return text.plural(done, "epoch")
+
+
+def _metric(run: Run, name: str) -> Figure:
+    """A metric on the data that tells most: held out for the test, for validation, or else trained on."""
+    for prefix, data in (("test_", "test"), ("val_", "validation")):
+        if (value := run.final(prefix + name)) is not None:
+            return Figure(f"{data} {name}", text.number(value), f"training {text.number(run.final(name))}")
+    return Figure(
+        f"final {name}", text.number(run.final(name)), "training" if run.final(name) is not None else ""
+    )
+
+
+def header(runs: Sequence[Run], title: str, written: datetime.datetime, version: str) -> str:
+    """The heading, with the facts of one run, or how many there are."""
+    if len(runs) == 1:
+        facts, badge = _facts(runs[0]), state_badge(runs[0])
+    else:
+        facts, badge = _common_facts(runs), ""
+    shown = "".join(
+        f"<div><dt>{name}</dt><dd>{text.escape(value)}</dd></div>" for name, value in facts if value
+    )
+    when = written.isoformat(sep=" ", timespec="seconds")
+    return (
+        f'<header><div class="heading"><h1>{text.escape(title)}</h1>{badge}</div>'
+        f'<dl class="facts">{shown}</dl>'
+        f'<p class="quiet">Written {text.escape(when)} by dtrain {text.escape(version)}. '
+        "Epochs are counted from 1.</p></header>"
+    )
+
+
+def _common_facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """What several runs have between them."""
+    found = [_facts(run) for run in runs]
+    states = [run.state for run in runs]
+    facts = [("runs", ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)))]
+    for name in ("recipe", "strategy", "versions"):
+        values = dict.fromkeys(
+            value for facts_of in found for key, value in facts_of if key == name and value
+        )
+        facts.append((name, "; ".join(values)))
+    started = sorted(value for facts_of in found for key, value in facts_of if key == "started" and value)
+    facts.append(("started", " to ".join(dict.fromkeys([*started[:1], *started[-1:]]))))
+    return facts
+
+
+def _facts(run: Run) -> list[tuple[str, str]]:
+    record = run.record
+    versions = record.get("versions")
+    begin = run.attempts[-1] if run.attempts else None
+    return [
+        ("recipe", _said(record.get("recipe"))),
+        ("strategy", _said(record.get("strategy")) or (begin.strategy if begin else "")),
+        ("replicas", _said(record.get("replicas"))),
+        ("workers", _said(record.get("workers"))),
+        ("parameter servers", _said(record.get("parameter_servers"))),
+        ("communication", _communication(record.get("communication"))),
+        ("started", _said(record.get("started_at")).replace("T", " ") or _started(run)),
+        ("command", _command(record.get("command"))),
+        (
+            "versions",
+            ", ".join(f"{name} {version}" for name, version in versions.items())
+            if isinstance(versions, dict)
+            else "",
+        ),
+        ("directory", str(run.path)),
+    ]
+
+
+def _said(value: object) -> str:
+    return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+
+
+def _communication(value: object) -> str:
+    """How the workers added up, from the record's dictionary or one word."""
+    if isinstance(value, dict):
+        return _said(value.get("name") or value.get("transport") or value.get("implementation"))
+    return _said(value)
+
+
+def _started(run: Run) -> str:
+    if not run.attempts:
+        return ""
+    try:
+        began = datetime.datetime.fromtimestamp(run.attempts[0].began).astimezone()
+    except (OverflowError, OSError, ValueError):
+        return ""
+    return began.isoformat(sep=" ", timespec="seconds")
+
+
+def _command(value: object) -> str:
+    if isinstance(value, list):
+        return shlex.join(str(word) for word in value)
+    return _said(value)
+
+
+def tiles(run: Run) -> str:
+    """The figures of one run, large."""
+    shown = "".join(
+        f'<div class="tile"><dt>{text.escape(figure.name)}</dt><dd>{text.escape(figure.value)}</dd>'
+        f'<dd class="note">{text.escape(figure.note)}</dd></div>'
+        for figure in figures(run)
+        if figure.value != text.UNKNOWN
+    )
+    return f'<dl class="tiles">{shown}</dl>' if shown else ""
+
+
+def comparison(runs: Sequence[Run], failed: Sequence[tuple[str, str]]) -> str:
+    """The figures of several runs, a row each, and below them the directories without a report."""
+    metrics = [name for name in _METRICS if any(run.final(name) is not None for run in runs)][:_MOST_METRICS]
+    rows = []
+    for place, run in enumerate(runs):
+        cells: list[str | Cell] = [
+            run_name(run, place),
+            Cell(html=state_badge(run)),
+            _where(run),
+            *(text.number(run.final(name)) for name in metrics),
+            text.number(rate(run)),
+            text.seconds(_step(run)),
+            text.seconds(wall_time(run)),
+            f"{len(run.epochs):,}",
+            text.percent(data_wait(run)),
+            text.percent(part_share(run, "communication")),
+        ]
+        rows.append(Row(cells, run=place))
+    columns = [
+        *_FIRST_COLUMNS,
+        *(Column(_in_words(name), numbers=True) for name in metrics),
+        *_LAST_COLUMNS,
+    ]
+    for path, _ in failed:
+        said = Cell(html='<span class="badge failed"><span aria-hidden="true">✕</span> no report</span>')
+        blank = [text.UNKNOWN] * (len(columns) - 2)
+        rows.append(Row([path, said, *blank], style="bad"))
+    return table("The runs and their figures", columns, rows)
+
+
+def _in_words(metric: str) -> str:
+    for prefix, data in (("test_", "test"), ("val_", "validation")):
+        if metric.startswith(prefix):
+            return f"{data} {metric.removeprefix(prefix)}"
+    return f"training {metric}"
+
+
+def _where(run: Run) -> str:
+    strategy = _said(run.record.get("strategy"))
+    replicas = finite(run.record.get("replicas"))
+    return (
+        strategy + (f", {text.plural(int(replicas), 'replica')}" if replicas is not None else "")
+        or text.UNKNOWN
+    )
+
+
+_METRICS = ("test_accuracy", "val_accuracy", "accuracy", "test_loss", "val_loss", "loss")
+_MOST_METRICS = 4
+_FIRST_COLUMNS = [Column("run"), Column("state"), Column("strategy")]
+_LAST_COLUMNS = [
+    Column("examples/s", numbers=True),
+    Column("step", numbers=True),
+    Column("wall time", numbers=True),
+    Column("epochs", numbers=True),
+    Column("waiting for data", numbers=True),
+    Column("communication", numbers=True),
+]

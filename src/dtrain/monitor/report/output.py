@@ -1,0 +1,80 @@
+"""Where a report is written: only to a new file or over an earlier report, and whole or not at all.
+
+It knows the mark by which a report is recognised, and nothing else of what is in it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dtrain.errors import ConfigurationError
+
+GENERATOR = "dtrain report"
+"""What a report's page says in its meta element `generator`, before the version."""
+
+MARK = f'<meta name="generator" content="{GENERATOR}'
+_HEAD = 4096
+_HINT = "Choose another file with --output."
+
+
+def check_output(output: Path) -> None:
+    """See that a report could be written there, without writing anything.
+
+    Raises:
+        ConfigurationError: it could not, or something else would be overwritten.
+    """
+    try:
+        _check_place(output)
+    except OSError as error:
+        raise ConfigurationError(
+            f"The report cannot be written to {output}: {error.strerror or error}.", hint=_HINT
+        ) from None
+
+
+def _check_place(output: Path) -> None:
+    if output.is_dir():
+        raise ConfigurationError(
+            f"The report is to be written to {output}, which is a directory.", hint=_HINT
+        )
+    if not output.parent.is_dir():
+        raise ConfigurationError(
+            f"The report is to be written to {output}, but there is no directory {output.parent}.",
+            hint="Make it, or choose another file with --output.",
+        )
+    if output.exists() and not is_report(output):
+        raise ConfigurationError(f"{output} is there already and is no report of dtrain's.", hint=_HINT)
+
+
+def is_report(path: Path) -> bool:
+    """Whether a file is an earlier report."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return MARK.encode() in file.read(_HEAD)
+    except OSError:
+        return False
+
+
+def write_output(output: Path, page: str) -> int:
+    """Write a report beside its place, and move it there.
+
+    Returns:
+        Its size in bytes.
+
+    Raises:
+        ConfigurationError: see `check_output`; or the file cannot be written.
+    """
+    check_output(output)
+    content = page.encode("utf-8", "replace")
+    unfinished = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    try:
+        unfinished.write_bytes(content)
+        unfinished.replace(output)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise ConfigurationError(
+            f"The report cannot be written to {output}: {error.strerror or error}.", hint=_HINT
+        ) from None
+    return len(content)

@@ -1,0 +1,255 @@
+"""From a directory to a `Run`: which of its files are there, what they say, and what of them cannot be read.
+
+It changes nothing, also while the run is at work. What is damaged is told, and the rest is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dtrain.errors import ConfigurationError
+from dtrain.monitor.event_file import EventProblems, is_known_version, read_events, versions
+from dtrain.monitor.metrics_file import read_metrics
+from dtrain.monitor.run_data import RATE, Epoch, Run, State
+from dtrain.monitor.run_directory import RunDirectory, is_locked
+from dtrain.monitor.run_events import Story, tell
+from dtrain.monitor.tensorboard_file import Scalars, read_tensorboard
+
+EVENTS = "events.jsonl"
+_LOOKED_FOR = ("run.json", EVENTS, "metrics.csv", "tensorboard/")
+_HOLDS = f"a run directory holds {', '.join(_LOOKED_FOR[:-1])} or {_LOOKED_FOR[-1]}"
+_LISTED = 8
+
+
+def read_run(path: str | os.PathLike[str], *, name: str = "") -> Run:
+    """What a run's directory says.
+
+    Args:
+        path: the directory.
+        name: what the run is to be called; by default as the directory.
+
+    Returns:
+        The run, whatever of its files could be read, with the list of what could not.
+
+    Raises:
+        ConfigurationError: there is no such directory, it holds no run, or one of a format that is not known.
+    """
+    directory = RunDirectory(Path(path).absolute())
+    _check(directory)
+    record, problems = _record(directory)
+    process = is_locked(directory)
+    running = process is True and record.get("status") != "finished"
+    story, event_problems = _events(directory)
+    by_epoch, sources, found = _epochs(directory, story, running=running)
+    problems += event_problems.messages(running=running) + found
+    scalars: dict[str, tuple[tuple[float, float], ...]] = {}
+    if not story.epochs and not by_epoch and directory.tensorboard.is_dir():
+        by_epoch, scalars, found = _tensorboard(directory)
+        problems += found
+        sources = [*sources, "tensorboard/"]
+    state, text = _state(record, story, process, _last_sign(directory, story))
+    return Run(
+        path=directory.path,
+        name=name or directory.path.name,
+        record=record,
+        state=state,
+        state_text=text,
+        epochs=_merge(story.epochs, by_epoch),
+        steps=story.steps,
+        alarms=story.alarms,
+        checkpoints=story.checkpoints,
+        attempts=story.attempts,
+        scalars=scalars,
+        problems=tuple(problems),
+        sources=tuple((["run.json"] if record else []) + sources),
+    )
+
+
+def _check(directory: RunDirectory) -> None:
+    """See that there is a run.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    path = directory.path
+    try:
+        if not path.exists():
+            raise ConfigurationError(f"There is no directory {path}.", hint=f"Give that of a run; {_HOLDS}.")
+        if not path.is_dir():
+            raise ConfigurationError(
+                f"{path} is a file, no run directory.", hint=f"Give its directory; {_HOLDS}."
+            )
+        entries = sorted(path.iterdir())
+        if is_run(path):
+            return
+        runs = [entry.name for entry in entries if entry.is_dir() and is_run(entry)]
+    except OSError as error:
+        raise ConfigurationError(
+            f"The directory {path} cannot be read: {error.strerror or error}.",
+            hint="Give one that you may read.",
+        ) from None
+    if not entries:
+        raise ConfigurationError(f"The directory {path} is empty.", hint=f"Give another one; {_HOLDS}.")
+    if runs:
+        many = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+        names = ", ".join(runs[:_LISTED]) + (", ..." if len(runs) > _LISTED else "")
+        raise ConfigurationError(
+            f"{path} is no run directory, but it holds {many}: {names}.",
+            hint=f"Give one of them, or all: dtrain report {shlex.quote(_shown(path))}/*",
+        )
+    raise ConfigurationError(
+        f"{path} is no run directory: it holds none of {', '.join(_LOOKED_FOR)}.",
+        hint="Give the directory that dtrain train, or Trainer(run_dir=...), wrote to.",
+    )
+
+
+def is_run(path: Path) -> bool:
+    """Whether a directory holds anything of a run."""
+    return any((path / name).exists() for name in _LOOKED_FOR)
+
+
+def _shown(path: Path) -> str:
+    """A path as one would type it here."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _record(directory: RunDirectory) -> tuple[dict[str, Any], list[str]]:
+    """`run.json`, and what is wrong with it.
+
+    Raises:
+        ConfigurationError: it has a format that is not known.
+    """
+    try:
+        record = json.loads(directory.record.read_bytes())
+    except FileNotFoundError:
+        return {}, ["run.json is missing: what was run, and how, is not known."]
+    except OSError as error:
+        return {}, [f"run.json cannot be read: {error.strerror or error}."]
+    except (ValueError, RecursionError) as error:
+        return {}, [f"run.json is no JSON, or only a part of it: {error}."]
+    if not isinstance(record, dict):
+        return {}, [f"run.json holds {type(record).__name__}, not an object, and was left out."]
+    version = record.get("version", 0)
+    if not is_known_version(version):
+        raise ConfigurationError(
+            f"The run in {directory.path} has format version {version!r}; this dtrain reads {versions()}.",
+            hint="A newer dtrain wrote it: pip install --upgrade dtrain, and make the report again.",
+        )
+    return record, []
+
+
+def _events(directory: RunDirectory) -> tuple[Story, EventProblems]:
+    try:
+        events, problems = read_events(directory.path / EVENTS)
+    except FileNotFoundError:
+        return Story(), EventProblems()
+    return tell(events), problems
+
+
+def _epochs(
+    directory: RunDirectory, story: Story, *, running: bool
+) -> tuple[dict[int, dict[str, float | None]], list[str], list[str]]:
+    """What `metrics.csv` says of each epoch, the files that were read, and what was wrong."""
+    sources = [EVENTS] if story.attempts else []
+    try:
+        by_epoch, torn, problems = read_metrics(directory.metrics)
+    except FileNotFoundError:
+        # A run that has just begun has none yet, and a record alone is told elsewhere.
+        return {}, sources, []
+    if torn and not running:
+        problems.append("metrics.csv: its last line is torn and was left out.")
+    return by_epoch, [*sources, "metrics.csv"] if by_epoch else sources, problems
+
+
+def _tensorboard(
+    directory: RunDirectory,
+) -> tuple[dict[int, dict[str, float | None]], dict[str, tuple[tuple[float, float], ...]], list[str]]:
+    named, others, problems = read_tensorboard(directory.tensorboard)
+    by_epoch: dict[int, dict[str, float | None]] = {}
+    for name, values in named.items():
+        for epoch, value in values.items():
+            by_epoch.setdefault(epoch, {})[name] = value
+    return by_epoch, _points(others), problems
+
+
+def _points(scalars: Scalars) -> dict[str, tuple[tuple[float, float], ...]]:
+    kept = {
+        tag: tuple((float(step), value) for step, value in sorted(values.items()) if value is not None)
+        for tag, values in scalars.items()
+    }
+    return {tag: points for tag, points in kept.items() if points}
+
+
+def _merge(
+    epochs: tuple[Epoch, ...], by_epoch: Mapping[int, Mapping[str, float | None]]
+) -> tuple[Epoch, ...]:
+    """The epochs of the events, with what only `metrics.csv` has; where both have a value, the events'."""
+    found = {epoch.number: epoch for epoch in epochs}
+    for number, values in by_epoch.items():
+        logs = {name: value for name, value in values.items() if name != RATE}
+        known = found.get(number, Epoch(number))
+        rate = known.examples_per_second
+        found[number] = Epoch(
+            number=number,
+            steps=known.steps,
+            seconds=known.seconds,
+            examples_per_second=values.get(RATE) if rate is None else rate,
+            parts=known.parts,
+            callbacks=known.callbacks,
+            logs={**logs, **known.logs},
+            workers=known.workers,
+            causes=known.causes,
+        )
+    return tuple(found[number] for number in sorted(found))
+
+
+def _last_sign(directory: RunDirectory, story: Story) -> float | None:
+    """When the run was last heard of, in Unix seconds."""
+    if story.last is not None:
+        return story.last
+    times = []
+    for file in (directory.metrics, directory.record):
+        try:
+            times.append(file.stat().st_mtime)
+        except OSError:
+            continue
+    return max(times, default=None)
+
+
+def _state(
+    record: Mapping[str, Any], story: Story, process: bool | None, last: float | None
+) -> tuple[State, str]:
+    """Whether the run has ended, and that in words."""
+    since = "" if last is None else f", last event {_ago(time.time() - last)}"
+    if record.get("status") == "finished":
+        return "finished", "finished"
+    if story.end == "failed":  # a process that lives on, such as a notebook's, is no run
+        return "failed", f"failed{since}"
+    if process:
+        return "running", f"still running{since}"
+    if not record and story.end == "finished":
+        return "finished", "finished"
+    if not record and not story.attempts:
+        return "unknown", "not known: there is no record of the run"
+    if process is None:
+        return "unknown", f"running or left, which this file system does not tell{since}"
+    if story.end == "finished":
+        return "left", f"trained to the end, but not its program{since}"
+    return "left", f"ended without finishing{since}"
+
+
+def _ago(seconds: float) -> str:
+    seconds = max(seconds, 0.0)
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
