@@ -13,12 +13,15 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from dtrain.cluster import serving
+from dtrain.cluster import mpi, serving
 from dtrain.errors import DtrainError
 
 COMMANDS = {
     "launch": "dtrain.cli.launch",
+    "report": "dtrain.cli.report",
     "train": "dtrain.cli.train",
+    "strategies": "dtrain.cli.strategies",
+    "bench": "dtrain.cli.bench",
 }
 """Name of each command and its module."""
 
@@ -47,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run_top(arguments)
     except DtrainError as error:
         serving.note_failure(error.message)  # those who serve this process should not end as if all were well
+        mpi.note_failure()
         sys.stdout.flush()
         print(f"dtrain: error: {error}", file=sys.stderr)
         return 2

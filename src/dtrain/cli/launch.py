@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -114,6 +115,30 @@ def add_job_arguments(parser: argparse.ArgumentParser, *, ps_default: str) -> No
         metavar="S",
         help="seconds between asking processes to end and killing them (default: 5, or 30 where they save)",
     )
+    parser.add_argument(
+        "--log-device-placement",
+        action="store_true",
+        help="have TensorFlow say where it puts each operation, from the making of the strategy on",
+    )
+    parser.add_argument(
+        "--mpi",
+        action="store_true",
+        default=None,
+        help="let MPI's own starter make the workers the ranks of an MPI start, so that they can talk over "
+        "MPI (pip install 'dtrain[mpi]')",
+    )
+    parser.add_argument(
+        "--mpi-starter",
+        metavar="PATH",
+        help="that starter, with --mpi: a path, srun, or a command with options (default: the mpirun beside "
+        "this Python, or the one in PATH)",
+    )
+
+
+def note_placement(args: argparse.Namespace) -> None:
+    """Passes on, to this process and those that it starts, whether placement is to be logged."""
+    if args.log_device_placement:
+        os.environ["DTRAIN_LOG_DEVICE_PLACEMENT"] = "1"
 
 
 def job_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -124,6 +149,8 @@ def job_options(args: argparse.Namespace) -> dict[str, Any]:
         "spares": args.spares,
         "hang_timeout": args.hang_timeout,
         "grace": args.grace,
+        "mpi": bool(args.mpi),
+        "mpi_starter": args.mpi_starter,
     }
 
 
@@ -163,6 +190,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from dtrain.launch import launch_local
 
+    note_placement(args)
     if args.is_module:
         target = ["-m", args.script]
     elif Path(args.script).exists():  # a directory or zip file with a __main__ is as good as a script

@@ -11,12 +11,20 @@ import sys
 from typing import Any
 
 from dtrain import cluster, job
-from dtrain.cli.launch import Workers, add_job_arguments, job_options, positive_integer, workers
+from dtrain.cli.launch import (
+    Workers,
+    add_job_arguments,
+    job_options,
+    note_placement,
+    positive_integer,
+    workers,
+)
 from dtrain.errors import ConfigurationError
 from dtrain.recipes import RECIPES, RecipeOptions, arguments, check_recipe, load_recipe
 from dtrain.recipes.catalogue import all_options, recipes_with
 from dtrain.strategies.registry import resolve_name
 from dtrain.topology import Topology
+from dtrain.upstream import noise
 
 HELP = "train a built-in recipe"
 
@@ -87,7 +95,8 @@ def run(args: argparse.Namespace) -> int:
         ConfigurationError: an argument cannot be used; nothing has been started or written then.
     """
     # TensorFlow's notes on how it starts would bury the progress; its warnings and errors stay.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    os.environ.setdefault(noise.LEVEL, "1")
+    note_placement(args)
     options = _options(args.recipe, args)
     strategy = resolve_name(options.strategy)
     topology = cluster.current()
@@ -145,29 +154,33 @@ def _check_alone(strategy: str, args: argparse.Namespace) -> None:
 
 def _said_of_job(args: argparse.Namespace) -> list[tuple[str, Any]]:
     """The options given for how a job is watched, and their values."""
-    names = ("max_restarts", "spares", "hang_timeout", "grace")
-    return [(f"--{n.replace('_', '-')}", getattr(args, n)) for n in names if getattr(args, n) is not None]
+    names = ("max_restarts", "spares", "hang_timeout", "grace", "mpi", "mpi_starter")
+    said = [(f"--{n.replace('_', '-')}", getattr(args, n)) for n in names if getattr(args, n) is not None]
+    return [(option, "set" if value is True else value) for option, value in said]
 
 
 def _check_cluster(topology: Topology, args: argparse.Namespace) -> None:
     """See that the numbers asked for are those of the job that this process is part of."""
     coordinated = topology.is_coordinated
     there = len(topology.jobs.get("worker", ())) if coordinated else topology.world_size
+    found, unset = f"TF_CONFIG describes a job of {there}", ", or unset TF_CONFIG"
+    if cluster.by_mpi_alone():
+        found, unset = f"this is an MPI start of {there}", ""
     if args.workers is not None and not args.workers.fewest <= there <= args.workers.most:
         raise ConfigurationError(
-            f"--workers is {args.workers}, but TF_CONFIG describes a job of {there}.",
-            hint="Leave --workers out where something else has started the processes, or unset TF_CONFIG.",
+            f"--workers is {args.workers}, but {found}.",
+            hint=f"Leave --workers out where something else has started the processes{unset}.",
         )
     servers = len(topology.jobs.get("ps", ()))
     if args.ps not in (None, servers):
         raise ConfigurationError(
             f"--ps is {args.ps}, but TF_CONFIG describes a job with {servers} parameter servers.",
-            hint="Leave --ps out where something else has started the processes, or unset TF_CONFIG.",
+            hint=f"Leave --ps out where something else has started the processes{unset}.",
         )
     for option, value in _said_of_job(args):
         raise ConfigurationError(
             f"{option} is {value}, but something else has started the processes.",
-            hint="Leave it out: who started them decides what is started again. Or unset TF_CONFIG.",
+            hint=f"Leave it out: who started them decides what is started again{unset}.",
         )
 
 
@@ -215,7 +228,9 @@ def _launch(
 
 
 def _train_here(recipe: str, options: RecipeOptions) -> int:
-    summary = load_recipe(recipe).train(options)
+    with noise.held_back():
+        program = load_recipe(recipe)
+    summary = program.train(options)
     if job.is_chief():
         print(summary)
     return 0

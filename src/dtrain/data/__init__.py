@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from dtrain.data.pipeline import Pipeline
     from dtrain.data.record_writers import record_features, write_array_records, write_tfrecords
     from dtrain.data.records import Records, array_records, tfrecords
+    from dtrain.data.service import distribute
 
 _WITH_TENSORFLOW = {
     "Pipeline": "dtrain.data.pipeline",
     "Records": "dtrain.data.records",
     "array_records": "dtrain.data.records",
+    "distribute": "dtrain.data.service",
     "record_features": "dtrain.data.record_writers",
     "tfrecords": "dtrain.data.records",
     "write_array_records": "dtrain.data.record_writers",
@@ -43,6 +45,7 @@ __all__ = [
     "Tokens",
     "Values",
     "array_records",
+    "distribute",
     "load_cifar10",
     "load_digits",
     "load_imdb",

@@ -1,0 +1,132 @@
+"""What has to be said beside the numbers of a bench: what is compared with what, and how fair that is."""
+
+from __future__ import annotations
+
+from dtrain.bench.results import TOLERANCE, Outcome, Results
+
+_SHARES = (
+    "'For data' and 'for peers': the shares of the steps' time in which training waited for data, and "
+    "exchanged numbers with other workers or parameter servers; '-' where that is not known."
+)
+_QUIET = 0.1  # of the cores, that others may take without a word
+
+
+def notes(results: Results) -> list[str]:
+    """Sentences, each about one thing; only those that apply."""
+    found = [_what(results), *_bases(results), _SHARES, _same(results)]
+    measured = [outcome for outcome in results.outcomes if outcome.measured]
+    found += [note for outcome in measured for note in _of_row(outcome, results)]
+    busy = max((run.others or 0.0 for outcome in measured for run in outcome.measured), default=0.0)
+    if busy > _QUIET:
+        found.append(
+            f"Other programs took up to {100 * busy:.0f}% of the cores while a row ran (column 'others'): "
+            "speeds are not to be relied on. Measure again when the machine is quiet."
+        )
+    if results.asked.rounds == 1:
+        found.append(
+            "One round: what else the machine did shows in the numbers. --rounds 3 takes the median of "
+            "three, measured by turns."
+        )
+    return found
+
+
+def comparison(results: Results) -> list[str]:
+    """Synchronous against asynchronous training, with the same number of workers; [] where one is missing."""
+    asynchronous = results.of("parameter_server")
+    if asynchronous is None or not asynchronous.measured or asynchronous.row.synchronous:
+        return []
+    others = [o for o in results.outcomes if o.row.strategy == "multi_worker" and o.measured]
+    return [*(_against(each, asynchronous, results) for each in others), *_what_an_update_is(results, others)]
+
+
+def _against(synchronous: Outcome, asynchronous: Outcome, results: Results) -> str:
+    times = results.times(asynchronous, synchronous)
+    ratio = "" if times is None else f"asynchronous training is {times:.2f} times as fast; "
+    loss, accuracy = (
+        [outcome.measured[0].final.get(name) for outcome in (synchronous, asynchronous)]
+        for name in ("test_loss", "test_accuracy")
+    )
+    return (
+        f"{synchronous.row.title}, against {asynchronous.row.title}: {ratio}"
+        f"test loss {_number(loss[0])} and {_number(loss[1])}, "
+        f"test accuracy {_number(accuracy[0])} and {_number(accuracy[1])}."
+    )
+
+
+def _what_an_update_is(results: Results, others: list[Outcome]) -> list[str]:
+    if not others:
+        return []
+    batch, workers = results.asked.global_batch, results.asked.workers
+    outcome = results.of("parameter_server")
+    staleness = outcome.median(lambda run: run.staleness) if outcome is not None else None
+    late = "" if staleness is None else f" ({staleness:.2f} in the mean here)"
+    return [
+        f"A synchronous update is of {batch} examples, of which each of {workers} workers computes its part, "
+        f"and all wait for each other. An asynchronous update is of one worker's batch, also of {batch} "
+        f"examples, computed by that worker alone, on weights that may lack updates of others{late}. "
+        "Both make as many updates an epoch."
+    ]
+
+
+def _what(results: Results) -> str:
+    asked, model = results.asked, results.asked.what
+    batches = f"global batches of {asked.global_batch}, seed {asked.seed}"
+    return (
+        f"All train {asked.model}: the same weights, the same {model.examples} examples in the same order, "
+        f"{batches}, {model.epochs} epochs. The first epoch, which traces and compiles, is not measured; "
+        "examples/s is the median of the others, without validation. A step is a global batch."
+    )
+
+
+def _bases(results: Results) -> list[str]:
+    if results.machine.gpus:
+        return ["Speed-up and efficiency are over one device, one GPU; efficiency is speed-up over replicas."]
+    cores = len(results.machine.cores)
+    if cores == 1:
+        return ["This machine gives us one core: all processes share it, and no efficiency can be told."]
+    return [
+        "Speed-up is over one device on one core, and efficiency is speed-up over replicas: each worker is "
+        "bound to one core and one thread. 'All cores' is the speed over that of one device with all "
+        f"{cores} cores: what one would gain on this machine."
+    ]
+
+
+def _same(results: Results) -> str:
+    random = results.asked.what.random
+    if random:
+        return (
+            f"The model has {random}, so replicas differ from one device by design, and what rounding "
+            "differs by, with the number of threads too, grows fast: numbers are not compared."
+        )
+    return (
+        "Same as one device: how far the training loss of the first epoch is from one device's, relative to "
+        f"it; yes up to {TOLERANCE:g}. Later epochs enlarge what rounding differs by."
+    )
+
+
+def _of_row(outcome: Outcome, results: Results) -> list[str]:
+    row, found, cores = outcome.row, [], outcome.row.cores.partition(",")[0]
+    if not results.machine.gpus:
+        if row.replicas > 1 and not row.own_core:
+            found.append(
+                f"{row.title}: {row.replicas} replicas share {len(results.machine.cores)} cores, so no "
+                "efficiency is told."
+            )
+        if row.replicas > 1 and not row.workers:
+            found.append(
+                f"{row.title}: one process; its replicas are logical CPUs, which share {cores} cores."
+            )
+    if row.ps:
+        found.append(
+            f"{row.title}: beside the workers a chief, which reads the data, and "
+            f"{row.ps} parameter server{'s' if row.ps > 1 else ''} run on the same cores."
+        )
+    if any(run.xla for run in outcome.measured):
+        found.append(f"{row.title}: computed by XLA, by dtrain's rule for small models.")
+    if outcome.problem:
+        found.append(f"{row.title}: not in every round; {outcome.problem}.")
+    return found
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4f}"

@@ -1,0 +1,331 @@
+"""What a bench runs: a row for each strategy that was asked for, with its processes, cores and command.
+
+Plain rules over what was asked and what the machine has; nothing is started here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from dtrain.errors import ConfigurationError
+from dtrain.recipes.catalogue import RECIPES
+from dtrain.recipes.options import one_of
+from dtrain.strategies.facts import FACTS
+from dtrain.strategies.here import judge
+from dtrain.strategies.machine import Machine
+from dtrain.strategies.registry import resolve_name
+
+STRATEGIES = tuple(facts.name for facts in FACTS)
+TRANSPORTS = ("ring", "mpi", "nccl")
+ONE_DEVICE = "one_device"
+ONE_CORE = "one_device_one_core"
+_DIGITS_EXAMPLES = 1257
+
+
+class Model(NamedTuple):
+    """What is trained.
+
+    Attributes:
+        recipe: of `dtrain train`.
+        options: its options.
+        examples: how many there are in the training data; with `sized`, by default.
+        epochs: by default.
+        sized: whether the number of examples can be chosen.
+        random: what in it makes replicas differ from one device; "" for nothing.
+    """
+
+    recipe: str
+    options: tuple[str, ...]
+    examples: int
+    epochs: int
+    sized: bool = True
+    random: str = ""
+
+
+MODELS = {
+    "digits": Model("digits", (), _DIGITS_EXAMPLES, 10, sized=False),
+    "synthetic-cnn": Model(
+        "synthetic",
+        ("--model", "cnn", "--width", "64", "--image-size", "16"),
+        2048,
+        4,
+        random="dropout and BatchNorm",
+    ),
+    "synthetic-transformer": Model(
+        "synthetic",
+        ("--model", "transformer", "--width", "64", "--sequence-length", "32", "--vocabulary", "1000"),
+        1024,
+        4,
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the user asked for; None where he left it to us.
+
+    Raises:
+        ConfigurationError: a value is not known or out of range, or two contradict each other.
+    """
+
+    strategies: str | None = None
+    model: str = "digits"
+    workers: int = 2
+    ps: int = 1
+    devices: int = 2
+    epochs: int | None = None
+    global_batch: int = 64
+    size: int | None = None
+    rounds: int = 1
+    seed: int = 1
+    time_limit: float = 180.0
+    transports: str | None = None
+
+    def __post_init__(self) -> None:
+        one_of("model", self.model, tuple(MODELS))
+        if self.epochs is not None and self.epochs < 2:
+            raise ConfigurationError(
+                f"The epochs is {self.epochs}, but the first one is not measured: it traces and compiles.",
+                hint="Set it to 2 or more.",
+            )
+        if self.size is not None and not MODELS[self.model].sized:
+            sized = " or ".join(name for name, model in MODELS.items() if model.sized)
+            raise ConfigurationError(
+                f"The size is {self.size}, but the model {self.model!r} has data of its own.",
+                hint=f"Leave --size out, or use --model {sized}.",
+            )
+        most = max(self.workers, self.devices)
+        if self.global_batch < most:
+            raise ConfigurationError(
+                f"The global batch is {self.global_batch}, but there are {most} replicas.",
+                hint="Set it to at least one example for each replica.",
+            )
+        self.names()
+        self.ways()
+        # The recipe's own rules, before it is started eight times over.
+        RECIPES[self.what.recipe].options.parse(self.recipe_arguments())
+
+    @property
+    def what(self) -> Model:
+        """The model, with the number of examples and epochs that were asked for."""
+        model = MODELS[self.model]
+        return model._replace(
+            examples=model.examples if self.size is None else self.size, epochs=self.epochs or model.epochs
+        )
+
+    def recipe_arguments(self) -> list[str]:
+        """What the recipe is told, the same in all rows."""
+        model = self.what
+        size = ["--size", str(model.examples)] if model.sized else []
+        told = ["--seed", str(self.seed), "--epochs", str(model.epochs)]
+        return [*told, "--global-batch", str(self.global_batch), *model.options, *size]
+
+    def names(self) -> tuple[str, ...]:
+        """The strategies, in the order of all; all where none was named."""
+        if self.strategies is None:
+            return STRATEGIES
+        found = {resolve_name(name) for name in _listed("strategies", self.strategies)}
+        if "auto" in found:
+            raise ConfigurationError(
+                "The strategies name 'auto', which is one of the others.",
+                hint="`dtrain strategies` says which of them it is on this machine.",
+            )
+        return tuple(name for name in STRATEGIES if name in found)
+
+    def ways(self) -> tuple[str, ...]:
+        """The transports, in the order of all; all where none was named."""
+        if self.transports is None:
+            return TRANSPORTS
+        found = _listed("transports", self.transports)
+        for name in found:
+            one_of("transport", name, TRANSPORTS)
+        return tuple(name for name in TRANSPORTS if name in found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the comparison.
+
+    Attributes:
+        key: names it in files.
+        title: names it for people.
+        strategy: its canonical name.
+        replicas: how many compute; with parameter servers, the workers.
+        workers: processes that train; 0 where it is one that nobody launches.
+        ps: parameter servers, beside a chief.
+        transport: what several workers add up by; "" elsewhere.
+        seat: the place of its processes, as `seat.py` takes it.
+        cores: how many its replicas compute on, in words.
+        own_core: whether each replica has a core, so that its efficiency can be told.
+        absent: why it cannot run here; "" if it can.
+    """
+
+    key: str
+    title: str
+    strategy: str
+    replicas: int = 1
+    workers: int = 0
+    ps: int = 0
+    transport: str = ""
+    seat: str = ""
+    cores: str = ""
+    own_core: bool = True
+    absent: str = ""
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether it promises the numbers of one device."""
+        return self.strategy != "parameter_server" or self.replicas == 1
+
+    def command(self, asked: Asked, run_dir: Path) -> list[str]:
+        """What trains it, into this directory."""
+        train = ["train", asked.what.recipe, "--strategy", self.strategy]
+        train += [*asked.recipe_arguments(), "--run-dir", str(run_dir)]
+        place = ["-m", "dtrain.bench.seat", self.seat]
+        if not self.workers:
+            devices = ["--devices", str(self.replicas)] if self.replicas > 1 else []
+            return [sys.executable, *place, *train, *devices]
+        launch = ["-m", "dtrain", "launch", "--workers", str(self.workers), "--max-restarts", "0"]
+        launch += ["--spares", "none", *(["--ps", str(self.ps)] if self.ps else [])]
+        launch += ["--mpi"] if self.transport == "mpi" else []
+        return [sys.executable, *launch, *place, *train]
+
+
+def rows_of(asked: Asked, machine: Machine) -> list[Row]:
+    """The rows, those that cannot run here included. One device is always among them, to compare with."""
+    makers = {
+        "default": _default,
+        "mirrored": _on_devices,
+        "central_storage": _on_devices,
+        "multi_worker": _multi_worker,
+        "parameter_server": _parameter_server,
+        "tpu": _tpu,
+    }
+    names = asked.names()
+    rows: list[Row] = []
+    for name in STRATEGIES:
+        if name in names and name in makers:
+            rows += makers[name](name, asked, machine)
+    bases = _one_device(machine)
+    if not any(row.replicas > 1 and not row.absent for row in rows) and ONE_DEVICE not in names:
+        bases = [row for row in bases if row.key != ONE_CORE]
+    return [*bases, *rows]
+
+
+def _one_device(machine: Machine) -> list[Row]:
+    if machine.gpus:
+        return [
+            Row(key=ONE_DEVICE, title="one device (GPU)", strategy=ONE_DEVICE, seat="gpus=0", cores="GPU")
+        ]
+    every = _seat("cores", machine.cores)
+    count = len(machine.cores)
+    if count == 1:
+        return [Row(key=ONE_DEVICE, title="one device", strategy=ONE_DEVICE, seat=every, cores="1")]
+    one = _seat("cores", machine.cores[:1])
+    return [
+        Row(key=ONE_CORE, title="one device, one core", strategy=ONE_DEVICE, seat=one, cores="1"),
+        Row(
+            key=ONE_DEVICE,
+            title=f"one device, {count} cores",
+            strategy=ONE_DEVICE,
+            seat=every,
+            cores=str(count),
+            own_core=False,
+        ),
+    ]
+
+
+def _default(name: str, asked: Asked, machine: Machine) -> list[Row]:
+    """It has what `one_device` has on all cores."""
+    return [replace(_one_device(machine)[-1], key=name, title=name, strategy=name)]
+
+
+def _on_devices(name: str, asked: Asked, machine: Machine) -> list[Row]:
+    kind, there = ("GPU", len(machine.gpus)) if machine.gpus else ("logical CPU", asked.devices)
+    count = min(asked.devices, there)
+    row = Row(key=name, title=name, strategy=name, replicas=count)
+    if count == 1:
+        return [replace(row, absent=f"one {kind}: it would be one device (--devices K)")]
+    if machine.gpus:
+        return [replace(row, seat=_seat("gpus", range(count)), cores=_count(count, "GPU"))]
+    enough = count <= len(machine.cores)
+    cores = machine.cores[:count] if enough else machine.cores
+    return [replace(row, seat=_seat("cores", cores), cores=f"{len(cores)}, shared", own_core=enough)]
+
+
+def _multi_worker(name: str, asked: Asked, machine: Machine) -> list[Row]:
+    found = []
+    here = judge(machine)[name]
+    for way in asked.ways():
+        row = Row(
+            key=f"{name}_{way}",
+            title=f"{name} ({way if way == 'ring' else way.upper()})",
+            strategy=name,
+            replicas=asked.workers,
+            workers=asked.workers,
+            transport=way,
+        )
+        problem = "" if here.can else here.why
+        found.append(_seated(row, problem or _transport_problem(way, machine), machine))
+    return found
+
+
+def _transport_problem(way: str, machine: Machine) -> str:
+    if machine.gpus:
+        return "" if way == "nccl" else "workers on GPUs add up by NCCL"
+    if way == "nccl":
+        return "NCCL is for GPUs, and there is none"
+    return machine.mpi_problem if way == "mpi" else ""
+
+
+def _parameter_server(name: str, asked: Asked, machine: Machine) -> list[Row]:
+    here = judge(machine)[name]
+    row = Row(
+        key=name,
+        title=name,
+        strategy=name,
+        replicas=asked.workers,
+        workers=asked.workers,
+        ps=asked.ps,
+    )
+    return [_seated(row, "" if here.can else here.why, machine)]
+
+
+def _seated(row: Row, problem: str, machine: Machine) -> Row:
+    """A row whose workers have a core or a GPU each, where there are so many."""
+    if machine.gpus and not problem and len(machine.gpus) < row.workers:
+        problem = f"{row.workers} workers need a GPU each, and there are {len(machine.gpus)}"
+    if problem:
+        return replace(row, absent=problem)
+    if machine.gpus:
+        return replace(row, seat=_seat("gpus-each", range(row.workers)), cores=_count(row.workers, "GPU"))
+    if row.workers > len(machine.cores):
+        cores = f"{len(machine.cores)}, shared"
+        return replace(row, seat=_seat("cores", machine.cores), cores=cores, own_core=False)
+    seat = _seat("cores-each", machine.cores if row.ps else machine.cores[: row.workers])
+    return replace(row, seat=seat, cores=f"{row.workers}, own" if row.workers > 1 else "1")
+
+
+def _tpu(name: str, asked: Asked, machine: Machine) -> list[Row]:
+    here = judge(machine)[name]
+    row = Row(key=name, title=name, strategy=name, own_core=False, cores="TPU")
+    return [replace(row, absent="" if here.can else here.why, seat=_seat("cores", machine.cores))]
+
+
+def _seat(kind: str, numbers: Sequence[int]) -> str:
+    return f"{kind}={','.join(map(str, numbers))}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _listed(what: str, text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ConfigurationError(f"The {what} are {text!r}: none.", hint="Name them, divided by commas.")
+    return names

@@ -1,0 +1,193 @@
+"""`dtrain bench`: the same model under all strategies that this machine can run, one after the other.
+
+It reads the arguments, lets the rows run, says how far it is, and has the files written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtrain.cli.launch import positive_integer, seconds
+from dtrain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dtrain.bench.plan import Asked
+    from dtrain.bench.results import Outcome, Results
+    from dtrain.bench.runs import Runner
+
+HELP = "train the same model under the strategies that this machine can run, and compare them"
+
+_NARROWEST = 120  # characters of a line of the table
+_USUAL_SECONDS = 20.0  # that a run takes, until one has told
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `dtrain bench`; what is not said is left to `plan.Asked`."""
+
+    def add(name: str, help: str, metavar: str, **more: object) -> None:
+        parser.add_argument(name, help=help, metavar=metavar, default=argparse.SUPPRESS, **more)  # type: ignore[arg-type]
+
+    add("--strategies", "names, divided by commas; one device is always measured (default: all)", "S,...")
+    add("--model", "digits, synthetic-cnn or synthetic-transformer (default: digits)", "MODEL")
+    add("--workers", "workers of multi_worker and parameter_server (default: 2)", "N", type=positive_integer)
+    add("--ps", "parameter servers (default: 1)", "M", type=positive_integer)
+    add(
+        "--devices",
+        "replicas of mirrored and central_storage: GPUs, or logical CPUs (default: 2)",
+        "K",
+        type=positive_integer,
+    )
+    add("--transports", "of multi_worker: ring, mpi, nccl (default: all that are here)", "T,...")
+    add(
+        "--epochs",
+        "at least 2, for the first is not measured (default: 10, or 4 of synthetic models)",
+        "E",
+        type=positive_integer,
+    )
+    add("--global-batch", "examples of one update (default: 64)", "B", type=positive_integer)
+    add("--size", "examples to train on, for synthetic models", "N", type=positive_integer)
+    add("--rounds", "how often all are measured, by turns (default: 1)", "R", type=positive_integer)
+    add("--seed", "of weights and data order (default: 1)", "N", type=int)
+    add("--time-limit", "seconds that one run may take (default: 180)", "S", type=seconds)
+    parser.add_argument(
+        "--output", metavar="DIR", help="where the files go; by default a new directory under runs/"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print, and write the files.
+
+    Returns:
+        0 if all that can run here did, with the numbers that it promises; 1 if not; 128 + the signal that
+        ended it before that.
+
+    Raises:
+        ConfigurationError: an argument cannot be used; nothing has been started or written then.
+        UnsupportedVersionError: TensorFlow cannot be imported.
+    """
+    from dtrain import cluster
+    from dtrain.bench import output
+    from dtrain.bench.plan import Asked, rows_of
+    from dtrain.bench.results import Outcome, Results
+    from dtrain.strategies.machine import look_at_machine
+
+    given = {name: value for name, value in vars(args).items() if name != "output"}
+    asked = Asked(**given)
+    if (topology := cluster.current()) is not None:
+        raise ConfigurationError(
+            f"This process is {topology.task} of a job, but a bench starts jobs of its own.",
+            hint="Run it by itself, without TF_CONFIG and outside of mpirun.",
+        )
+    output.check_output(args.output, 0)
+    _say("looking at this machine ...")
+    machine = look_at_machine()
+    results = Results(asked, machine, [Outcome(row) for row in rows_of(asked, machine)])
+    output.check_output(args.output, asked.rounds * sum(not o.row.absent for o in results.outcomes))
+    directory = output.open_output(args.output)
+    status = _measure(results, directory)
+    return status or (0 if results.well() else 1)
+
+
+def _measure(results: Results, directory: Path) -> int:
+    """Run all rows in all rounds, and write what came of it; 128 + the signal that ended it, or 0."""
+    from dtrain.bench.output import write_data
+    from dtrain.bench.runs import Runner, StoppedError
+
+    status, started = 0, time.monotonic()
+    try:
+        write_data(results, directory)
+        runner = Runner(results.asked, results.machine.cores)
+        with runner.opened():
+            try:
+                _rounds(results, runner, directory, started)
+                results.status = "finished"
+            except StoppedError as stop:
+                status, results.status = 128 + stop.signal, "interrupted"
+                _say(f"{stop}: all processes are ended; what was measured is kept")
+        results.seconds = time.monotonic() - started
+        _write(results, directory)
+    except OSError as error:
+        from dtrain.bench.table import as_text
+
+        print(as_text(results, width=_NARROWEST))
+        raise ConfigurationError(
+            f"{directory} cannot be written to any more: {error}.",
+            hint="Make space, or choose another directory (--output). What was measured stands above.",
+        ) from error
+    _show(results, directory)
+    return status
+
+
+def _rounds(results: Results, runner: Runner, directory: Path, started: float) -> None:
+    from dtrain.bench.output import write_data
+
+    rows = [outcome for outcome in results.outcomes if not outcome.row.absent]
+    total = len(rows) * results.asked.rounds
+    taken: list[float] = []
+    for number in range(results.asked.rounds):
+        for outcome in rows if number % 2 == 0 else rows[::-1]:  # by turns: whom a busy minute hits is chance
+            each = sum(taken) / len(taken) if taken else _USUAL_SECONDS
+            left = each * (total - len(taken))
+            _say(
+                f"{len(taken) + 1} of {total}: {outcome.row.title}"
+                f"{f', round {number + 1}' if results.asked.rounds > 1 else ''}; "
+                f"{_clock(time.monotonic() - started)} so far, about {_clock(left)} to go"
+            )
+            began = time.monotonic()
+            _one(outcome, results.asked, runner, directory / "runs" / f"{outcome.row.key}-{number + 1}")
+            taken.append(time.monotonic() - began)
+            results.seconds = time.monotonic() - started
+            write_data(results, directory)
+
+
+def _one(outcome: Outcome, asked: Asked, runner: Runner, folder: Path) -> None:
+    """One run of one row."""
+    from dtrain.bench.measured import UnusableError, read_run
+
+    ended = runner.run(outcome.row, folder)
+    problem, tail, found = ended.problem, ended.tail, None
+    if not problem:
+        try:
+            found = read_run(
+                folder / "run",
+                seconds=ended.seconds,
+                others=ended.others,
+                epochs=asked.what.epochs,
+                transport=outcome.row.transport,
+            )
+        except UnusableError as error:
+            problem = str(error)
+    outcome.runs.append(found)
+    if problem:
+        outcome.problem, outcome.tail, outcome.failed = problem, tail, True
+        _say(f"  {outcome.row.title} failed: {problem}")
+
+
+def _write(results: Results, directory: Path) -> None:
+    from dtrain.bench import output, picture
+    from dtrain.bench.table import as_markdown
+
+    output.write_data(results, directory)
+    output.write(directory / "bench.md", as_markdown(results))
+    picture.draw(results, directory / "bench.png")
+
+
+def _show(results: Results, directory: Path) -> None:
+    from dtrain.bench.table import as_text
+
+    width = max(shutil.get_terminal_size((_NARROWEST, 24)).columns, _NARROWEST)
+    print(as_text(results, width=width))
+    print(f"\nbench.json, bench.md, bench.png and the runs are in {directory}")
+
+
+def _say(text: str) -> None:
+    print(f"bench: {text}", file=sys.stderr, flush=True)
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -1,0 +1,116 @@
+"""`dtrain report`: one page of HTML about one or several runs, from what lies in their directories.
+
+It reads the arguments, and says what could not be read; `dtrain.monitor` reads the runs and makes the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtrain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dtrain.monitor.run_data import Run
+
+HELP = "write a page about one or several runs"
+
+_NAME = "report.html"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `dtrain report`."""
+    parser.add_argument(
+        "run_dir",
+        nargs="+",
+        metavar="RUN_DIR",
+        help="the directory of a run; several are drawn over each other",
+    )
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        help=f"where to write the page (default: {_NAME} in the run's directory; of several runs, here)",
+    )
+    parser.add_argument("--title", default="", help="heading of the page (default: the run's name)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the page, and return 0 if there was anything to report.
+
+    Raises:
+        ConfigurationError: no directory holds a run that can be read, or the page cannot be written.
+    """
+    from dtrain.monitor.report import check_output, render, write_output
+    from dtrain.monitor.report.text import clean, size
+
+    output = _output(args.output, args.run_dir)
+    # Before the reading, which takes its time; but a directory that is missing is the more telling error.
+    if Path(args.run_dir[0]).is_dir() or args.output:
+        check_output(output)
+    runs, failed = _read(args.run_dir)
+    for each in runs:
+        for problem in each.problems:
+            _warn(f"{each.path}: {problem}")
+    page = render(runs, title=args.title, failed=failed)
+    written = write_output(output, page)
+    print(clean(f"The report on {_named(runs)} is {output} ({size(written)})."))
+    return 0
+
+
+def _output(asked: str | None, run_dirs: list[str]) -> Path:
+    if asked is not None:
+        return Path(asked).absolute()
+    return (Path(run_dirs[0]) / _NAME if len(run_dirs) == 1 else Path(_NAME)).absolute()
+
+
+def _read(run_dirs: list[str]) -> tuple[list[Run], list[tuple[str, str]]]:
+    """The runs, and the directories that hold none, each with the reason.
+
+    Raises:
+        ConfigurationError: there is not one run.
+    """
+    from dtrain.monitor.run_reader import read_run
+
+    names = _names(run_dirs)
+    runs, failed, errors = [], [], []
+    for path, name in names.items():
+        try:
+            runs.append(read_run(path, name=name))
+        except ConfigurationError as problem:
+            failed.append((str(path), problem.message))
+            errors.append(problem)
+    if not runs:
+        if len(errors) == 1:
+            raise errors[0]
+        lines = "".join(f"\n  {error.message}" for error in errors)
+        raise ConfigurationError(
+            f"None of the {len(errors)} directories can be reported on:{lines}", hint=errors[0].hint
+        )
+    for error in errors:
+        _warn(str(error))
+    return runs, failed
+
+
+def _names(run_dirs: list[str]) -> dict[Path, str]:
+    """Each directory once, with as much of the end of its path as tells it from the others."""
+    paths = list(dict.fromkeys(Path(os.path.normpath(Path(each).absolute())) for each in run_dirs))
+    names = {}
+    for path in paths:
+        length = 1
+        while length < len(path.parts) and any(
+            other != path and other.parts[-length:] == path.parts[-length:] for other in paths
+        ):
+            length += 1
+        names[path] = "/".join(path.parts[-length:]) or str(path)
+    return names
+
+
+def _named(runs: list[Run]) -> str:
+    return runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
+
+
+def _warn(message: str) -> None:
+    print(f"dtrain report: warning: {message}", file=sys.stderr)

@@ -1,0 +1,119 @@
+"""`dtrain strategies`: all strategies in one table, and which of them this machine can run.
+
+It prints what `strategies/facts.py` and `strategies/here.py` know, as text or as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dtrain.text_table import lines_of
+
+if TYPE_CHECKING:
+    from dtrain.strategies.facts import StrategyFacts
+    from dtrain.strategies.here import Here
+    from dtrain.strategies.machine import Machine
+
+HELP = "compare the strategies, and say which of them this machine can run"
+
+_NARROWEST, _WIDEST = 100, 160  # characters a line
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `dtrain strategies`."""
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table.
+
+    Raises:
+        ConfigurationError: the environment contradicts itself.
+        UnsupportedVersionError: TensorFlow cannot be imported.
+    """
+    from dtrain.strategies.facts import FACTS
+    from dtrain.strategies.here import judge
+    from dtrain.strategies.machine import look_at_machine
+
+    machine = look_at_machine()
+    here = judge(machine)
+    if args.json:
+        print(json.dumps(as_data(FACTS, here, machine), indent=2))
+        return 0
+    width = min(max(shutil.get_terminal_size((120, 24)).columns, _NARROWEST), _WIDEST)
+    print(as_text(FACTS, here, machine, width=width))
+    return 0
+
+
+def as_data(facts: Sequence[StrategyFacts], here: dict[str, Here], machine: Machine) -> dict[str, Any]:
+    """What the table says, for JSON."""
+    return {
+        "strategies": [
+            {
+                **each._asdict(),
+                "class": each.class_name,
+                "replicas_now": here[each.name].replicas,
+                "here": here[each.name].can,
+                "why": here[each.name].why,
+                "auto": each.name == machine.auto,
+            }
+            for each in facts
+        ],
+        "auto": {"strategy": machine.auto, "reason": machine.auto_reason},
+        "machine": {
+            "processor": machine.processor,
+            "cores": len(machine.cores),
+            "gpus": list(machine.gpus),
+            "tensorflow": machine.tensorflow,
+            "keras": machine.keras,
+        },
+    }
+
+
+def as_text(facts: Sequence[StrategyFacts], here: dict[str, Here], machine: Machine, *, width: int) -> str:
+    """Two tables, in lines of `width` characters: what there is here, and what each is for."""
+    gpus = {0: "no GPU", 1: "one GPU"}.get(len(machine.gpus), f"{len(machine.gpus)} GPUs")
+    on_this = [_on_this_machine(each, here[each.name], each.name == machine.auto) for each in facts]
+    about = [
+        [each.name, each.purpose, each.updates, *(_plain(text) for text in (each.failure, each.ease))]
+        for each in facts
+    ]
+    return "\n".join(
+        [
+            f"On this machine ({len(machine.cores)} cores, {gpus}; {machine.processor}; "
+            f"TensorFlow {machine.tensorflow}, Keras {machine.keras}):",
+            "",
+            *lines_of(("", "class", "replicas", "here"), on_this, width=width, right=[2], wrapped=[3]),
+            "",
+            f"* auto takes {machine.auto}: {machine.auto_reason}.",
+            "",
+            "What they are for:",
+            "",
+            *lines_of(
+                ("", "for", "updates", "when a process dies", "to start it"),
+                _spaced(about),
+                width=width,
+                wrapped=[1, 2, 3, 4],
+            ),
+        ]
+    ).rstrip()
+
+
+def _on_this_machine(facts: StrategyFacts, here: Here, chosen: bool) -> list[str]:
+    replicas = ("as asked for" if here.can else "-") if here.replicas is None else f"{here.replicas}"
+    said = f"{'yes' if here.can else 'no'}: {here.why}"
+    return [f"{facts.name}{' *' if chosen else ''}", facts.class_name, replicas, said]
+
+
+def _plain(text: str) -> str:
+    """Without the marks of Markdown."""
+    return text.replace("`", "")
+
+
+def _spaced(rows: Sequence[list[str]]) -> list[list[str]]:
+    """With an empty line behind each row: their cells take several lines."""
+    return [each for row in rows for each in (row, [""] * len(row))]

@@ -1,0 +1,297 @@
+"""Reads data in processes of their own, with tf.data's service: for jobs that wait for their data.
+
+What is read stays the user's `tf.data`; here are the processes, their end, and the order of what they give.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import contextlib
+import json
+import os
+import pickle
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.cluster import settings
+from dtrain.data import service_process
+from dtrain.data.arguments import is_function, whole_number
+from dtrain.errors import ConfigurationError, DataError
+from dtrain.job import world_size
+from dtrain.launch.reports import describe_exit
+from dtrain.log import logger
+from dtrain.upstream import data_service
+
+_START_SECONDS = 120.0
+_LOOK_SECONDS = 0.2
+_END_SECONDS = 5.0
+_SECURITY = "TensorFlow's servers have no authentication and listen on all interfaces."
+
+
+class DataService:
+    """Processes that read for this one. They end with it, however it ends, or with `close`.
+
+    Attributes:
+        processes: their ids.
+    """
+
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._dispatcher: Any = None
+        self._ports: list[int] = []
+        self._closed = False
+        self._watcher: threading.Thread | None = None
+        self._substitutes: list[Any] = []
+        atexit.register(self.close)
+
+    @property
+    def processes(self) -> list[int]:  # noqa: D102
+        return [process.pid for process in self._processes]
+
+    def close(self) -> None:
+        """Ends them; what reads from them fails. Calling it again does nothing."""
+        self._closed = True
+        atexit.unregister(self.close)
+        for process in self._processes:
+            if process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
+        for process in self._processes:
+            try:
+                process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._watcher is not None and self._watcher is not threading.current_thread():
+            self._watcher.join(_END_SECONDS)
+        self._dispatcher, self._substitutes = None, []
+
+    def _shared(self, dataset: tf.data.Dataset, workers: int) -> tf.data.Dataset:
+        """Elements go to whichever process is free."""
+        service = tf.data.experimental.service
+        self._dispatcher = service.DispatchServer(service.DispatcherConfig(port=0))
+        target = self._dispatcher.target
+        address = target.partition("://")[2]
+        try:
+            number = service.register_dataset(target, dataset, compression=None)
+        except (tf.errors.OpError, ValueError, TypeError) as error:
+            raise DataError(
+                f"The dataset cannot be sent to other processes: {error}",
+                hint="give distribute a function that makes it there",
+            ) from error
+        self._start([{"make": None, "dispatcher": address}] * workers)
+        self._ports = [int(address.rpartition(":")[2])]
+        self._watch()
+        return data_service.read(target, number, dataset.element_spec, shared=True)
+
+    def _dealt(self, make: bytes, workers: int) -> tf.data.Dataset:
+        """Each process has its part, and gives in turn."""
+        orders = [{"make": make, "place": (index, workers)} for index in range(workers)]
+        answers = self._start(orders)
+        specs = [pickle.loads(base64.b64decode(answer["spec"])) for answer in answers]
+        if any(spec != specs[0] for spec in specs):
+            raise DataError(
+                f"The function's datasets differ from process to process: {specs}.",
+                hint="only which examples are read may depend on the context",
+            )
+        self._ports = [int(answer["service"].rpartition(":")[2]) for answer in answers]
+        self._watch()
+        each = [
+            data_service.read(answer["service"], answer["dataset"], spec, shared=False)
+            for answer, spec in zip(answers, specs, strict=True)
+        ]
+        turns = tf.data.Dataset.range(workers).repeat()
+        dataset = tf.data.Dataset.choose_from_datasets(each, turns, stop_on_empty_dataset=False)
+        lengths = [answer["length"] for answer in answers]
+        if min(lengths) >= 0:
+            dataset = dataset.apply(tf.data.experimental.assert_cardinality(sum(lengths)))
+        elif tf.data.INFINITE_CARDINALITY in lengths:
+            raise DataError(
+                "The function's dataset has no end.",
+                hint="repeat() what distribute gives, not what it is given",
+            )
+        return dataset
+
+    def _start(self, orders: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Starts a process an order; their answers.
+
+        Raises:
+            DataError: one could not serve.
+        """
+        pipes = []
+        for order in orders:
+            reading, writing = os.pipe()
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-P", service_process.__file__, str(writing)],
+                    stdin=subprocess.PIPE,
+                    pass_fds=[writing],
+                    env=settings.plain_environment(),
+                    start_new_session=True,  # Ctrl-C is for the training process, which ends them
+                )
+            finally:
+                os.close(writing)
+            self._processes.append(process)
+            pipes.append(reading)
+            line = base64.b64encode(pickle.dumps({"path": sys.path, **order}))
+            if process.stdin is not None:
+                process.stdin.write(line + b"\n")
+                process.stdin.flush()
+        answers = [_answer(reading) for reading in pipes]
+        wrong = [answer["error"] for answer in answers if "error" in answer]
+        if wrong:
+            self.close()
+            raise DataError(f"A process that is to read data failed: {wrong[0]}", hint=_hint(wrong[0]))
+        return answers
+
+    def _watch(self) -> None:
+        self._watcher = threading.Thread(target=self._look, name="dtrain-data-service", daemon=True)
+        self._watcher.start()
+
+    def _look(self) -> None:
+        """Until one of them ends on its own: what it had is lost, and nobody may go on without it."""
+        while not self._closed:
+            for process in self._processes:
+                status = process.poll()
+                if status is not None and not self._closed:
+                    logger.error(
+                        "Process %d, which reads data, %s. What it had not handed over is lost, so this "
+                        "epoch cannot be finished, and reading fails. Hint: look for its last lines above; "
+                        "with BackupAndRestore training goes on when it is started again.",
+                        process.pid,
+                        describe_exit(status),
+                    )
+                    self._fail()
+                    return
+            time.sleep(_LOOK_SECONDS)
+
+    def _fail(self) -> None:
+        """Has readers fail, who would wait for ever: dispatchers that know no job answer in their place."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        self._dispatcher = None
+        service = tf.data.experimental.service
+        for port in self._ports:
+            deadline = time.monotonic() + _END_SECONDS
+            while time.monotonic() < deadline:
+                try:
+                    self._substitutes.append(service.DispatchServer(service.DispatcherConfig(port=port)))
+                    break
+                except tf.errors.OpError:
+                    time.sleep(_LOOK_SECONDS)  # the port is not free yet
+
+
+def distribute(
+    data: tf.data.Dataset | Callable[[Any], tf.data.Dataset],
+    workers: int = 2,
+    *,
+    address: str | None = None,
+) -> tf.data.Dataset:
+    """A dataset whose elements other processes read and prepare: each element once an iteration over it.
+
+    Given **a function** `InputContext -> tf.data.Dataset`, as `Pipeline` takes, each process makes its part
+    with it, divided by `context.num_input_pipelines` and `context.input_pipeline_id`; it may read by Python.
+    The parts are dealt out in turn, so the order is the same every time. It is for jobs with several training
+    processes, too: each has reading processes of its own, and all see the same order. The datasets are read
+    from their beginning in each epoch: shuffle what `distribute` gives.
+
+    Given **a dataset** of TensorFlow's operations, elements go to whichever process is free. The order
+    differs from time to time, so training that goes on from the middle of an epoch does not find its place,
+    and only one process may train on it.
+
+    Each element is a message, so batches are better than examples. The processes end with this one, or by
+    `dataset.dtrain_service.close()`. If one dies, an error is logged and reading fails: nothing is left out
+    in silence.
+
+    Args:
+        data: the function or the dataset.
+        workers: how many processes.
+        address: a dispatcher that is running already, `grpc://HOST:PORT`, with its workers; takes a dataset.
+            What becomes of its processes is then not watched; TensorFlow leaves out what a dead one had.
+
+    Raises:
+        ConfigurationError: an argument is not what it should be, or several processes train on a dataset.
+        DataError: the data cannot be made in another process.
+    """
+    if address is not None:
+        return _from_running(data, address)
+    workers = whole_number(workers, "workers", 1)
+    service = DataService()
+    try:
+        if isinstance(data, tf.data.Dataset):
+            _check_alone()
+            dataset = service._shared(data, workers)
+        elif is_function(data):
+            dataset = service._dealt(_pickled(data), workers)
+        else:
+            raise ConfigurationError(
+                f"distribute was given a {type(data).__name__}.", hint="a tf.data.Dataset, or a function"
+            )
+    except BaseException:
+        service.close()
+        raise
+    logger.info("%d processes read data. %s", workers, _SECURITY)
+    return _finished(dataset, service)
+
+
+def _from_running(data: Any, address: str) -> tf.data.Dataset:
+    if not isinstance(data, tf.data.Dataset):
+        raise ConfigurationError(
+            f"distribute was given the address of a service and a {type(data).__name__}.",
+            hint="a running service computes a tf.data.Dataset; a function is for processes started here",
+        )
+    _check_alone()
+    number = tf.data.experimental.service.register_dataset(address, data)
+    return _finished(data_service.read(address, number, data.element_spec, shared=True), None)
+
+
+def _finished(dataset: tf.data.Dataset, service: DataService | None) -> tf.data.Dataset:
+    dataset = dataset.prefetch(tf.data.AUTOTUNE)
+    dataset.dtrain_service = service
+    return dataset
+
+
+def _check_alone() -> None:
+    if world_size() > 1:
+        raise ConfigurationError(
+            f"distribute was given a dataset, whose order would differ in each of {world_size()} training "
+            "processes, but each takes its part of the same batches.",
+            hint="give it a function InputContext -> tf.data.Dataset: then all see the same order",
+        )
+
+
+def _pickled(make: Callable[..., Any]) -> bytes:
+    import cloudpickle
+
+    try:
+        return cloudpickle.dumps(make)
+    except Exception as error:  # picklers raise whatever the objects' own methods raise
+        raise ConfigurationError(
+            f"distribute cannot send {getattr(make, '__qualname__', make)!r} to another process: {error}",
+            hint="make datasets and open files inside the function",
+        ) from error
+
+
+def _answer(reading: int) -> dict[str, Any]:
+    """What a process says when it serves, or why it does not."""
+    with os.fdopen(reading, encoding="utf-8") as pipe, selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        if not selector.select(_START_SECONDS):
+            return {"error": f"it did not start within {_START_SECONDS:.0f} seconds"}
+        line = pipe.readline()
+    return json.loads(line) if line else {"error": "it ended"}
+
+
+def _hint(error: str) -> str:
+    if "ModuleNotFoundError" in error or "AttributeError" in error:
+        return "what the function uses must be importable in another process, or be defined inside it"
+    return "call the function with tf.distribute.InputContext() here to see what it does"

@@ -1,0 +1,64 @@
+"""A table as lines of text: columns side by side, long cells wrapped. For terminals; it knows no content."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+_GAP = "  "
+
+
+def lines_of(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    width: int,
+    right: Sequence[int] = (),
+    wrapped: Sequence[int] = (),
+) -> list[str]:
+    """The table's lines, with a rule below the heads.
+
+    Args:
+        heads: of the columns.
+        rows: a cell a column; a row with fewer cells than columns lets its last one run on to the right.
+        width: characters that a line may have, if the columns that may be wrapped can be made so narrow.
+        right: the columns that are set to the right, as numbers are.
+        wrapped: the columns whose cells may take several lines; the others are as wide as they need.
+    """
+    whole = [row for row in rows if len(row) == len(heads)]
+    widths = [max(len(cell) for cell in column) for column in zip(heads, *whole, strict=True)]
+    _narrow(widths, heads, wrapped, width)
+    rule = ["-" * each for each in widths]
+    found: list[str] = []
+    for row in (heads, rule, *rows):
+        found += _row(row, widths, set(right))
+    return found
+
+
+def _narrow(widths: list[int], heads: Sequence[str], wrapped: Sequence[int], width: int) -> None:
+    """Take from the widest of the columns that may be wrapped until the line is short enough."""
+    least = {column: max(map(len, heads[column].split())) for column in wrapped}
+    while sum(widths) + len(_GAP) * (len(widths) - 1) > width:
+        wide = [column for column in wrapped if widths[column] > max(least[column], 8)]
+        if not wide:
+            return
+        widths[max(wide, key=lambda column: widths[column])] -= 1
+
+
+def _row(cells: Sequence[str], widths: Sequence[int], right: set[int]) -> list[str]:
+    """A row, in as many lines as its longest cell needs."""
+    own = list(widths[: len(cells)])
+    own[-1] = sum(widths[len(cells) - 1 :]) + len(_GAP) * (len(widths) - len(cells))
+    parts = [
+        textwrap.wrap(cell, width, break_on_hyphens=False) or [""]
+        for cell, width in zip(cells, own, strict=True)
+    ]
+    found = []
+    for number in range(max(map(len, parts))):
+        line = [lines[number] if number < len(lines) else "" for lines in parts]
+        set_ = [
+            cell.rjust(width) if column in right and len(cells) == len(widths) else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, own, strict=True))
+        ]
+        found.append(_GAP.join(set_).rstrip())
+    return found
