@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -49,6 +50,11 @@ class Job:
         workers: how many.
         servers: how many.
         command: gives another command, for the address at which it is to answer.
+        answering: how many processes answer, each of which is asked all questions; the slowest answer counts.
+        more: arguments for the script.
+
+    Raises:
+        RuntimeError: it ended, or did not come up in time.
     """
 
     def __init__(
@@ -59,27 +65,39 @@ class Job:
         workers: int,
         servers: int,
         command: Callable[[str], list[str]] | None = None,
+        answering: int = 1,
+        more: Sequence[str] = (),
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="dtrain-benchmark-")
         address = f"{self._folder.name}/chief"
         self._log = Path(self._folder.name, "log")
         launch = [sys.executable, "-m", "dtrain", "launch", "--max-restarts", "0"]
-        launch += ["--workers", str(workers), "--ps", str(servers), script, "--side", side, address]
+        launch += ["--workers", str(workers), "--ps", str(servers), script, *more, "--side", side, address]
         environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"} | os.environ
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)
             listener.listen()
-            listener.settimeout(START_SECONDS)
             with self._log.open("w", encoding="utf-8") as log:
                 started = launch if command is None else command(address)
                 self._process = subprocess.Popen(started, env=environment, stdout=log, stderr=log)
+            self._connections = [self._accepted(listener, side) for _ in range(answering)]
+        self._files = [each.makefile("rw", encoding="utf-8") for each in self._connections]
+
+    def _accepted(self, listener: socket.socket, side: str) -> socket.socket:
+        """The next process that is ready to answer."""
+        listener.settimeout(0.5)
+        limit = time.monotonic() + START_SECONDS
+        while time.monotonic() < limit and self._process.poll() is None:
             try:
-                self._connection, _ = listener.accept()
+                connection, _ = listener.accept()
             except TimeoutError:
-                self._process.terminate()
-                raise RuntimeError(f"the chief of {side!r} did not start in time:\n{self.log()}") from None
-        self._connection.settimeout(MEASURE_SECONDS)
-        self._chief = self._connection.makefile("rw", encoding="utf-8")
+                continue
+            connection.settimeout(MEASURE_SECONDS)
+            return connection
+        log = self.log()
+        ended = "did not start in time" if self._process.poll() is None else "ended"
+        self._end(0)
+        raise RuntimeError(f"{side!r} {ended}:\n{log}")
 
     def measure(self, what: str, steps: int) -> Taken:
         """What a step takes.
@@ -88,12 +106,16 @@ class Job:
             RuntimeError: the chief failed, ended or took too long.
         """
         before = _processor_seconds(self._process.pid)
-        print(json.dumps([what, steps]), file=self._chief, flush=True)
-        line = self._chief.readline()
-        found: float | str = json.loads(line) if line else "the chief ended"
-        if isinstance(found, str):
-            raise RuntimeError(f"{what}: {found}\n{self.log()}")
-        return Taken(found, (_processor_seconds(self._process.pid) - before) / steps)
+        for file in self._files:
+            print(json.dumps([what, steps]), file=file, flush=True)
+        slowest = 0.0
+        for file in self._files:
+            line = file.readline()
+            found: float | str = json.loads(line) if line else "the process ended"
+            if isinstance(found, str):
+                raise RuntimeError(f"{what}: {found}\n{self.log()}")
+            slowest = max(slowest, found)
+        return Taken(slowest, (_processor_seconds(self._process.pid) - before) / steps)
 
     def log(self) -> str:
         """The end of what the job printed."""
@@ -101,28 +123,36 @@ class Job:
 
     def close(self) -> None:
         """Ends the job."""
-        self._chief.close()
-        self._connection.close()
+        for each in (*self._files, *self._connections):
+            each.close()
+        self._end(20)
+
+    def _end(self, seconds: float) -> None:
+        """Gives it so long to end by itself."""
         try:
-            self._process.wait(20)
+            self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             self._process.terminate()
-            self._process.wait(30)
+            try:
+                self._process.wait(30)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
         self._folder.cleanup()
 
 
 def answer(address: str, measure: Measure) -> None:
-    """In a chief: measures what it is asked for until the benchmark hangs up."""
+    """In a process of a job: measures what it is asked for until the benchmark hangs up."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
-        chief = connection.makefile("rw", encoding="utf-8")
-        for line in chief:
+        benchmark = connection.makefile("rw", encoding="utf-8")
+        for line in benchmark:
             found: float | str
             try:
                 found = measure(*json.loads(line))
             except Exception as error:  # the benchmark shows it
                 found = f"{type(error).__name__}: {error}"
-            print(json.dumps(found), file=chief, flush=True)
+            print(json.dumps(found), file=benchmark, flush=True)
 
 
 def stock_strategy() -> Any:
@@ -166,7 +196,7 @@ def circumstances() -> dict[str, Any]:
     """Hardware, versions and the command."""
     return {
         "measured_at": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": " ".join(["python", *_without_out(sys.argv)]),
+        "command": command(),
         "hardware": {
             "cpu": _processor(),
             "cores": len(os.sched_getaffinity(0)),
@@ -189,6 +219,12 @@ def write(found: Mapping[str, Any], out: str | None) -> None:
         print(text)
     else:
         Path(out).write_text(text + "\n", encoding="utf-8")
+
+
+def command() -> str:
+    """The command of this process, as from the project's folder."""
+    program = os.path.relpath(sys.argv[0], Path(__file__).parents[1])
+    return " ".join(["python", program, *_without_out(sys.argv[1:])])
 
 
 def _without_out(arguments: Sequence[str]) -> list[str]:

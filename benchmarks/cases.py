@@ -1,0 +1,144 @@
+"""What `speed.py` compares: the rows of its table, each with its sides and what is aimed at.
+
+Plain data; how it is measured is `speed.py`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Starter = Literal["alone", "workers", "launch", "launch --mpi", "torch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One of those that are compared in a case.
+
+    Attributes:
+        title: for the table.
+        starter: what starts its processes: nobody, `workers.py`, `dtrain launch`, or `workers.py` with the
+            peers' Python.
+        program: file and arguments; `{network}` and `{address}` are filled in.
+        processes: how many.
+        data: what `fit` is given: "arrays" or "tf.data".
+    """
+
+    title: str
+    starter: Starter
+    program: tuple[str, ...]
+    processes: int = 1
+    data: str = "arrays"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A row for each side but the first, with which it is compared.
+
+    Attributes:
+        title: for the table.
+        network: in `networks.py`.
+        steps: of an epoch; None takes the network's.
+        sides: by name; the first is dtrain.
+        aims: by a side's name, how many times faster than it dtrain is to be. For the side "one process",
+            which part of its speed each worker is to keep.
+    """
+
+    title: str
+    network: str
+    sides: dict[str, Side]
+    aims: dict[str, float] = field(default_factory=dict)
+    steps: int | None = None
+
+
+def _fit(side: str, strategy: str, *more: str) -> tuple[str, ...]:
+    return ("train_keras.py", side, strategy, "{network}", "{address}", *more)
+
+
+def _one_device(data: str) -> Case:
+    return Case(
+        title=f"one device, {data}",
+        network="tiny",
+        sides={
+            "dtrain": Side(
+                title="fit, OneDeviceStrategy",
+                starter="alone",
+                program=_fit("dtrain", "one_device"),
+                data=data,
+            ),
+            "dtrain default": Side(
+                title='fit, dtrain.strategy("default")',
+                starter="alone",
+                program=_fit("dtrain", "default"),
+                data=data,
+            ),
+            "stock fit": Side(
+                title="stock Keras, fit", starter="alone", program=_fit("stock", "default"), data=data
+            ),
+        },
+        aims={"stock fit": 10.0},
+    )
+
+
+_STOCK_LOOP = Side(
+    title="stock TensorFlow, loop in the graph",
+    starter="workers",
+    program=("train_loop.py", "multi_worker", "{network}", "{address}", "--pinned"),
+    processes=2,
+)
+_STOCK_FIT = Side(
+    title="stock Keras, fit",
+    starter="workers",
+    program=_fit("stock", "multi_worker", "--pinned"),
+    processes=2,
+)
+_DDP = Side(
+    title="PyTorch DDP over gloo",
+    starter="torch",
+    program=("train_torch.py", "{network}", "{address}"),
+    processes=2,
+)
+_ONE_PROCESS = Side(
+    title="fit, one process on one core",
+    starter="alone",
+    program=_fit("dtrain", "one_device", "--pinned"),
+)
+
+
+def _workers(network: str, transport: str, aims: dict[str, float], *, peers: bool = True) -> Case:
+    ours = Side(
+        title=f"fit, two workers, {transport}",
+        starter="launch --mpi" if transport == "mpi" else "launch",
+        program=_fit("dtrain", "multi_worker", "--pinned", "--communication", transport),
+        processes=2,
+    )
+    sides = {"dtrain": ours, "stock loop": _STOCK_LOOP, "one process": _ONE_PROCESS}
+    if peers:
+        sides |= {"DDP": _DDP, "stock fit": _STOCK_FIT}
+    return Case(title=f"two workers over {transport}, {network}", network=network, sides=sides, aims=aims)
+
+
+CASES = {
+    "one-arrays": _one_device("arrays"),
+    "one-tf.data": _one_device("tf.data"),
+    "mirrored": Case(
+        title="two logical CPUs",
+        network="tiny",
+        steps=500,
+        sides={
+            "dtrain": Side(
+                title="fit, MirroredStrategy", starter="alone", program=_fit("dtrain", "mirrored")
+            ),
+            "stock fit": Side(
+                title="stock Keras, fit", starter="alone", program=_fit("stock", "mirrored")
+            ),
+        },
+        aims={"stock fit": 3.0},
+    ),
+    "small-mpi": _workers("small", "mpi", {"stock loop": 5.0, "DDP": 6.0}),
+    "mid-mpi": _workers("mid", "mpi", {"stock loop": 1.3, "DDP": 2.0, "one process": 0.97}),
+    "big-mpi": _workers("big", "mpi", {"stock loop": 3.0, "DDP": 1.6, "one process": 0.70}),
+    "small-ring": _workers("small", "ring", {}, peers=False),
+    "mid-ring": _workers("mid", "ring", {}, peers=False),
+    "big-ring": _workers("big", "ring", {"stock loop": 1.7}, peers=False),
+}  # fmt: skip

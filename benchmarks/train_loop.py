@@ -1,0 +1,110 @@
+"""The best loop that stock TensorFlow has: many steps a call, in the graph, over `strategy.run`.
+
+One process of a job that answers. It knows no dtrain; it computes no metrics, and each worker reads its own
+examples, so that it does less than `fit`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import jobs
+import workers
+from networks import NETWORKS, Network
+from train_keras import EPOCHS, stock_strategy
+
+
+class Loop:
+    """A custom training loop.
+
+    Args:
+        network: what is trained.
+        strategy: TensorFlow's.
+    """
+
+    def __init__(self, network: Network, strategy: Any) -> None:
+        import keras
+        import tensorflow as tf
+
+        self._network = network
+        self._strategy = strategy
+        batch = network.batch * strategy.num_replicas_in_sync
+        with strategy.scope():
+            model = network.keras()
+            optimizer = keras.optimizers.get(network.optimizer)
+            optimizer.build(model.trainable_variables)
+
+        def losses(y: Any, outputs: Any) -> Any:
+            if network.classes:
+                return keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)
+            return keras.losses.mean_squared_error(y, outputs)
+
+        def replica_step(inputs: Any) -> Any:
+            x, y = inputs
+            with tf.GradientTape() as tape:
+                loss = tf.nn.compute_average_loss(losses(y, model(x, training=True)), global_batch_size=batch)
+            variables = model.trainable_variables
+            gradients = tape.gradient(loss, [v.value for v in variables])
+            optimizer.apply(gradients, variables)
+            return loss
+
+        @tf.function
+        def steps(iterator: Any, count: Any) -> Any:
+            loss = tf.constant(0.0)
+            for _ in tf.range(count):
+                each = strategy.run(replica_step, args=(next(iterator),))
+                loss = strategy.experimental_local_results(each)[0]
+            return loss
+
+        self._steps = steps
+        self._iterators: dict[int, Any] = {}
+
+    def __call__(self, way: str, steps: int) -> float:
+        """Seconds a step, over as many as `fit` is measured on, an epoch a call."""
+        import tensorflow as tf
+
+        if steps not in self._iterators:
+            self._iterators[steps] = iter(self._strategy.distribute_datasets_from_function(self._data(steps)))
+        iterator = self._iterators[steps]
+        float(self._steps(iterator, tf.constant(steps)))  # as the first epoch, it warms up
+        begun = time.perf_counter()
+        for _ in range(EPOCHS - 1):
+            float(self._steps(iterator, tf.constant(steps)))
+        return (time.perf_counter() - begun) / ((EPOCHS - 1) * steps)
+
+    def _data(self, steps: int) -> Any:
+        """Each replica's own examples, as slices of arrays: nothing is cheaper to read."""
+        import tensorflow as tf
+
+        network = self._network
+
+        def dataset(context: Any) -> Any:
+            replicas = self._strategy.num_replicas_in_sync // context.num_input_pipelines
+            batch = network.batch
+            x, y = network.data(batch * steps * replicas)
+            whole = tf.data.Dataset.from_tensor_slices(
+                (x.reshape(-1, batch, *x.shape[1:]), y.reshape(-1, batch, *y.shape[1:]))
+            )
+            return whole.repeat().prefetch(tf.data.AUTOTUNE)
+
+        return dataset
+
+
+def main() -> None:
+    """Serves until the benchmark hangs up."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("strategy")
+    parser.add_argument("network", choices=NETWORKS)
+    parser.add_argument("address")
+    parser.add_argument("--pinned", action="store_true")
+    asked = parser.parse_args()
+    if asked.pinned:
+        workers.pin()
+        workers.one_thread_each()
+    jobs.answer(asked.address, Loop(NETWORKS[asked.network], stock_strategy(asked.strategy)))
+
+
+if __name__ == "__main__":
+    main()
