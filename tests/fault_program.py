@@ -48,6 +48,7 @@ class Options:
         normalize: whether there is batch normalisation, of each replica's own part of a batch.
         backup: the folder of the checkpoints, seen from FOLDER.
         stop_after: the epochs after which EarlyStopping ends the training, at least 2; 0 for none.
+        over_mpi: whether the workers also add something up over MPI at every step, each a rank.
         hold: whether each step of the last epoch takes two seconds, until there is a file FOLDER/go.
     """
 
@@ -66,6 +67,7 @@ class Options:
     normalize: bool = True
     backup: str = "backup"
     stop_after: int = 0
+    over_mpi: bool = False
     hold: bool = False
 
 
@@ -279,6 +281,8 @@ def faults_of(folder: Path, options: Options) -> Any:
             if me in ("worker:0", "chief:0"):
                 with (folder / "steps").open("a") as steps:
                     steps.write(f"{os.getpid()} {self.step} {time.time():.3f}\n")
+            if options.over_mpi:
+                add_up_over_mpi(self.step)
             if options.pause:
                 time.sleep(options.pause)
             if options.hold and self.step > last - per_epoch:
@@ -288,6 +292,20 @@ def faults_of(folder: Path, options: Options) -> Any:
                     hurt(folder, options, number)
 
     return Faults()
+
+
+@functools.cache
+def everyone_of_mpi() -> Any:
+    """A communicator beside the one that a transport may use."""
+    from dtrain.cluster import mpi
+
+    return mpi.world().Dup()
+
+
+def add_up_over_mpi(step: int) -> None:
+    """Of all workers, who wait for each other; and they are at the same step."""
+    everyone = everyone_of_mpi()
+    assert everyone.allreduce(step) == step * everyone.Get_size()
 
 
 def wait_for_file(path: Path, limit: float) -> None:

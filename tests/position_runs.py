@@ -159,7 +159,9 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
 
 
 def plain(value: Any) -> Any:
-    """A batch as nested lists."""
+    """A batch as nested lists; None where there is nothing, as the size of an only replica's batch."""
+    if value is None:
+        return None
     if isinstance(value, dict):
         return {key: plain(each) for key, each in value.items()}
     if isinstance(value, tf.RaggedTensor):

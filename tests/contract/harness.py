@@ -2,6 +2,7 @@
 
     python -m tests.contract.harness --strategy mirrored --engine dtrain
     python -m tests.contract.harness --strategy multi_worker --engine stock --only fit_numpy,evaluate_predict
+    python -m tests.contract.harness --strategy multi_worker --communication mpi
     python -m tests.contract.harness --list
 
 All programs of a run share one process for each worker, since starting TensorFlow takes seconds. A program
@@ -30,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from .mpi_starter import mpi_command, mpi_environment
 from .registry import ATOL, RTOL, Listed, listed
 from .strategies import STRATEGIES
 
@@ -49,8 +51,15 @@ class Job:
     strategy: str
     engine: str
     out: Path
+    communication: str | None = None
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     serving: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    ears: list[Path] = field(default_factory=list)
+    kept_open: list[int] = field(default_factory=list)
+
+    @property
+    def workers(self) -> int:
+        return STRATEGIES[self.strategy].workers
 
     def start(self) -> None:
         layout = STRATEGIES[self.strategy]
@@ -60,23 +69,36 @@ class Job:
         cluster: dict[str, list[str]] = {}
         for (job, _), port in zip(tasks, free_ports(len(tasks)), strict=True):
             cluster.setdefault(job, []).append(f"127.0.0.1:{port}")
-        for rank, (job, index) in enumerate(tasks):
+        environment = os.environ | {
+            "CUDA_VISIBLE_DEVICES": "-1",
+            "KERAS_BACKEND": "tensorflow",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "PYTHONUNBUFFERED": "1",
+        }
+        environment.pop("TF_CONFIG", None)
+        for rank in range(len(tasks)):
             (self.out / f"ready.{rank}").unlink(missing_ok=True)
-            environment = os.environ | {
-                "CUDA_VISIBLE_DEVICES": "-1",
-                "KERAS_BACKEND": "tensorflow",
-                "TF_CPP_MIN_LOG_LEVEL": "2",
-                "PYTHONUNBUFFERED": "1",
-            }
-            environment.pop("TF_CONFIG", None)
+        command = [sys.executable, "-m", "tests.contract.worker", "--strategy", self.strategy]
+        command += ["--engine", self.engine, "--out", str(self.out)]
+        if self.communication is not None:
+            command += ["--communication", self.communication]
+        if self.communication == "mpi":
+            self._start_by_mpi(command, environment, cluster)
+            tasks_started_here: list[tuple[str, int]] = []
+        else:
+            tasks_started_here = tasks
+        for rank, (job, index) in enumerate(tasks_started_here):
             if len(tasks) > 1:
                 task = {"type": job, "index": index}
                 environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
-            command = [sys.executable, "-m", "tests.contract.worker", "--strategy", self.strategy]
-            command += ["--engine", self.engine, "--rank", str(rank), "--out", str(self.out)]
             with self._log(rank).open("ab") as log:
                 process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, cwd=ROOT
+                    [*command, "--rank", str(rank)],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    cwd=ROOT,
                 )
             (self.processes if rank < layout.workers else self.serving).append(process)
         ready = [self.out / f"ready.{rank}" for rank in range(layout.workers)]
@@ -86,18 +108,49 @@ class Job:
             self.stop()
             raise RuntimeError(f"the workers of {self.strategy} ({self.engine}) did not start:\n{tails}")
 
+    def _start_by_mpi(
+        self, command: list[str], environment: dict[str, str], cluster: dict[str, list[str]]
+    ) -> None:
+        """One starter for all workers; each reads what it is told from a pipe with a name."""
+        self.ears = [self.out / f"ear.{rank}" for rank in range(self.workers)]
+        for ear in self.ears:
+            ear.unlink(missing_ok=True)
+            os.mkfifo(ear)
+        with self._log(0).open("ab") as log:
+            self.processes.append(
+                subprocess.Popen(
+                    [*mpi_command(self.workers), *command, "--cluster", json.dumps(cluster)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environment | mpi_environment(),
+                    cwd=ROOT,
+                    start_new_session=True,  # what the starter does to its process group is not for us
+                )
+            )
+
+    def _tell(self, name: str) -> None:
+        """A program's name to every worker."""
+        line = f"{name}\n".encode()
+        for ear in self.ears:
+            # Opened for both, so that it does not wait for a worker that is gone.
+            descriptor = os.open(ear, os.O_RDWR | os.O_NONBLOCK)
+            os.write(descriptor, line)
+            self.kept_open.append(descriptor)
+        for process in self.processes:
+            if process.stdin:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.write(line)
+                    process.stdin.flush()
+
     def run(self, name: str, seconds: float) -> Report:
         """Run one program on every worker; a hang or a crash is a report like any other."""
         if not self.processes:
             self.start()
-        files = [self.out / f"{name}.{rank}.pickle" for rank in range(len(self.processes))]
+        files = [self.out / f"{name}.{rank}.pickle" for rank in range(self.workers)]
         for file in files:
             file.unlink(missing_ok=True)
-        for process in self.processes:
-            if process.stdin:
-                with contextlib.suppress(BrokenPipeError):
-                    process.stdin.write(f"{name}\n".encode())
-                    process.stdin.flush()
+        self._tell(name)
         wait_until(lambda: all(f.exists() for f in files) or self._any_failed(files) or self._dead(), seconds)
         if not all(f.exists() for f in files):
             wait_until(
@@ -109,6 +162,18 @@ class Job:
         return report
 
     def stop(self) -> None:
+        if self.ears:
+            for ready in self.out.glob("ready.*"):
+                with contextlib.suppress(OSError, ValueError):
+                    os.kill(int(ready.read_text()), signal.SIGKILL)
+            for process in self.processes:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(10)  # it removes what it keeps on disk
+            for descriptor in self.kept_open:
+                os.close(descriptor)
+            self.kept_open.clear()
+            self.ears.clear()
         for process in (*self.processes, *self.serving):
             process.kill()
         for process in (*self.processes, *self.serving):
@@ -124,7 +189,8 @@ class Job:
         missing = [rank for rank, report in enumerate(reports) if report is None]
         failed = [report for report in reports if report and report["status"] == "error"]
         if missing and not failed:
-            codes = {rank: self.processes[rank].poll() for rank in missing}
+            started = self.processes * (self.workers if self.ears else 1)
+            codes = {rank: started[rank].poll() for rank in missing}
             died = {rank: code for rank, code in codes.items() if code is not None}
             what = f"worker {missing} ended with status {died}" if died else f"HANG: none in {seconds:.0f} s"
             tail = "\n".join(f"--- worker {rank}\n{self._tail(rank)}" for rank in missing)
@@ -195,12 +261,13 @@ def run_strategy(
     names: Iterable[str],
     *,
     seconds: float = PROGRAM_SECONDS,
+    communication: str | None = None,
     tell: Callable[[str, Report], None] = lambda name, report: None,
 ) -> dict[str, Report]:
     """Run the named programs under one strategy; the reports by program name."""
     results: dict[str, Report] = {}
     out = Path(tempfile.mkdtemp(prefix="contract-"))
-    job = Job(strategy, engine, out)
+    job = Job(strategy, engine, out, communication)
     try:
         for name in names:
             results[name] = job.run(name, seconds)
@@ -287,6 +354,7 @@ def parse() -> argparse.Namespace:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--strategy", choices=sorted(STRATEGIES), default="mirrored")
     parser.add_argument("--engine", choices=["stock", "dtrain"], default="dtrain")
+    parser.add_argument("--communication", help="what multi_worker's values travel by: ring, mpi")
     parser.add_argument("--only", help="program names, or beginnings of them, by commas")
     parser.add_argument("--out", type=Path, help="write the reports to this pickle")
     parser.add_argument(
@@ -343,7 +411,14 @@ def main() -> int:
             print(report["traceback"], flush=True)
 
     begun = time.monotonic()
-    results = run_strategy(options.strategy, options.engine, by_name, seconds=options.timeout, tell=tell)
+    results = run_strategy(
+        options.strategy,
+        options.engine,
+        by_name,
+        seconds=options.timeout,
+        communication=options.communication,
+        tell=tell,
+    )
     if options.out:
         options.out.write_bytes(pickle.dumps(results))
     took = time.monotonic() - begun

@@ -17,7 +17,7 @@ class Layout:
 
     workers: int
     devices: int
-    make: Callable[[Any], Any]
+    make: Callable[..., Any]
     served: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -33,7 +33,7 @@ STRATEGIES: dict[str, Layout] = {
     "one_device": Layout(1, 1, lambda api: api.OneDeviceStrategy("/cpu:0")),
     "mirrored": Layout(1, 2, lambda api: api.MirroredStrategy()),
     "central_storage": Layout(1, 2, lambda api: api.CentralStorageStrategy(CPUS, "/cpu:0")),
-    "multi_worker": Layout(2, 1, lambda api: api.MultiWorkerMirroredStrategy()),
+    "multi_worker": Layout(2, 1, lambda api, **how: api.MultiWorkerMirroredStrategy(**how)),
     "parameter_server": Layout(1, 1, lambda api: api.ParameterServerStrategy(), ONE_WORKER_TWO_SERVERS),
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import json
 import os
 import pickle
 import sys
@@ -17,13 +18,14 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from .mpi_starter import mpi_rank
 from .registry import REGISTRY, Entry, Env
 from .strategies import STRATEGIES, api
 
 SEED = 1234
 
 
-def start(name: str, engine: str) -> Any:
+def start(name: str, engine: str, communication: str | None = None) -> Any:
     """Configure the devices and make the strategy, checking that it has the replicas that it should."""
     import tensorflow as tf
 
@@ -32,7 +34,9 @@ def start(name: str, engine: str) -> Any:
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * layout.devices)
     # One thread an operation: the machine's cores belong to the replicas, and sums keep one order.
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    strategy = layout.make(api(engine))
+    # Only strategies of several workers choose how values travel.
+    chosen = {} if communication is None else {"communication": communication}
+    strategy = layout.make(api(engine), **chosen)
     if strategy.num_replicas_in_sync != layout.replicas:
         raise RuntimeError(f"{name} has {strategy.num_replicas_in_sync} replicas, not {layout.replicas}")
     return strategy
@@ -82,16 +86,33 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--strategy", required=True)
     parser.add_argument("--engine", required=True)
-    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--communication")
+    parser.add_argument("--rank", type=int, help="this worker's number; an MPI starter tells it otherwise")
+    parser.add_argument("--cluster", type=json.loads, help="the workers' addresses, where started by MPI")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
 
-    strategy = start(options.strategy, options.engine)
+    commands = sys.stdin
+    if options.rank is None:
+        options.rank = mpi_rank()
+        task = {"type": "worker", "index": options.rank}
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": options.cluster, "task": task})
+        with (options.out / f"log.{options.rank}.txt").open("ab") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        # Opened for both, so that it does not end when whoever wrote to it closes it.
+        commands = os.fdopen(os.open(options.out / f"ear.{options.rank}", os.O_RDWR))
+    strategy = start(options.strategy, options.engine, options.communication)
+    if options.communication is not None and strategy.dtrain_communication.name != options.communication:
+        raise RuntimeError(f"values travel by {strategy.dtrain_communication}")
     from . import programs
 
     programs.load()
-    (options.out / f"ready.{options.rank}").touch()
-    for line in sys.stdin:
+    ready = options.out / f"ready.{options.rank}"
+    unfinished = options.out / f"unfinished-ready.{options.rank}"
+    unfinished.write_text(str(os.getpid()))
+    unfinished.replace(ready)
+    for line in commands:
         name = line.strip()
         env = Env(
             strategy=strategy,

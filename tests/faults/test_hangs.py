@@ -46,5 +46,5 @@ def test_a_stuck_worker_is_found_in_time_and_the_job_ends_with_the_same_weights(
     # The one that waits shows where it waits, and the stuck one where it is stuck.
     assert "job.py" in ended.stacks("worker 0"), ended.text
     assert stack in ended.stacks("worker 1"), ended.text
-    assert "restarts in an hour" in ended.text
+    assert "restarts in an hour" in ended.text, ended.text
     assert ended.digests() == undisturbed.digests(), ended.text

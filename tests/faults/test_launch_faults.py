@@ -44,16 +44,15 @@ def spares():
     return [p for p in map(int, children)
             if p not in ours() and b"DTRAIN_SPARE=" in Path(f"/proc/{p}/environ").read_bytes()]
 
-def used(pid):
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+def ready(pid):  # a spare that has imported everything closes the pipe over which it says so
+    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\\0")
+    pipe = next(v for v in variables if v.startswith(b"DTRAIN_SPARE=")).rpartition(b":")[2].decode()
+    return not Path(f"/proc/{pid}/fd/{pipe}").exists()
 
 def wait_for_spares():
-    while True:
-        found = spares()
-        before = [used(pid) for pid in found]
-        time.sleep(1.0)
-        if len(found) == 2 and before == [used(pid) for pid in found]:
-            return
+    while len(found := spares()) < 2 or not all(map(ready, found)):
+        time.sleep(0.2)
+    time.sleep(0.5)  # until the launcher has read it
 
 class Faults(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):

@@ -256,7 +256,7 @@ def test_digits_comes_to_its_end_whoever_is_killed(
     with (path / "metrics.csv").open() as file:
         assert [row["epoch"] for row in csv.DictReader(file)] == [str(epoch) for epoch in range(10)]
     assert sorted(file.name for file in path.iterdir()) == [
-        *("curves.png", "metrics.csv", "model.keras", "run.json", "tensorboard")
+        *("curves.png", "events.jsonl", "metrics.csv", "model.keras", "run.json", "tensorboard")
     ]
     # It went on after the second epoch or a later one, and did not begin again. The third epoch's checkpoint
     # may still be in the writing as the fourth begins; the second's is not: a save waits for the one before.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from parameter_server_cases.registry import LOSSES, SLOW, listed
+from parameter_server_cases.registry import LOSSES, SLOW, WITH_ANY_WORKERS, listed
 from parameter_server_cases.running import Finished, run_cases
 
 pytestmark = pytest.mark.timeout(900)
@@ -18,6 +18,7 @@ OFTEN = (
     "updates_are_never_torn",
     "accumulation_goes_on_from_what_was_left",
     "a_loop_of_the_coordinators",
+    "every_overlapped_step_is_applied_once",
 )
 LIMIT = 600.0
 
@@ -37,6 +38,14 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 def test_counts_are_exact_in_every_run(workers: int, runs: int, tmp_path: Path) -> None:
     names = (*OFTEN, *SLOW) if workers == 2 else OFTEN
     finished = run_cases(tmp_path, limit=LIMIT, workers=workers, options=only(names, "--runs", str(runs)))
+    for name in names:
+        finished.check(name)
+    assert finished.status == 0, finished.output[-5000:]
+
+
+def test_overlap_with_one_worker(tmp_path: Path) -> None:
+    names = listed(WITH_ANY_WORKERS, slow=True)
+    finished = run_cases(tmp_path, limit=LIMIT, workers=1, options=only(names))
     for name in names:
         finished.check(name)
     assert finished.status == 0, finished.output[-5000:]

@@ -28,3 +28,13 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]
         monkeypatch.delenv(name, raising=False)
     with monkeypatch.context() as patch:
         yield patch
+
+
+@pytest.fixture(autouse=True)
+def the_default_strategy_as_it_was() -> Iterator[None]:
+    """`dtrain.strategy("default")` marks TensorFlow's own for the rest of the process: here, of the test."""
+    default = tf.distribute.get_strategy()
+    before = {*vars(default)}
+    yield
+    for name in {*vars(default)} - before:
+        delattr(default, name)

@@ -1,7 +1,11 @@
-"""What the guide to fault tolerance tells a reader to write works, and what it cites is there."""
+"""What the guide tells a reader to write works, and the tests that it cites are there.
+
+The rule for blocks is in `tests/guide.py`; which pages are long, in `tests/conftest.py`.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import subprocess
@@ -9,76 +13,118 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-ROOT = Path(__file__).resolve().parents[2]
-GUIDE = ROOT / "docs" / "fault_tolerance.md"
+import guide
+import small_archives
+
+README = guide.ROOT / "README.md"
 SECTION = "## When processes die"  # of the README
+FAULTS = guide.DOCS / "fault_tolerance.md"
 
 TEST_FILE = re.compile(r"\.\./(tests/[\w/]+\.py)")
 TEST_NAME = re.compile(r"`(test_\w+)`(?!\])")
 
-
-def readme_section() -> str:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert text.count(SECTION) == 1
-    return text.partition(SECTION)[2].partition("\n## ")[0]
-
-
-def programs() -> list[tuple[str, str]]:
-    texts = {"guide": GUIDE.read_text(encoding="utf-8"), "README": readme_section()}
-    found = []
-    for name, text in texts.items():
-        blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-        found += [(f"{name}-{number}", block) for number, block in enumerate(blocks)]
-    return found
-
-
-PROGRAMS = programs()
+TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in guide.pages()}
+WITH_PROGRAMS = [name for name, text in TEXTS.items() if guide.programs(text)]
+FILES = [(name, block.title) for name, text in TEXTS.items() for block in guide.files(text)]
 
 
 @pytest.fixture(autouse=True)
-def generators_are_left_alone() -> Iterator[None]:
+def what_is_global_is_left_alone() -> Iterator[None]:
     states = random.getstate(), np.random.get_state()
+    policy = keras.config.dtype_policy()
     yield
+    keras.config.set_dtype_policy(policy)
     random.setstate(states[0])
     np.random.set_state(states[1])
     tf.random.set_seed(None)
 
 
-def test_there_are_programs() -> None:
-    assert {name.partition("-")[0] for name, _ in PROGRAMS} == {"guide", "README"}
-    assert len(PROGRAMS) >= 6
-
-
-@pytest.mark.parametrize(("name", "program"), PROGRAMS, ids=[name for name, _ in PROGRAMS])
-def test_a_program_of_the_guide_runs_as_it_stands(
-    name: str, program: str, tmp_path: Path, environment: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def folder(tmp_path: Path, environment: pytest.MonkeyPatch) -> Path:
+    """An empty folder to be in, with a small archive of CIFAR-10 where data is looked for."""
     environment.chdir(tmp_path)
-    if name.startswith("README"):
-        # As a user has it: in a process in which nothing of dtrain's has been used before.
-        (tmp_path / "train.py").write_text(program)
-        subprocess.run([sys.executable, "train.py"], timeout=280, check=True)
-    else:
-        exec(compile(program, name, "exec"), {"__name__": "__main__"})
+    (tmp_path / "data").mkdir()
+    small_archives.write_cifar10(tmp_path / "data")
+    environment.setenv("DTRAIN_DATA_DIR", str(tmp_path / "data"))
+    return tmp_path
+
+
+def test_there_are_programs() -> None:
+    assert len(WITH_PROGRAMS) >= 12
+    assert sum(len(guide.programs(text)) for text in TEXTS.values()) >= 40
+    assert FILES
+
+
+@pytest.mark.parametrize("name", WITH_PROGRAMS)
+def test_the_blocks_of_a_page_run_as_they_stand(name: str, folder: Path) -> None:
+    namespace = {"__name__": "__main__"}
+    for block in guide.programs(TEXTS[name]):
+        # Empty lines before it, so that a traceback has the page's own lines.
+        exec(compile("\n" * (block.line - 1) + block.text, f"docs/{name}.md", "exec"), namespace)
     # A program that trains has trained to its end: its checkpoints are deleted.
+    assert not list(folder.glob("backup*/**/COMMITTED.json"))
+
+
+def run_command(command: list[str]) -> None:
+    """A command of a page, as words, in the current folder; it must end well."""
+    start = next(i for i, word in enumerate(command) if "=" not in word)
+    variables = dict(word.split("=", 1) for word in command[:start])
+    python = [sys.executable, "-m", "dtrain"] if command[start] == "dtrain" else [sys.executable]
+    done = subprocess.run(
+        [*python, *command[start + 1 :]],
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"} | variables,
+        timeout=280,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+
+
+@pytest.mark.parametrize(("name", "title"), FILES, ids=[f"{name}-{title}" for name, title in FILES])
+def test_a_program_of_a_page_runs_by_its_commands(name: str, title: str, folder: Path) -> None:
+    text = TEXTS[name]
+    for block in guide.files(text):
+        (folder / block.title).write_text(block.text, encoding="utf-8")
+    naming = [command for command in guide.commands(text) if title in command]
+    assert naming, f"no command of {name}.md runs {title}"
+    for command in naming:
+        run_command(command)
+
+
+@pytest.mark.parametrize(
+    ("name", "beginning"),
+    [
+        ("tasks", "dtrain train cifar10 --strategy mirrored"),
+        ("batches", "dtrain train digits --scaling linear"),
+    ],
+    ids=["tasks", "batches"],
+)
+def test_a_recipe_of_a_page_runs_by_its_command(name: str, beginning: str, folder: Path) -> None:
+    (command,) = (c for c in guide.commands(TEXTS[name]) if " ".join(c).startswith(beginning))
+    run_command(command)
+    assert list(folder.glob("runs/*/model.keras"))
+
+
+def test_the_program_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
+    text = README.read_text(encoding="utf-8")
+    assert text.count(SECTION) == 1
+    (block,) = guide.programs(text.partition(SECTION)[2].partition("\n## ")[0])
+    # As a user has it: in a process in which nothing of dtrain's has been used before.
+    (tmp_path / "train.py").write_text(block.text)
+    subprocess.run([sys.executable, "train.py"], timeout=280, check=True, cwd=tmp_path)
     assert not list(tmp_path.glob("backup*/**/COMMITTED.json"))
 
 
 def test_every_test_that_the_guide_cites_is_there() -> None:
-    text = GUIDE.read_text(encoding="utf-8")
-    files = {ROOT / path for path in TEST_FILE.findall(text)}
+    text = TEXTS["fault_tolerance"]
+    files = {guide.ROOT / path for path in TEST_FILE.findall(text)}
     assert len(files) > 8
     assert not [path for path in files if not path.is_file()]
     names = set(TEST_NAME.findall(text))
     defined = set(re.findall(r"^def (test_\w+)", "\n".join(path.read_text() for path in files), re.MULTILINE))
     assert names and names <= defined, names - defined
-
-
-def test_every_file_that_the_guide_links_to_is_there() -> None:
-    links = re.findall(r"\]\((?!http|#)([^)#]+)", GUIDE.read_text(encoding="utf-8"))
-    assert links
-    assert not [link for link in links if not (GUIDE.parent / link).exists()]

@@ -186,7 +186,9 @@ def test_half_precision_on_two_replicas(two: Any) -> None:
     made, found = train(two, Subclassed, sgd, word="float16", loss=SparseLabelSmoothing(0.1))
     assert isinstance(made.optimizer, keras.optimizers.LossScaleOptimizer)
     assert made.predict(X[:2], verbose=0).dtype == np.float32
-    alike(found, train(ONE, Subclassed, sgd, word="float16", loss=SparseLabelSmoothing(0.1))[1], rtol=1e-2)
+    expected = train(ONE, Subclassed, sgd, word="float16", loss=SparseLabelSmoothing(0.1))[1]
+    # Three digits, of the largest term of a sum: weights near zero have fewer.
+    alike(found, expected, rtol=1e-2, atol=5e-5)
 
 
 def test_half_precision_without_scaling(tmp_path: Path) -> None:

@@ -172,6 +172,7 @@ def test_the_private_attributes_of_adapters_are_there() -> None:
         "PyDataset": data,
         "enqueuer": data.enqueuer,
         "shuffled dataset": tf.data.Dataset.range(3).shuffle(3),
+        "batched dataset": tf.data.Dataset.range(3).batch(3),
     }
     missing = {
         (kind, name)

@@ -13,14 +13,24 @@ import pytest
 import tensorflow as tf
 
 import dtrain
+import dtrain.upstream.collectives as of_collectives
+import dtrain.upstream.data_service as of_data_service
 import dtrain.upstream.grappler as of_grappler
 import dtrain.upstream.keras as of_keras
+import dtrain.upstream.stages as of_stages
 import dtrain.upstream.tensorflow as of_tensorflow
 from dtrain.keras_engine import hook
 from dtrain.upstream.reach import Reach, replace
 from dtrain.upstream.versions import check_versions
 
-REACHES = [*of_keras.REACHES, *of_tensorflow.REACHES, *of_grappler.REACHES]
+REACHES = [
+    *of_keras.REACHES,
+    *of_tensorflow.REACHES,
+    *of_collectives.REACHES,
+    *of_grappler.REACHES,
+    *of_stages.REACHES,
+    *of_data_service.REACHES,
+]
 FOLDER = Path(of_keras.__file__).parent
 
 
@@ -213,3 +223,31 @@ def test_private_attributes_of_objects_are_where_dtrain_reads_them() -> None:
     assert set(objects) == set(ATTRIBUTES)
     assert model._compile_loss._flat_losses[0].loss is not None
     assert isinstance(model.weights[0]._value, tf.Variable)
+
+
+def test_a_function_of_arrays_in_graphs_and_beside_them() -> None:
+    def doubled(*arrays: np.ndarray) -> list[np.ndarray]:
+        if arrays[0].size == 0:
+            raise LookupError("there is nothing to double")
+        return [2 * array for array in arrays]
+
+    function = of_collectives.ArrayFunction(doubled)
+
+    def twice(x: tf.Tensor, n: tf.Tensor) -> list[tf.Tensor]:
+        return function([x, n], [tf.float32, tf.int64])
+
+    @tf.function(autograph=False)
+    def many(x: tf.Tensor, n: tf.Tensor) -> list[tf.Tensor]:
+        shapes = [tf.TensorShape([None]), tf.TensorShape([])]
+        body = lambda x, n: [tf.ensure_shape(y, s) for y, s in zip(twice(x, n), shapes, strict=True)]  # noqa: E731
+        return tf.while_loop(lambda x, n: n < 100, body, [x, n], shapes, parallel_iterations=1)
+
+    x, n = tf.constant([1.0, 3.0]), tf.constant(1, tf.int64)
+    for found, times in ((twice(x, n), 2), (many(x, n), 128)):
+        assert found[0].numpy().tolist() == [times, 3 * times]
+        assert int(found[1]) == times
+    with pytest.raises(tf.errors.OpError, match="LookupError: there is nothing to double"):
+        many(tf.zeros([0]), n)
+    with pytest.raises(LookupError, match="there is nothing to double"):
+        twice(tf.zeros([0]), n)
+    assert twice(x, n)[0].numpy().tolist() == [2.0, 6.0], "an error leaves it as it was"

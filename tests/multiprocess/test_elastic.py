@@ -109,5 +109,13 @@ def test_tasks_that_keep_no_checkpoints_are_not_asked(
 
 
 def test_a_program_that_is_broken_is_not_tried_with_fewer(launch: Callable[..., Ended]) -> None:
-    ended = launch("raise ValueError('broken') if place else hang()", min_workers=1)
+    ended = launch(
+        """
+        wait_for(lambda: len(lives(attempt)) == workers)
+        if place:
+            raise ValueError("broken")
+        hang()
+        """,
+        min_workers=1,
+    )
     assert (ended.status, ended.attempts()) == (1, [[0, 1]])

@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import dtrain
 from dtrain.cluster import serving
 
 from .common import BATCH, CLASSES, ROWS, STEPS, Examples, data, iterations
@@ -158,11 +159,20 @@ def a_stopped_worker_is_started_again(job: Job) -> None:
 
 @case
 def an_update_is_whole_when_its_worker_dies(job: Job) -> None:
+    dies_in_a_block(job.strategy)
+
+
+@case
+def an_overlapped_update_is_whole_when_its_worker_dies(job: Job) -> None:
+    dies_in_a_block(dtrain.ParameterServerStrategy(overlap=True))
+
+
+def dies_in_a_block(strategy: Any) -> None:
     """A block may be done twice, but never half an update."""
     from .numbers import slope
 
     x = np.ones((16 * 400, 2), "float32")
-    model = slope(job.strategy, lambda: keras.optimizers.SGD(1.0, momentum=0.0))
+    model = slope(strategy, lambda: keras.optimizers.SGD(1.0, momentum=0.0))
     model.fit(x[:320], x[:320], batch_size=16, verbose=0)
     before = status(0)
     with killed_in_a_block(model.train_function, 0):

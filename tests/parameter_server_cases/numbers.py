@@ -19,7 +19,8 @@ class Slope(keras.Model):
 
     def __init__(self) -> None:
         super().__init__()
-        shapes = ((), (7,), (3, 5), (4,))
+        # The last two travel by themselves, the others together.
+        shapes = ((), (7,), (3, 5), (4,), (70_001,), (300, 257))
         self.parts = [
             self.add_weight(shape=shape, initializer="zeros", name=f"part_{i}")
             for i, shape in enumerate(shapes)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FILES = ("counts", "numbers", "usage", "splits")
+FILES = ("counts", "numbers", "usage", "splits", "overlaps")
+WITH_ANY_WORKERS = ("overlaps",)  # these run with one worker, too
 # These take long for what they hold; they run with the long tests.
 SLOW = (
     "splits_by_every_partitioner",
@@ -16,6 +17,12 @@ SLOW = (
     "splits_under_other_optimizers",
     "big_tables_stay_on_the_servers",
     "several_steps_in_a_turn_are_the_same_steps",
+    "several_overlapped_steps_in_a_turn_are_applied_once",
+    "rows_of_tables_and_split_weights_are_as_late",
+    "overlapped_accumulation_goes_on_from_what_was_left",
+    "overlapped_training_reaches_what_it_reaches_without",
+    "scaled_losses_and_moving_statistics_overlap",
+    "own_steps_overlap_or_say_why_not",
 )
 LOSSES = ("losses",)  # their workers are killed; they run when they are asked for
 
@@ -45,11 +52,11 @@ def case(function: Case) -> Case:
     return function
 
 
-def listed(files: tuple[str, ...] = FILES) -> list[str]:
-    """The names of the cases in some files but the slow ones, read from the sources."""
+def listed(files: tuple[str, ...] = FILES, *, slow: bool = False) -> list[str]:
+    """The names of the cases in some files, with or without the slow ones, read from the sources."""
     found = []
     for file in files:
         tree = ast.parse((Path(__file__).parent / f"{file}.py").read_text())
         functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
         found += [f.name for f in functions if any(ast.unparse(d) == "case" for d in f.decorator_list)]
-    return [name for name in found if name not in SLOW]
+    return [name for name in found if slow or name not in SLOW]

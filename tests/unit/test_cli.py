@@ -29,7 +29,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["launch", "--help"], ["train", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], *([name, "--help"] for name in cli.COMMANDS)]
+)
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     done = run("-c", IN_FRESH_PYTHON, *arguments)
     assert done.returncode == 0

@@ -19,16 +19,17 @@ SOURCE = Path(dtrain.__file__).parent
 # A line may import only the lines above it. `log` is a name and nothing else, so it stands with `errors`;
 # `job` joins `cluster` with the workers' talk, and is what everything above the engine asks who it is.
 ORDER = (
-    "errors log",
+    "errors log text_table",
     "topology",
     "upstream",
     "cluster",
-    "channel",
+    "channel time_parts happenings slowness",
     "progress",
+    "training_rate",
     "launch",
-    "collectives",
     "sharding batches",
     "keras_engine",
+    "collectives",
     "job",
     "strategies",
     "data",

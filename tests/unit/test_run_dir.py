@@ -202,11 +202,13 @@ def test_finished_record_and_its_summary(tmp_path):
         examples_per_second=1234.56,
         wall_time_seconds=3.14159,
         final_metrics={"test_accuracy": 0.98765, "test_loss": 0.5},
+        xla=False,
     )
     assert started["status"] == "running"
     assert record["status"] == "finished"
     assert record["examples_per_second"] == 1234.6
     assert record["final_metrics"] == {"test_accuracy": 0.98765, "test_loss": 0.5}
+    assert record["xla"] is False
     text = summarize(record, RunDirectory(tmp_path))
     assert "test accuracy 0.9877" in text
     assert "1,235 examples/s on 2 replicas in 2 workers (multi_worker)" in text
@@ -232,20 +234,16 @@ def test_curves_are_a_png(tmp_path, history):
     assert [file.name for file in tmp_path.iterdir()] == ["curves.png"]
 
 
-def test_throughput_leaves_out_the_first_epoch_and_validation(monkeypatch):
-    from dtrain.monitor import throughput
+def test_the_rate_leaves_out_the_first_epoch_and_all_but_training():
+    from dtrain.monitor.rates import epoch_rate, training_rate
 
-    clock = iter([0.0, 10.0, 20.0, 21.0, 30.0, 33.0])
-    monkeypatch.setattr(throughput.time, "perf_counter", lambda: next(clock))
-    callback = throughput.Throughput(examples_per_epoch=100)
-    assert callback.examples_per_second == 0.0
-    callback.on_train_begin()
-    rates = []
-    for epoch in range(3):
-        logs = {}
-        callback.on_epoch_begin(epoch)
-        callback.on_test_begin()
-        callback.on_epoch_end(epoch, logs)
-        rates.append(logs["examples_per_second"])
-    assert rates == [10.0, 100.0, pytest.approx(100 / 3)]
-    assert callback.examples_per_second == 50.0
+    def epoch(examples, seconds):
+        parts = {"input": seconds / 4, "compute": seconds / 2, "communication": seconds / 4}
+        return {"examples": examples, "parts": {**parts, "validation": 99.0, "start": 99.0}}
+
+    epochs = [epoch(100, 10.0), epoch(100, 1.0), epoch(100, 3.0)]
+    assert [epoch_rate(each) for each in epochs] == [10.0, 100.0, pytest.approx(100 / 3)]
+    assert training_rate(epochs) == 50.0
+    assert training_rate(epochs[:1]) == 10.0
+    assert epoch_rate(epoch(None, 1.0)) is None
+    assert math.isnan(training_rate([epoch(None, 1.0)])) and math.isnan(training_rate([]))

@@ -1,0 +1,58 @@
+"""What tests of MPI starts share: whether MPI can be had here, starters, and what a start leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+BESIDE = Path(sys.executable).parent / "mpirun"
+STARTER = str(BESIDE) if BESIDE.exists() else shutil.which("mpirun")
+ROOT = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+
+
+def _missing() -> str:
+    if importlib.util.find_spec("mpi4py") is None:
+        return "mpi4py is not installed (dtrain[mpi])"
+    return "" if STARTER else "there is no mpirun"
+
+
+needs_mpi = pytest.mark.skipif(bool(_missing()), reason=_missing() or "MPI is there")
+
+
+def by_hand(ranks: int, *command: str) -> list[str]:
+    """The command of somebody who starts ranks without dtrain."""
+    return [str(STARTER), *ROOT, "--oversubscribe", "--bind-to", "none", "-n", str(ranks), *command]
+
+
+def script(path: Path, text: str) -> str:
+    """A starter of a test's own."""
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def traces(launcher: int | None = None) -> set[str]:
+    """The folders that a launcher (this process) has made for its MPI starts and not deleted."""
+    found = set()
+    for folder in (Path(tempfile.gettempdir()), Path("/dev/shm")):
+        found |= {str(path) for path in folder.glob(f"dtrain-{launcher or os.getpid()}-*")}
+    return found
+
+
+def processes(*words: str) -> dict[int, str]:
+    """The living processes with all these words in their command lines."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if state != "Z" and all(word in command for word in words):
+                found[int(entry.name)] = command
+    return found

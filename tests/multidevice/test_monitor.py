@@ -1,0 +1,467 @@
+"""What a user sees of a `fit`: where its time goes, the bar, alarms, and the files of a `Monitor`."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+import json
+import logging
+import re
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import dtrain
+from dtrain import monitor
+from dtrain.checkpoint.store import operations
+from dtrain.errors import ConfigurationError
+from dtrain.monitor import Monitor
+from dtrain.time_parts import PARTS, Ledger
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(640, 8)).astype("float32")
+Y = X.sum(axis=1, keepdims=True)
+PAUSE = 0.4  # seconds; more than what is named as a cause at least
+
+
+class Slow(keras.callbacks.Callback):  # type: ignore[misc]
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        time.sleep(PAUSE)
+
+
+def make(strategy: str = "default", **options: Any) -> keras.Model:
+    with dtrain.strategy(strategy).scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"], **options)
+    return model
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
+
+
+def said(caplog: pytest.LogCaptureFixture) -> str:
+    return "\n".join(record.getMessage() for record in caplog.records if record.name == "dtrain")
+
+
+def test_a_ledger_counts_every_moment_once() -> None:
+    made = time.perf_counter()
+    ledger = Ledger()
+    begun = time.perf_counter()
+    ledger.enter("compute")
+    with ledger.within("checkpoint", "Saver"):
+        ledger.enter("input")  # whatever begins within it
+        time.sleep(0.01)
+    ledger.move("compute", "communication", 0.001)
+    ledger.pin("validation")
+    ledger.enter("compute")
+    ledger.unpin()
+    before = time.perf_counter()
+    found = ledger.seconds()
+    assert before - begun <= sum(found.values()) <= time.perf_counter() - made
+    assert found["input"] == 0.0 and found["checkpoint"] >= 0.01
+    assert found["communication"] == 0.001
+    assert ledger.named()["Saver"] >= 0.01 and ledger.part_of("Saver") == "checkpoint"
+
+
+@pytest.mark.parametrize("strategy", ["default", "mirrored", "central_storage"])
+def test_the_parts_add_up_to_the_wall_time(strategy: str, tmp_path: Path) -> None:
+    model = make(strategy)
+    saving = keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras"))
+    begun = time.perf_counter()
+    history = model.fit(
+        X, Y, batch_size=32, epochs=3, validation_data=(X, Y), verbose=0, callbacks=[Slow(), saving]
+    )
+    wall = time.perf_counter() - begun
+    report = history.time_report
+    assert [each["epoch"] for each in report] == [0, 1, 2]
+    assert 0.9 * wall < sum(each["seconds"] for each in report) <= wall  # the rest is before and after it
+    for each in report:
+        assert set(each["parts"]) == set(PARTS)
+        assert sum(each["parts"].values()) == pytest.approx(each["seconds"], abs=1e-5)
+        assert min(each["parts"].values()) >= 0.0
+        assert (each["steps"], each["examples"]) == (20, 640)
+        assert each["parts"]["callbacks"] > 0.99 * PAUSE < each["callbacks"]["Slow"]
+        assert each["callbacks"]["ModelCheckpoint"] > 0.0
+        assert each["parts"]["checkpoint"] == pytest.approx(each["callbacks"]["ModelCheckpoint"], abs=1e-2)
+        assert each["parts"]["validation"] > 0.0
+    assert report[0]["parts"]["start"] > 0.0 == report[2]["parts"]["start"]
+
+
+def test_slow_callbacks_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    history = make().fit(X, Y, epochs=2, verbose=0, callbacks=[Slow()])
+    lines = [line for line in said(caplog).splitlines() if "Callbacks took" in line]
+    assert len(lines) == 1 and re.search(r"Slow \d\.\d\d s", lines[0]) and "Hint:" in lines[0]
+    for each in history.time_report:
+        (cause,) = [c for c in each["causes"] if c["cause"] == "callbacks"]
+        assert 0.2 < cause["share"] <= 1.0
+
+
+def test_waiting_for_data_is_named() -> None:
+    @tf.autograph.experimental.do_not_convert
+    def slowly(x: Any, y: Any) -> Any:
+        def sleep(z: Any) -> Any:
+            time.sleep(0.02)
+            return z
+
+        return tf.ensure_shape(tf.numpy_function(sleep, [x], tf.float32), [None, 8]), y
+
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16).map(slowly)
+    history = make().fit(data, epochs=1, verbose=0)
+    (found,) = history.time_report
+    assert "input" in [each["cause"] for each in found["causes"]]
+    assert found["parts"]["input"] > 0.2 * (found["seconds"] - found["parts"]["start"])
+
+
+@pytest.fixture
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file of a checkpoint takes a while until it is on the disk."""
+    sync = operations.files.sync
+
+    def slowly(path: str) -> None:
+        time.sleep(PAUSE)
+        sync(path)
+
+    monkeypatch.setattr(operations.files, "sync", slowly)
+
+
+@pytest.mark.usefixtures("slow_disk")
+@pytest.mark.parametrize("save_freq", ["epoch", 20])
+def test_a_slow_disk_is_named(save_freq: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    saving = dtrain.BackupAndRestore(tmp_path, save_freq=save_freq)
+    history = make().fit(X, Y, epochs=4, verbose=0, callbacks=[saving])
+    text = said(caplog)
+    assert "Checkpoints took" in text and "BackupAndRestore" in text
+    if save_freq != "epoch":
+        assert re.search(r"Writing the checkpoint of step \d+ to .* took \d\.\d s .*a faster disk", text)
+    causes = [cause["cause"] for each in history.time_report for cause in each["causes"]]
+    assert "checkpoint" in causes
+    assert sum(each["parts"]["checkpoint"] for each in history.time_report) >= PAUSE
+
+
+def test_the_bar_says_how_fast_and_how_long(capsys: pytest.CaptureFixture[str]) -> None:
+    make().fit(X, Y, batch_size=32, epochs=2, validation_data=(X, Y))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("Epoch")] == ["Epoch 1/2", "Epoch 2/2"]
+    bars = [line for line in lines if "━" in line]
+    assert len(bars) == 2  # a line an epoch where nothing can be written over
+    pattern = r"20/20 ━{20} \d+s [\d.]+[mu]?s/step - [\d,.e+]+ examples/s( - data wait \d+%)? - loss: "
+    for line in bars:
+        assert re.match(pattern, line), line
+        assert " - mae: " in line and " - val_loss: " in line and " - val_mae: " in line
+        assert "examples_per_second" not in line
+
+
+def test_how_much_is_shown_is_the_users_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    model = make()
+    model.fit(X, Y, epochs=1, verbose=0)
+    assert capsys.readouterr().out == ""
+    model.fit(X, Y, epochs=1, verbose=2)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "examples/s" in line
+
+    class Own(keras.callbacks.ProgbarLogger):  # type: ignore[misc]
+        pass
+
+    model.fit(X, Y, epochs=1, callbacks=[Own()])
+    assert "examples/s" not in capsys.readouterr().out
+
+
+TERMINAL = """
+import os, pty, sys
+status = pty.spawn([sys.executable, sys.argv[1]])  # its output is copied to this process' own
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+PROGRAM = """
+import keras, numpy as np, dtrain
+with dtrain.strategy("default").scope():
+    model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(1024), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+x = np.zeros((16384, 256), "float32")
+model.fit(x, x[:, :1], batch_size=16, epochs=2)
+"""
+
+
+def test_a_terminal_has_one_line_that_changes(tmp_path: Path) -> None:
+    (tmp_path / "terminal.py").write_text(TERMINAL)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, str(tmp_path / "terminal.py"), str(tmp_path / "program.py")]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=True)
+    text = done.stdout.decode(errors="replace")
+    shown = [line for line in text.split("\n") if "━" in line or "─" in line]
+    assert len(shown) == 2  # however often each was drawn
+    redrawn = shown[0].split("\r")
+    assert len(redrawn) > 2
+    assert re.search(r"\d+s left, \d+s in all", text)
+    numbers = [int(n) for n in re.findall(r"(\d+)/1024", shown[0])]
+    assert numbers == sorted(numbers) and numbers[-1] == 1024
+
+
+def test_a_loss_that_is_no_number_ends_training_if_that_is_wished(tmp_path: Path) -> None:
+    model = make("mirrored")
+    broken = Y.copy()
+    broken[200] = np.nan
+    with pytest.warns(UserWarning, match=r"The loss of epoch 1 is nan .*Hint: lower the learning rate"):
+        history = model.fit(
+            X,
+            broken,
+            batch_size=32,
+            epochs=5,
+            shuffle=False,
+            verbose=0,
+            callbacks=[Monitor(tmp_path / "run", on_nan="stop")],
+        )
+    assert history.epoch == [0]
+    (alarm,) = [event for event in events(tmp_path / "run") if event["kind"] == "alarm"]
+    assert (alarm["alarm"], alarm["epoch"], alarm["value"]) == ("nan", 0, None)
+
+
+def test_a_jump_of_the_loss_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Watching(keras.callbacks.Callback):  # type: ignore[misc]
+        """Has each call make one step."""
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            pass
+
+    jumping = Y.copy()
+    jumping[320:352] += 1000.0
+    with dtrain.strategy("default").scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(1e-6), "mse")
+    model.fit(X, jumping, batch_size=32, epochs=1, shuffle=False, verbose=0, callbacks=[Watching()])
+    lines = [line for line in said(caplog).splitlines() if "The loss jumped" in line]
+    assert len(lines) == 1 and "in step 11 of epoch 1" in lines[0]
+    caplog.clear()
+    model.fit(X, Y, batch_size=32, epochs=3, verbose=0, callbacks=[Watching()])
+    assert "The loss jumped" not in said(caplog)
+
+
+def test_a_monitor_leaves_the_whole_record(tmp_path: Path) -> None:
+    model = make("mirrored")
+    watcher = Monitor(tmp_path / "run", histograms=1, profile=(5, 10), notes={"why": "to see"})
+    model.fit(X, Y, batch_size=32, epochs=2, validation_data=(X, Y), verbose=0, callbacks=[watcher])
+    path = tmp_path / "run"
+    assert watcher.run is not None and watcher.run.path == path
+
+    record = json.loads((path / "run.json").read_text())
+    assert (record["version"], record["status"], record["strategy"]) == (1, "finished", "mirrored")
+    assert (record["replicas"], record["epochs"], record["why"]) == (2, 2, "to see")
+    assert record["final_metrics"].keys() == {"loss", "mae", "val_loss", "val_mae"}
+    assert record["examples_per_second"] > 0.0 and set(record["time"]) == set(PARTS)
+
+    found = events(path)
+    assert [event["kind"] for event in found if event["kind"] != "steps"] == [
+        "begin",
+        "epoch",
+        "epoch",
+        "epoch",  # the last one again, with what came after it
+        "end",
+    ]
+    assert found[0]["epochs"] == 2 and found[0]["version"] == 1
+    last = found[-2]
+    assert (last["epoch"], last["steps"], last["examples"]) == (1, 20, 640)
+    assert last["logs"].keys() >= {"loss", "mae", "val_loss", "val_mae", "examples_per_second"}
+    assert last["callbacks"]["Monitor"] > 0.0  # the curves
+    assert found[-1]["status"] == "finished"
+
+    with (path / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epoch"] for row in rows] == ["0", "1"] and float(rows[1]["examples_per_second"]) > 0.0
+    assert (path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert list((path / "tensorboard").glob("plugins/profile/*/*.xplane.pb"))
+    (board,) = (path / "tensorboard" / "train").glob("events.out.tfevents.*")
+    tags = {
+        value.tag
+        for record in tf.data.TFRecordDataset(str(board))
+        for value in tf.compat.v1.Event.FromString(record.numpy()).summary.value
+    }
+    assert "epoch_loss" in tags and any("kernel" in tag and "histogram" in tag for tag in tags)
+
+
+def test_a_monitor_goes_on_in_its_directory(tmp_path: Path) -> None:
+    model = make()
+    watcher = Monitor(tmp_path / "run", tensorboard=False)
+    for epoch in range(2):
+        model.fit(X, Y, batch_size=32, initial_epoch=epoch, epochs=epoch + 1, verbose=0, callbacks=[watcher])
+    with pytest.raises(ConfigurationError, match=r"has 2 epochs on record .* begins with epoch 1"):
+        model.fit(X, Y, epochs=1, verbose=0, callbacks=[watcher])
+    kinds = [event["kind"] for event in events(tmp_path / "run")]
+    assert kinds.count("begin") == kinds.count("end") == 2
+    assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == 3
+    assert not (tmp_path / "run" / "tensorboard").exists()
+    with pytest.raises(ConfigurationError, match="holds another run"):
+        model.fit(X, Y, epochs=1, verbose=0, callbacks=[Monitor(tmp_path / "run")])
+
+
+def test_a_monitor_makes_no_call_shorter(tmp_path: Path) -> None:
+    calls = []
+
+    class Counting(keras.callbacks.Callback):  # type: ignore[misc]
+        dtrain_every_batch = False
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            calls.append(int(batch + 1))
+
+    make().fit(
+        X,
+        Y,
+        batch_size=1,
+        epochs=2,
+        verbose=0,
+        callbacks=[Monitor(tmp_path / "run", profile=(1, 2)), Counting()],
+    )
+    assert len(calls) < 640
+
+
+def test_a_fit_inside_of_another_has_a_record_of_its_own(tmp_path: Path) -> None:
+    inner = make()
+
+    class Probing(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            inner.fit(X[:64], Y[:64], epochs=1, verbose=0)
+
+    watcher = Monitor(tmp_path / "run", tensorboard=False)
+    history = make().fit(X, Y, batch_size=32, epochs=3, verbose=0, callbacks=[watcher, Probing()])
+    found = [event for event in events(tmp_path / "run") if event["kind"] != "steps"]
+    assert [event["kind"] for event in found] == ["begin", *["epoch"] * 4, "end"]
+    assert [event["epoch"] for event in found[1:-1]] == [0, 1, 2, 2]
+    assert {event["steps"] for event in found[1:-1]} == {20}
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["final_metrics"]["loss"] == pytest.approx(history.history["loss"][-1])
+
+
+def test_a_fit_that_is_refused_leaves_nobody_listening(tmp_path: Path) -> None:
+    model = make()
+    two = [dtrain.BackupAndRestore(tmp_path / "a"), dtrain.BackupAndRestore(tmp_path / "b")]
+    with pytest.raises(ConfigurationError, match="2 callbacks that save"):
+        model.fit(X, Y, verbose=0, callbacks=[Monitor(tmp_path / "first"), *two])
+    model.fit(X, Y, verbose=0, callbacks=[Monitor(tmp_path / "second")])
+    assert json.loads((tmp_path / "first" / "run.json").read_text())["status"] == "running"
+    assert json.loads((tmp_path / "second" / "run.json").read_text())["status"] == "finished"
+
+
+def test_steps_and_checkpoints_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    class Failing(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1:
+                raise RuntimeError("on purpose")
+
+    for extra in ([Failing()], []):
+        saving = dtrain.BackupAndRestore(tmp_path / "backup", save_freq=10)
+        callbacks = [Monitor(tmp_path / "run", tensorboard=False), saving, *extra]
+        broken = Y.copy()
+        if not extra:
+            broken[:] = np.nan
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = make()
+            if extra:
+                with pytest.raises(RuntimeError, match="on purpose"):
+                    model.fit(X, Y, batch_size=32, epochs=4, verbose=0, callbacks=callbacks)
+            else:
+                model.fit(X, broken, batch_size=32, epochs=4, verbose=0, callbacks=callbacks)
+    found = events(tmp_path / "run")
+    saved = [event["step"] for event in found if event["kind"] == "checkpoint"]
+    assert saved and set(saved) <= set(range(10, 90, 10))
+    (alarm,) = [event for event in found if event["kind"] == "alarm"]
+    assert alarm["step"] > 10  # of training, not of this attempt
+
+
+def test_a_callback_can_be_copied_while_it_is_timed() -> None:
+    copies: list[Any] = []
+
+    class Copying(keras.callbacks.Callback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[int] = []
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.seen.append(epoch)
+            if self.model is not None:
+                model, self._model = self._model, None
+                copies.append(copy.deepcopy(self))
+                self._model = model
+
+    own = Copying()
+    make().fit(X, Y, epochs=1, verbose=0, callbacks=[own])
+    copies[0].on_epoch_end(7)
+    assert (own.seen, copies[0].seen) == ([0], [0, 7])
+    assert "on_epoch_end" not in vars(own)
+
+
+def test_a_stream_that_lacks_the_bars_signs(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    history = make().fit(X, Y, epochs=1)
+    stream.flush()
+    assert history.epoch == [0]
+    assert b"20/20 ????" in stream.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+def test_training_that_fails_says_so_in_its_events(tmp_path: Path) -> None:
+    class Failing(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            raise RuntimeError("on purpose")
+
+    model = make()
+    with pytest.raises(RuntimeError, match="on purpose"):
+        model.fit(X, Y, epochs=2, verbose=0, callbacks=[Monitor(tmp_path / "run"), Failing()])
+    assert events(tmp_path / "run")[-1] | {"time": 0} == {"kind": "end", "time": 0, "status": "failed"}
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "running"
+    model.fit(X, Y, epochs=1, verbose=0)  # nobody listens any more
+    assert events(tmp_path / "run")[-1]["kind"] == "end"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"histograms": -1}, "histograms=-1"),
+        ({"histograms": 1, "tensorboard": False}, "tensorboard=False"),
+        ({"profile": (0, 5)}, r"profile=\(0, 5\)"),
+        ({"profile": (9, 5)}, r"profile=\(9, 5\)"),
+        ({"on_nan": "panic"}, "on_nan is 'panic'"),
+    ],
+)
+def test_what_a_monitor_cannot_do(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        Monitor(**options)
+
+
+def test_a_monitor_that_fit_cannot_put_others_in_the_place_of() -> None:
+    model = make()
+    told = keras.callbacks.CallbackList([Monitor()], add_history=True, model=model)
+    with pytest.raises(ConfigurationError, match="does not know it"):
+        model.fit(X, Y, verbose=0, callbacks=told)
+
+
+def test_events_that_cannot_be_written_do_not_end_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "run" / "events.jsonl").mkdir(parents=True)
+    (tmp_path / "run" / "events.jsonl").rename(tmp_path / "events")
+    watcher = Monitor(tmp_path / "run")
+
+    class Blocking(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_begin(self, logs: Any = None) -> None:
+            (tmp_path / "events").rename(tmp_path / "run" / "events.jsonl")
+
+    with caplog.at_level(logging.WARNING, logger="dtrain"):
+        history = make().fit(X, Y, epochs=2, verbose=0, callbacks=[watcher, Blocking()])
+    assert history.epoch == [0, 1]
+    assert said(caplog).count("cannot be written") == 1
+
+
+def test_names() -> None:
+    assert {"Monitor", "ProgressBar", "on_chief"} <= set(monitor.__all__)
+    assert monitor.on_chief(lambda: "made") == "made"
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = monitor.nothing

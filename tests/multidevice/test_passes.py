@@ -1,0 +1,176 @@
+"""What each replica is given of arrays, read in one iteration for all passes, is what whole batches hold."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import dtrain
+from dtrain.keras_engine import array_order, ended_iterators, hook
+from dtrain.keras_engine.array_order import ArraySource
+from dtrain.keras_engine.input import SplitDataset, WholeDataset
+from dtrain.keras_engine.passes import Passes
+from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.upstream.datasets import ARRAYS
+
+LAYOUTS = {
+    "one replica": ReplicaLayout(),
+    "three replicas": ReplicaLayout(local_replicas=3),
+    "the second of two workers": ReplicaLayout(workers=2, worker=1),
+}
+# In an order in which some follow on those before, some do not, and some begin in the middle.
+PLACES = [(0, 0), (1, 0), (3, 3), (4, 0)]
+
+
+@pytest.fixture(autouse=True)
+def _installed() -> None:
+    hook.install()
+
+
+def made(rows: int, shuffle: Any) -> ArraySource:
+    x = np.arange(2.0 * rows, dtype=np.float32).reshape(rows, 2)
+    adapter = ARRAYS.resolve()({"both": x, "first": x[:, :1]}, x[:, 0], batch_size=4, shuffle=shuffle)
+    return ArraySource(adapter, None)
+
+
+def divided(source: ArraySource, layout: ReplicaLayout, own: Passes | None = None) -> Any:
+    if layout.replicas == 1:
+        return WholeDataset(source.dataset, own=own)
+    return SplitDataset(source.dataset, layout, own=own)
+
+
+def read(dataset: Any, source: ArraySource, place: tuple[int, int]) -> list[Any]:
+    source.set_place(*place)
+    return [
+        [leaf.numpy().tolist() for leaf in tf.nest.flatten(split) if leaf is not None] for split in dataset
+    ]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("shuffle", [False, True, "batch"])
+def test_parts_of_passes_are_those_of_whole_batches(
+    layout: ReplicaLayout, shuffle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(array_order, "_BATCHES_AT_ONCE", 2)
+    # 13 leaves one row over, which is fewer than the replicas; 15 leaves enough; 3 is less than a batch.
+    for rows, seed in ((3, None), (13, None), (15, 7), (16, 7)):
+        if seed is None:
+            keras.utils.clear_session()
+            tf.random.set_seed(None)
+        else:
+            keras.utils.set_random_seed(seed)
+        source = made(rows, shuffle)
+        own = source.passes(layout)
+        assert (own is None) == (shuffle == "batch" and seed is not None), "nothing else is left to the split"
+        if own is None:
+            continue
+        whole, apart = divided(source, layout), divided(source, layout, own)
+        assert str(iter(apart).element_spec) == str(iter(whole).element_spec)
+        for place in PLACES:
+            if place[1] < source.steps:
+                assert read(apart, source, place) == read(whole, source, place), (rows, seed, place)
+
+
+@pytest.mark.parametrize("rows", [13, 16])
+def test_groups_of_passes_are_whole_batches_put_together(rows: int) -> None:
+    source = made(rows, True)
+    groups = source.in_groups(3)
+    assert groups is not None
+    for place in PLACES:
+        source.set_place(*place)
+        wanted = np.concatenate([np.asarray(batch[1]) for batch in source.dataset])
+        source.set_place(*place)
+        found = [np.asarray(group[1]) for group in groups]
+        assert np.concatenate(found).tolist() == wanted.tolist(), place
+        assert max(map(len, found)) <= 12
+
+
+def test_one_iterator_serves_for_passes_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = made(24, True)
+    own = source.passes(ReplicaLayout())
+    assert own is not None
+    begun = []
+    monkeypatch.setattr(source, "set_place", lambda *place: begun.append(place))
+    for _ in range(3):
+        list(own)
+        source.place = source.place[0] + 1, 0
+    assert begun == [(0, 0)]
+
+
+def test_a_pass_that_is_left_in_its_middle_is_begun_anew() -> None:
+    source = made(24, True)
+    own = source.passes(ReplicaLayout())
+    assert own is not None
+    first = [part[1].numpy().tolist() for part in own]
+    half = iter(own)
+    next(half)
+    assert half.left == source.steps - 1
+    assert [part[1].numpy().tolist() for part in own] == first
+
+
+class Stop(keras.callbacks.Callback):  # type: ignore[misc]
+    """Ends an epoch, or `fit`, at a batch."""
+
+    def __init__(self, batch: int, error: type[Exception] | None = None) -> None:
+        super().__init__()
+        self._batch = batch
+        self._error = error
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """At that batch."""
+        if batch == self._batch:
+            if self._error is not None:
+                raise self._error
+            self.model.stop_training = True
+
+
+def numbers(strategy: Any) -> list[Any]:
+    """What a model says of `fit`s that do not simply read the data from its beginning to its end."""
+    x = np.random.default_rng(0).normal(size=(23, 3)).astype("float32")
+    y = x.sum(1)
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=["mae"])
+    fit = functools.partial(model.fit, x, y, batch_size=4, verbose=0, validation_data=(x[:7], y[:7]))
+    found = [fit(epochs=3, callbacks=[Stop(2)]).history]
+    with pytest.raises(ZeroDivisionError):
+        fit(callbacks=[Stop(1, ZeroDivisionError)])
+    found.append(fit(epochs=4, steps_per_epoch=4).history)
+    with pytest.warns(UserWarning, match="ran out of data"):
+        found.append(fit(steps_per_epoch=9).history)
+    found.append(fit(epochs=2).history)
+    return [*found, model.evaluate(x, y, batch_size=5, verbose=0), model.predict(x, verbose=0).tolist()]
+
+
+def test_fits_that_stop_and_go_on_give_keras_numbers() -> None:
+    """Stock Keras on one device against one and two replicas."""
+    wanted = numbers(tf.distribute.get_strategy())
+    for strategy in (dtrain.OneDeviceStrategy("CPU:0"), dtrain.MirroredStrategy(["CPU:0", "CPU:1"])):
+        for theirs, ours in zip(wanted, numbers(strategy), strict=True):
+            if isinstance(theirs, dict):
+                assert theirs.keys() == ours.keys()
+                theirs, ours = list(theirs.values()), list(ours.values())
+            np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=1e-6)
+
+
+def test_an_iterator_ends_beside_the_program() -> None:
+    """What lives in it is deleted by another thread, and one that is last at the end does no harm."""
+    seen: list[str] = []
+
+    class Held:
+        def __del__(self) -> None:
+            seen.append(threading.current_thread().name)
+            done.set()
+
+    done = threading.Event()
+    ended_iterators.prepare()
+    ended_iterators.let_go(Held())
+    assert done.wait(10.0)
+    assert seen == ["dtrain-ended-iterators"]

@@ -1,0 +1,151 @@
+"""`dtrain bench` as a user runs it: a whole one, one that is interrupted, and rows that fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtrain.launch import guard
+
+pytestmark = pytest.mark.timeout(400)
+
+_SMALL = ["--epochs", "2", "--global-batch", "32"]
+_TINY = ["--model", "synthetic-transformer", "--size", "96", *_SMALL]
+
+
+def environment(mark: str, **variables: str) -> dict[str, str]:
+    kept = {n: value for n, value in os.environ.items() if not n.startswith(("TF_CONFIG", "DTRAIN_"))}
+    return {**kept, guard.MARK_VARIABLE: mark, **variables}
+
+
+def bench(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the command; no process of it is left."""
+    mark = secrets.token_hex(8)
+    command = [sys.executable, "-m", "dtrain", "bench", *arguments]
+    try:
+        return subprocess.run(
+            command, cwd=cwd, env=environment(mark, **variables), capture_output=True, text=True, timeout=350
+        )
+    finally:
+        left = guard.kill_marked(mark)
+        assert left == 0, f"{left} processes were left"
+
+
+def rows(directory: Path) -> dict[str, dict[str, Any]]:
+    found = json.loads((directory / "bench.json").read_text())
+    return {row["key"]: row for row in found["rows"]}
+
+
+def test_two_strategies_and_one_that_is_not_here(tmp_path: Path) -> None:
+    asked = ["--strategies", "multi_worker,parameter_server,tpu", "--transports", "ring", "--output", "out"]
+    done = bench(*_SMALL, *asked, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    out = tmp_path / "out"
+    assert sorted(file.name for file in out.iterdir()) == ["bench.json", "bench.md", "bench.png", "runs"]
+    found = rows(out)
+    measured = {key for key, row in found.items() if row["examples_per_second"]}
+    assert {"one_device", "multi_worker_ring", "parameter_server"} <= measured
+    assert found["tpu"]["absent"] and "tpu" not in measured
+    assert found["multi_worker_ring"]["same_as_one_device"] is True
+    assert found["multi_worker_ring"]["first_loss_apart"] < 2e-4
+    assert found["parameter_server"]["same_as_one_device"] is None
+    assert found["parameter_server"]["staleness"] >= 0
+    for key in measured:
+        (run,) = found[key]["runs"]
+        assert len(run["history"]["loss"]) == 2
+        assert found[key]["final"]["test_accuracy"] > 0.1
+        # The first epoch is not what the speed is told by.
+        assert found[key]["examples_per_second"] == run["history"]["examples_per_second"][1]
+    cores = len(os.sched_getaffinity(0))
+    for key, seat in (
+        ("multi_worker_ring", "cores-each=" if cores > 1 else "cores="),
+        ("one_device", "cores="),
+    ):
+        assert found[key]["seat"].startswith(seat)
+    assert "not here: the environment names no TPU" in done.stdout
+    assert "Synchronous against asynchronous" in done.stdout
+    assert re.search(r"bench: 2 of \d: .*; \d+:\d\d so far, about \d+:\d\d to go", done.stderr)
+    assert (out / "bench.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((out / "bench.json").read_text())["status"] == "finished"
+
+    again = bench("--output", "out", cwd=tmp_path)
+    assert again.returncode == 2 and "holds another bench" in again.stderr
+
+
+def test_rows_that_fail_say_why_and_the_others_go_on(tmp_path: Path) -> None:
+    """A variable that only jobs of several processes read makes them fail."""
+    asked = ["--strategies", "default,multi_worker", "--transports", "ring", "--output", "out"]
+    done = bench(*_TINY, *asked, cwd=tmp_path, DTRAIN_PEER_TIMEOUT="soon")
+    assert done.returncode == 1, done.stdout[-3000:] + done.stderr[-3000:]
+    found = rows(tmp_path / "out")
+    assert found["multi_worker_ring"]["failed"]
+    assert "DTRAIN_PEER_TIMEOUT is 'soon'" in found["multi_worker_ring"]["problem"]
+    assert found["default"]["same_as_one_device"] is True
+    assert "failed: " in done.stdout and "DTRAIN_PEER_TIMEOUT is 'soon'" in done.stdout
+    assert "## What failed" in (tmp_path / "out" / "bench.md").read_text()
+
+
+def test_a_run_that_takes_too_long_is_ended_with_all_its_processes(tmp_path: Path) -> None:
+    asked = ["--strategies", "parameter_server", "--time-limit", "1", "--output", "out"]
+    done = bench(*_TINY, *asked, cwd=tmp_path)
+    assert done.returncode == 1, done.stdout[-3000:] + done.stderr[-3000:]
+    for row in rows(tmp_path / "out").values():
+        assert row["failed"] and "not done within 1 s" in row["problem"]
+
+
+def test_an_interrupt_leaves_no_process_and_keeps_what_was_measured(tmp_path: Path) -> None:
+    mark = secrets.token_hex(8)
+    asked = ["--strategies", "multi_worker", "--transports", "ring", "--output", "out"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "dtrain", "bench", *_TINY, *asked],
+        cwd=tmp_path,
+        env=environment(mark),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if re.match(r"bench: \d of \d: multi_worker", line):
+                    process.send_signal(signal.SIGINT)
+                    break
+            shown, _ = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert guard.kill_marked(mark) == 0
+    found = rows(tmp_path / "out")
+    assert found["one_device"]["examples_per_second"] > 0
+    assert found["multi_worker_ring"]["examples_per_second"] is None
+    assert json.loads((tmp_path / "out" / "bench.json").read_text())["status"] == "interrupted"
+    assert "not run: interrupted" in shown
+    assert (tmp_path / "out" / "bench.png").exists()
+
+
+def test_a_directory_that_cannot_be_written_to_any_more(tmp_path: Path) -> None:
+    """A limit on the size of files stands for a disk that is full."""
+    program = (
+        "import resource, sys; from dtrain.cli import main;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (999, 999)); sys.exit(main(['bench', '--output', 'out']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment("none"),
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 2
+    assert "cannot be written to any more" in done.stderr and "Traceback" not in done.stderr
+    assert "not here: the environment names no TPU" in done.stdout  # the table of what there is

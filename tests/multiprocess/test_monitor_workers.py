@@ -1,0 +1,157 @@
+"""What a user sees of a job of two workers: one bar, one run of each tracker, and the worker that is slow."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtrain.time_parts import PARTS
+
+pytestmark = pytest.mark.timeout(300)
+
+PROGRAM = """
+import os, time
+from pathlib import Path
+
+os.environ["WANDB_MODE"] = "offline"
+os.environ["WANDB_SILENT"] = "true"
+os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+os.environ["MLFLOW_TRACKING_URI"] = Path("mlruns").absolute().as_uri()
+import keras, numpy as np
+from absl import logging
+import mlflow
+from mlflow.keras import MlflowCallback
+import wandb
+from wandb.integration.keras import WandbMetricsLogger
+
+import dtrain
+from dtrain.monitor import Monitor, on_chief
+
+strategy = dtrain.MultiWorkerMirroredStrategy()
+logging.set_verbosity("info")
+logging.info("a line of the program")
+x = np.random.default_rng(0).normal(size=(640, 8)).astype("float32")
+y = x.sum(axis=1, keepdims=True)
+
+def make():
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    return model
+
+def logger():
+    wandb.init(project="test", dir=".")
+    return WandbMetricsLogger()
+
+model, callbacks = make(), [Monitor("run"), on_chief(logger), MlflowCallback()]
+begun = time.perf_counter()
+history = model.fit(x, y, batch_size=32, epochs=3, validation_data=(x, y), callbacks=callbacks)
+wall = time.perf_counter() - begun
+Path(f"wall-{dtrain.rank()}").write_text(f"{wall} {sum(each['seconds'] for each in history.time_report)}")
+if dtrain.is_chief():
+    wandb.finish()
+    mlflow.end_run()
+
+class Slow(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        time.sleep(0.4 if dtrain.rank() == 1 else 0.002)
+
+callbacks = [Monitor("slow"), Slow()]
+history = make().fit(x[:160], y[:160], batch_size=32, epochs=2, verbose=0, callbacks=callbacks)
+
+broken = y.copy()
+broken[100] = np.nan
+history = make().fit(x, broken, batch_size=32, epochs=5, shuffle=False, verbose=0,
+    callbacks=[Monitor("nan", on_nan="stop")])
+Path(f"epochs-{dtrain.rank()}").write_text(str(len(history.epoch)))
+"""
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of the job, and what it said."""
+    folder = tmp_path_factory.mktemp("job")
+    (folder / "train.py").write_text(PROGRAM)
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+    command = ["-m", "dtrain", "launch", "--workers", "2", "--spares", "none", "train.py"]
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    return folder, done.stdout
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+def last_epoch(folder: Path) -> dict[str, Any]:
+    return [event for event in events(folder) if event["kind"] == "epoch"][-1]
+
+
+def test_one_bar_a_job(job: tuple[Path, str]) -> None:
+    bars = [line for line in job[1].splitlines() if "━" in line]
+    assert len(bars) == 3
+    assert all(re.match(r"\[worker 0\] 20/20 ━{20} .* examples/s", line) for line in bars), bars
+
+
+def test_tensorflows_start_is_not_shown(job: tuple[Path, str]) -> None:
+    assert "oneDNN" not in job[1] and "InitializeLog" not in job[1]
+    assert not re.search(r"^\[\w+ \d\] I0000 ", job[1], re.MULTILINE)
+    assert job[1].count("a line of the program") == 2
+
+
+def test_each_tracker_has_one_run(job: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    folder = job[0]
+    assert len(list((folder / "wandb").glob("offline-run-*"))) == 1
+    client = mlflow.MlflowClient((folder / "mlruns").as_uri())
+    (run,) = client.search_runs(["0"])
+    losses = client.get_metric_history(run.info.run_id, "loss")
+    assert sorted(each.step for each in losses) == [0, 1, 2]
+
+
+def test_the_time_of_each_worker_is_known(job: tuple[Path, str]) -> None:
+    for rank in range(2):
+        wall, counted = map(float, (job[0] / f"wall-{rank}").read_text().split())
+        assert 0.9 * wall < counted <= wall
+    found = last_epoch(job[0] / "run")
+    assert [each["task"] for each in found["workers"]] == ["worker 0", "worker 1"]
+    assert found["parts"]["communication"] > 0.0
+    assert (found["steps"], found["examples"]) == (20, 640)
+    for each in found["workers"]:
+        assert set(each["parts"]) == set(PARTS) and each["epoch"] == 2 and each["host"]
+        assert 0.0 <= each["own_step_seconds"] <= each["step_seconds"]
+    assert [event["kind"] for event in events(job[0] / "run")].count("end") == 1
+    record = json.loads((job[0] / "run" / "run.json").read_text())
+    assert (record["status"], record["workers"], record["replicas"]) == ("finished", 2, 2)
+    assert record["communication"]["name"] == "ring"
+
+
+def test_a_slow_worker_is_named(job: tuple[Path, str]) -> None:
+    (cause,) = [c for c in last_epoch(job[0] / "slow")["causes"] if c["cause"] == "slow_worker"]
+    assert cause["task"] == "worker 1" and cause["text"].startswith("worker 1 (")
+    assert cause["text"].endswith("is in callbacks.") and 0.3 < cause["share"] <= 1.0
+    said = [line for line in job[1].splitlines() if "worker 1 (" in line and "is slow" in line]
+    assert len(said) == 1 and said[0].startswith("[worker 0]")
+
+
+def test_training_ends_on_all_workers_at_a_loss_that_is_no_number(job: tuple[Path, str]) -> None:
+    assert [(job[0] / f"epochs-{rank}").read_text() for rank in range(2)] == ["1", "1"]
+    assert [event["alarm"] for event in events(job[0] / "nan") if event["kind"] == "alarm"] == ["nan"]

@@ -1,0 +1,237 @@
+"""What a bench makes of its runs: ratios, sameness, tables and the picture."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtrain.bench import output, picture
+from dtrain.bench.measured import Measured, UnusableError, read_run
+from dtrain.bench.plan import ONE_CORE, Asked, rows_of
+from dtrain.bench.results import Outcome, Results
+from dtrain.bench.table import as_markdown, as_text
+from dtrain.strategies.machine import Machine
+from dtrain.text_table import lines_of
+
+MACHINE = Machine(processor="a processor", cores=(0, 1), tensorflow="2.21.0", keras="3.15.1")
+FINAL = {"loss": 0.5, "accuracy": 0.97, "test_loss": 0.6, "test_accuracy": 0.95}
+
+
+def run(rate: float, *, loss: float = 1.0, staleness: float | None = None, **more: Any) -> Measured:
+    history = {
+        "loss": [loss, 0.7, 0.5],
+        "val_accuracy": [0.5, 0.8, 0.9],
+        "examples_per_second": [rate / 10, rate, rate],
+    }
+    if staleness is not None:
+        history["staleness"] = [staleness] * 3
+    return Measured(seconds=20.0, history=history, final=FINAL, replicas=1, **more)
+
+
+def results(runs: dict[str, list[Measured | None]], **asked: Any) -> Results:
+    """Of two rounds, unless said otherwise; rows without runs have failed."""
+    made = Results(Asked(epochs=3, **asked), MACHINE, [])
+    made.outcomes = [Outcome(row) for row in rows_of(made.asked, MACHINE)]
+    for outcome in made.outcomes:
+        outcome.runs = runs.get(outcome.row.key, [])
+        if not outcome.runs and not outcome.row.absent:
+            outcome.failed, outcome.problem, outcome.tail = True, "ValueError: no", ("line", "ValueError: no")
+    return made
+
+
+@pytest.fixture
+def whole() -> Results:
+    return results(
+        {
+            ONE_CORE: [run(100), run(200)],
+            "one_device": [run(160), run(320)],
+            "default": [run(160, loss=1 + 1e-6), run(320)],
+            "multi_worker_ring": [run(180, loss=1 + 1e-5, transport="ring"), run(300, transport="ring")],
+            "multi_worker_mpi": [run(150, loss=1.01), None],
+            "parameter_server": [run(90, loss=1.4, staleness=0.5), run(200, loss=1.4, staleness=0.7)],
+        },
+        rounds=2,
+    )
+
+
+def test_ratios_are_of_runs_of_one_round(whole: Results) -> None:
+    ring = whole.of("multi_worker_ring")
+    assert ring is not None
+    # A busy second half would make 240 over 150 of medians over all runs.
+    assert whole.times(ring, whole.base) == pytest.approx((1.8 + 1.5) / 2)
+    assert whole.efficiency(ring) == pytest.approx(1.65 / 2)
+    assert whole.times(ring, whole.of("one_device")) == pytest.approx((180 / 160 + 300 / 320) / 2)
+    mpi = whole.of("multi_worker_mpi")
+    assert mpi is not None and whole.times(mpi, whole.base) == pytest.approx(1.5)  # of the one round it has
+    device = whole.of("one_device")
+    assert device is not None and whole.efficiency(device) is None
+
+
+def test_numbers_are_compared_with_one_device(whole: Results) -> None:
+    said = {o.row.key: (whole.same(o), whole.apart(o)) for o in whole.outcomes if o.measured}
+    assert said["one_device"] == (None, None)
+    assert said["multi_worker_ring"] == (True, pytest.approx(1e-5))
+    assert said["multi_worker_mpi"] == (False, pytest.approx(0.01))
+    assert said["parameter_server"] == (None, pytest.approx(0.4))
+    assert not whole.well()
+
+
+def test_a_model_with_random_layers_is_not_compared() -> None:
+    both = {
+        ONE_CORE: [run(1.0)],
+        "one_device": [run(1.0)],
+        "default": [run(1.0)],
+        "multi_worker_ring": [run(1.0, loss=1.2)],
+    }
+    made = results(both, model="synthetic-cnn", strategies="default,multi_worker", transports="ring")
+    same = {o.row.key: made.same(o) for o in made.outcomes}
+    assert (same["default"], same["multi_worker_ring"]) == (None, None)
+    assert made.well()
+    assert "random layers" in as_text(made, width=120)
+    assert "dropout and BatchNorm" in as_text(made, width=120)
+
+
+def test_all_well_where_all_that_can_run_did() -> None:
+    made = results({ONE_CORE: [run(1.0)], "one_device": [run(2.0)], "tpu": []}, strategies="one_device,tpu")
+    assert made.well()
+    made.outcomes[0].failed = True
+    assert not made.well()
+
+
+def test_the_table_has_a_row_for_each_and_says_why_not(whole: Results) -> None:
+    text = as_text(whole, width=120)
+    for outcome in whole.outcomes:
+        assert outcome.row.title in text
+    assert "not here: the environment names no TPU" in text
+    assert "failed: ValueError: no" in text
+    assert "yes, 1e-5" in text and "NO, 1e-2" in text and "asynchronous, 0.4" in text
+    assert "1.65" in text and "82%" in text
+    assert "Synchronous against asynchronous" in text
+    assert "An asynchronous update is of one worker's batch" in " ".join(text.split())
+    assert "0.60 in the mean" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 125
+    page = as_markdown(whole)
+    rows = [line for line in page.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in rows if "examples/s" in line or "1,7" in line}) == 1
+    assert "![examples a second, loss and accuracy](bench.png)" in page
+    assert "ValueError: no" in page.partition("## What failed")[2]
+
+
+def test_json_holds_all_of_it(whole: Results, tmp_path: Path) -> None:
+    whole.outcomes[0].runs[0] = run(math.nan)
+    output.write_data(whole, tmp_path)
+    found = json.loads((tmp_path / "bench.json").read_text())
+    assert (found["kind"], found["version"], found["status"]) == ("bench", 1, "running")
+    rows = {row["key"]: row for row in found["rows"]}
+    assert rows["multi_worker_ring"]["examples_per_second"] == 240
+    assert rows["multi_worker_ring"]["same_as_one_device"] is True
+    assert rows["parameter_server"]["staleness"] == pytest.approx(0.6)
+    assert rows["tpu"]["absent"]
+    assert rows["multi_worker_mpi"]["runs"][1] is None
+    assert rows[ONE_CORE]["runs"][0]["history"]["examples_per_second"] == [None] * 3
+    assert [file.name for file in tmp_path.iterdir()] == ["bench.json"]
+
+
+def test_the_picture_has_a_bar_and_four_curves_for_each(whole: Results, tmp_path: Path) -> None:
+    made = picture.figure(whole)
+    bars, *panels = made.axes
+    measured = [outcome for outcome in whole.outcomes if outcome.measured]
+    assert len(bars.patches) == len(measured) == 6
+    assert [round(bar.get_width()) for bar in bars.patches] == [150, 240, 240, 240, 150, 145]
+    assert len(bars.texts) == 6 and "1.65x" in bars.texts[3].get_text()
+    assert len(panels) == 4
+    for panel in panels:
+        assert len(panel.lines) == 6
+    by_seconds = panels[1].lines[0].get_xdata()
+    assert by_seconds == pytest.approx([1257 / 10, 1257 / 10 + 12.57, 1257 / 10 + 2 * 12.57])
+    picture.draw(whole, tmp_path / "bench.png")
+    header = (tmp_path / "bench.png").read_bytes()[:24]
+    assert header.startswith(b"\x89PNG")
+    wide, high = (round(inches * picture.DPI) for inches in picture.INCHES)
+    assert struct.unpack(">II", header[16:24]) == (wide, high)
+    labels = [text.get_text() for legend in made.subfigs[1].legends for text in legend.get_texts()]
+    assert labels[-1] == "parameter_server, asynchronous" and len(labels) == 6
+
+
+def test_a_picture_of_nothing_is_drawn_too(tmp_path: Path) -> None:
+    picture.draw(results({}), tmp_path / "bench.png")
+    assert (tmp_path / "bench.png").stat().st_size > 1000
+
+
+def leave(path: Path, *, epochs: int = 3, **more: Any) -> None:
+    """The files of a run."""
+    record = {"status": "finished", "replicas": 2, "workers": 2, "xla": False, "final_metrics": FINAL}
+    record |= {"communication": {"name": "ring"}, "input": {"share": 0.25}}
+    (path / "run.json").write_text(json.dumps(record | more))
+    lines = [f"{epoch},{100 * (epoch + 1)},{1 / (epoch + 1)}" for epoch in range(epochs)]
+    (path / "metrics.csv").write_text("\n".join(["epoch,examples_per_second,loss", *lines]) + "\n")
+
+
+def read(path: Path, transport: str = "ring") -> Measured:
+    return read_run(path, seconds=9.0, epochs=3, transport=transport)
+
+
+def test_a_run_is_read_from_its_files(tmp_path: Path) -> None:
+    leave(tmp_path)
+    found = read(tmp_path)
+    assert (found.rate, found.first_loss) == (250.0, 1.0)
+    assert (found.transport, found.replicas, found.final) == ("ring", 2, FINAL)
+    assert (found.data_wait, found.communication, found.staleness) == (0.25, None, None)
+
+
+def test_events_tell_more_without_the_first_epoch(tmp_path: Path) -> None:
+    leave(tmp_path)
+    parts = {"input": 1.0, "communication": 3.0, "compute": 6.0, "validation": 5.0}
+    events = [
+        {"kind": "begin", "version": 1},
+        {"kind": "epoch", "epoch": 0, "seconds": 100.0, "parts": {"input": 90.0}},
+        {"kind": "epoch", "epoch": 1, "seconds": 10.0, "parts": {}},  # written again by an attempt after it
+        {"kind": "epoch", "epoch": 1, "seconds": 10.0, "parts": parts},
+        {"kind": "epoch", "epoch": 2, "seconds": 10.0, "parts": parts},
+    ]
+    text = "\n".join(map(json.dumps, events)) + '\n{"kind": "epo'
+    (tmp_path / "events.jsonl").write_text(text)
+    found = read(tmp_path)
+    assert (found.data_wait, found.communication) == pytest.approx((0.1, 0.3))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"epochs": 2}, "it ended after 2 of 3 epochs"),
+        ({"status": "running"}, "it ended after 3 of 3 epochs"),
+        ({"communication": {"name": "mpi"}}, "over mpi, and not over ring"),
+    ],
+)
+def test_a_run_of_another_kind_is_not_used(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    leave(tmp_path, **change)
+    with pytest.raises(UnusableError, match=said):
+        read(tmp_path)
+
+
+def test_a_run_without_files_is_not_used(tmp_path: Path) -> None:
+    with pytest.raises(UnusableError, match="cannot be read"):
+        read(tmp_path)
+
+
+def test_cells_of_a_table_are_wrapped_and_aligned() -> None:
+    lines = lines_of(
+        ("name", "n", "words"),
+        [["a", "1", "one two three four"], ["b", "a reason that runs on"]],
+        width=24,
+        right=[1],
+        wrapped=[2],
+    )
+    assert lines == [
+        "name  n  words",
+        "----  -  ---------------",
+        "a     1  one two three",
+        "         four",
+        "b     a reason that runs",
+        "      on",
+    ]

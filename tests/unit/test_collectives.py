@@ -1,0 +1,274 @@
+"""What workers do together, without TensorFlow: the choice of a transport, kept memory, sums over sockets."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dtrain.collectives import connect
+from dtrain.collectives.buffers import ALIGNMENT, Buffers
+from dtrain.collectives.calls import Calls
+from dtrain.collectives.choice import Facts, asked_for, choose
+from dtrain.collectives.sockets import SocketCalls
+from dtrain.errors import ConfigurationError, DataError, MPIError, PeerMismatchError, PeerMissingError
+from dtrain.keras_engine.protocol import ReplicaLayout
+
+SECONDS = 20.0
+
+
+def facts(
+    asked: str = "auto", *, gpus: bool = False, mpi: int = 0, problem: str = "", replicas: int = 1
+) -> Facts:
+    return Facts(asked=asked, gpus=gpus, mpi_size=mpi, mpi_problem=problem, replicas=replicas)
+
+
+@pytest.mark.parametrize(
+    ("everyone", "name", "reason"),
+    [
+        ([facts(), facts()], "ring", "no MPI starter started the workers"),
+        ([facts(mpi=2), facts(mpi=2)], "mpi", "an MPI starter started all 2 workers"),
+        ([facts(mpi=2), facts()], "ring", "worker 1 reports of MPI starters none"),
+        ([facts(mpi=3), facts(mpi=3)], "ring", "one that started 3"),
+        ([facts(mpi=2), facts(mpi=2, problem="mpi4py is not installed")], "ring", "mpi4py is not installed"),
+        ([facts(mpi=2, replicas=2), facts(mpi=2, replicas=2)], "ring", "has 2 replicas"),
+        ([facts(gpus=True, mpi=2), facts(gpus=True, mpi=2)], "nccl", "all replicas are on GPUs"),
+        ([facts(gpus=True), facts()], "ring", "no MPI starter"),
+        ([facts("ring", mpi=2), facts("ring", mpi=2)], "ring", "it was asked for"),
+        ([facts("mpi", mpi=2), facts("mpi", mpi=2)], "mpi", "it was asked for"),
+    ],
+)
+def test_what_is_chosen_and_why(everyone: list[Facts], name: str, reason: str) -> None:
+    found = choose(everyone)
+    assert found[0] == name
+    assert reason in found[1]
+
+
+def test_mpi_that_cannot_be_had_is_an_error() -> None:
+    with pytest.raises(MPIError, match="communication='mpi' was set, but no MPI starter") as caught:
+        choose([facts("mpi"), facts("mpi")])
+    assert "dtrain launch --mpi" in caught.value.hint
+
+
+def test_workers_that_were_told_different_things_are_told_so() -> None:
+    with pytest.raises(PeerMismatchError, match=r"ring \(worker 0\), mpi \(worker 1\)"):
+        choose([facts("ring"), facts("mpi", mpi=2)])
+
+
+def test_only_what_there_is_can_be_asked_for() -> None:
+    assert asked_for(None) == "auto"
+    assert asked_for("MPI") == "mpi"
+    with pytest.raises(ConfigurationError, match="There is no communication 'gloo'") as caught:
+        asked_for("gloo")
+    assert caught.value.hint == "one of auto, ring, nccl, mpi"
+
+
+def test_memory_is_used_again_when_nobody_refers_to_it() -> None:
+    buffers = Buffers()
+    first = buffers.take((3, 5), np.float32)
+    second = buffers.take((15,), np.float32)
+    assert not np.shares_memory(first, second)
+    assert first.ctypes.data % ALIGNMENT == second.ctypes.data % ALIGNMENT == 0
+    address, part = first.ctypes.data, first[1:]
+    del first
+    third = buffers.take((15,), np.int32)
+    assert third.ctypes.data != address, "a part of it is still held"
+    del part
+    assert buffers.take((3, 5), np.float32).ctypes.data == address
+    assert buffers.take((0, 4), np.float64).shape == (0, 4)
+
+
+def together(connections: list[dict[int, socket.socket]], work: Callable[[Calls], Any]) -> list[Any]:
+    """What each worker, in a thread of its own, gets of its work; an exception where it raised one."""
+    results: list[Any] = [None] * len(connections)
+
+    def run(rank: int) -> None:
+        calls = SocketCalls(rank, connections[rank])
+        try:
+            results[rank] = work(calls)
+        except Exception as error:
+            results[rank] = error
+        finally:
+            calls.close()
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(len(connections))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert not any(thread.is_alive() for thread in threads), "a worker waits for ever"
+    return results
+
+
+def pairs(workers: int) -> list[dict[int, socket.socket]]:
+    """Connected sockets between each two workers."""
+    connections: list[dict[int, socket.socket]] = [{} for _ in range(workers)]
+    for one, other in combinations(range(workers), 2):
+        connections[one][other], connections[other][one] = socket.socketpair()
+    return connections
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5])
+def test_sums_are_the_same_bits_everywhere(workers: int) -> None:
+    sizes = [0, 1, 7, 8191, 8193, 100_003]
+    given = {n: np.random.default_rng(n).normal(size=(workers, n)).astype(np.float32) for n in sizes}
+
+    def work(calls: Calls) -> list[np.ndarray]:
+        return [calls.sum(given[n][calls.rank]) for n in sizes]
+
+    for found in together(pairs(workers), work):
+        for n, total in zip(sizes, found, strict=True):
+            wanted = given[n][0].copy()
+            for term in given[n][1:]:
+                wanted += term  # in the workers' order
+            assert total.tobytes() == wanted.tobytes()
+
+
+def test_every_call_in_turn() -> None:
+    def work(calls: Calls) -> tuple[Any, ...]:
+        rows = [np.full((calls.rank * 2, 3), calls.rank, np.int16), np.arange(calls.rank, dtype=np.float64)]
+        return (
+            calls.broadcast(np.array([calls.rank + 5.0])),
+            calls.gather(rows),
+            calls.sum(np.array(calls.rank + 1)),
+            calls.gather([np.array([[True, False]])]),
+        )
+
+    for first, (integers, doubles), total, (flags,) in together(pairs(3), work):
+        assert first.tolist() == [5.0]
+        assert integers.tolist() == [[1] * 3] * 2 + [[2] * 3] * 4
+        assert doubles.tolist() == [0.0, 0.0, 1.0]
+        assert (total.shape, int(total)) == ((), 6)
+        assert flags.tolist() == [[True, False]] * 3
+
+
+def test_several_sums_at_once_are_those_one_by_one() -> None:
+    sizes = (100_000, 3, 40_001)
+    given = [[np.random.default_rng(n + r).normal(size=n) for n in sizes] for r in range(3)]
+    for totals in together(pairs(3), lambda calls: calls.sums(given[calls.rank])):
+        for i, total in enumerate(totals):
+            assert total.tobytes() == (given[0][i] + given[1][i] + given[2][i]).tobytes()
+
+
+def test_sums_of_other_sizes_that_have_as_many_bytes_are_told_apart() -> None:
+    def work(calls: Calls) -> Any:
+        sizes = (3000, 1000) if calls.rank else (1000, 3000)
+        return calls.sums([np.ones(n) for n in sizes])
+
+    for error in together(pairs(2), work):
+        assert isinstance(error, PeerMismatchError)
+        assert "worker 0 at a sum of 32000 bytes, worker 1 at a sum of 32000 bytes" in error.message
+
+
+def test_workers_that_have_come_apart_are_told_where_each_is() -> None:
+    def work(calls: Calls) -> Any:
+        return calls.sum(np.ones(3)) if calls.rank else calls.gather([np.ones(3)])
+
+    for error in together(pairs(2), work):
+        assert isinstance(error, PeerMismatchError)
+        assert "worker 0 at a gathering of 1 arrays, worker 1 at a sum of 24 bytes" in error.message
+
+
+def test_rows_of_other_sizes_are_an_error_on_every_worker() -> None:
+    for error in together(pairs(2), lambda calls: calls.gather([np.ones((2, 3 + calls.rank))])):
+        assert isinstance(error, DataError)
+        assert "[[24], [32]]" in error.message
+
+
+def test_a_peer_that_goes_is_noticed_at_once() -> None:
+    def work(calls: Calls) -> Any:
+        calls.sum(np.ones(3))
+        return calls.sum(np.ones(100_000)) if calls.rank else None
+
+    gone, error = together(pairs(2), work)
+    assert gone is None
+    assert isinstance(error, PeerMissingError)
+    assert "Worker 0, which this one adds up with, is gone" in error.message
+
+
+def test_who_waits_asks_after_its_peers_and_knows_how_long_it_waited() -> None:
+    connections = pairs(2)
+    asked = threading.Event()
+    waiting = SocketCalls(0, connections[0], check=asked.set)
+    other = SocketCalls(1, connections[1])
+    thread = threading.Thread(target=waiting.sum, args=(np.ones(3),), daemon=True)
+    thread.start()
+    assert asked.wait(SECONDS)
+    other.sum(np.ones(3))
+    thread.join(SECONDS)
+    assert waiting.waited > 0.9
+    assert other.waited < 0.5
+    waiting.close()
+    other.close()
+
+
+class Noticeboard:
+    """Stands in for TensorFlow's coordination service: everybody's value, to all threads."""
+
+    def __init__(self, workers: int) -> None:
+        self._barrier = threading.Barrier(workers, timeout=SECONDS)
+        self._values: dict[int, Any] = {}
+
+    def exchange(self, layout: ReplicaLayout, value: Any) -> list[Any]:
+        self._values[layout.worker] = value
+        self._barrier.wait()
+        found = [self._values[worker] for worker in range(layout.workers)]
+        self._barrier.wait()
+        return found
+
+
+@pytest.mark.parametrize("one_machine", [True, False])
+def test_workers_connect_locally_or_over_tcp(one_machine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Noticeboard(3)
+    monkeypatch.setattr(connect, "exchange", board.exchange)
+    if not one_machine:
+        names = iter("abc")
+        monkeypatch.setattr(connect, "_machine", lambda: next(names))
+    connections: list[Any] = [None] * 3
+
+    def run(worker: int) -> None:
+        connections[worker] = connect.connect_all(ReplicaLayout(workers=3, worker=worker), "127.0.0.1")
+
+    threads = [threading.Thread(target=run, args=(worker,), daemon=True) for worker in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    family = socket.AF_UNIX if one_machine else socket.AF_INET
+    assert all(sock.family == family for each in connections for sock in each.values())
+    for total in together(connections, lambda calls: calls.sum(np.full(50_000, calls.rank + 1.0))):
+        assert (total == 6.0).all()
+
+
+def test_strangers_are_not_taken_for_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One who does not know the secret comes first; the worker is taken all the same."""
+    board = Noticeboard(2)
+    monkeypatch.setattr(connect, "_machine", lambda: str(threading.get_ident()))
+    connections: list[Any] = [None] * 2
+
+    def exchange(layout: ReplicaLayout, value: Any) -> list[Any]:
+        found = board.exchange(layout, value)
+        if isinstance(value, tuple) and layout.worker == 1:
+            stranger = socket.create_connection((found[0][0]["host"], found[0][0]["port"]), timeout=SECONDS)
+            stranger.sendall(connect._HELLO.pack(1, b"?" * 32))
+            assert stranger.recv(1) == b""
+            stranger.close()
+        return found
+
+    monkeypatch.setattr(connect, "exchange", exchange)
+
+    def run(worker: int) -> None:
+        connections[worker] = connect.connect_all(ReplicaLayout(workers=2, worker=worker), "127.0.0.1")
+
+    threads = [threading.Thread(target=run, args=(worker,), daemon=True) for worker in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    for total in together(connections, lambda calls: calls.sum(np.ones(3))):
+        assert (total == 2.0).all()

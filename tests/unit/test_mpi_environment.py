@@ -1,0 +1,124 @@
+"""What the environment of an MPI start says, and the commands that start one; no process is started."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from dtrain import cluster
+from dtrain.cluster import mpi
+from dtrain.errors import MPIError
+from dtrain.launch.local import task_environment
+from dtrain.launch.mpi_starter import Starter
+from dtrain.topology import Topology
+
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "1"}
+STEP = {"SLURM_PROCID": "2", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "3"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in {*os.environ} - {*mpi.without_start(os.environ)}:
+        monkeypatch.delenv(name)
+    for name in ("DTRAIN_MPI", "TF_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("env", "found"),
+    [
+        (OPEN_MPI, (1, 4)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": "9"}, (0, 2)),
+        ({**STEP, "PMIX_RANK": "2"}, (2, 3)),
+        ({"SLURM_NTASKS": "8", "PMIX_RANK": "2"}, (2, 8)),
+        (STEP, None),  # a step without MPI
+        ({"PMIX_RANK": "0"}, None),
+        ({"PMI_RANK": "2", "PMI_SIZE": "2"}, None),
+        ({"PMI_RANK": "", "PMI_SIZE": "two"}, None),
+        ({}, None),
+    ],
+)
+def test_rank_and_size(env: dict[str, str], found: tuple[int, int] | None) -> None:
+    assert mpi.start_in(env) == found
+
+
+def test_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (mpi.started_by_mpi(), mpi.rank(), mpi.size()) == (False, 0, 1)
+    assert mpi.topology() is None
+    for name, value in OPEN_MPI.items():
+        monkeypatch.setenv(name, value)
+    assert (mpi.started_by_mpi(), mpi.rank(), mpi.size()) == (True, 1, 4)
+    monkeypatch.setenv("DTRAIN_MPI", "0")
+    assert (mpi.started_by_mpi(), mpi.rank(), mpi.size()) == (False, 0, 1)
+    assert cluster.current() is None
+
+
+def test_what_says_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Topology({"worker": tuple(f"127.0.0.1:{port}" for port in range(1, 5))}, "worker", 1)
+    assert cluster.origin(job) == "TF_CONFIG has 4"
+    for name, value in OPEN_MPI.items():
+        monkeypatch.setenv(name, value)
+    assert cluster.origin(job) == "an MPI start of 4" and cluster.by_mpi_alone()
+    monkeypatch.setenv("TF_CONFIG", job.to_tf_config())
+    assert cluster.origin(job) == "an MPI start of 4" and not cluster.by_mpi_alone()
+    assert cluster.current() == job, "TF_CONFIG comes first, and nobody has to talk"
+
+
+def test_no_world_without_a_start() -> None:
+    with pytest.raises(MPIError, match="no MPI starter has started this process") as caught:
+        mpi.world()
+    assert "dtrain launch --mpi" in caught.value.hint
+
+
+def test_no_world_of_another_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in OPEN_MPI.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TF_CONFIG", Topology({"worker": ("a:1", "b:1")}, "worker", 0).to_tf_config())
+    with pytest.raises(MPIError, match=r"a job of 2 .* worker 0, but the MPI start has 4 ranks"):
+        mpi.world()
+
+
+def test_no_world_without_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in OPEN_MPI.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(__import__("sys").modules, "mpi4py", None)
+    with pytest.raises(MPIError, match="has started this process") as caught:
+        mpi.world()
+    assert "pip install 'dtrain[mpi]'" in caught.value.hint and "DTRAIN_MPI=0" in caught.value.hint
+
+
+def test_the_tasks_of_a_rank_are_not_that_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    users = {"OMPI_MCA_btl": "self,tcp", "PMIX_MCA_gds": "hash", "SLURM_PROCID": "0"}
+    for name, value in {**OPEN_MPI, **users, "PMIX_SERVER_URI4": "a", "PMI_FD": "3"}.items():
+        monkeypatch.setenv(name, value)
+    env = task_environment(None, None, None)
+    assert mpi.start_in(env) is None
+    assert {name: env.get(name) for name in users} == users
+    assert not any(name.startswith(("PMIX_S", "PMI_", "OMPI_COMM")) for name in env)
+
+
+def test_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("SLURMD_NODENAME", "n7")
+    opened = Starter(("/usr/bin/mpirun", "--quiet"), "openmpi")
+    assert " ".join(opened.start(3, ["seat"])) == (
+        "/usr/bin/mpirun --quiet --allow-run-as-root --host localhost:3 --bind-to none -n 3 seat"
+    )
+    assert opened.environment({"SLURM_JOB_ID": "1", "A": "b"}) == {"A": "b"}
+    assert opened.for_ranks() == {
+        "MPI4PY_RC_FINALIZE": "0",
+        "OMPI_MCA_btl": "self,sm",
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+    }
+    hydra = Starter(("mpiexec",), "hydra")
+    assert hydra.for_ranks() == {"MPI4PY_RC_FINALIZE": "0"}
+    assert "-pmi-port -n 3 seat" in " ".join(hydra.start(3, ["seat"]))
+    slurm = Starter(("srun",), "slurm")
+    assert " ".join(slurm.start(3, ["seat"])) == (
+        "srun --mpi=pmix --nodes=1 --nodelist=n7 --overlap --ntasks=3 seat"
+    )
+    assert "--mpi=pmix" not in Starter(("srun", "--mpi=pmi2"), "slurm").start(3, ["seat"])
+    assert slurm.environment({"SLURM_JOB_ID": "1"}) == {"SLURM_JOB_ID": "1"}
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "--allow-run-as-root" not in opened.start(3, ["seat"])
