@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Newer than the files that it depends on: the environment is as they ask, and setup has nothing to do.
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup demo test test-contract test-faults check clean
+.PHONY: setup demo test test-contract test-faults bench docs check clean
 
 setup: $(STAMP)
 
@@ -21,20 +21,29 @@ demo: setup
 	$(BIN)/dtrain train digits --strategy multi_worker --workers 2
 
 test: setup
-	$(BIN)/python -m pytest tests --ignore tests/faults
+	$(BIN)/python -m pytest tests --ignore tests/faults -m "not long"
 
 # Every training program under every strategy; `test` runs a part of them for each.
 test-contract: setup
 	$(BIN)/python -m pytest tests/contract --contract full
 
-# The long tests: processes that are killed or stopped on purpose, every recipe under every strategy, and the
-# programs of the contract that `test` leaves out.
+# The long tests: processes that are killed or stopped on purpose, every recipe under every strategy, the
+# programs of the contract that `test` leaves out, and what else it does.
 test-faults: setup
 	$(BIN)/python -m pytest tests/faults tests/contract --contract rest
+	$(BIN)/python -m pytest tests --ignore tests/faults --ignore tests/contract -m long
+
+# dtrain beside its peers and the machine's limits, a quarter of an hour; nothing else should run.
+bench: setup
+	$(BIN)/python benchmarks/speed.py
+
+# The guide as a site, in build/site. A link that leads nowhere fails; with --quiet it would not.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 check: setup
-	$(BIN)/ruff check src tests examples benchmarks
-	$(BIN)/ruff format --check src tests examples benchmarks
+	$(BIN)/ruff check src tests examples benchmarks docs
+	$(BIN)/ruff format --check src tests examples benchmarks docs
 	$(BIN)/mypy
 
 clean:
