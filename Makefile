@@ -4,6 +4,8 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+# Two tests at a time: many of them wait for processes that start. In the order of their files.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
 # Newer than the files that it depends on: the environment is as they ask, and setup has nothing to do.
 STAMP := $(VENV)/.setup-done
 
@@ -21,17 +23,16 @@ demo: setup
 	$(BIN)/dtrain train digits --strategy multi_worker --workers 2
 
 test: setup
-	$(BIN)/python -m pytest tests --ignore tests/faults -m "not long"
+	$(PYTEST) tests -m "not long"
 
 # Every training program under every strategy; `test` runs a part of them for each.
 test-contract: setup
-	$(BIN)/python -m pytest tests/contract --contract full
+	$(PYTEST) tests/contract --contract full
 
 # The long tests: processes that are killed or stopped on purpose, every recipe under every strategy, the
 # programs of the contract that `test` leaves out, and what else it does.
 test-faults: setup
-	$(BIN)/python -m pytest tests/faults tests/contract --contract rest
-	$(BIN)/python -m pytest tests --ignore tests/faults --ignore tests/contract -m long
+	$(PYTEST) tests --contract rest -m long
 
 # dtrain beside its peers and the machine's limits, a quarter of an hour; nothing else should run.
 bench: setup

@@ -6,8 +6,10 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 # What takes longer than it tells beside its neighbours: `make test-faults` runs it, `make test` does not.
 _LONG = (
@@ -67,10 +69,34 @@ _CLUSTER_VARIABLES = (
 _KEPT = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver", b"tests.contract.worker")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+_IN_ONE_PROCESS = ("tests/multidevice/", "tests/unit/")
+
+
+class _FilesInTurn(LoadScopeScheduling):
+    """A file's tests stay together; those that share TensorFlow's state are all in one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "one process" if nodeid.startswith(_IN_ONE_PROCESS) else nodeid.split("::", 1)[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """What runs beside what, where pytest is told to run two tests at a time."""
+    return _FilesInTurn(config, log)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The processes that tests start begin a third sooner."""
+    if config.getoption("numprocesses", None):  # those that run the tests do this for themselves
+        return
+    path = [str(Path(__file__).with_name("quick_start")), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(path)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what is long."""
+    long = (*_LONG, "faults/", *(["contract/"] if config.getoption("contract") == "rest" else []))
     for item in items:
-        if item.nodeid.removeprefix("tests/").startswith(_LONG):
+        if item.nodeid.removeprefix("tests/").startswith(long):
             item.add_marker(pytest.mark.long)
 
 
