@@ -1,10 +1,28 @@
-"""Every exception that dtrain raises on purpose, and nothing else.
+"""Every exception that dtrain raises on purpose, and the hint of those about an unknown word.
 
 Each says what was set, what was found and, in its hint, what to do. All derive from `DtrainError`
 and from the built-in class that a caller would expect, so `except ValueError` keeps working.
 """
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+
+
+def known_are(known: Iterable[str], word: str, meanings: Mapping[str, str] | None = None) -> str:
+    """The hint for a word that is not known: the nearest known one, if any is near, and all of them.
+
+    Args:
+        known: the words to list.
+        word: what was set instead.
+        meanings: where more words are understood than are listed, what each of them stands for.
+    """
+    known = list(known)
+    meanings = meanings or {each: each for each in known}
+    near = difflib.get_close_matches(word.lower(), meanings, n=1)
+    question = f"Did you mean {meanings[near[0]]!r}? " if near else ""
+    return f"{question}Known are {', '.join(known)}."
 
 
 class DtrainError(Exception):

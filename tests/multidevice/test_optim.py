@@ -259,7 +259,7 @@ def test_layers_that_cannot_be_computed_again_are_refused(two: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"mode": "fall"}, r"mode='fall'.*\n.*did you mean 'full'"),
+        ({"mode": "fall"}, r"mode='fall'.*\n.*Did you mean 'full'"),
         ({"mode": "larger_than"}, r"without size"),
         ({"mode": "layers"}, r"without layers"),
         ({"mode": "layers", "layers": "dense"}, r"one string"),

@@ -26,7 +26,7 @@ def test_a_rate_for_another_batch() -> None:
 
 
 def test_a_scaling_that_is_not_known_is_named_with_the_nearest() -> None:
-    with pytest.raises(ConfigurationError, match=r"scaling='liner'.*\n.*linear, sqrt, none.*'linear'"):
+    with pytest.raises(ConfigurationError, match=r"scaling='liner'.*\n.*'linear'.*linear, sqrt, none"):
         scaled_rate(0.1, batch=2, base_batch=1, scaling="liner")
     with pytest.raises(ConfigurationError, match="scaling=None"):
         scaled_rate(0.1, batch=2, base_batch=1, scaling=None)  # type: ignore[arg-type]
@@ -159,5 +159,5 @@ def test_words_for_precision() -> None:
         "mixed_float16",
         "mixed_float16",
     ]
-    with pytest.raises(ConfigurationError, match=r"precision='flot16'.*\n.*did you mean 'float16'"):
+    with pytest.raises(ConfigurationError, match=r"precision='flot16'.*\n.*Did you mean 'float16'"):
         precision_policy("flot16")

@@ -55,14 +55,14 @@ def test_an_unknown_name_lists_the_known_ones_and_the_nearest(name: str, nearest
     text = str(caught.value)
     assert repr(name) in text
     assert all(known in text for known in NAMES)
-    assert f"did you mean {nearest!r}?" in text
+    assert f"Did you mean {nearest!r}?" in text
     assert isinstance(caught.value, ValueError)
 
 
 def test_a_name_that_is_near_to_none() -> None:
     with pytest.raises(UnknownStrategyError) as caught:
         dtrain.strategy("horovod")
-    assert "did you mean" not in str(caught.value)
+    assert "Did you mean" not in str(caught.value)
     assert all(known in str(caught.value) for known in NAMES)
 
 

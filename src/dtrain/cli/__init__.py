@@ -7,14 +7,13 @@ asked for; none may import TensorFlow before `run`.
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
 
 from dtrain.cluster import mpi, serving
-from dtrain.errors import DtrainError
+from dtrain.errors import DtrainError, known_are
 
 COMMANDS = {
     "launch": "dtrain.cli.launch",
@@ -63,12 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_command(name: str, arguments: Sequence[str]) -> int:
     if name not in COMMANDS:
-        nearest = difflib.get_close_matches(name, COMMANDS, n=1)
-        guess = f" Did you mean {nearest[0]!r}?" if nearest else ""
-        print(
-            f"dtrain: error: unknown command {name!r}.{guess} The commands are {', '.join(COMMANDS)}.",
-            file=sys.stderr,
-        )
+        print(f"dtrain: error: unknown command {name!r}. {known_are(COMMANDS, name)}", file=sys.stderr)
         return 2
     command = _load(name)
     parser = argparse.ArgumentParser(prog=f"dtrain {name}", description=command.HELP, allow_abbrev=False)

@@ -5,11 +5,10 @@ It decides nothing else: what a word means is said in the file that knows it.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from dtrain.errors import ConfigurationError
+from dtrain.errors import ConfigurationError, known_are
 
 
 def known_word(argument: str, word: Any, known: Mapping[str, str]) -> str:
@@ -26,8 +25,4 @@ def known_word(argument: str, word: Any, known: Mapping[str, str]) -> str:
     key = word.strip().lower().replace("-", "_") if isinstance(word, str) else ""
     if key in known:
         return known[key]
-    near = difflib.get_close_matches(key, known, n=1)
-    nearest = f"; did you mean {near[0]!r}?" if near else ""
-    raise ConfigurationError(
-        f"{argument}={word!r} was set, which is not known.", hint=f"one of {', '.join(known)}{nearest}"
-    )
+    raise ConfigurationError(f"{argument}={word!r} was set, which is not known.", hint=known_are(known, key))

@@ -6,13 +6,12 @@ is not.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from dataclasses import Field, dataclass
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
-from dtrain.errors import ConfigurationError
+from dtrain.errors import ConfigurationError, known_are
 from dtrain.recipes.arguments import flag, option, own_fields
 from dtrain.recipes.batches import at_least_one
 from dtrain.recipes.options import RecipeOptions, one_of
@@ -261,11 +260,7 @@ def check_recipe(name: str) -> str:
     canonical = name.replace("_", "-")
     if canonical in RECIPES:
         return canonical
-    nearest = difflib.get_close_matches(canonical.lower(), RECIPES, n=1, cutoff=0.5)
-    suggestion = f"Did you mean {nearest[0]!r}? " if nearest else ""
-    raise ConfigurationError(
-        f"The recipe {name!r} is not known.", hint=f"{suggestion}Known recipes: {', '.join(RECIPES)}."
-    )
+    raise ConfigurationError(f"The recipe {name!r} is not known.", hint=known_are(RECIPES, canonical))
 
 
 def load_recipe(name: str) -> ModuleType:

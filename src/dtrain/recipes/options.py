@@ -6,14 +6,13 @@ It checks; it imports no TensorFlow. What one recipe takes beyond this stands in
 from __future__ import annotations
 
 import argparse
-import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from dtrain.batches import Batches
-from dtrain.errors import ConfigurationError
+from dtrain.errors import ConfigurationError, known_are
 from dtrain.monitor.run_directory import check_run_directory
 from dtrain.recipes.arguments import declare, option, own_fields, said, to_arguments
 from dtrain.recipes.batches import at_least_one, check_batches, resolve_batches
@@ -171,8 +170,4 @@ def one_of(name: str, value: str, known: Sequence[str]) -> None:
     """See that a word is one of those known; the ConfigurationError lists them, and the nearest."""
     if value in known:
         return
-    nearest = difflib.get_close_matches(value.lower(), known, n=1, cutoff=0.5)
-    guess = f"Did you mean {nearest[0]!r}? " if nearest else ""
-    raise ConfigurationError(
-        f"The {name} {value!r} is not known.", hint=f"{guess}Known are {', '.join(known)}."
-    )
+    raise ConfigurationError(f"The {name} {value!r} is not known.", hint=known_are(known, value))

@@ -5,11 +5,10 @@ The names are ours, TensorFlow's class names and the field's usual words for the
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from typing import Any
 
-from dtrain.errors import ConfigurationError, UnknownStrategyError
+from dtrain.errors import ConfigurationError, UnknownStrategyError, known_are
 from dtrain.upstream.versions import check_versions
 
 # name -> (module, class)
@@ -74,11 +73,8 @@ def resolve_name(name: str) -> str:
     key = _SYNONYMS.get(key, key)
     if key in NAMES:
         return key
-    near = difflib.get_close_matches(key, [*NAMES, *_SYNONYMS], n=1)
-    nearest = f"; did you mean {_SYNONYMS.get(near[0], near[0])!r}?" if near else ""
-    raise UnknownStrategyError(
-        f"There is no strategy {name!r}.", hint=f"the known ones are {', '.join(NAMES)}{nearest}"
-    )
+    meant = {**{known: known for known in NAMES}, **_SYNONYMS}
+    raise UnknownStrategyError(f"There is no strategy {name!r}.", hint=known_are(NAMES, key, meant))
 
 
 def strategy(name: str = "auto", **options: Any) -> Any:
