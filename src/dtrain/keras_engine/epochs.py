@@ -16,7 +16,6 @@ from dtrain.keras_engine.array_order import ArraySource
 from dtrain.keras_engine.asynchronous.functions import make_asynchronous_epochs
 from dtrain.keras_engine.between_steps import announce
 from dtrain.keras_engine.blocks import Blocks, every_batch_wished, plan_wished
-from dtrain.keras_engine.functions import StepFunction
 from dtrain.keras_engine.groups import Groups, batch_size_of, can_be_grouped
 from dtrain.keras_engine.input import SplitDataset, WholeDataset
 from dtrain.keras_engine.input_advice import counts_for_sure, may_read_ahead
@@ -25,6 +24,7 @@ from dtrain.keras_engine.placed_epochs import PlacedEpochs
 from dtrain.keras_engine.positions import ReadSource, Source, placed
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
 from dtrain.keras_engine.py_dataset_order import PyDatasetSource, can_be_computed
+from dtrain.keras_engine.step_function import StepFunction
 from dtrain.keras_engine.talk import exchange
 from dtrain.upstream import datasets as upstream_data
 from dtrain.upstream import keras as upstream_keras

@@ -26,11 +26,11 @@ from dtrain.keras_engine.between_steps import (
 )
 from dtrain.keras_engine.blocks import Plan, watched_by
 from dtrain.keras_engine.callbacks import shared_between_workers
-from dtrain.keras_engine.functions import StepFunction
 from dtrain.keras_engine.input_report import report_input
 from dtrain.keras_engine.progress_bar import ProgressBar
 from dtrain.keras_engine.protocol import ReplicaLayout, ServerLayout, layout_of, servers_of
 from dtrain.keras_engine.scope import check_model, check_scope
+from dtrain.keras_engine.step_function import StepFunction
 from dtrain.keras_engine.steps import step_is_stock
 from dtrain.keras_engine.talk import exchange
 from dtrain.keras_engine.time_report import TimeReport

@@ -1,0 +1,89 @@
+"""The function that `predict` calls under several replicas: outputs in the order of the examples.
+
+Under one replica, and under parameter servers, others stand in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dtrain.errors import DataError
+from dtrain.keras_engine.input import Split, local_parts, split_batch, to_tensors
+from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.steps import unwrapped, without_optionals
+from dtrain.upstream import tensorflow as upstream_tf
+
+
+class PredictFunction:
+    """Predicts for a list of batches; outputs come in the order of the examples, from all workers."""
+
+    def __init__(self, model: Any, layout: ReplicaLayout) -> None:
+        self._model = model
+        self._layout = layout
+        self._one: Callable[..., Any] = self._one_batch
+        if not model.run_eagerly:
+            self._one = tf.function(self._one_batch, reduce_retracing=True, autograph=False)
+
+    def __call__(self, batches: list[Any]) -> Any:
+        """Outputs of all batches, concatenated; each of shape (examples, ...)."""
+        outputs = [self._one(self._parts(batch)) for batch in batches]
+        return keras.tree.map_structure(lambda *each: _concat(list(each)), *outputs)
+
+    def _parts(self, batch: Any) -> tuple[Any, ...]:
+        if isinstance(batch, Split):
+            return tuple(batch.parts)
+        if any(isinstance(leaf, tf.distribute.DistributedValues) for leaf in keras.tree.flatten(batch)):
+            return local_parts(self._model.distribute_strategy, batch)
+        return split_batch(to_tensors(batch), self._layout)[0]
+
+    def _one_batch(self, parts: tuple[Any, ...]) -> Any:
+        model, strategy = self._model, self._model.distribute_strategy
+        step = unwrapped(model.predict_step)
+
+        def in_replica(part: Any) -> Any:
+            return step(without_optionals(part))
+
+        outputs = strategy.run(in_replica, args=(upstream_tf.per_replica(list(parts)),))
+        return keras.tree.map_structure(lambda value: self._joined(strategy, value), outputs)
+
+    def _joined(self, strategy: Any, value: Any) -> Any:
+        if self._layout.workers > 1:
+            return _gather(strategy, value)
+        return _concat(list(strategy.experimental_local_results(value)))
+
+
+def _gather(strategy: Any, value: Any) -> Any:
+    """Puts the rows of all workers' replicas together, in the replicas' order."""
+    each = strategy.experimental_local_results(value)
+    if isinstance(each[0], tf.RaggedTensor):
+        lengths = _gather(strategy, _each(each, lambda v: v.row_lengths()))
+        return tf.RaggedTensor.from_row_lengths(_gather(strategy, _each(each, lambda v: v.values)), lengths)
+    if isinstance(each[0], tf.SparseTensor) or each[0].dtype == tf.string:
+        raise DataError(
+            f"predict returned {type(each[0]).__name__} of {each[0].dtype.name}, which cannot be gathered "
+            "from several workers.",
+            hint="return dense numbers from the model, or predict on one worker",
+        )
+    if each[0].dtype == tf.bool:
+        return tf.cast(_gather(strategy, _each(each, lambda v: tf.cast(v, tf.int32))), tf.bool)
+    if each[0].shape.rank == 0:
+        return _gather(strategy, _each(each, lambda v: tf.reshape(v, [1])))
+    return strategy.gather(value, axis=0)
+
+
+def _each(values: Any, function: Callable[[Any], Any]) -> Any:
+    return upstream_tf.per_replica([function(v) for v in values])
+
+
+def _concat(values: list[Any]) -> Any:
+    if len(values) == 1:
+        return values[0]
+    if isinstance(values[0], tf.SparseTensor):
+        return tf.sparse.concat(axis=0, sp_inputs=values)
+    if isinstance(values[0], tf.RaggedTensor):
+        return tf.concat(values, axis=0)
+    return tf.stack(values) if values[0].shape.rank == 0 else tf.concat(values, axis=0)
