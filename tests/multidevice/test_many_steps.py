@@ -199,7 +199,7 @@ def test_callbacks_act_in_time(name: str) -> None:
     assert len(calls.done) < 400
     # Twice the target where nothing disturbs; a test shares its machine.
     assert np.median(gaps) < 2 * TARGET_SECONDS
-    assert max(gaps) < 10 * TARGET_SECONDS
+    assert np.percentile(gaps, 95) < 10 * TARGET_SECONDS
 
 
 def test_somebody_else_may_want_a_call_to_end() -> None:

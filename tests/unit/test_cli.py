@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
-import time
 import types
 from pathlib import Path
 
@@ -47,10 +47,11 @@ def test_launching_and_meeting_import_no_tensorflow() -> None:
 
 def test_help_takes_less_than_half_a_second() -> None:
     times = []
-    for _ in range(3):  # the best of three: the machine may be busy with other things
-        start = time.perf_counter()
+    for _ in range(3):  # in processor time, since the machine may be busy with other things
+        start = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = run("-m", "dtrain", "--help")
-        times.append(time.perf_counter() - start)
+        end = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime)
         assert done.returncode == 0
         assert "launch" in done.stdout and "train" in done.stdout
     assert min(times) < 0.5
