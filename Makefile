@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
 # Newer than the files that it depends on: the environment is as they ask, and setup has nothing to do.
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup demo test test-contract test-faults bench docs check clean
+.PHONY: setup demo test test-contract test-faults test-soak bench docs check clean
 
 setup: $(STAMP)
 
@@ -32,7 +32,11 @@ test-contract: setup
 # The long tests: processes that are killed or stopped on purpose, every recipe under every strategy, the
 # programs of the contract that `test` leaves out, and what else it does.
 test-faults: setup
-	$(PYTEST) tests --contract rest -m long
+	$(PYTEST) tests --contract rest -m "long and not soak"
+
+# The same for longer: more kills, more runs, other strategies under faults that `test-faults` shows under one.
+test-soak: setup
+	$(PYTEST) tests -m soak
 
 # dtrain beside its peers and the machine's limits, a quarter of an hour; nothing else should run.
 bench: setup

@@ -42,7 +42,6 @@ _LONG = (
     "multiprocess/test_batch_finder.py",
     "multiprocess/test_bench.py",
     "multiprocess/test_elastic.py",
-    "multiprocess/test_fault_short.py",
     "multiprocess/test_files.py",
     "multiprocess/test_mpi_launch.py::test_a_rank_that_leaves_is_missed_by_the_others",
     "multiprocess/test_pipeline_workers.py",
@@ -96,7 +95,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark what is long."""
     long = (*_LONG, "faults/", *(["contract/"] if config.getoption("contract") == "rest" else []))
     for item in items:
-        if item.nodeid.removeprefix("tests/").startswith(long):
+        if item.nodeid.removeprefix("tests/").startswith(long) or item.get_closest_marker("soak"):
             item.add_marker(pytest.mark.long)
 
 

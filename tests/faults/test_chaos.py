@@ -11,7 +11,6 @@ import pytest
 
 from fault_jobs import Job, Training, assert_nothing_left, assert_same, kill, undisturbed, wait_for
 
-KILLS = 10
 LONGEST = 3.0  # seconds that one waits for the next kill, at most
 AT_WORK = 0.6  # of the kills, the part before which the job is let come to a step again
 SEED = 20
@@ -21,28 +20,36 @@ OPTIONS = {"epochs": 5, "pause": 0.05, "hold": True, "save": {"save_freq": 8}}
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("strategy", "workers"), [("multi_worker", 2), ("mirrored", 1), ("one", 1)], ids=lambda value: str(value)
+    ("strategy", "workers", "kills"),
+    [
+        ("multi_worker", 2, 4),
+        pytest.param("multi_worker", 2, 10, marks=pytest.mark.soak),
+        pytest.param("mirrored", 1, 10, marks=pytest.mark.soak),
+        pytest.param("one", 1, 10, marks=pytest.mark.soak),
+    ],
 )
-def test_ten_kills_at_random_moments_change_no_bit(strategy: str, workers: int, tmp_path: Path) -> None:
+def test_kills_at_random_moments_change_no_bit(
+    strategy: str, workers: int, kills: int, tmp_path: Path
+) -> None:
     (expected,) = undisturbed(tmp_path / "undisturbed", strategy, {"epochs": OPTIONS["epochs"]})
     training = Training(tmp_path / "chaos", {**OPTIONS, "strategy": strategy})
     options = ("--max-restarts", "30")
     with Job([training], workers=workers, options=options, limit=1500) as job:
-        killed = kill_at_random(job, training, random.Random(f"{SEED} {strategy}"))
+        killed = kill_at_random(kills, job, training, random.Random(f"{SEED} {strategy}"))
         (training.folder / "go").touch()
         status = job.wait()
     print(f"{killed} were killed; restarts: {job.text.count('All are started again')}")
     assert status == 0, job.text
     # Two may have died of one restart, and one while the others were being ended.
-    assert KILLS // 2 <= job.text.count("All are started again") <= KILLS
+    assert kills // 2 <= job.text.count("All are started again") <= kills
     assert_same(training, expected)
     assert_nothing_left(training)
 
 
-def kill_at_random(job: Job, training: Training, chance: random.Random) -> list[str]:
-    """Kills tasks, whatever they are doing; what they were doing."""
+def kill_at_random(kills: int, job: Job, training: Training, chance: random.Random) -> list[str]:
+    """Kills so many tasks, whatever they are doing; what they were doing."""
     killed: list[str] = []
-    while len(killed) < KILLS:
+    while len(killed) < kills:
         if chance.random() < AT_WORK:
             made = stepped(training)
             wait_for(lambda made=made: stepped(training) > made, job)

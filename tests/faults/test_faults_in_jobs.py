@@ -45,7 +45,14 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Expected:
     return of
 
 
-@pytest.mark.parametrize("strategy", ["one", "mirrored", "multi_worker"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param("one", marks=pytest.mark.soak),
+        pytest.param("mirrored", marks=pytest.mark.soak),
+        "multi_worker",
+    ],
+)
 def test_a_kill_in_the_middle_of_an_epoch_with_each_kind_of_data(
     strategy: str, tmp_path: Path, expected: Expected
 ) -> None:

@@ -72,7 +72,7 @@ def by_hand(cluster: dict[str, list[str]]) -> Iterator[ByHand]:
     tasks.kill_all()
 
 
-@pytest.mark.parametrize("victim", ["ps", "chief"])
+@pytest.mark.parametrize("victim", [pytest.param("ps", marks=pytest.mark.soak), "chief"])
 def test_the_whole_job_starts_again_from_scratch(program: Callable[[str], str], victim: str) -> None:
     script = program(
         f"""
@@ -239,7 +239,9 @@ def training(tmp_path: Path) -> Iterator[Callable[..., Training]]:
         one.process.wait(timeout=30)
 
 
-@pytest.mark.parametrize("victim", ["worker 0", "ps 0", "chief 0"])
+@pytest.mark.parametrize(
+    "victim", [*(pytest.param(each, marks=pytest.mark.soak) for each in ("worker 0", "ps 0")), "chief 0"]
+)
 def test_digits_comes_to_its_end_whoever_is_killed(
     training: Callable[..., Training], tmp_path: Path, victim: str
 ) -> None:
@@ -263,6 +265,7 @@ def test_digits_comes_to_its_end_whoever_is_killed(
     assert all(sum(f"Epoch {epoch}/10" in line for line in run.out) == 1 for epoch in (1, 2))
 
 
+@pytest.mark.soak
 def test_digits_with_a_worker_that_hangs(
     training: Callable[..., Training], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

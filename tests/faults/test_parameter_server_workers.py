@@ -34,7 +34,14 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return run_cases(folder, limit=LIMIT, max_restarts=20, options=options, DTRAIN_STUCK_TIMEOUT="3")
 
 
-@pytest.mark.parametrize(("workers", "runs"), [(2, 20), (4, 8)])
+@pytest.mark.parametrize(
+    ("workers", "runs"),
+    [
+        (2, 3),
+        pytest.param(2, 20, marks=pytest.mark.soak),
+        pytest.param(4, 8, marks=pytest.mark.soak),
+    ],
+)
 def test_counts_are_exact_in_every_run(workers: int, runs: int, tmp_path: Path) -> None:
     names = (*OFTEN, *SLOW) if workers == 2 else OFTEN
     finished = run_cases(tmp_path, limit=LIMIT, workers=workers, options=only(names, "--runs", str(runs)))
@@ -43,6 +50,7 @@ def test_counts_are_exact_in_every_run(workers: int, runs: int, tmp_path: Path) 
     assert finished.status == 0, finished.output[-5000:]
 
 
+@pytest.mark.soak
 def test_overlap_with_one_worker(tmp_path: Path) -> None:
     names = listed(WITH_ANY_WORKERS, slow=True)
     finished = run_cases(tmp_path, limit=LIMIT, workers=1, options=only(names))

@@ -14,6 +14,7 @@ import position_runs as runs
 TIME_LIMIT = 900.0
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(TIME_LIMIT + 60)
 def test_every_place_of_every_kind_of_data_under_every_strategy() -> None:
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}

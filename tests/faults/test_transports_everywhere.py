@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from transports import check_transport
 
 WITHOUT_SOCKETS = {"DTRAIN_DEVICES_PER_WORKER": "2"}
 
 
+@pytest.mark.soak
 def test_three_workers_over_mpi(tmp_path: Path) -> None:
     assert check_transport(tmp_path, "mpi", 3, by_mpi=True, seconds=150)["name"] == "mpi"
 
 
+@pytest.mark.soak
 def test_three_workers_in_a_ring(tmp_path: Path) -> None:
     assert check_transport(tmp_path, "ring", 3, seconds=150)["library"] == "sockets (local)"
 

@@ -137,7 +137,7 @@ def unknown_length() -> dict[str, Any]:
         ("no strategy", {}, arrays),
         ("no strategy", {"unbuilt": True}, unknown_length),
         ("one device", {"gradient_accumulation_steps": 3}, arrays),
-        ("mirrored", {"gradient_accumulation_steps": 3}, arrays),
+        pytest.param("mirrored", {"gradient_accumulation_steps": 3}, arrays, marks=pytest.mark.soak),
         ("mirrored", {"kind": OwnLogs}, arrays),
         ("mirrored", {}, unknown_length),
         ("central storage", {}, arrays),
