@@ -29,12 +29,12 @@ test: setup
 test-contract: setup
 	$(PYTEST) tests/contract --contract full
 
-# The long tests: processes that are killed or stopped on purpose, every recipe under every strategy, the
-# programs of the contract that `test` leaves out, and what else it does.
+# The long tests: processes that are killed or stopped on purpose, the programs of the contract that `test`
+# leaves out, and what else it does.
 test-faults: setup
 	$(PYTEST) tests --contract rest -m "long and not soak"
 
-# The same for longer: more kills, more runs, other strategies under faults that `test-faults` shows under one.
+# The same for longer: more kills, more runs, other strategies under faults that `test-faults` shows under one, all recipes.
 test-soak: setup
 	$(PYTEST) tests -m soak
 

@@ -222,6 +222,21 @@ class Noticeboard:
         return found
 
 
+def connected(workers: int) -> list[Any]:
+    """What each of several workers, in threads of their own, has found of the others."""
+    connections: list[Any] = [None] * workers
+
+    def run(worker: int) -> None:
+        connections[worker] = connect.connect_all(ReplicaLayout(workers=workers, worker=worker), "127.0.0.1")
+
+    threads = [threading.Thread(target=run, args=(worker,), daemon=True) for worker in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    return connections
+
+
 @pytest.mark.parametrize("one_machine", [True, False])
 def test_workers_connect_locally_or_over_tcp(one_machine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     board = Noticeboard(3)
@@ -229,16 +244,7 @@ def test_workers_connect_locally_or_over_tcp(one_machine: bool, monkeypatch: pyt
     if not one_machine:
         names = iter("abc")
         monkeypatch.setattr(connect, "_machine", lambda: next(names))
-    connections: list[Any] = [None] * 3
-
-    def run(worker: int) -> None:
-        connections[worker] = connect.connect_all(ReplicaLayout(workers=3, worker=worker), "127.0.0.1")
-
-    threads = [threading.Thread(target=run, args=(worker,), daemon=True) for worker in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SECONDS)
+    connections = connected(3)
     family = socket.AF_UNIX if one_machine else socket.AF_INET
     assert all(sock.family == family for each in connections for sock in each.values())
     for total in together(connections, lambda calls: calls.sum(np.full(50_000, calls.rank + 1.0))):
@@ -249,7 +255,6 @@ def test_strangers_are_not_taken_for_workers(monkeypatch: pytest.MonkeyPatch) ->
     """One who does not know the secret comes first; the worker is taken all the same."""
     board = Noticeboard(2)
     monkeypatch.setattr(connect, "_machine", lambda: str(threading.get_ident()))
-    connections: list[Any] = [None] * 2
 
     def exchange(layout: ReplicaLayout, value: Any) -> list[Any]:
         found = board.exchange(layout, value)
@@ -261,14 +266,5 @@ def test_strangers_are_not_taken_for_workers(monkeypatch: pytest.MonkeyPatch) ->
         return found
 
     monkeypatch.setattr(connect, "exchange", exchange)
-
-    def run(worker: int) -> None:
-        connections[worker] = connect.connect_all(ReplicaLayout(workers=2, worker=worker), "127.0.0.1")
-
-    threads = [threading.Thread(target=run, args=(worker,), daemon=True) for worker in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SECONDS)
-    for total in together(connections, lambda calls: calls.sum(np.ones(3))):
+    for total in together(connected(2), lambda calls: calls.sum(np.ones(3))):
         assert (total == 2.0).all()

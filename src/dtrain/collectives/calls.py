@@ -134,20 +134,20 @@ class Calls(abc.ABC):
 
     def _send_first(self, found: np.ndarray) -> None:
         """The first worker's bytes, to all."""
-        others = [None if r == self.rank else found for r in range(self.size)]
         if self.rank == 0:
-            self._swap(others, [None] * self.size)
+            self._swap(self._for_others([found] * self.size), [None] * self.size)
         else:
             self._swap([None] * self.size, [found if r == 0 else None for r in range(self.size)])
 
     def _from_all(self, mine: np.ndarray) -> list[np.ndarray]:
         """Everybody's array, by worker; all of one shape and kind."""
         found = [mine if r == self.rank else np.empty_like(mine) for r in range(self.size)]
-        self._swap(
-            [None if r == self.rank else raw(mine) for r in range(self.size)],
-            [None if r == self.rank else raw(each) for r, each in enumerate(found)],
-        )
+        self._swap(self._for_others([raw(mine)] * self.size), self._for_others([raw(each) for each in found]))
         return found
+
+    def _for_others(self, each: list[np.ndarray]) -> Parts:
+        """What is there for each worker, and nothing for this one."""
+        return [None if r == self.rank else value for r, value in enumerate(each)]
 
     def _rows(self, value: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """All workers' rows, of which each has as many as `rows` says."""
@@ -155,10 +155,7 @@ class Calls(abc.ABC):
         ends = np.cumsum(rows)
         places = [raw(found[end - count : end]) for end, count in zip(ends, rows, strict=True)]
         places[self.rank][:] = raw(value)
-        self._swap(
-            [None if r == self.rank else raw(value) for r in range(self.size)],
-            [None if r == self.rank else place for r, place in enumerate(places)],
-        )
+        self._swap(self._for_others([raw(value)] * self.size), self._for_others(places))
         return found
 
     def _add_up_by_parts(self, value: np.ndarray, total: np.ndarray) -> None:
@@ -175,16 +172,15 @@ class Calls(abc.ABC):
         places = iter(self._scratch[:room].view(value.dtype).reshape(self.size - 1, own))
         mine = value[parts[self.rank]]
         terms = [mine if r == self.rank else next(places) for r in range(self.size)]
-        others = [r != self.rank for r in range(self.size)]
         self._swap(
-            [raw(value[part]) if other else None for part, other in zip(parts, others, strict=True)],
-            [raw(term) if other else None for term, other in zip(terms, others, strict=True)],
+            self._for_others([raw(value[part]) for part in parts]),
+            self._for_others([raw(term) for term in terms]),
         )
         whole = total[parts[self.rank]]
         self._sum_of(terms, whole)
         self._swap(
-            [raw(whole) if other else None for other in others],
-            [raw(total[part]) if other else None for part, other in zip(parts, others, strict=True)],
+            self._for_others([raw(whole)] * self.size),
+            self._for_others([raw(total[part]) for part in parts]),
         )
 
     @staticmethod

@@ -80,9 +80,6 @@ class SocketCalls(Calls):
     def _add_up(self, value: np.ndarray, total: np.ndarray) -> None:
         self._add_up_by_parts(value, total)
 
-    def _for_others(self, each: list[np.ndarray]) -> Parts:
-        return [None if r == self.rank else value for r, value in enumerate(each)]
-
     def _swap(self, out: Parts, into: Parts) -> None:
         sending = {r: part.data for r, part in enumerate(out) if part is not None and part.size}
         receiving = {r: part.data for r, part in enumerate(into) if part is not None and part.size}

@@ -7,6 +7,8 @@ same without colour.
 
 from __future__ import annotations
 
+from dtrain.time_parts import PARTS
+
 _LIGHT = """
 --ground:#f4f5f7;--card:#fff;--ink:#191c22;--weak:#565d6b;--rule:#e2e5ea;--grid:#e6e8ed;--accent:#1a5fa3;
 --good:#1a6b3c;--good-bg:#e2f3e8;--bad:#a8222c;--bad-bg:#fdeaea;--warn:#7a4b00;--warn-bg:#fdf2dc;
@@ -168,19 +170,7 @@ section{border:0;padding:0;break-inside:avoid-page}
 """
 
 _STYLES = "".join(f".s{place}{{color:var(--s{place})}}" for place in range(8))
-_FILLS = "".join(
-    f".p-{part}{{fill:var(--{part})}}"
-    for part in (
-        "compute",
-        "input",
-        "communication",
-        "checkpoint",
-        "callbacks",
-        "validation",
-        "start",
-        "other",
-    )
-)
+_FILLS = "".join(f".p-{part}{{fill:var(--{part})}}" for part in PARTS)
 
 STYLE = (
     f":root{{{_LIGHT}}}@media(prefers-color-scheme:dark){{:root{{{_DARK}}}}}"
