@@ -11,7 +11,7 @@ from typing import Any
 
 from dtrain.bench.plan import Row
 from dtrain.bench.results import Outcome, Results
-from dtrain.errors import UnsupportedVersionError
+from dtrain.monitor.curves import figure_class
 
 INCHES = (11.0, 10.5)
 """Width and height."""
@@ -32,16 +32,8 @@ def figure(results: Results) -> Any:
     Raises:
         UnsupportedVersionError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UnsupportedVersionError(
-            f"The picture is drawn by matplotlib, which cannot be imported: {error}.",
-            hint="Install it: pip install matplotlib",
-        ) from error
-
     measured = [outcome for outcome in results.outcomes if outcome.measured]
-    made: Any = Figure(figsize=INCHES, layout="constrained")
+    made = figure_class("picture is")(figsize=INCHES, layout="constrained")
     gpus, cores = len(results.machine.gpus), len(results.machine.cores)
     place = _count(gpus, "GPU") if gpus else _count(cores, "core")
     made.suptitle(f"{results.asked.model}, global batch {results.asked.global_batch}, {place}", fontsize=12)

@@ -19,6 +19,25 @@ _TRAIN = "#1f5fa8"
 _VALIDATION = "#d2691e"
 
 
+def figure_class(what_is: str) -> Any:
+    """`matplotlib.figure.Figure`; matplotlib is imported only where something is drawn.
+
+    Args:
+        what_is: the beginning of "... drawn by matplotlib", for the error.
+
+    Raises:
+        UnsupportedVersionError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UnsupportedVersionError(
+            f"The {what_is} drawn by matplotlib, which cannot be imported: {error}.",
+            hint="Install it: pip install matplotlib",
+        ) from error
+    return Figure
+
+
 def plot_curves(history: Mapping[str, Sequence[float]], path: Path, *, title: str = "") -> None:
     """Draw one panel a metric, with the training curve and, where there is one, the validation curve.
 
@@ -32,19 +51,11 @@ def plot_curves(history: Mapping[str, Sequence[float]], path: Path, *, title: st
     Raises:
         UnsupportedVersionError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UnsupportedVersionError(
-            f"The curves are drawn by matplotlib, which cannot be imported: {error}.",
-            hint="Install it: pip install matplotlib",
-        ) from error
-
     metrics = _metrics(history)
     columns = min(max(len(metrics), 1), _COLUMNS)
     rows = max(1, math.ceil(len(metrics) / columns))
     # A figure without pyplot needs no display, and leaves the backend that the user has chosen alone.
-    figure = Figure(figsize=(5.2 * columns, 3.8 * rows), layout="constrained")
+    figure = figure_class("curves are")(figsize=(5.2 * columns, 3.8 * rows), layout="constrained")
     if title:
         figure.suptitle(title, fontsize=11)
     for place, metric in enumerate(metrics, start=1):
