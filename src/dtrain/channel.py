@@ -18,11 +18,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from dtrain import cluster
 from dtrain.cluster import settings
 from dtrain.errors import DtrainError
+from dtrain.plain_text import cleaned
 from dtrain.topology import KNOWN_JOBS, Task
 
 VARIABLE = "DTRAIN_CHANNEL_FD"
@@ -33,6 +34,8 @@ RUN_AGAIN = 75
 
 _LINE_LIMIT = 4096  # bytes that Linux writes to a pipe in one piece, whoever else writes
 _REASON_LIMIT = 500  # characters
+_COUNT_LIMIT = 1 << 63  # no step has a higher number
+_PID_LIMIT = 1 << 31
 _LAST_WORDS = 5.0  # seconds that a process that ends waits for a launcher that does not listen
 
 
@@ -347,25 +350,27 @@ def _request(found: dict[str, Any]) -> Request | None:
     task = _task(found["restart"])
     if task is None:
         return None
-    pid = found.get("pid")
-    return Request(task, str(found.get("reason", "")), pid if isinstance(pid, int) else None)
+    pid, reason = found.get("pid"), found.get("reason")
+    if pid is not None and not _is_pid(pid):
+        return None
+    return Request(task, cleaned(reason if isinstance(reason, str) else "", _REASON_LIMIT), pid)
 
 
 def _progress(found: dict[str, Any]) -> Progress | None:
     task = _task(found["progress"])
     pid, step, phase = found.get("pid"), found.get("step"), found.get("phase")
-    if task is None or not (isinstance(pid, int) and isinstance(step, int) and isinstance(phase, str)):
+    if task is None or not (_is_pid(pid) and _is_count(step) and isinstance(phase, str)):
         return None
     done = found.get("done")
     return Progress(
         task,
         pid,
         step,
-        phase,
+        cleaned(phase),
         _seconds(found.get("seconds_per_step")),
         _seconds(found.get("own_seconds")),
         bool(found.get("train")),
-        done=done if isinstance(done, int) else step,
+        done=done if _is_count(done) else step,
         own_input=_seconds(found.get("own_input")),
         own_callbacks=_seconds(found.get("own_callbacks")),
     )
@@ -373,7 +378,7 @@ def _progress(found: dict[str, Any]) -> Progress | None:
 
 def _checkpoint(found: dict[str, Any]) -> CheckpointNote | None:
     task, step, folder = _task(found["checkpoint"]), found.get("step"), found.get("folder")
-    if task is None or not (isinstance(step, int) and isinstance(folder, str)):
+    if task is None or not (_is_count(step, least=-1) and isinstance(folder, str)):
         return None
     return CheckpointNote(task, step, folder)
 
@@ -395,6 +400,15 @@ def _task(text: Any) -> Task | None:
     job, _, index = str(text).rpartition(":")
     known = job in KNOWN_JOBS and index.isascii() and index.isdigit()
     return Task(job, int(index)) if known else None
+
+
+def _is_pid(found: Any) -> TypeGuard[int]:
+    """Whether it can be the number of a task's process; 0, 1 and negative ones mean others to `os.kill`."""
+    return type(found) is int and 1 < found < _PID_LIMIT
+
+
+def _is_count(found: Any, least: int = 0) -> TypeGuard[int]:
+    return type(found) is int and least <= found < _COUNT_LIMIT
 
 
 def _seconds(found: Any) -> float | None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,12 +31,13 @@ TASK = """
 import json, sys, time
 from dtrain import cluster
 from dtrain.errors import DtrainError
-times, timeout, use_tensorflow = json.loads(sys.argv[1])
+times, timeout, use_tensorflow, secret = json.loads(sys.argv[1])
+secret = secret.encode() if secret else None
 topology = cluster.current()
 start, met = time.monotonic(), 0
 try:
     for _ in range(times):
-        cluster.check_peers(topology, timeout=timeout)
+        cluster.check_peers(topology, timeout=timeout, secret=secret)
         met += 1
     error, message = "", ""
 except DtrainError as caught:
@@ -79,11 +82,12 @@ class Tasks:
         times: int = 1,
         timeout: float | None = 20.0,
         tensorflow: bool = False,
+        secret: str = "",
         env: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[str]:
         config = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
         process = subprocess.Popen(
-            [sys.executable, "-c", TASK, json.dumps([times, timeout, tensorflow])],
+            [sys.executable, "-c", TASK, json.dumps([times, timeout, tensorflow, secret])],
             env={**os.environ, "TF_CONFIG": config, **(env or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -211,9 +215,9 @@ def test_a_worker_that_dies_while_waiting_may_be_started_again(
 
 def test_a_cluster_that_differs_is_said_on_all(tasks: Tasks, ports: Callable[[int], list[int]]) -> None:
     addresses = local(ports(3))
-    tasks.start({"worker": addresses}, 0)
-    tasks.start({"worker": addresses}, 1)
-    tasks.start({"worker": [*addresses[:2], "127.0.0.1:9"]}, 2)
+    tasks.start({"worker": addresses}, 0, secret="known to all")
+    tasks.start({"worker": addresses}, 1, secret="known to all")
+    tasks.start({"worker": [*addresses[:2], "127.0.0.1:9"]}, 2, secret="known to all")
     for result in tasks.results():
         assert result["error"] == "PeerMismatchError" and result["seconds"] < 10
         assert f"worker 2 at {addresses[2]!r}" in result["message"]
@@ -222,8 +226,8 @@ def test_a_cluster_that_differs_is_said_on_all(tasks: Tasks, ports: Callable[[in
 
 def test_a_smaller_cluster_is_said_on_all(tasks: Tasks, ports: Callable[[int], list[int]]) -> None:
     addresses = local(ports(3))
-    tasks.start({"worker": addresses}, 0)
-    tasks.start({"worker": addresses[:2]}, 1)
+    tasks.start({"worker": addresses}, 0, secret="known to all")
+    tasks.start({"worker": addresses[:2]}, 1, secret="known to all")
     for result in tasks.results():
         assert result["error"] == "PeerMismatchError"
         assert '3 task(s) of job "worker"' in result["message"] and "has 2" in result["message"]
@@ -233,10 +237,10 @@ def test_a_smaller_cluster_is_said_on_all(tasks: Tasks, ports: Callable[[int], l
 def test_two_processes_with_one_task(tasks: Tasks, ports: Callable[[int], list[int]], claimed: int) -> None:
     found = ports(3)
     cluster = {"worker": local(found)}
-    tasks.start(cluster, 0)
+    tasks.start(cluster, 0, secret="known to all")
     wait_for_listener(found[0])
-    tasks.start(cluster, 1)
-    tasks.start(cluster, claimed)
+    tasks.start(cluster, 1, secret="known to all")
+    tasks.start(cluster, claimed, secret="known to all")
     for result in tasks.results():
         assert result["error"] == "PeerMismatchError" and result["seconds"] < 15
         assert f"Two processes say that they are worker {claimed}" in result["message"]
@@ -252,7 +256,7 @@ def test_a_port_in_use_is_said_on_all(
         taken = f"127.0.0.1:{other.getsockname()[1]}"
         cluster = {"worker": [*local(ports(2)), taken]}
         for index in range(3):
-            tasks.start(cluster, index)
+            tasks.start(cluster, index, secret="known to all")
         for result in tasks.results():
             assert result["error"] == "PortInUseError" and result["seconds"] < 10
             assert taken in result["message"]
@@ -308,6 +312,103 @@ def test_strangers_do_not_disturb(tasks: Tasks, ports: Callable[[int], list[int]
                 stranger.sendall(garbage)
         tasks.start(cluster, 1)
         assert errors_of(tasks.results()) == {""}
+
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\u202e\r\nworker 0: all is well " + "A" * 3000
+
+
+def _hello(**content: Any) -> bytes:
+    usual = {"dtrain": "hello", "protocol": 1, "job": "worker", "index": 1, "process": EVIL, "problem": ""}
+    return json.dumps({**usual, **content}).encode() + b"\n"
+
+
+@pytest.mark.parametrize("secret", ["", "known to all"])
+def test_a_well_formed_line_of_a_stranger_changes_nothing(
+    tasks: Tasks, ports: Callable[[int], list[int]], secret: str
+) -> None:
+    found = ports(2)
+    cluster = {"worker": local(found)}
+    tasks.start(cluster, 0, secret=secret)
+    wait_for_listener(found[0])
+    deep: Any = []
+    for _ in range(900):
+        deep = [deep]
+    with contextlib.ExitStack() as stack:
+        for line in (
+            _hello(cluster=cluster, index=7),
+            _hello(cluster=cluster, job=EVIL, index=10**4000),
+            _hello(cluster=cluster, protocol=2),
+            _hello(),
+            _hello(cluster={"worker": [*local(found), EVIL]}),
+            _hello(cluster={EVIL: [deep], "worker": deep}),
+            _hello(cluster=cluster, problem=EVIL),
+            _hello(cluster=cluster, index=0),
+            _hello(cluster=cluster, index=0, protocol=[deep], problem=deep),
+            _hello(cluster=cluster) + b'{"dtrain": "gave up"}\n' if secret else _hello(problem="x"),
+        ):
+            stranger = stack.enter_context(socket.create_connection(("127.0.0.1", found[0]), timeout=5))
+            stranger.sendall(line)
+        for _ in range(80):  # silent ones
+            stack.enter_context(socket.create_connection(("127.0.0.1", found[0]), timeout=5))
+        tasks.start(cluster, 1, secret=secret)
+        results = tasks.results()
+    assert errors_of(results) == {""} and max(each["seconds"] for each in results) < 15
+    said = results[0]["stderr"]
+    assert "a process was refused" in said
+    assert all(sign.isprintable() for line in said.splitlines() for sign in line)
+    assert max(map(len, said.splitlines())) < 600
+
+
+def test_without_a_secret_a_process_that_does_not_fit_is_told_and_named(
+    tasks: Tasks, ports: Callable[[int], list[int]]
+) -> None:
+    addresses = local(ports(3))
+    tasks.start({"worker": addresses}, 0, timeout=4.0)
+    tasks.start({"worker": addresses}, 1, timeout=20.0)
+    tasks.start({"worker": [*addresses[:2], "127.0.0.1:9"]}, 2, timeout=20.0)
+    first, second, wrong = tasks.results()
+    assert wrong["error"] == "PeerMismatchError" and wrong["seconds"] < 5
+    assert f"a process was refused: worker 0 (process {tasks.started[0].pid}" in first["stderr"]
+    for result in (first, second):
+        assert result["error"] == "PeerMissingError" and "Refused were: worker 0" in result["message"]
+        assert "it at '127.0.0.1:9'" in result["message"] and "Missing: worker 2" in result["message"]
+
+
+def test_a_process_without_the_secret_is_told_so(tasks: Tasks, ports: Callable[[int], list[int]]) -> None:
+    cluster = {"worker": local(ports(3))}
+    tasks.start(cluster, 0, secret="known to all", timeout=3.0)
+    tasks.start(cluster, 1, timeout=3.0)
+    tasks.start(cluster, 2, secret="another", timeout=3.0)
+    first, without, another = tasks.results()
+    assert first["error"] == "PeerMissingError" and "does not know the secret" in first["message"]
+    assert without["error"] == "PeerMismatchError" and "DTRAIN_SECRET_FILE" in without["message"]
+    assert another["error"] == "PeerMissingError" and "with this job's secret" in another["message"]
+
+
+def test_no_free_descriptor_is_said_and_costs_no_core(
+    tasks: Tasks, ports: Callable[[int], list[int]]
+) -> None:
+    found = ports(2)
+    cluster = {"worker": local(found)}
+    first = tasks.start(cluster, 0)
+    wait_for_listener(found[0])
+    limit = len(list(Path(f"/proc/{first.pid}/fd").iterdir())) + 1
+    resource.prlimit(first.pid, resource.RLIMIT_NOFILE, (limit, limit))
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(socket.create_connection(("127.0.0.1", found[0]), timeout=5))
+        before = _processor_seconds(first.pid)
+        time.sleep(2.0)
+        assert _processor_seconds(first.pid) - before < 0.7
+    tasks.start(cluster, 1)
+    results = tasks.results()
+    assert errors_of(results) == {""}
+    assert results[0]["stderr"].count("a connection has to wait: Too many open files") == 1
+
+
+def _processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_another_job_that_was_given_our_port_does_not_end_ours(

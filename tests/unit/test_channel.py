@@ -99,6 +99,13 @@ def test_what_cannot_be_understood_is_nothing(line: bytes) -> None:
         b'{"progress": "worker:0"}',
         b'{"progress": "worker:0", "pid": 1, "step": "2", "phase": "step"}',
         b'{"progress": "worker:0", "pid": 1, "step": 2}',
+        *(
+            b'{"%s": "worker:0", "pid": %s, "step": 2, "phase": "step"}' % (kind, pid)
+            for kind in (b"progress", b"restart")
+            for pid in (b"-1", b"0", b"1", b"true", b"99999999999999999999", b"1" * 4000, b"[2]")
+        ),
+        b'{"progress": "worker:0", "pid": 12, "step": %s, "phase": "step"}' % (b"1" * 4000),
+        b'{"checkpoint": "worker:0", "step": -2, "folder": "/x"}',
         b'{"checkpoint": "worker:0", "step": 1}',
         b'{"checkpoint": "nobody:0", "step": 1, "folder": "/a"}',
         b'{"remove": ""}',

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 from itertools import combinations
 from typing import Any
@@ -252,19 +253,28 @@ def test_workers_connect_locally_or_over_tcp(one_machine: bool, monkeypatch: pyt
 
 
 def test_strangers_are_not_taken_for_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One who does not know the secret comes first; the worker is taken all the same."""
+    """One who does not know the secret, and many who say nothing, come first; the worker is taken at once."""
     board = Noticeboard(2)
     monkeypatch.setattr(connect, "_machine", lambda: str(threading.get_ident()))
+
+    silent: list[socket.socket] = []
 
     def exchange(layout: ReplicaLayout, value: Any) -> list[Any]:
         found = board.exchange(layout, value)
         if isinstance(value, tuple) and layout.worker == 1:
+            for _ in range(80):
+                where = found[0][0]["host"], found[0][0]["port"]
+                silent.append(socket.create_connection(where, timeout=SECONDS))
             stranger = socket.create_connection((found[0][0]["host"], found[0][0]["port"]), timeout=SECONDS)
-            stranger.sendall(connect._HELLO.pack(1, b"?" * 32))
+            stranger.sendall(connect.HELLO.pack(1, b"?" * 32))
             assert stranger.recv(1) == b""
             stranger.close()
         return found
 
     monkeypatch.setattr(connect, "exchange", exchange)
+    begun = time.monotonic()
     for total in together(connected(2), lambda calls: calls.sum(np.ones(3))):
         assert (total == 2.0).all()
+    assert time.monotonic() - begun < 1.5  # not the time that each silent one has
+    for each in silent:
+        each.close()

@@ -22,6 +22,7 @@ from typing import Any
 
 from dtrain.cluster.sockets import answers_at
 from dtrain.log import logger
+from dtrain.plain_text import cleaned
 from dtrain.topology import Task, Topology
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -29,6 +30,7 @@ CHIEF = Task("chief", 0)
 """The task that runs the program."""
 
 _TOKEN = "dtrain/control"  # the function's name
+_REASON_SHOWN = 2000  # characters of what the chief says of its failure
 _FAREWELL_TIME = 5.0  # seconds that all servers together have to hear that the chief is done
 
 
@@ -80,7 +82,7 @@ class Control:
         return json.dumps(self._status).encode()
 
     def _on_failure(self, message: dict[str, Any]) -> None:
-        self.failure = str(message.get("reason") or "it gave no reason")
+        self.failure = cleaned(message.get("reason") or "it gave no reason", _REASON_SHOWN)
         self.told.set()
 
 

@@ -1,7 +1,7 @@
 """The meeting of all training tasks before TensorFlow starts: all there, all of one mind, all ports free.
 
 TensorFlow itself waits in silence for a peer that never comes, and for many minutes for a port that is taken;
-here each is a typed error on every task. It authenticates nobody, as TensorFlow's own servers do not.
+here each is a typed error on every task. Where the job has a secret, who does not know it changes nothing.
 """
 
 from __future__ import annotations
@@ -16,24 +16,18 @@ from collections.abc import Callable
 from typing import Any
 
 from dtrain.cluster import settings
-from dtrain.cluster.roll_call import (
-    ERRORS,
-    HELLO_PATIENCE,
-    LOG_INTERVAL,
-    MESSAGE_LIMIT,
-    RollCall,
-    decode,
-    encode,
-    missing_error,
-)
+from dtrain.cluster.meeting_lines import CHALLENGE, ERRORS, MESSAGE_LIMIT, Lines, missing_error
+from dtrain.cluster.roll_call import HELLO_PATIENCE, LOG_INTERVAL, RollCall, giving_up
 from dtrain.cluster.sockets import bind_everywhere, connect_to, listen_at, this_process_listens_on
 from dtrain.errors import ClusterConfigError, PeerMismatchError, PeerMissingError, PortInUseError
+from dtrain.plain_text import cleaned
 from dtrain.topology import Topology, split_address
 
 _PORT_PATIENCE = 2.0  # seconds that a port may still be held by a process that is just ending
 _FIRST_PAUSE = 0.01  # seconds between two tries to reach the first task: tasks often start together,
 _LONGEST_PAUSE = 0.2  # and where they do not, we look less often
 _REPORT_PATIENCE = 3.0  # seconds spent on telling the others of a port in use
+_ANSWER_SHOWN = 2000  # characters of the first task's answer that an error shows
 _VERDICT_PATIENCE = 2.0  # seconds for the first task to answer once our own time is over
 
 # Ports of this process that have been through a meeting: TensorFlow may serve there now, and does not stop.
@@ -41,7 +35,11 @@ _met: set[int] = set()
 
 
 def check_peers(
-    topology: Topology, *, timeout: float | None = None, log: Callable[[str], None] | None = None
+    topology: Topology,
+    *,
+    timeout: float | None = None,
+    log: Callable[[str], None] | None = None,
+    secret: bytes | None = None,
 ) -> None:
     """Meet the other training tasks; return when all are there and agree, with this task's port free again.
 
@@ -52,6 +50,8 @@ def check_peers(
         topology: the job, as this process knows it.
         timeout: seconds to wait for all; by default `settings.peer_timeout()`.
         log: gets a line every 10 seconds on who is missing; by default standard error does.
+        secret: what every task of the job knows and nobody else, or None. Without one, a process that does
+            not fit is refused and logged, and does not end the meeting of the others.
 
     Raises:
         PortInUseError: another process serves on the address of this task, or of a peer.
@@ -66,7 +66,7 @@ def check_peers(
     host, port = split_address(topology.address)
     if port in _met and this_process_listens_on(port):
         return
-    meeting = _Meeting(topology, timeout, log or log_to_stderr)
+    meeting = _Meeting(topology, timeout, log or log_to_stderr, secret)
     try:
         held = hold_port(topology.address, port)
     except PortInUseError as error:
@@ -80,12 +80,15 @@ def check_peers(
 
 
 class _Meeting:
-    def __init__(self, topology: Topology, timeout: float, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, topology: Topology, timeout: float, log: Callable[[str], None], secret: bytes | None
+    ) -> None:
         self._topology = topology
         self._timeout = timeout
         self._log = log
         self._process = f"process {os.getpid()} on {socket.gethostname()}"
         self._first = topology.training_tasks()[0]
+        self._secret = secret
         self._first_address = topology.address_of(self._first)
         self._deadline = time.monotonic() + timeout
         self._next_log = time.monotonic() + LOG_INTERVAL
@@ -98,7 +101,14 @@ class _Meeting:
             listener = listen_at(host, port, backlog=max(128, self._topology.world_size))
         except OSError as error:
             raise _port_error(self._topology.address, error) from error
-        RollCall(self._topology, listener, process=self._process, timeout=self._timeout, log=self._log).run()
+        RollCall(
+            self._topology,
+            listener,
+            process=self._process,
+            timeout=self._timeout,
+            log=self._log,
+            secret=self._secret,
+        ).run()
 
     def attend(self) -> None:
         """Every other task's part: say hello to the first task until it says go."""
@@ -135,17 +145,7 @@ class _Meeting:
             return False
         verdict: dict[str, Any] | None = None
         with sock, contextlib.suppress(OSError):
-            sock.sendall(
-                encode(
-                    "hello",
-                    job=self._topology.task_type,
-                    index=self._topology.task_index,
-                    process=self._process,
-                    cluster=self._topology.jobs,
-                    problem=problem,
-                )
-            )
-            verdict = self._listen(sock, deadline)
+            verdict = self._talk(sock, deadline, problem)
         if verdict is None:
             if time.monotonic() < deadline:
                 self._missing = []  # what the first task said before we lost it is stale
@@ -153,50 +153,73 @@ class _Meeting:
         if verdict["dtrain"] == "go":
             return True
         # Only here, outside the `suppress`: some of these errors are OSErrors.
-        make = ERRORS.get(str(verdict.get("kind")), PeerMismatchError)
-        raise make(str(verdict.get("message")), hint=str(verdict.get("hint")))
+        kind, message, hint = (verdict.get(key) for key in ("kind", "message", "hint"))
+        make = ERRORS.get(kind, PeerMismatchError) if isinstance(kind, str) else PeerMismatchError
+        raise make(_text(message, "The first task refused this one."), hint=_text(hint, ""))
 
-    def _listen(self, sock: socket.socket, deadline: float) -> dict[str, Any] | None:
-        """Wait for the first task's verdict; None where it gives none before our time is over."""
+    def _talk(self, sock: socket.socket, deadline: float, problem: str) -> dict[str, Any] | None:
+        """Say hello and wait for the first task's verdict; None where it gives none in our time."""
+        lines = Lines(self._secret, first=False)
+        hello: dict[str, Any] = {
+            "job": self._topology.task_type,
+            "index": self._topology.task_index,
+            "process": self._process,
+            "cluster": self._topology.jobs,
+            "problem": problem,
+        }
         inbox = b""
         silent_until = min(deadline, time.monotonic() + HELLO_PATIENCE)
         gave_up = answered = False
+        if not lines.signed:
+            sock.sendall(lines.encode("hello", **hello))
         while (now := time.monotonic()) < deadline + _VERDICT_PATIENCE:
             if not answered and now >= silent_until:
                 self._foreign = True  # it took our connection, but does not know how to answer
                 return None
             if now >= deadline and not gave_up:
                 gave_up = True
-                sock.sendall(encode("gave up"))
+                sock.sendall(lines.encode("gave up"))
             sock.settimeout(min(0.5, max(0.05, deadline - now)))
             try:
                 chunk = sock.recv(65536)
             except TimeoutError:
                 self._log_now_and_then(self._missing)
                 continue
-            *lines, inbox = (inbox + chunk).split(b"\n")
-            for message in map(decode, lines):
+            *found, inbox = (inbox + chunk).split(b"\n")
+            for message in map(lines.decode, found):
                 self._foreign = message is None
-                if message is None or message["dtrain"] in ("go", "error"):
+                if message is None:
+                    return None
+                if message["dtrain"] == CHALLENGE and lines.signed and not answered:
+                    sock.sendall(lines.encode("hello", **hello))
+                    continue
+                if lines.signed and not lines.proven:
+                    self._foreign = True
+                    return None
+                if message["dtrain"] in ("go", "error"):
                     return message
                 answered = True
-                names = message.get("missing")
-                self._missing = [str(name) for name in names] if isinstance(names, list) else []
+                self._missing = self._names_in(message)
             if not chunk or len(inbox) > MESSAGE_LIMIT:
                 return None
         return None
 
+    def _names_in(self, message: dict[str, Any]) -> list[str]:
+        names = message.get("missing")
+        if not isinstance(names, list):
+            return []
+        return [cleaned(name) for name in names[: self._topology.world_size] if isinstance(name, str)]
+
     def _describe_first(self) -> str:
         note = ", where something answers that is not dtrain waiting for its peers" if self._foreign else ""
+        note += " with this job's secret" if note and self._secret is not None else ""
         return f"{self._first} ({self._first_address}{note})"
 
     def _log_now_and_then(self, missing: list[str]) -> None:
         now = time.monotonic()
         if now >= self._next_log and missing:
             self._next_log += LOG_INTERVAL
-            self._log(
-                f"waiting for {', '.join(missing)}; giving up in {max(0.0, self._deadline - now):.0f} s"
-            )
+            self._log(f"waiting for {', '.join(missing)}{giving_up(self._deadline - now)}")
 
 
 def hold_port(address: str, port: int) -> socket.socket:
@@ -230,6 +253,11 @@ def _port_error(address: str, error: OSError) -> PortInUseError | ClusterConfigE
         f"This task cannot serve on {address}: {error.strerror}.",
         hint="Choose a port that this user may serve on, above 1023, in TF_CONFIG.",
     )
+
+
+def _text(found: Any, instead: str) -> str:
+    """What another process says in an error."""
+    return cleaned(found, _ANSWER_SHOWN) if isinstance(found, str) else instead
 
 
 def log_to_stderr(line: str) -> None:

@@ -6,7 +6,7 @@ to the port changes nothing.
 
 from __future__ import annotations
 
-import json
+import math
 import selectors
 import socket
 import time
@@ -14,70 +14,38 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from dtrain.errors import DtrainError, PeerMismatchError, PeerMissingError, PortInUseError
+from dtrain.cluster.meeting_lines import (
+    CHALLENGE,
+    MESSAGE_LIMIT,
+    PROTOCOL,
+    Lines,
+    Verdict,
+    mismatch,
+    missing_error,
+)
+from dtrain.cluster.sockets import accept
+from dtrain.plain_text import cleaned
 from dtrain.topology import Task, Topology
 
-PROTOCOL = 1
 LOG_INTERVAL = 10.0  # seconds between two words on who is missing
 HELLO_PATIENCE = 5.0  # seconds that either side gives the other for its first message
-MESSAGE_LIMIT = 1 << 20  # bytes; a cluster of ten thousand tasks is smaller
 _LINGER = 5.0  # seconds that the first task stays to tell late comers why there will be no job
-
-ERRORS: Mapping[str, Callable[..., DtrainError]] = {
-    "missing": PeerMissingError,
-    "mismatch": PeerMismatchError,
-    "port in use": PortInUseError,
-}
-"""What a verdict other than "go" is raised as, on every task."""
+_STRANGERS = 64  # connections that have said nothing yet; of more, the oldest are closed
+_LOGGED = 10  # refused connections that are logged, and kept for the last error
+_HIGHEST = 1_000_000  # more tasks than a cluster can have
+_SHOWN = 400  # characters of what a process that was refused says
 
 
 @dataclass
 class Guest:
-    """A connection to the listening task: a stranger until it has said a proper hello."""
+    """A connection to the listening task: a stranger until it has said a hello that fits this job."""
 
     sock: socket.socket
     since: float
+    lines: Lines
     inbox: bytes = b""
     task: Task | None = None
     process: str = ""
-
-
-class Verdict(Exception):  # noqa: N818 - an outcome that ends the meeting, not an error of the program
-    """Why there will be no job, for every task; `kind` is a key of ERRORS."""
-
-    def __init__(self, kind: str, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.message = message
-        self.hint = hint
-
-    def error(self) -> DtrainError:
-        """What to raise on a task that hears of it."""
-        return ERRORS[self.kind](self.message, hint=self.hint)
-
-
-def encode(kind: str, /, **content: Any) -> bytes:
-    """One message of the meeting: a line of JSON."""
-    return json.dumps({"dtrain": kind, "protocol": PROTOCOL, **content}).encode() + b"\n"
-
-
-def decode(line: bytes) -> dict[str, Any] | None:
-    """The message in a line, or None where it is not one of ours."""
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return message if isinstance(message, dict) and isinstance(message.get("dtrain"), str) else None
-
-
-def missing_error(missing: list[str], seconds: float) -> Verdict:
-    """What to say of tasks that did not come within the time limit."""
-    return Verdict(
-        "missing",
-        f"Not every process of the job is there after {seconds:.3g} s. Missing: {', '.join(missing)}.",
-        "Start all processes of the job, see why those ended or cannot be reached, or set "
-        "DTRAIN_PEER_TIMEOUT to a longer time in seconds.",
-    )
 
 
 class RollCall:
@@ -89,6 +57,9 @@ class RollCall:
         process: this process, for messages.
         timeout: seconds to wait for all.
         log: gets a line now and then on who is missing.
+        secret: what every task of the job knows and nobody else. Who does not show that it knows it, or says
+            what does not fit where there is none, is refused, logged, and changes nothing else: only one that
+            knows the secret can end the meeting for all.
     """
 
     def __init__(
@@ -99,14 +70,17 @@ class RollCall:
         process: str,
         timeout: float,
         log: Callable[[str], None],
+        secret: bytes | None = None,
     ) -> None:
         self._topology = topology
+        self._secret = secret
         self._listener = listener
         self._process = process
         self._timeout = timeout
         self._log = log
         self._start = 0.0
         self._guests: dict[socket.socket, Guest] = {}
+        self._refused: list[str] = []
         self._expected = [t for t in topology.training_tasks() if t != topology.task]
         self._selector = selectors.DefaultSelector()
 
@@ -123,7 +97,7 @@ class RollCall:
             self._wait_for_all(start)
             # Before anybody hears "go": TensorFlow needs the port, and nobody may come to a past meeting.
             self._close_listener()
-            self._tell_all(encode("go"))
+            self._tell_all("go")
         except Verdict as verdict:
             self._dismiss(verdict)
         finally:
@@ -137,19 +111,19 @@ class RollCall:
         while missing := self._missing():
             now = time.monotonic()
             if now >= start + self._timeout:
-                raise missing_error(self._described(missing), self._timeout)
+                raise self._missing_error(self._timeout)
             if now >= next_log:
                 next_log += LOG_INTERVAL
                 names = self._described(missing)
-                self._log(f"waiting for {', '.join(names)}; giving up in {start + self._timeout - now:.0f} s")
-                self._tell_all(encode("waiting", missing=names))
+                self._log(f"waiting for {', '.join(names)}{giving_up(start + self._timeout - now)}")
+                self._tell_all("waiting", missing=names)
             self._serve(min(next_log, start + self._timeout) - now)
 
     def _serve(self, seconds: float) -> None:
         for key, _ in self._selector.select(timeout=max(0.0, min(seconds, 1.0))):
             if key.fileobj is self._listener:
                 self._accept()
-            else:
+            elif key.data in self._guests:  # one before it may have taken its place
                 self._read(self._guests[key.data])
         now = time.monotonic()
         for guest in list(self._guests.values()):
@@ -157,13 +131,26 @@ class RollCall:
                 self._drop(guest)
 
     def _accept(self) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except OSError:  # gone before we looked
+        sock = accept(self._listener, self._log)
+        if sock is None:
+            self._drop_strangers(most=max(0, len(self._strangers()) - 1))
             return
         sock.setblocking(False)
-        self._guests[sock] = Guest(sock, time.monotonic())
+        guest = Guest(sock, time.monotonic(), Lines(self._secret, first=True))
+        self._guests[sock] = guest
         self._selector.register(sock, selectors.EVENT_READ, data=sock)
+        self._drop_strangers(most=max(_STRANGERS, self._topology.world_size))
+        if guest.lines.signed:
+            self._tell(guest, CHALLENGE)
+
+    def _strangers(self) -> list[Guest]:
+        return [guest for guest in self._guests.values() if guest.task is None]
+
+    def _drop_strangers(self, most: int) -> None:
+        """Close the oldest of those that have said nothing yet; a task that is meant comes again."""
+        strangers = self._strangers()
+        for guest in strangers[: max(0, len(strangers) - most)]:
+            self._drop(guest)
 
     def _read(self, guest: Guest) -> None:
         try:
@@ -175,64 +162,97 @@ class RollCall:
         guest.inbox += chunk
         *lines, guest.inbox = guest.inbox.split(b"\n")
         for line in lines:
-            message = decode(line)
+            message = guest.lines.decode(line)
             if message is None:
                 return self._drop(guest)
             self._hear(guest, message)
+            if guest.sock not in self._guests:
+                return None
         if not chunk or len(guest.inbox) > MESSAGE_LIMIT:
             self._drop(guest)
         return None
 
     def _hear(self, guest: Guest, message: dict[str, Any]) -> None:
+        if guest.task is not None and guest.lines.signed and not guest.lines.proven:
+            return
         if message["dtrain"] == "gave up" and guest.task is not None:
-            raise missing_error(self._described(self._missing()), time.monotonic() - self._start)
+            raise self._missing_error(time.monotonic() - self._start)
         if message["dtrain"] != "hello" or guest.task is not None:
             return
         job, index, process = message.get("job"), message.get("index"), message.get("process")
         if not (isinstance(job, str) and type(index) is int and isinstance(process, str)):
             return
-        guest.process = process
-        guest.task = Task(job, index)
+        index = max(-1, min(index, _HIGHEST))  # a number of thousands of digits has no place in a message
+        claimed = Task(cleaned(job, 40), index)
+        guest.process = cleaned(process, 100)
+        try:
+            self._check(guest, claimed, message)
+        except Verdict as verdict:
+            if guest.lines.proven:
+                guest.task = claimed
+                raise
+            self._refuse(guest, claimed, verdict)
+        else:
+            guest.task = claimed
+            self._tell(guest, "waiting", missing=self._described(self._missing()))
+
+    def _check(self, guest: Guest, claimed: Task, message: dict[str, Any]) -> None:
+        """Verdict where a hello does not fit this job; a guest that is at the wrong door is dropped."""
+        name = f"{claimed} ({guest.process})"
+        if guest.lines.signed and not guest.lines.proven:
+            raise Verdict(
+                "mismatch",
+                f"{name} does not know the secret of the job of {self._own_name()}.",
+                "Start all processes of the job in one way: by one launcher, or each with the same file in "
+                "DTRAIN_SECRET_FILE.",
+            )
         if message.get("protocol") != PROTOCOL:
-            raise _mismatch(f"{self._name(guest)} runs another version of dtrain than {self._own_name()}.")
-        if problem := message.get("problem"):
-            raise Verdict("port in use", str(problem), "Free the port, or give that task another one.")
-        self._compare(guest, message.get("cluster"))
-        self._tell(guest, encode("waiting", missing=self._described(self._missing())))
-
-    def _compare(self, guest: Guest, cluster: Any) -> None:
-        names = self._own_name(), self._name(guest)
-        if difference := describe_difference(self._topology.jobs, cluster, *names):
-            if guest.task == self._topology.task:
-                # The first task of another job, which was given our port: its mistake, not this job's end.
-                self._turn_away(guest)
-                return
-            raise _mismatch(difference)
-        if guest.task == self._topology.task:
-            raise _two_claim(guest, self._process)
-        if guest.task not in self._expected:
-            raise _mismatch(f"{self._name(guest)} is not a training task of this cluster.")
+            raise mismatch(f"{name} runs another version of dtrain than {self._own_name()}.")
+        if isinstance(problem := message.get("problem"), str) and problem:
+            hint = "Free the port, or give that task another one."
+            raise Verdict("port in use", cleaned(problem, _SHOWN), hint)
+        difference = describe_difference(self._topology.jobs, message.get("cluster"), self._own_name(), name)
+        if difference and claimed == self._topology.task:
+            # The first task of another job, which was given our port: its mistake, not this job's end.
+            address = self._topology.address
+            raise Verdict("port in use", f"{address} is in use by {self._own_name()} of another job.", "")
+        if difference:
+            raise mismatch(cleaned(difference, _SHOWN))
+        if claimed == self._topology.task:
+            raise _two_claim(claimed, self._process, guest.process)
+        if claimed not in self._expected:
+            raise mismatch(f"{name} is not a training task of this cluster.")
         for other in list(self._guests.values()):
-            if other is not guest and other.task == guest.task:
-                if not _is_alive(other.sock):  # it died and was started again
-                    self._drop(other)
-                    continue
-                raise _two_claim(guest, other.process)
+            if other is not guest and other.task == claimed:
+                if _is_alive(other.sock):
+                    raise _two_claim(claimed, other.process, guest.process)
+                self._drop(other)  # it died and was started again
 
-    def _turn_away(self, guest: Guest) -> None:
-        message = f"{self._topology.address} is in use by {self._own_name()} of another job."
-        self._tell(guest, encode("error", kind="port in use", message=message, hint=""))
+    def _refuse(self, guest: Guest, claimed: Task, verdict: Verdict) -> None:
+        """Tell one process that there is no place for it, and go on without it."""
+        message = cleaned(verdict.message, _SHOWN)
+        self._tell(guest, "error", kind=verdict.kind, message=message, hint=verdict.hint)
         self._drop(guest)
+        if verdict.kind == "port in use" and claimed == self._topology.task:
+            return  # of another job
+        if message not in self._refused and len(self._refused) < _LOGGED:
+            self._refused.append(message)
+            more = "; further ones are not shown" if len(self._refused) == _LOGGED else ""
+            self._log(f"a process was refused: {message}{more}")
+
+    def _missing_error(self, seconds: float) -> Verdict:
+        refused = f"Refused were: {' '.join(self._refused)}" if self._refused else ""
+        return missing_error(self._described(self._missing()), seconds, refused)
 
     def _dismiss(self, verdict: Verdict) -> NoReturn:
         """Tell everybody, also those who come within the next seconds, and raise."""
-        text = encode("error", kind=verdict.kind, message=verdict.message, hint=verdict.hint)
+        text = {"kind": verdict.kind, "message": verdict.message, "hint": verdict.hint}
         deadline = time.monotonic() + (0.0 if verdict.kind == "missing" else min(_LINGER, self._timeout))
         told: set[Task] = set()
         while True:
             for guest in [g for g in self._guests.values() if g.task is not None]:
                 told.add(guest.task or self._topology.task)
-                self._tell(guest, text)
+                self._tell(guest, "error", **text)
                 self._drop(guest)
             left = deadline - time.monotonic()
             if left <= 0 or told.issuperset(self._expected):
@@ -253,21 +273,19 @@ class RollCall:
     def _own_name(self) -> str:
         return f"{self._topology.task} ({self._process})"
 
-    def _name(self, guest: Guest) -> str:
-        return f"{guest.task} ({guest.process})"
-
-    def _tell_all(self, message: bytes) -> None:
+    def _tell_all(self, kind: str, /, **content: Any) -> None:
         for guest in list(self._guests.values()):
             if guest.task is not None:
-                self._tell(guest, message)
+                self._tell(guest, kind, **content)
 
-    def _tell(self, guest: Guest, message: bytes) -> None:
+    def _tell(self, guest: Guest, kind: str, /, **content: Any) -> None:
         try:
             guest.sock.settimeout(1.0)
-            guest.sock.sendall(message)
-            guest.sock.setblocking(False)
+            guest.sock.sendall(guest.lines.encode(kind, **content))
         except OSError:  # it is gone; its own time limit, or the launcher, tells of it
             pass
+        finally:
+            guest.sock.setblocking(False)
 
     def _drop(self, guest: Guest) -> None:
         if self._guests.pop(guest.sock, None) is not None:
@@ -284,7 +302,7 @@ def describe_difference(
     mine: Mapping[str, tuple[str, ...]], other: Any, my_name: str, other_name: str
 ) -> str | None:
     """What differs between two clusters, in a sentence; None where they are the same."""
-    if not isinstance(other, dict) or not all(isinstance(v, list) for v in other.values()):
+    if not isinstance(other, dict) or not all(_are_addresses(each) for each in other.values()):
         return f"{other_name} did not say what its cluster is."
     for job in sorted({*mine, *other}):
         ours, theirs = list(mine.get(job, ())), other.get(job, [])
@@ -296,14 +314,17 @@ def describe_difference(
     return None
 
 
-def _mismatch(message: str) -> Verdict:
-    return Verdict(
-        "mismatch", message, 'Give all processes the same "cluster" in TF_CONFIG, and each its own "task".'
-    )
+def _are_addresses(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(each, str) for each in found)
 
 
-def _two_claim(guest: Guest, other: str) -> Verdict:
-    return _mismatch(f"Two processes say that they are {guest.task}: {other} and {guest.process}.")
+def giving_up(seconds: float) -> str:
+    """How long is still waited for others, as the end of a line."""
+    return f"; giving up in {max(0.0, seconds):.0f} s" if seconds < math.inf else ""
+
+
+def _two_claim(task: Task, one: str, other: str) -> Verdict:
+    return mismatch(f"Two processes say that they are {task}: {one} and {other}.")
 
 
 def _is_alive(sock: socket.socket) -> bool:

@@ -9,9 +9,17 @@ import contextlib
 import errno
 import ipaddress
 import socket
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from dtrain.topology import split_address
+
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_CLOSED = (errno.EBADF, errno.EINVAL)
+_EXHAUSTED_PAUSE = 0.1  # seconds; whoever asks again at once would only keep a core busy
+_EXHAUSTED_LOG = 10.0  # seconds between two lines about it
+_exhausted_logged = float("-inf")
 
 _LISTENING = "0A"  # the state's code in /proc/net/tcp
 
@@ -68,6 +76,30 @@ def _bind(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def accept(listener: socket.socket, log: Callable[[str], None]) -> socket.socket | None:
+    """The next connection; None where it is gone again, or where the system has no descriptor for it now.
+
+    Args:
+        listener: it listens.
+        log: gets a line where descriptors are lacking. The connection waits meanwhile.
+
+    Raises:
+        OSError: the listener is closed.
+    """
+    global _exhausted_logged
+    try:
+        return listener.accept()[0]
+    except OSError as error:
+        if error.errno in _CLOSED:
+            raise
+        if error.errno in _EXHAUSTED:
+            if time.monotonic() - _exhausted_logged >= _EXHAUSTED_LOG:
+                _exhausted_logged = time.monotonic()
+                log(f"a connection has to wait: {error.strerror}. A higher limit (ulimit -n) helps.")
+            time.sleep(_EXHAUSTED_PAUSE)
+        return None
 
 
 def connect_to(host: str, port: int, timeout: float) -> socket.socket | None:

@@ -9,21 +9,18 @@ from __future__ import annotations
 import contextlib
 import hmac
 import secrets
-import select
 import socket
-import struct
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from dtrain.cluster.sockets import connect_to, listen_at
+from dtrain.collectives.reception import HELLO, SECRET, Reception, word
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.talk import exchange
 
 _SECONDS = 10.0  # for all connections; a port that a firewall closes must not cost more
-_SECRET = 32  # bytes
-_HELLO = struct.Struct(f"!I{_SECRET}s")
 
 
 def connect_all(layout: ReplicaLayout, host: str) -> dict[int, socket.socket] | None:
@@ -35,7 +32,7 @@ def connect_all(layout: ReplicaLayout, host: str) -> dict[int, socket.socket] | 
         layout: the strategy's.
         host: where the others reach this worker.
     """
-    meeting = secrets.token_bytes(_SECRET)
+    meeting = secrets.token_bytes(SECRET)
     with contextlib.ExitStack() as stack:
         listeners = _listen(stack, host)
         where = {"host": host, "machine": _machine(), **{kind: name for kind, (name, _) in listeners.items()}}
@@ -43,7 +40,10 @@ def connect_all(layout: ReplicaLayout, host: str) -> dict[int, socket.socket] | 
         secret = told[0][1]
         found: dict[int, socket.socket] = {}
         accepting = threading.Thread(
-            target=_accept, args=(listeners, secret, layout, found), name="dtrain-connect", daemon=True
+            target=_receive_others,
+            args=(listeners, secret, layout, found),
+            name="dtrain-connect",
+            daemon=True,
         )
         accepting.start()
         for other in range(layout.worker):
@@ -100,8 +100,8 @@ def _connect(here: dict[str, Any], there: dict[str, Any], worker: int, secret: b
         return None
     try:
         sock.settimeout(_SECONDS)
-        sock.sendall(_HELLO.pack(worker, _word(secret, "hello", worker)))
-        if hmac.compare_digest(_receive(sock, _SECRET), _word(secret, "welcome", worker)):
+        sock.sendall(HELLO.pack(worker, word(secret, "hello", worker)))
+        if hmac.compare_digest(_receive(sock, SECRET), word(secret, "welcome", worker)):
             return sock
     except OSError:
         pass
@@ -109,49 +109,16 @@ def _connect(here: dict[str, Any], there: dict[str, Any], worker: int, secret: b
     return None
 
 
-def _accept(
+def _receive_others(
     listeners: dict[str, tuple[Any, socket.socket]],
     secret: bytes,
     layout: ReplicaLayout,
     found: dict[int, socket.socket],
 ) -> None:
-    """Takes the connections of all workers after this one, and of nobody else."""
+    """Takes the connections of all workers after this one."""
     awaited = set(range(layout.worker + 1, layout.workers))
-    deadline = time.monotonic() + _SECONDS
-    poll = select.poll()
-    by_number = {sock.fileno(): sock for _, sock in listeners.values()}
-    for number in by_number:
-        poll.register(number, select.POLLIN)
-    while awaited and time.monotonic() < deadline:
-        for number, _ in poll.poll(200):
-            try:
-                sock, _ = by_number[number].accept()
-            except OSError:
-                return  # closed: the time is over
-            worker = _greet(sock, secret)
-            if worker in awaited:
-                awaited.discard(worker)
-                found[worker] = sock
-            else:
-                sock.close()
-
-
-def _greet(sock: socket.socket, secret: bytes) -> int | None:
-    """The number of a worker that knows the secret; it is told that we do."""
-    try:
-        sock.settimeout(2.0)
-        worker, said = _HELLO.unpack(_receive(sock, _HELLO.size))
-        if not hmac.compare_digest(said, _word(secret, "hello", worker)):
-            return None
-        sock.sendall(_word(secret, "welcome", worker))
-    except OSError:
-        return None
-    return int(worker)
-
-
-def _word(secret: bytes, word: str, worker: int) -> bytes:
-    """What only those who know the secret can say, and what does not tell it."""
-    return hmac.digest(secret, f"{word} {worker}".encode(), "sha256")
+    reception = Reception([sock for _, sock in listeners.values()], awaited, secret)
+    reception.run(found, time.monotonic() + _SECONDS)
 
 
 def _receive(sock: socket.socket, count: int) -> bytes:

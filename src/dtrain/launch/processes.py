@@ -6,7 +6,6 @@ It knows commands, signals and exit codes, not what the processes compute or how
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import signal
 import time
@@ -216,9 +215,8 @@ class Job:
             self._children[task].finish_output()
             self._due[task] = time.monotonic() + decision.after
         elif decision.action == "signal":
-            for pid in decision.pids:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, decision.signum)
+            for pid in decision.pids:  # as tasks have said: nobody else's process may get a signal
+                any(child.signal_member(pid, decision.signum) for child in self._children.values())
 
     def _fail(self, task: Task, decision: Decision) -> None:
         self._outcome.first_failure = task

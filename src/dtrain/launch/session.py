@@ -24,10 +24,12 @@ from dtrain import channel
 from dtrain.launch import guard
 from dtrain.launch.output import Console
 from dtrain.launch.task_process import Event
+from dtrain.plain_text import cleaned
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _HERE = Path(__file__).parent
 _MEMORY = Path("/dev/shm")
+_SAID = 2000  # characters of a line; what tasks have said may be part of it
 _LONGEST = 50  # characters of a folder's name, for a socket in it may have but a hundred
 
 
@@ -111,7 +113,7 @@ class Session:
     def say(self, line: str) -> None:
         """Tell the user something, unless it is ""."""
         if line:
-            self.console.write_line(f"[dtrain] {line}", to="stderr")
+            self.console.write_line(f"[dtrain] {cleaned(line, _SAID)}", to="stderr")
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:

@@ -25,6 +25,7 @@ from dtrain.topology import Task
 TAIL_LINES = 20
 """How many of a task's last lines are kept for the report of its failure."""
 
+_GENERATIONS = 64  # of processes between a task and one that it has started
 _HERE = Path(__file__).parent
 
 
@@ -107,6 +108,24 @@ class TaskProcess:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._popen.pid, signum)
 
+    def signal_member(self, pid: int, signum: int) -> bool:
+        """Send a signal to a process if it is this task's, or one that it started; whether that was done."""
+        if pid == self.pid:
+            with self._reap_lock:
+                if self._popen.returncode is None:
+                    os.kill(pid, signum)
+                    return True
+            return False
+        with contextlib.suppress(OSError, OverflowError, AttributeError):
+            handle = os.pidfd_open(pid)  # from here on the number cannot pass to another process unseen
+            try:
+                if self.exit_code is None and (os.getsid(pid) == self.pid or _descends(pid, self.pid)):
+                    signal.pidfd_send_signal(handle, signum)
+                    return True
+            finally:
+                os.close(handle)
+        return False
+
     def stopped(self) -> bool:
         """Whether the process is there but held, as by SIGSTOP; False where /proc does not tell."""
         with contextlib.suppress(OSError):
@@ -154,6 +173,18 @@ class TaskProcess:
 
 Event = TaskProcess | Message | int
 """What a job waits for: the end of a process, a task's message, a signal's number, or 0, which only wakes."""
+
+
+def _descends(pid: int, ancestor: int) -> bool:
+    """Whether a process was started by another, or by one that this one started; False where /proc is not."""
+    for _ in range(_GENERATIONS):
+        if pid <= 1:
+            return False
+        if pid == ancestor:
+            return True
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        pid = int(stat.rpartition(")")[2].split()[1])
+    return False
 
 
 def bound_to_launcher() -> list[str]:

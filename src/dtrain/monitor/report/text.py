@@ -8,13 +8,12 @@ from __future__ import annotations
 import html
 import json
 import math
-import re
 from typing import Any
+
+from dtrain.plain_text import without_controls
 
 UNKNOWN = "\N{EN DASH}"
 """Stands where there is no value."""
-
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
 
 
 def escape(text: object) -> str:
@@ -24,7 +23,7 @@ def escape(text: object) -> str:
 
 def clean(text: str) -> str:
     """Text without control characters and halves of characters, of which file names and JSON can consist."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+    return without_controls(text)
 
 
 def cut(text: str, most: int = 80) -> str:

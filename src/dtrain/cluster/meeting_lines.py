@@ -1,0 +1,113 @@
+"""The lines that tasks say to each other in the meeting before training, and how they prove who says them.
+
+A line is JSON. Where the job has a secret, each side signs its lines with it and with a number that the other
+side has just drawn, so that nobody else can say them, nor say again what was heard in another meeting.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dtrain.errors import DtrainError, PeerMismatchError, PeerMissingError, PortInUseError
+
+PROTOCOL = 1
+MESSAGE_LIMIT = 1 << 20  # bytes; a cluster of ten thousand tasks is smaller
+CHALLENGE = "challenge"
+_PROOF = "proof"
+
+ERRORS: Mapping[str, Callable[..., DtrainError]] = {
+    "missing": PeerMissingError,
+    "mismatch": PeerMismatchError,
+    "port in use": PortInUseError,
+}
+"""What a verdict other than "go" is raised as, on every task."""
+
+
+class Verdict(Exception):  # noqa: N818 - an outcome that ends the meeting, not an error of the program
+    """Why there will be no job, or no place in it for one process; `kind` is a key of ERRORS."""
+
+    def __init__(self, kind: str, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.hint = hint
+
+    def error(self) -> DtrainError:
+        """What to raise on a task that hears of it."""
+        return ERRORS[self.kind](self.message, hint=self.hint)
+
+
+def missing_error(missing: list[str], seconds: float, refused: str = "") -> Verdict:
+    """What to say of tasks that did not come within the time limit, and of who came in their place."""
+    return Verdict(
+        "missing",
+        f"Not every process of the job is there after {seconds:.3g} s. Missing: {', '.join(missing)}."
+        f"{' ' if refused else ''}{refused}",
+        "Start all processes of the job, see why those ended or cannot be reached, or set "
+        "DTRAIN_PEER_TIMEOUT to a longer time in seconds.",
+    )
+
+
+def mismatch(message: str) -> Verdict:
+    """What to say of processes that do not mean the same job."""
+    return Verdict(
+        "mismatch", message, 'Give all processes the same "cluster" in TF_CONFIG, and each its own "task".'
+    )
+
+
+class Lines:
+    """Writes and reads the lines of one connection.
+
+    Args:
+        secret: the job's, or None.
+        first: whether this side is the first task's.
+
+    Attributes:
+        challenge: the number that the other side has to sign.
+        proven: whether the last line that was read shows that the other side knows the secret.
+    """
+
+    def __init__(self, secret: bytes | None, *, first: bool) -> None:
+        self._secret = secret
+        self._first = first
+        self.challenge = secrets.token_hex(16)
+        self.proven = False
+        self._to_sign = ""
+
+    @property
+    def signed(self) -> bool:
+        """Whether the job has a secret, so that lines without a proof count for nothing."""
+        return self._secret is not None
+
+    def encode(self, kind: str, /, **content: Any) -> bytes:
+        """One message, signed where there is a secret."""
+        message: dict[str, Any] = {"dtrain": kind, "protocol": PROTOCOL, **content}
+        if self._secret is not None:
+            message[CHALLENGE] = self.challenge
+            message[_PROOF] = _proof(self._secret, self._first, self._to_sign, message)
+        return json.dumps(message).encode() + b"\n"
+
+    def decode(self, line: bytes) -> dict[str, Any] | None:
+        """The message in a line, or None where it is not one of ours; sets `proven`."""
+        self.proven = False
+        try:
+            message = json.loads(line)
+            if not (isinstance(message, dict) and isinstance(message.get("dtrain"), str)):
+                return None
+            said = message.pop(_PROOF, None)
+            if self._secret is not None and isinstance(said, str):
+                right = _proof(self._secret, not self._first, self.challenge, message)
+                self.proven = hmac.compare_digest(said.encode("utf-8", "replace"), right.encode())
+        except (ValueError, RecursionError):
+            return None
+        self._to_sign = str(message.get(CHALLENGE, ""))[:64]
+        return message
+
+
+def _proof(secret: bytes, by_first: bool, challenge: str, message: Mapping[str, Any]) -> str:
+    signed = json.dumps([by_first, challenge, message], sort_keys=True).encode()
+    return hmac.new(secret, b"dtrain meeting\0" + signed, "sha256").hexdigest()

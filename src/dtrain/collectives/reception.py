@@ -1,0 +1,126 @@
+"""Takes the connections of the workers that connect to this one, and of nobody else.
+
+All connections are heard at once, each for a short time, so that strangers who say nothing hold up nobody.
+"""
+
+from __future__ import annotations
+
+import hmac
+import select
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dtrain.cluster.sockets import accept
+from dtrain.log import logger
+
+SECRET = 32  # bytes
+HELLO = struct.Struct(f"!I{SECRET}s")
+_PATIENCE = 2.0  # seconds that a connection has for its hello
+_STRANGERS = 64  # connections without one that are held; of more, the oldest are closed
+_LOOK = 0.2  # seconds
+
+
+@dataclass
+class _Visitor:
+    sock: socket.socket
+    since: float
+    said: bytes = b""
+
+
+class Reception:
+    """Waits for workers.
+
+    Args:
+        listeners: listening sockets, which stay the caller's.
+        awaited: the workers that are to come.
+        secret: what they know.
+    """
+
+    def __init__(self, listeners: Sequence[socket.socket], awaited: set[int], secret: bytes) -> None:
+        self._listeners = {sock.fileno(): sock for sock in listeners}
+        self._awaited = set(awaited)
+        self._secret = secret
+        self._visitors: dict[int, _Visitor] = {}  # the oldest first
+        self._poll = select.poll()
+        for sock in listeners:
+            sock.setblocking(False)
+            self._poll.register(sock, select.POLLIN)
+
+    def run(self, found: dict[int, socket.socket], deadline: float) -> None:
+        """Put the connected socket of each worker into `found`, until all are there or the time is over."""
+        try:
+            while self._awaited and time.monotonic() < deadline:
+                for number, _ in self._poll.poll(_LOOK * 1000):
+                    if number in self._listeners:
+                        self._let_in(self._listeners[number])
+                    elif number in self._visitors:
+                        self._hear(self._visitors[number], found)
+                self._close_old()
+        except OSError:
+            pass  # the listeners are closed: the time is over
+        finally:
+            for visitor in list(self._visitors.values()):
+                self._close(visitor)
+
+    def _let_in(self, listener: socket.socket) -> None:
+        sock = accept(listener, lambda line: logger.warning("While workers connect, %s", line))
+        if sock is None:
+            self._close_old(most=len(self._visitors) - 1)
+            return
+        sock.setblocking(False)
+        self._visitors[sock.fileno()] = _Visitor(sock, time.monotonic())
+        self._poll.register(sock, select.POLLIN)
+
+    def _hear(self, visitor: _Visitor, found: dict[int, socket.socket]) -> None:
+        try:
+            more = visitor.sock.recv(HELLO.size - len(visitor.said))
+        except BlockingIOError:
+            return
+        except OSError:
+            more = b""
+        visitor.said += more
+        if not more:
+            self._close(visitor)
+        elif len(visitor.said) == HELLO.size:
+            worker = self._greet(visitor)
+            if worker is None:
+                self._close(visitor)
+            else:
+                self._forget(visitor)
+                self._awaited.discard(worker)
+                found[worker] = visitor.sock
+
+    def _greet(self, visitor: _Visitor) -> int | None:
+        """The number of an awaited worker that knows the secret; it is told that we do."""
+        worker, said = HELLO.unpack(visitor.said)
+        if not hmac.compare_digest(said, word(self._secret, "hello", worker)) or worker not in self._awaited:
+            return None
+        try:
+            visitor.sock.sendall(word(self._secret, "welcome", worker))  # an empty buffer takes it at once
+        except OSError:
+            return None
+        return int(worker)
+
+    def _close_old(self, most: int = _STRANGERS) -> None:
+        now = time.monotonic()
+        visitors = list(self._visitors.values())
+        for place, visitor in enumerate(visitors):
+            if now - visitor.since > _PATIENCE or place < len(visitors) - max(0, most):
+                self._close(visitor)
+
+    def _close(self, visitor: _Visitor) -> None:
+        self._forget(visitor)
+        visitor.sock.close()
+
+    def _forget(self, visitor: _Visitor) -> None:
+        number = visitor.sock.fileno()
+        self._poll.unregister(number)
+        del self._visitors[number]
+
+
+def word(secret: bytes, said: str, worker: int) -> bytes:
+    """What only those who know the secret can say, and what does not tell it."""
+    return hmac.digest(secret, f"{said} {worker}".encode(), "sha256")

@@ -1,0 +1,68 @@
+"""Whom a signal may reach that a task's message asks for: real processes, and numbers that mean others."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dtrain.launch.task_process import TaskProcess
+
+# Starts a child in its own session, and says by a file which number it has.
+_PROGRAM = """
+import subprocess, sys
+from pathlib import Path
+child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+Path(sys.argv[1]).write_text(f"{child.pid}\\n")
+child.wait()
+"""
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Iterator[tuple[TaskProcess, int]]:
+    """A task, and a process that it has started."""
+    told = tmp_path / "child"
+    process = TaskProcess(
+        [sys.executable, "-S", "-c", _PROGRAM, str(told)], dict(os.environ), queue.SimpleQueue()
+    )
+    child = ""
+    for _ in range(400):
+        child = told.read_text(encoding="ascii") if told.exists() else ""
+        if child.endswith("\n"):
+            break
+        time.sleep(0.02)
+    yield process, int(child)
+    if Path(f"/proc/{child.strip()}").exists():
+        os.kill(int(child), signal.SIGKILL)
+    process.discard()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a signal by a handle is a matter of Linux")
+def test_a_signal_reaches_the_task_and_what_it_started_and_nobody_else(
+    task: tuple[TaskProcess, int],
+) -> None:
+    process, child = task
+    stranger = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    try:
+        # SIGCONT does nothing to a process that runs, whoever should get it by mistake.
+        for pid in (-1, 0, 1, 2, 1 << 22, 1 << 31, 1 << 80, -process.pid, os.getpid(), stranger.pid):
+            assert not process.signal_member(pid, signal.SIGCONT), pid
+        assert process.signal_member(process.pid, signal.SIGCONT)
+        assert process.signal_member(child, signal.SIGTERM)  # which ends the task as well
+        for _ in range(400):
+            if process.exit_code is not None:
+                break
+            time.sleep(0.02)
+        assert process.exit_code == 0
+        assert not process.signal_member(process.pid, signal.SIGCONT)
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
