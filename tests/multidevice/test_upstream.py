@@ -206,6 +206,7 @@ def test_private_attributes_of_objects_are_where_dtrain_reads_them() -> None:
     objects = {
         "model": model,
         "compiled loss": model._compile_loss,
+        "compiled metrics": model._compile_metrics,
         "optimizer": model.optimizer,
         "loss scaling": keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
         "metric": keras.metrics.MeanAbsoluteError(),
@@ -223,6 +224,17 @@ def test_private_attributes_of_objects_are_where_dtrain_reads_them() -> None:
     assert set(objects) == set(ATTRIBUTES)
     assert model._compile_loss._flat_losses[0].loss is not None
     assert isinstance(model.weights[0]._value, tf.Variable)
+
+
+def test_what_keras_keeps_in_layers_and_models_is_known() -> None:
+    functional = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    functional.compile("sgd", "mse")
+    functional.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0)
+    known = of_keras.LAYER_BOOKKEEPING | of_keras.LAYER_LOSSES
+    for model in (functional, functional._functional, keras.Model()):
+        private = {name for name in vars(model) if name.startswith("_")}
+        assert {name for name in private if not name.startswith(("_self_", "_dtrain"))} <= known
+        assert "built" in known & set(vars(model))
 
 
 def test_a_function_of_arrays_in_graphs_and_beside_them() -> None:

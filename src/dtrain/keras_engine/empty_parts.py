@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from dtrain.keras_engine.context import current_step
 from dtrain.keras_engine.protocol import in_replica
+from dtrain.keras_engine.replica_attributes import watch
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -29,6 +30,7 @@ def make_layer_call(original: Callable[..., Any]) -> Callable[..., Any]:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         if getattr(_local, "inside", False) or not in_replica():
             return original(self, *args, **kwargs)
+        watch(self)
         step = current_step()
         rows = _rows_of_first((args, kwargs))
         compiled = (step is not None and step.compiled) or upstream_tf.in_xla_graph()

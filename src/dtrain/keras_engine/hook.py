@@ -49,6 +49,7 @@ def _install() -> None:
         optimizer,
         randoms,
         rematerialization,
+        replica_attributes,
         seeds,
         sharded_state,
         tables,
@@ -73,6 +74,7 @@ def _install() -> None:
     replace(keras.UNSCALE_LOSS, losses.make_scale)
     replace(keras.ADDITIONAL_LOSS, losses.make_additional_loss)
     replace(keras.LAYER_CALL, empty_parts.make_layer_call)
+    replace(keras.MAYBE_BUILD, replica_attributes.make_maybe_build)
     replace(keras.SYNCHRONIZED_MOMENTS, empty_parts.make_moments)
     replace(keras.REDUCE_WEIGHTED, losses.make_reduce_weighted)
     replace(keras.LOSS_CALL, losses.make_loss_call)
@@ -101,3 +103,5 @@ def _install() -> None:
     replace(keras.EXPORTED_VARIABLES, files.make_exported_variables)
     replace(tensorflow.STATELESS_UNIFORM, randoms.make_uniform)
     replace(tensorflow.TAPE_GRADIENT, gradients.make_gradient)
+    replace(tensorflow.REPLICA_THREADS, replica_attributes.make_replica_threads)
+    replace(tensorflow.MERGE_CALL, replica_attributes.make_merge_call)

@@ -14,6 +14,7 @@ import tensorflow as tf
 from dtrain.errors import DataError
 from dtrain.keras_engine.input import Split, local_parts, split_batch, to_tensors
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.replica_attributes import watch
 from dtrain.keras_engine.steps import unwrapped, without_optionals
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -45,6 +46,7 @@ class PredictFunction:
         step = unwrapped(model.predict_step)
 
         def in_replica(part: Any) -> Any:
+            watch(model)
             return step(without_optionals(part))
 
         outputs = strategy.run(in_replica, args=(upstream_tf.per_replica(list(parts)),))

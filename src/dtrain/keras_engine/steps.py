@@ -26,6 +26,7 @@ from dtrain.keras_engine.probe import (
     summed_losses,
 )
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.replica_attributes import watch
 from dtrain.keras_engine.talk import exchange
 from dtrain.keras_engine.waits import Waits
 from dtrain.upstream import keras as upstream_keras
@@ -161,6 +162,7 @@ class StepProgram:
         return first_replica(strategy, strategy.run(lambda: metrics.results(self.model)))
 
     def _in_replica(self, part: Any, total: Any, phase: str | None) -> Any:
+        watch(self.model)
         part = without_optionals(part)
         size = batch_rows(part)
         waits = Waits() if self.measured else None

@@ -117,6 +117,10 @@ LAYER_CALL = Reach(
     module="keras.src.layers.layer", owner="Layer", name="__call__", signature="(self, *args, **kwargs)",
     reason="a replica without examples cannot run convolutions, pooling and others on a CPU",
 )  # fmt: skip
+MAYBE_BUILD = Reach(
+    module="keras.src.layers.layer", owner="Layer", name="_maybe_build", signature="(self, call_spec)",
+    reason="attributes that a layer sets while it is built are for all replicas, those of a call for one",
+)  # fmt: skip
 SYNCHRONIZED_MOMENTS = Reach(
     module="keras.src.backend.tensorflow.nn", name="_compute_moments_sync",
     signature="(x, axes, keepdims)",
@@ -256,6 +260,26 @@ REMATERIALIZED_CALL = Reach(
 )  # fmt: skip
 
 REACHES: tuple[Reach, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Reach))
+
+# Where a layer keeps the losses of its last call.
+LAYER_LOSSES = frozenset({"_losses", "_loss_ids", "_losses_override"})
+# What Keras itself keeps in layers and models, which is the same for all replicas.
+LAYER_BOOKKEEPING = frozenset(
+    {
+        "_allow_non_tensor_positional_args", "_auto_config", "_build_shapes_dict", "_call_context_args",
+        "_call_has_context_arg", "_call_has_mask_arg", "_call_has_training_arg", "_call_signature",
+        "_called", "_compile_config", "_compile_loss", "_compile_metrics", "_compiled_trainable_state",
+        "_compute_loss_has_training_arg", "_convert_input_args", "_distribute_strategy", "_dtype_policy",
+        "_eval_epoch_iterator", "_functional", "_inbound_nodes", "_initial_epoch", "_input_spec", "_inputs",
+        "_inputs_struct", "_jit_compile", "_layers", "_lock", "_loss_tracker", "_metrics", "_nodes",
+        "_nodes_by_depth", "_non_trainable_variables", "_operations", "_operations_by_depth",
+        "_outbound_nodes", "_outputs", "_outputs_struct", "_parent_path", "_path", "_remat_mode",
+        "_run_eagerly", "_saved_model_arg_spec", "_saved_model_inputs_spec", "_seed_generators",
+        "_self_setattr_tracking", "_supports_masking", "_tracked", "_tracker", "_trainable",
+        "_trainable_variables", "build", "built", "get_metrics_result", "predict_function", "quantize",
+        "test_function", "train_function",
+    }
+)  # fmt: skip
 
 
 def seed_generator_global() -> Any:
@@ -420,6 +444,19 @@ def layers_of(model: Any) -> list[Any]:
     return list(model._flatten_layers())
 
 
+def layer_structure(layer: Any) -> tuple[Any, ...]:
+    """What changes when a layer is built, or gets variables or layers."""
+    lists = (layer._trainable_variables, layer._non_trainable_variables, layer._layers, layer._metrics)
+    return (layer.built, *map(len, lists))
+
+
+def compiled_parts(model: Any) -> list[Any]:
+    """The losses and metrics that were given to `compile`, a user's own objects among them."""
+    compiled = model._compile_loss
+    parts = [getattr(compiled, "_user_loss", None), getattr(model._compile_metrics, "_user_metrics", None)]
+    return [*parts, getattr(model._compile_metrics, "_user_weighted_metrics", None)]
+
+
 def is_functional(model: Any) -> bool:
     """Whether a model is computed by the graph of its layers alone: a `call` of the user's own is not."""
     from keras.src.models.functional import Functional
@@ -564,8 +601,8 @@ def compiled_losses(model: Any) -> list[tuple[Any, Any]]:
     return [(each.path, each.loss) for each in flat]
 
 
-# What the functions above read: "model", "compiled loss", "optimizer", "loss scaling", "metric", "variable",
-# "symbolic tensor", "layer".
+# What the functions above read: "model", "compiled loss", "compiled metrics", "optimizer", "loss scaling",
+# "metric", "variable", "symbolic tensor", "layer".
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "model": (
         "_distribute_strategy",
@@ -573,9 +610,11 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "_symbolic_build",
         "_call_has_training_arg",
         "_compile_loss",
+        "_compile_metrics",
         "_initial_epoch",
     ),
-    "compiled loss": ("_flat_losses", "built"),
+    "compiled loss": ("_flat_losses", "_user_loss", "built"),
+    "compiled metrics": ("_user_metrics", "_user_weighted_metrics"),
     "optimizer": (
         "_distribution_strategy",
         "_iterations",
@@ -589,5 +628,15 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "metric": ("_fn", "_fn_kwargs"),
     "variable": ("_value",),
     "symbolic tensor": ("_keras_history",),
-    "layer": ("_inbound_nodes", "_remat_mode", "_losses"),
+    "layer": (
+        "_inbound_nodes",
+        "_remat_mode",
+        "_losses",
+        "_loss_ids",
+        "_losses_override",
+        "_trainable_variables",
+        "_non_trainable_variables",
+        "_layers",
+        "_metrics",
+    ),
 }

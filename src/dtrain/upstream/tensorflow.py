@@ -14,6 +14,7 @@ from dtrain.upstream.reach import Reach
 
 _VALUES = "tensorflow.python.distribute.values"
 _MIRRORED = "tensorflow.python.distribute.mirrored_strategy"
+_REPLICAS = "tensorflow.python.distribute.mirrored_run"
 _COLLECTIVE = "tensorflow.python.distribute.collective_all_reduce_strategy"
 
 TAPE_GRADIENT = Reach(
@@ -70,6 +71,15 @@ SYNC_ON_READ = Reach(
 PER_REPLICA = Reach(
     module=_VALUES, name="PerReplica", signature="(values)",
     reason="hands each replica its part of a batch inside a graph",
+)  # fmt: skip
+REPLICA_THREADS = Reach(
+    module=_REPLICAS, name="_call_for_each_replica", signature="(distribution, fn, args, kwargs)",
+    reason="replicas' threads take turns with the same Python objects: each is given attributes of its own",
+)  # fmt: skip
+MERGE_CALL = Reach(
+    module=_REPLICAS, owner="_MirroredReplicaContext", name="_merge_call",
+    signature="(self, fn, args, kwargs)",
+    reason="the one place where a replica's turn ends before its function does",
 )  # fmt: skip
 REDUCTION_TO_ONE = Reach(
     module="tensorflow.python.distribute.cross_device_ops", name="ReductionToOneDevice",

@@ -1,0 +1,368 @@
+"""Gives each replica of a process its own Python attributes of layers while a step is traced.
+
+Replicas run in threads that take turns: a thread stops where replicas are combined, and the next one runs the
+same layers. What a replica wrote to attributes, such as a layer's losses, is what it finds in its next turn.
+Variables, layers and whether something is built stay shared.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dtrain.keras_engine.protocol import layout_of
+from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import tensorflow as upstream_tf
+
+_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, tf.DType, tf.TensorShape})
+_CONTAINERS = (list, dict, set, deque)
+_DEPTH = 4  # how many objects deep an attribute is looked into
+_MOST = 1000  # containers with more elements are kept, but their elements are not looked into
+_MISSING: Any = object()
+_FRAMEWORKS = frozenset({"keras", "tensorflow", "numpy", "dtrain", "builtins", *sys.stdlib_module_names})
+
+_local = threading.local()
+
+
+class Members:
+    """The objects whose attributes are each replica's own, for all replicas of one call of `strategy.run`."""
+
+    def __init__(self) -> None:
+        self._roots: dict[int, Any] = {}
+        self.objects: dict[int, Any] = {}
+
+    def add(self, root: Any) -> list[Any]:
+        """Adds an object with all that can be reached from it; returns those that are new."""
+        if id(root) in self._roots:
+            return []
+        self._roots[id(root)] = root
+        before = len(self.objects)
+        self._add(root, 0, set())
+        return list(self.objects.values())[before:]
+
+    def _add(self, value: Any, depth: int, seen: set[int]) -> None:
+        if type(value) in _ATOMS or depth > 2 * _DEPTH or id(value) in seen or len(seen) > 10 * _MOST:
+            return
+        seen.add(id(value))
+        if _is_shared(value):
+            return
+        if isinstance(value, keras.layers.Layer):
+            for layer in upstream_keras.layers_of(value):
+                self.objects[id(layer)] = layer
+                seen.add(id(layer))
+                names = upstream_keras.LAYER_BOOKKEEPING
+                inside = [each for name, each in vars(layer).items() if name not in names]
+                if isinstance(layer, keras.Model):
+                    inside += upstream_keras.compiled_parts(layer)
+                self._add_all(inside, depth, seen)
+        elif isinstance(value, dict):
+            self._add_all(value.values(), depth, seen)
+        elif isinstance(value, list | tuple | set | deque):
+            self._add_all(value, depth, seen)
+        elif isinstance(value, FunctionType | MethodType | functools.partial):
+            self._add_all(_bound(value), depth, seen)
+        elif _is_own_object(value):
+            self.objects[id(value)] = value
+            self._add_all(vars(value).values(), depth, seen)
+
+    def _add_all(self, values: Iterable[Any], depth: int, seen: set[int]) -> None:
+        values = list(values)
+        for value in values if len(values) <= _MOST else ():
+            self._add(value, depth + 1, seen)
+
+
+class OwnAttributes:
+    """What one replica has written to the members' attributes.
+
+    While the replica's turn lasts, the members hold it. Between its turns they hold what all replicas share.
+
+    Args:
+        members: of the call of `strategy.run` that the replica is part of.
+    """
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+        self._shared: dict[int, _Snapshot] = {}
+        self._attributes: list[tuple[Any, str, Any]] = []
+        self._contents: list[tuple[Any, Any]] = []
+
+    def begin_turn(self) -> None:
+        """Notes what is shared, and writes the replica's own over it."""
+        self._shared = {key: _Snapshot(each) for key, each in self._members.objects.items()}
+        for owner, name, value in self._attributes:
+            _set(owner, name, value)
+        for container, content in self._contents:
+            _fill(container, content)
+
+    def end_turn(self) -> None:
+        """Keeps what the replica has written, and puts what is shared in its place."""
+        self._attributes, self._contents = [], []
+        for snapshot in self._shared.values():
+            snapshot.take_back(self._attributes, self._contents)
+        self._shared = {}
+
+    def watch(self, root: Any) -> None:
+        """Makes an object a member, with all that can be reached from it, before the replica uses it."""
+        for each in self._members.add(root):
+            self._shared[id(each)] = _Snapshot(each)
+
+    def share(self, layer: Any) -> None:
+        """What a layer holds now was made to build it, and is for all replicas."""
+        for each in upstream_keras.layers_of(layer):
+            if id(each) in self._shared:
+                self._shared[id(each)].renew()
+
+
+class _Snapshot:
+    """The attributes of one object as they were when a turn began, and what its containers held."""
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+        self._is_layer = isinstance(owner, keras.layers.Layer)
+        self._attributes: dict[str, Any] = {}
+        self._containers: dict[int, tuple[Any, Any, bool]] = {}
+        self._structure: Any = None
+        self.renew()
+
+    def renew(self) -> None:
+        """What the object holds now is what all replicas share, its losses left out."""
+        owner = self._owner
+        self._structure = upstream_keras.layer_structure(owner) if self._is_layer else None
+        losses = {key: each for key, each in self._containers.items() if each[2]}
+        self._containers.clear()
+        self._attributes = self._current()
+        for name, value in self._attributes.items():
+            if type(value) not in _ATOMS:
+                self._note(value, name in upstream_keras.LAYER_LOSSES, 0)
+        self._containers |= losses
+
+    def _current(self) -> dict[str, Any]:
+        if not self._is_layer:
+            return dict(vars(self._owner))
+        names = upstream_keras.LAYER_BOOKKEEPING
+        return {
+            name: value
+            for name, value in vars(self._owner).items()
+            if name not in names and not name.startswith(("_self_", "_dtrain"))
+        }
+
+    def _note(self, value: Any, always: bool, depth: int) -> None:
+        if isinstance(value, _CONTAINERS):
+            if id(value) in self._containers:
+                return
+            self._containers[id(value)] = (value, _copy(value), always)
+        elif not isinstance(value, tuple):
+            return
+        if depth < _DEPTH and len(value) <= _MOST:
+            for each in value.values() if isinstance(value, dict) else value:
+                if type(each) not in _ATOMS:
+                    self._note(each, always, depth + 1)
+
+    def take_back(self, attributes: list[tuple[Any, str, Any]], contents: list[tuple[Any, Any]]) -> None:
+        """Undoes what a replica has changed for itself, and adds it to two lists.
+
+        Args:
+            attributes: gets the owner, the name and the value of each attribute.
+            contents: gets each container and what it held.
+        """
+        now, before = self._current(), self._attributes
+        # While a layer is being built, numbers and words belong to what is built.
+        plain = self._is_layer and upstream_keras.layer_structure(self._owner) == self._structure
+        for name in {**before, **now}:
+            new, old = now.get(name, _MISSING), before.get(name, _MISSING)
+            if new is not old and (name in upstream_keras.LAYER_LOSSES or _is_private(old, new, plain)):
+                attributes.append((self._owner, name, new))
+                _set(self._owner, name, old)
+        for container, held, always in self._containers.values():
+            if not _holds(container, held) and (always or _is_private(held, container, plain)):
+                contents.append((container, _copy(container)))
+                _fill(container, held)
+
+
+def make_replica_threads(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of what starts a thread for each replica."""
+
+    def _call_for_each_replica(distribution: Any, fn: Any, args: Any, kwargs: Any) -> Any:
+        layout = layout_of(distribution)
+        if layout is None or layout.local_replicas == 1:
+            return original(distribution, fn, args, kwargs)
+        members = Members()
+        members.add(fn)
+
+        def one_replica(*args: Any, **kwargs: Any) -> Any:
+            own = _local.own = OwnAttributes(members)
+            own.begin_turn()
+            found = fn(*args, **kwargs)
+            # As on one device, what the last call has written stays.
+            if upstream_tf.local_replica_index() < layout.local_replicas - 1:
+                own.end_turn()
+            return found
+
+        return original(distribution, one_replica, args, kwargs)
+
+    return _call_for_each_replica
+
+
+def make_merge_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of where a replica's thread stops until all others have come as far."""
+
+    def _merge_call(self: Any, fn: Any, args: Any, kwargs: Any) -> Any:
+        own = _own()
+        if own is None:
+            return original(self, fn, args, kwargs)
+        own.end_turn()
+        found = original(self, fn, args, kwargs)
+        own.begin_turn()
+        return found
+
+    return _merge_call
+
+
+def make_maybe_build(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of what builds a layer that is called for the first time."""
+
+    def _maybe_build(self: Any, call_spec: Any) -> Any:
+        own = None if self.built else _own()
+        found = original(self, call_spec)
+        if own is not None:
+            own.share(self)
+        return found
+
+    return _maybe_build
+
+
+def watch(root: Any) -> None:
+    """Makes the attributes of an object, and of what it holds, this replica's own from here on."""
+    own = _own()
+    if own is not None:
+        own.watch(root)
+
+
+def _own() -> OwnAttributes | None:
+    return getattr(_local, "own", None)
+
+
+def _is_private(old: Any, new: Any, plain: bool) -> bool:
+    """Whether a change of an attribute belongs to the replica that made it.
+
+    Args:
+        old: before.
+        new: after.
+        plain: whether numbers, words and the like do.
+    """
+    if _any(old, _has_tensor) or _any(new, _has_tensor):
+        return True
+    return plain and not (_any(old, _has_shared) or _any(new, _has_shared))
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, tf.Variable | keras.Variable | tf.distribute.DistributedValues):
+        return False
+    kinds = (tf.Tensor, tf.TensorArray, keras.KerasTensor, tf.__internal__.CompositeTensor)
+    return isinstance(value, kinds)
+
+
+def _has_shared(value: Any) -> bool:
+    return _is_shared(value) or callable(value)
+
+
+def _any(value: Any, test: Callable[[Any], bool]) -> bool:
+    """Whether a value, or anything that it holds, passes a test."""
+    seen: dict[int, Any] = {}
+    left = [value]
+    while left and len(seen) <= _MOST:
+        each = left.pop()
+        if type(each) in _ATOMS or each is _MISSING or id(each) in seen:
+            continue
+        if test(each):
+            return True
+        seen[id(each)] = each
+        if not isinstance(each, keras.layers.Layer):
+            left += _inside(each)
+    return False
+
+
+def _is_shared(value: Any) -> bool:
+    """Whether a value is part of what all replicas have in common."""
+    kinds = (tf.Variable, keras.Variable, keras.random.SeedGenerator, ModuleType, type)
+    return isinstance(value, (*kinds, tf.distribute.Strategy))
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        found = list(value.values())
+    elif isinstance(value, list | tuple | set | deque):
+        found = list(value)
+    else:
+        found = list(vars(value).values()) if _is_own_object(value) else []
+    return found if len(found) <= _MOST else []
+
+
+def _is_own_object(value: Any) -> bool:
+    """Whether a value is an object of a class of the user's, which may keep what a layer keeps."""
+    own = type(value).__module__.partition(".")[0] not in _FRAMEWORKS or type(value).__module__ == "__main__"
+    return own and hasattr(value, "__dict__")
+
+
+def _bound(function: Any) -> list[Any]:
+    """What a function brings along beside its arguments."""
+    if isinstance(function, MethodType):
+        return [function.__self__, function.__func__]
+    if isinstance(function, functools.partial):
+        return [function.func, *function.args, *function.keywords.values()]
+    found = [getattr(function, "__wrapped__", None)]
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:  # not filled yet
+            continue
+    return found
+
+
+def _copy(container: Any) -> Any:
+    if isinstance(container, dict):
+        return dict(container)
+    return set(container) if isinstance(container, set) else list(container)
+
+
+def _holds(container: Any, held: Any) -> bool:
+    """Whether a container holds the very objects of a copy that was made of it."""
+    if len(container) != len(held):
+        return False
+    if isinstance(container, dict):
+        return all(container.get(key, _MISSING) is value for key, value in held.items())
+    if isinstance(container, set):
+        return bool(container == held)
+    return all(a is b for a, b in zip(container, held, strict=True))
+
+
+def _fill(container: Any, content: Any) -> None:
+    """Makes a container hold something else, past what Keras does when one of its own lists changes."""
+    if isinstance(container, dict):
+        kind: Any = OrderedDict if isinstance(container, OrderedDict) else dict
+        kind.clear(container)
+        kind.update(container, content)
+    elif isinstance(container, set):
+        set.clear(container)
+        set.update(container, content)
+    elif isinstance(container, deque):
+        container.clear()
+        container.extend(content)
+    else:
+        list.__setitem__(container, slice(None), content)
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    """Sets an attribute, past what Keras does when one of a layer changes."""
+    if value is _MISSING:
+        vars(owner).pop(name, None)
+    else:
+        vars(owner)[name] = value
