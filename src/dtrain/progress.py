@@ -73,6 +73,30 @@ class Examples(NamedTuple):
         """How many came since; None if a step did not say."""
         return self.counted - earlier.counted if self.unsaid == earlier.unsaid else None
 
+    def more(self, examples: int | None) -> Examples:
+        """With those of further steps; None or less than 0 where that is not known."""
+        if examples is None or examples < 0:
+            return Examples(self.counted, self.unsaid + 1)
+        return Examples(self.counted + examples, self.unsaid)
+
+    def without(self, others: Examples) -> Examples:
+        """These, but for others."""
+        return Examples(self.counted - others.counted, self.unsaid - others.unsaid)
+
+
+class Traced(NamedTuple):
+    """Training steps in whose calls something was traced or compiled: their times tell nothing of others.
+
+    Attributes:
+        steps: how many.
+        examples: that they saw.
+        reading: seconds until their batches were there. All else that they took is counted as `start`.
+    """
+
+    steps: int = 0
+    examples: Examples = Examples()
+    reading: float = 0.0
+
 
 class _State:
     """Written by the thread that trains, read by the one that reports."""
@@ -80,6 +104,7 @@ class _State:
     __slots__ = (
         "begun",
         "between",
+        "counted",
         "done",
         "ended",
         "examples",
@@ -89,6 +114,7 @@ class _State:
         "source",
         "step",
         "totals",
+        "traced",
         "trained",
         "waited",
     )
@@ -100,6 +126,8 @@ class _State:
         self.step = 0  # training steps: the optimizer's count, where it is known
         self.trained = 0  # training steps, in this life
         self.examples = Examples()
+        self.traced = Traced()  # of these steps and examples
+        self.counted = ledger.seconds()  # when the newest steps, or what follows them, began
         self.first_step = True  # whether `fit` has to say at which step it begins
         self.totals = Totals()
         self.begun = 0.0
@@ -115,7 +143,7 @@ ledger = Ledger()
 _PARTS = {"input": "input", "step": "compute", "callbacks": "callbacks", "checkpoint": "checkpoint"}
 
 _now = _State()
-_outer: list[tuple[int, Examples]] = []  # what was counted when each of `_now.kinds` began
+_outer: list[tuple[int, Examples, Traced]] = []  # what was counted when each of `_now.kinds` began
 _reporter: threading.Thread | None = None
 _wake = threading.Event()
 _looks: Callable[[], bool] | None = None
@@ -137,6 +165,11 @@ def trained() -> int:
     return _now.trained
 
 
+def traced() -> Traced:
+    """Of `trained` and `examples`: the steps in whose calls something was traced."""
+    return _now.traced
+
+
 def nested() -> bool:
     """Whether a `fit`, `evaluate` or `predict` goes on."""
     return bool(_now.kinds)
@@ -155,7 +188,7 @@ def begin(kind: str) -> None:
         ledger.enter("start" if kind == "fit" else "other")
     else:
         ledger.pin("validation")
-    _outer.append((_now.trained, _now.examples))
+    _outer.append((_now.trained, _now.examples, _now.traced))
     _now.kinds = (*_now.kinds, kind)
     _now.source = None
     if kind == "fit":
@@ -174,7 +207,7 @@ def end() -> None:
     if _now.kinds:
         ledger.unpin()
         if counted is not None:  # what a `fit` inside of another did is none of the other's
-            _now.trained, _now.examples = counted
+            _now.trained, _now.examples, _now.traced = counted
     else:
         ledger.enter("other")
     if not _now.kinds and _reporter is not None:
@@ -207,12 +240,8 @@ def waiting() -> Iterator[None]:
 
 def note_batches(steps: int, examples: int | None) -> None:
     """So many more steps train, on so many examples; None or less than 0 where that is not known."""
-    counted, unsaid = _now.examples
     _now.trained += steps
-    if examples is None or examples < 0:
-        _now.examples = Examples(counted, unsaid + 1)
-    else:
-        _now.examples = Examples(counted + examples, unsaid)
+    _now.examples = _now.examples.more(examples)
 
 
 def step_done(done: int) -> None:
@@ -241,6 +270,7 @@ def training_from(step: int) -> None:
 def input_begins(source: Any) -> None:
     """The next batch is being read from an iterator."""
     now = time.perf_counter()
+    _now.counted = ledger.seconds()
     same = source is _now.source
     _now.waited = _now.waited if same else 0.0
     _now.between = now - _now.ended - _now.waited if same else 0.0
@@ -258,6 +288,18 @@ def step_begins() -> float:
     _now.phase = "step"
     ledger.enter("compute")
     return reading
+
+
+@contextlib.contextmanager
+def tracing() -> Iterator[None]:
+    """While a program is traced apart from the step that it is for."""
+    part, before = ledger.enter("start"), _now.phase
+    _now.phase = "step"
+    try:
+        yield
+    finally:
+        _now.phase = before
+        ledger.enter(part)
 
 
 def reading_seen_by(look: Callable[[], bool] | None) -> None:
@@ -283,7 +325,7 @@ def step_ends(
         reading: seconds until their batches were there.
         waiting: seconds in which they waited for other workers; None if that is not measured.
         train: whether they trained.
-        usual: whether they count for the usual times; not if they were traced or compiled, too.
+        usual: whether they count for the usual times; not if something was traced or compiled for them, too.
         steps: how many.
         inside: of the reading, seconds that passed since `step_begins`: batches were read between steps.
         communication: seconds that they spent on other replicas, the waiting included; None for as long as
@@ -291,11 +333,15 @@ def step_ends(
         examples: in their batches, over all workers; None if that is not known.
     """
     now = time.perf_counter()
-    _note_parts(now, inside, (waiting or 0.0) if communication is None else communication, usual)
+    _note_parts(inside, (waiting or 0.0) if communication is None else communication, usual)
     if train:
         _now.step += steps
         note_batches(steps, examples)
-        if usual:
+        if not usual:
+            found = _now.traced
+            read = ledger.seconds()["input"] - _now.counted["input"]
+            _now.traced = Traced(found.steps + steps, found.examples.more(examples), found.reading + read)
+        else:
             t = _now.totals
             _now.totals = Totals(
                 t.steps + steps,
@@ -308,30 +354,41 @@ def step_ends(
             )
     _now.ended = now
     _now.between = _now.waited = 0.0
+    _now.counted = ledger.seconds()
     _count(steps)
 
 
-def _note_parts(now: float, inside: float, communication: float, usual: bool) -> None:
+def _note_parts(inside: float, communication: float, usual: bool) -> None:
     """Says of what a step took which part was not computing."""
     ledger.enter("compute")
-    communication = min(communication, max(0.0, now - _now.begun - inside))
-    ledger.move("compute", "input", inside)
-    ledger.move("compute", "communication", communication)
-    if not usual:
-        ledger.move("compute", "start", now - _now.begun - inside - communication)
+    ledger.move("compute", "input", inside, since=_now.counted)
+    if usual:
+        ledger.move("compute", "communication", communication, since=_now.counted)
+    else:
+        _count_as_start()
 
 
-def call_ends(*, train: bool, communication: float = 0.0) -> None:
+def _count_as_start() -> None:
+    """Nothing of the newest steps but their reading was usual; nor the waiting: others traced, too."""
+    for part in ("compute", "communication"):
+        ledger.move(part, "start", since=_now.counted)
+
+
+def call_ends(*, train: bool, communication: float = 0.0, usual: bool = True) -> None:
     """The function that `fit` calls returns, its logs computed.
 
     Args:
         train: whether it trained.
         communication: seconds that computing the logs spent on the other replicas.
+        usual: as in `step_ends`, for the whole call.
     """
     now = time.perf_counter()
     ledger.enter("callbacks")
-    ledger.move("compute", "communication", min(communication, now - _now.ended))
-    if train:
+    if usual:
+        ledger.move("compute", "communication", communication, since=_now.counted)
+    else:
+        _count_as_start()
+    if train and usual:
         _now.totals = _now.totals._replace(together=_now.totals.together + now - _now.ended)
     _now.ended = now
     _now.phase = "callbacks"

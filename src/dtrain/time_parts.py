@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 PARTS = (
     "input",
@@ -56,11 +56,25 @@ class Ledger:
         self._part, self._since = part, now
         return before
 
-    def move(self, source: str, target: str, seconds: float) -> None:
-        """Says of seconds that were counted for one part that they were another's."""
-        if seconds > 0 and not self._pinned and threading.get_ident() == self._owner:
-            self._seconds[source] -= seconds
-            self._seconds[target] += seconds
+    def move(
+        self, source: str, target: str, seconds: float | None = None, *, since: Mapping[str, float]
+    ) -> None:
+        """Says of seconds that were counted for one part that they were another's.
+
+        Args:
+            source: the part that they were counted for.
+            target: the part that they belong to.
+            seconds: how many; None for all.
+            since: what `seconds` said at an earlier moment. No more is moved than was counted after it, so
+                that no part of any time becomes negative.
+        """
+        if self._pinned or threading.get_ident() != self._owner:
+            return
+        self.enter(self._part)  # what the running part has so far is counted, too
+        most = max(0.0, self._seconds[source] - since[source])
+        moved = most if seconds is None else min(max(seconds, 0.0), most)
+        self._seconds[source] -= moved
+        self._seconds[target] += moved
 
     def pin(self, part: str) -> None:
         """All that follows is of this part, whatever begins within it; until `unpin`."""

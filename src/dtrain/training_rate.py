@@ -1,13 +1,14 @@
 """How fast training is between two moments: a mark at each, and what lies between them.
 
-Only the steps count, with what they waited for: no validation, no callbacks.
+Only the steps count, with what they waited for: no validation, no callbacks, and no steps for which something
+was traced or compiled. Whoever tells a rate or the time of a step takes it from here.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from dtrain import progress
 
@@ -16,38 +17,6 @@ NAME = "examples_per_second"
 
 TRAINING = ("input", "compute", "communication")
 """The parts of the time that are steps."""
-
-
-def training_seconds(parts: Mapping[str, float]) -> float:
-    """Of seconds by part, those of steps."""
-    return sum(parts[part] for part in TRAINING)
-
-
-class Mark(NamedTuple):
-    """Where the training of this process stands.
-
-    Attributes:
-        at: when, by `time.perf_counter`.
-        steps: made so far.
-        examples: seen so far, by the whole job.
-        waiting: seconds until batches were there.
-        seconds: of all steps.
-    """
-
-    at: float
-    steps: int
-    examples: progress.Examples
-    waiting: float
-    seconds: float
-
-    def since(self, earlier: Mark) -> Figures:
-        """What lies between two marks."""
-        return Figures(
-            self.steps - earlier.steps,
-            self.seconds - earlier.seconds,
-            self.examples.since(earlier.examples),
-            self.waiting - earlier.waiting,
-        )
 
 
 class Figures(NamedTuple):
@@ -82,9 +51,73 @@ class Figures(NamedTuple):
         return self.waiting / self.seconds if self.seconds > 0 else None
 
 
-def mark() -> Mark:
-    """Now."""
-    parts = progress.ledger.seconds()
+class Mark(NamedTuple):
+    """Where the training of this process stands.
+
+    Attributes:
+        at: when, by `time.perf_counter`.
+        steps: made so far.
+        examples: seen so far, by the whole job.
+        waiting: seconds until batches were there.
+        seconds: of all steps.
+    """
+
+    at: float
+    steps: int
+    examples: progress.Examples
+    waiting: float
+    seconds: float
+
+    def since(self, earlier: Mark) -> Figures:
+        """What lies between two marks."""
+        return Figures(
+            self.steps - earlier.steps,
+            self.seconds - earlier.seconds,
+            self.examples.since(earlier.examples),
+            self.waiting - earlier.waiting,
+        )
+
+
+def mark(*, start: bool = False) -> Mark:
+    """Now.
+
+    Args:
+        start: whether steps for which something was traced count, too, with all that this took.
+    """
+    parts, traced = progress.ledger.seconds(), progress.traced()
+    training = sum(parts[part] for part in TRAINING)
+    steps, examples, now = progress.trained(), progress.examples(), time.perf_counter()
+    if start:
+        return Mark(now, steps, examples, parts["input"], training + parts["start"])
     return Mark(
-        time.perf_counter(), progress.trained(), progress.examples(), parts["input"], training_seconds(parts)
+        now,
+        steps - traced.steps,
+        examples.without(traced.examples),
+        parts["input"] - traced.reading,
+        training - traced.reading,
+    )
+
+
+def of_epoch(record: Mapping[str, Any]) -> Figures:
+    """The steps of an epoch, from its entry in a `time_report` or in `events.jsonl`."""
+    steady, parts = record.get("steady"), record["parts"]
+    if steady is None:  # written by an earlier version
+        seconds = sum(parts.get(part, 0.0) for part in TRAINING)
+        return Figures(record["steps"], seconds, record["examples"], parts.get("input", 0.0))
+    return Figures(steady["steps"], steady["seconds"], steady["examples"], steady["waiting"])
+
+
+def of_run(epochs: Iterable[Figures]) -> Figures:
+    """The steps of all epochs but the first that has any, or of that if it is alone.
+
+    The first also starts the input and finds out how many steps to make at a time.
+    """
+    found = [each for each in epochs if each.steps > 0]
+    found = found[1:] or found
+    examples = [each.examples for each in found if each.examples is not None]
+    return Figures(
+        sum(each.steps for each in found),
+        sum(each.seconds for each in found),
+        sum(examples) if len(examples) == len(found) else None,
+        sum(each.waiting for each in found),
     )

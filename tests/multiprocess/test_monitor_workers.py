@@ -12,19 +12,22 @@ from typing import Any
 
 import pytest
 
+from dtrain.monitor.report import text
+from dtrain.monitor.report.header import figures
+from dtrain.monitor.run_reader import read_run
 from dtrain.time_parts import PARTS
 
 pytestmark = pytest.mark.timeout(300)
 
 PROGRAM = """
-import os, time
+import json, os, time
 from pathlib import Path
 
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
 os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
 os.environ["MLFLOW_TRACKING_URI"] = Path("mlruns").absolute().as_uri()
-import keras, numpy as np
+import keras, numpy as np, tensorflow as tf
 from absl import logging
 import mlflow
 from mlflow.keras import MlflowCallback
@@ -65,6 +68,31 @@ class Slow(keras.callbacks.Callback):
 
 callbacks = [Monitor("slow"), Slow()]
 history = make().fit(x[:160], y[:160], batch_size=32, epochs=2, verbose=0, callbacks=callbacks)
+
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = keras.layers.Dense(16), keras.layers.Dense(1)
+        self.average = keras.metrics.Mean("loss")
+    def call(self, x):
+        return self.out(self.hidden(x))
+    def train_step(self, data):
+        rows, wanted = data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(keras.ops.square(self(rows, training=True) - wanted))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        self.average.update_state(loss)
+        return {"loss": self.average.result()}
+
+with strategy.scope():
+    own = Own()
+    own.compile("sgd")
+begun = time.perf_counter()
+report = own.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=[Monitor("own")]).time_report
+wall = time.perf_counter() - begun
+parts = {part: sum(each["parts"][part] for each in report) for part in report[0]["parts"]}
+Path(f"own-{dtrain.rank()}").write_text(json.dumps({"wall": wall, "parts": parts, "epochs": report}))
 
 broken = y.copy()
 broken[100] = np.nan
@@ -142,6 +170,33 @@ def test_the_time_of_each_worker_is_known(job: tuple[Path, str]) -> None:
     record = json.loads((job[0] / "run" / "run.json").read_text())
     assert (record["status"], record["workers"], record["replicas"]) == ("finished", 2, 2)
     assert record["communication"]["name"] == "ring"
+
+
+def test_the_parts_of_an_own_step_add_up_and_tracing_it_is_the_start(job: tuple[Path, str]) -> None:
+    for rank in range(2):
+        found = json.loads((job[0] / f"own-{rank}").read_text())
+        for each in found["epochs"]:
+            assert min(each["parts"].values()) >= 0.0, each
+            assert sum(each["parts"].values()) == pytest.approx(each["seconds"], abs=1e-4)
+            assert "callbacks" not in [cause["cause"] for cause in each["causes"]], each
+        assert 0.9 * found["wall"] < sum(found["parts"].values()) <= found["wall"]
+        first, second = found["epochs"]
+        assert first["parts"]["start"] > 0.5 * first["seconds"] and second["parts"]["start"] == 0.0
+        named = sum(first["callbacks"].values())
+        assert first["parts"]["callbacks"] < named + 0.25 * first["parts"]["start"]  # no tracing is in it
+        assert 0 < first["steady"]["steps"] < 40 == second["steady"]["steps"]
+
+
+def test_the_time_of_a_step_is_that_of_steps_that_were_not_traced(job: tuple[Path, str]) -> None:
+    second = json.loads((job[0] / "own-0").read_text())["epochs"][1]
+    step = sum(second["parts"][part] for part in ("input", "compute", "communication")) / 40
+    record = json.loads((job[0] / "own" / "run.json").read_text())
+    assert 0.5 * step < record["step_seconds"] <= 1.01 * step
+    assert record["examples_per_second"] == pytest.approx(16 / record["step_seconds"], rel=0.01)
+    run = read_run(job[0] / "own")
+    shown = {figure.name: figure.value for figure in figures(run)}
+    assert shown["time of a step"] == text.seconds(record["step_seconds"])
+    assert all(value < 10 * step for value in run.steps.values["step_seconds"] if value == value)
 
 
 def test_a_slow_worker_is_named(job: tuple[Path, str]) -> None:

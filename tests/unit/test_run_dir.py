@@ -234,16 +234,28 @@ def test_curves_are_a_png(tmp_path, history):
     assert [file.name for file in tmp_path.iterdir()] == ["curves.png"]
 
 
-def test_the_rate_leaves_out_the_first_epoch_and_all_but_training():
-    from dtrain.monitor.rates import epoch_rate, training_rate
+def test_the_rate_leaves_out_the_first_epoch_what_was_traced_and_all_but_training():
+    from dtrain.monitor.rates import training_rate
+    from dtrain.training_rate import of_epoch
 
-    def epoch(examples, seconds):
+    def epoch(examples, seconds, steady=None):
         parts = {"input": seconds / 4, "compute": seconds / 2, "communication": seconds / 4}
-        return {"examples": examples, "parts": {**parts, "validation": 99.0, "start": 99.0}}
+        found = {"steps": 10, "examples": examples, "parts": {**parts, "validation": 99.0, "start": 99.0}}
+        return found if steady is None else found | {"steady": steady}
+
+    def rate(record):
+        return of_epoch(record).examples_per_second
 
     epochs = [epoch(100, 10.0), epoch(100, 1.0), epoch(100, 3.0)]
-    assert [epoch_rate(each) for each in epochs] == [10.0, 100.0, pytest.approx(100 / 3)]
+    assert [rate(each) for each in epochs] == [10.0, 100.0, pytest.approx(100 / 3)]
     assert training_rate(epochs) == 50.0
     assert training_rate(epochs[:1]) == 10.0
-    assert epoch_rate(epoch(None, 1.0)) is None
+    assert rate(epoch(None, 1.0)) is None
     assert math.isnan(training_rate([epoch(None, 1.0)])) and math.isnan(training_rate([]))
+
+    steady = {"steps": 8, "seconds": 2.0, "examples": 80, "waiting": 0.5}
+    partly = epoch(100, 10.0, steady)
+    assert (rate(partly), of_epoch(partly).step_seconds) == (40.0, 0.25)
+    traced = epoch(100, 1.0, {"steps": 0, "seconds": 0.0, "examples": 0, "waiting": 0.0})
+    assert of_epoch(traced).step_seconds is None and training_rate([traced]) == 1.0
+    assert training_rate([traced, partly]) == 40.0  # the first epoch with steps that count is alone

@@ -53,6 +53,8 @@ class StepFunction:
         self._layout = layout
         self._training = training
         self._program = program
+        self._began = False  # whether steps have been made: what the first ones do once is no part of a step
+        self._retraced = 0  # times that all was to be traced anew
         self._sparse = False  # whether gradients that name rows were found where micro-batches are summed up
         self._functions: dict[str, Callable[..., Any]] = {}
         self._runs: dict[str, Run] = {}
@@ -88,7 +90,7 @@ class StepFunction:
             iterator.call = None
         outputs, call.ran = None, 0
         self._communicated(), self._waited()  # from here on
-        traced, begun = self._traced, time.perf_counter()
+        usual, traced, begun = self._began, self._traced, time.perf_counter()
         while call.ran < call.steps:
             steps, found = self._some(iterator, call.steps - call.ran, exact=planned)
             if not steps:
@@ -99,14 +101,15 @@ class StepFunction:
             self._count_failed_call(iterator)
             progress.phase("callbacks")
             raise StopIteration
-        call.seconds = time.perf_counter() - begun if self._traced == traced else None
+        usual = usual and self._traced == traced
+        call.seconds = time.perf_counter() - begun if usual else None
         outputs = self._results() if self._program.stock else outputs
-        progress.call_ends(train=self._training, communication=self._communicated() or 0.0)
+        progress.call_ends(train=self._training, communication=self._communicated() or 0.0, usual=usual)
         return outputs
 
     @property
     def _traced(self) -> int:
-        programs = len(self._functions) + len(self._runs)
+        programs = self._retraced + len(self._functions) + len(self._runs)
         return programs + (self._program.xla.traced if isinstance(self._program, LocalProgram) else 0)
 
     def _some(self, iterator: Any, most: int, *, exact: bool) -> tuple[int, Any]:
@@ -117,38 +120,38 @@ class StepFunction:
             most: how many there may be.
             exact: whether so many batches are left where their number was known beforehand.
         """
+        traced = self._traced
+        progress.input_begins(iterator)
         if isinstance(iterator, GroupIterator):
-            return self._in_xla(iterator, most)
+            return self._in_xla(iterator, most, traced)
         looped = isinstance(iterator, SplitIterator) and not self._model.run_eagerly
         if looped and not self._program.wants_part() and self._can_loop(iterator):
             if iterator.left is not None:
                 exact, most = True, min(most, iterator.left)
-            return self._loop(iterator, most, exact=exact and iterator.exact) if most else (0, None)
-        progress.input_begins(iterator)
+            return self._loop(iterator, most, traced, exact=exact and iterator.exact) if most else (0, None)
         try:
             batch = next(iterator)
         except (StopIteration, tf.errors.OutOfRangeError):
             progress.step_begins()
             return 0, None
-        reading, traced = progress.step_begins(), self._traced
+        reading = progress.step_begins()
         parts, total, specs = self._parts(iterator, batch)
         self._program.learn(parts[0])
         outputs, waited = self._step(parts, total, specs)
         waiting = None if waited is None else float(waited)
         examples = self._count(parts, total)
-        self._step_ends(1, reading, waiting, usual=self._traced == traced, examples=examples)
+        self._step_ends(1, reading, waiting, traced=traced, examples=examples)
         return 1, outputs
 
-    def _in_xla(self, iterator: GroupIterator, most: int) -> tuple[int, Any]:
+    def _in_xla(self, iterator: GroupIterator, most: int, traced: int) -> tuple[int, Any]:
         """The same in one XLA program."""
-        progress.input_begins(iterator)
         part = iterator.take(most)
-        reading, traced = progress.step_begins(), self._traced
+        reading = progress.step_begins()
         if part is None:
             return 0, None
         self._program.xla.run(part)
         examples = part.size * part.steps
-        self._step_ends(part.steps, reading, None, usual=self._traced == traced, examples=examples)
+        self._step_ends(part.steps, reading, None, traced=traced, examples=examples)
         return part.steps, None
 
     def metrics(self) -> dict[str, Any] | None:
@@ -165,18 +168,17 @@ class StepFunction:
         """Whether the steps of a `fit` are made in XLA (`LocalProgram.in_xla`)."""
         return isinstance(self._program, LocalProgram) and self._program.in_xla(steps, batch)
 
-    def _loop(self, iterator: SplitIterator, most: int, *, exact: bool) -> tuple[int, Any]:
+    def _loop(self, iterator: SplitIterator, most: int, traced: int, *, exact: bool) -> tuple[int, Any]:
         """The same, read and made in the graph."""
-        progress.input_begins(iterator)
         progress.step_begins()
-        traced, sums = self._traced, self._sums()
+        sums = self._sums()
         self._program.learn(None)
         phase, rounds = (None, most) if sums is None else sums.next_run(most, grouped=exact)
         try:
             run = self._run(iterator, phase, exact=exact)
         except Untraceable as found:
             self._trace_otherwise(found, sums)
-            return self._loop(iterator, most, exact=exact)
+            return self._loop(iterator, most, traced, exact=exact)
         ran = run(iterator, rounds)
         if sums is not None and phase is not None and ran.steps:
             sums.note(phase)
@@ -185,7 +187,7 @@ class StepFunction:
                 ran.steps,
                 ran.reading,
                 ran.waiting,
-                usual=self._traced == traced,
+                traced=traced,
                 inside=ran.reading,
                 examples=ran.examples,
             )
@@ -203,7 +205,8 @@ class StepFunction:
             if phase == GROUP:
                 rounds = [(ADD, self._model.optimizer.gradient_accumulation_steps - 1), (UPDATE, 1)]
             traced = [(self._traced_step(specs, each), times) for each, times in rounds]
-            self._runs[key] = Run(traced, iterator, exact=exact)
+            with progress.tracing():
+                self._runs[key] = Run(traced, iterator, exact=exact)
         return self._runs[key]
 
     def _traced_step(self, specs: Any, phase: str | None) -> Any:
@@ -215,7 +218,8 @@ class StepFunction:
                 return program.run(parts, total, phase)
 
             function = tf.function(run, autograph=False)
-            self._functions[key] = function.get_concrete_function(*specs)
+            with progress.tracing():
+                self._functions[key] = function.get_concrete_function(*specs)
         return self._functions[key]
 
     def _parts(self, iterator: Any, batch: Any) -> tuple[Any, Any, Any]:
@@ -244,10 +248,12 @@ class StepFunction:
         reading: float,
         waited: float | None,
         *,
-        usual: bool,
+        traced: int,
         inside: float = 0.0,
         examples: int | None = None,
     ) -> None:
+        """Notes some steps; `traced` is what had been traced when they began."""
+        usual, self._began = self._began and self._traced == traced, True
         since = self._waited()
         progress.step_ends(
             reading,
@@ -290,6 +296,7 @@ class StepFunction:
             "compile; it runs without XLA."
         )
         self._program.compiled = False
+        self._retraced += 1 + len(self._functions) + len(self._runs)
         self._functions.clear()
         self._runs.clear()
 

@@ -43,9 +43,10 @@ def exchange(layout: ReplicaLayout, value: Any, *, timeout: float | None = None)
     if layout.workers == 1:
         return [value]
     number = next(_rounds)
-    upstream_tf.set_shared(_key(number, layout.worker), base64.b64encode(pickle.dumps(value)).decode())
+    message = base64.b64encode(pickle.dumps(value)).decode()
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     with progress.waiting():
+        upstream_tf.set_shared(_key(number, layout.worker), message)
         return [_receive(layout, number, worker, timeout, deadline) for worker in range(layout.workers)]
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from dtrain import happenings, progress
+from dtrain import happenings, progress, training_rate
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.slow_workers import Workers, slow_worker
 from dtrain.log import logger
@@ -32,10 +32,11 @@ class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
 
     `History` gets the attribute `time_report`: a dictionary an epoch with `epoch` (from 0), `seconds` (wall
     time from the end of the epoch before, or from the beginning of `fit`), `steps`, `examples` (None where
-    they are not known), `parts` (seconds by `time_parts.PARTS`, which add up to `seconds`), `callbacks`
-    (seconds by class), `causes` (a list of `cause`, `share` and `text`, of what took much of the time) and
-    `workers` (of each worker: `task`, `host`, `step_seconds`, `own_step_seconds`, `parts`). On other workers
-    than the first, `workers` is empty.
+    they are not known), `steady` (`steps`, `seconds`, `examples` and `waiting`, as `training_rate.Figures`,
+    of the steps for which nothing was traced), `parts` (seconds by `time_parts.PARTS`, which add up to
+    `seconds`), `callbacks` (seconds by class), `causes` (a list of `cause`, `share` and `text`, of what took
+    much of the time) and `workers` (of each worker: `task`, `host`, `step_seconds`, `own_step_seconds`,
+    `parts`). On other workers than the first, `workers` is empty.
 
     Args:
         layout: the strategy's; None under parameter servers.
@@ -79,6 +80,7 @@ class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
             "seconds": round(sum(parts.values()), 6),
             "steps": now.steps - before.steps,
             "examples": now.examples.since(before.examples),
+            "steady": _rounded(now.steady.since(before.steady)),
             "parts": parts,
             "callbacks": {name: each for name, each in callbacks.items() if each > 0},
             "causes": [],
@@ -141,13 +143,24 @@ class _Standing(NamedTuple):
     totals: progress.Totals
     examples: progress.Examples
     steps: int
+    steady: training_rate.Mark
 
 
 def _standing() -> _Standing:
     ledger = progress.ledger
     return _Standing(
-        ledger.seconds(), ledger.named(), progress.totals(), progress.examples(), progress.trained()
+        ledger.seconds(),
+        ledger.named(),
+        progress.totals(),
+        progress.examples(),
+        progress.trained(),
+        training_rate.mark(),
     )
+
+
+def _rounded(figures: training_rate.Figures) -> dict[str, Any]:
+    found = figures._asdict()
+    return found | {name: round(found[name], 6) for name in ("seconds", "waiting")}
 
 
 def _causes(found: dict[str, Any]) -> list[dict[str, Any]]:
@@ -155,7 +168,8 @@ def _causes(found: dict[str, Any]) -> list[dict[str, Any]]:
     # Building and compiling happen once: the shares are of what goes on.
     seconds = found["seconds"] - found["parts"]["start"]
     for part, least in _SHARES.items():
-        spent = found["parts"][part]
+        # What the first batch takes is of the start, too: the data are opened.
+        spent = found["steady"]["waiting"] if part == "input" else found["parts"][part]
         if seconds <= 0 or spent < _LEAST_SECONDS or spent / seconds <= least:
             continue
         share = spent / seconds

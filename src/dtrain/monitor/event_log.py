@@ -15,13 +15,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from dtrain import happenings, job
+from dtrain import happenings, job, progress
 from dtrain.cluster import settings
 from dtrain.keras_engine.protocol import servers_of
 from dtrain.log import logger
-from dtrain.monitor.rates import epoch_rate
 from dtrain.monitor.record import VERSION
-from dtrain.training_rate import mark
+from dtrain.training_rate import mark, of_epoch
 
 _INTERVAL = 1.0  # seconds between two lines about steps
 
@@ -47,7 +46,7 @@ class EventLog(keras.callbacks.Callback):  # type: ignore[misc]
         self._first_epoch: int | None = None
         self._steps_before = 0  # steps of training when the epoch began
         self._in_epoch = 0
-        self._mark = mark()
+        self._mark, self._trained = mark(), progress.trained()
 
     def get_state(self) -> dict[str, Any]:
         """Nothing of it goes on in another process: the file is appended to."""
@@ -69,6 +68,7 @@ class EventLog(keras.callbacks.Callback):  # type: ignore[misc]
         # A run that goes on begins with a later epoch.
         self._steps_before = epoch * steps if steps else self._steps_before + self._in_epoch
         self._epoch, self._in_epoch, self._mark = epoch, 0, mark()
+        self._trained = progress.trained()
         if self._first_epoch is None:
             self._first_epoch = epoch
             self._write(
@@ -87,9 +87,10 @@ class EventLog(keras.callbacks.Callback):  # type: ignore[misc]
         if not self._writes or time.perf_counter() - self._mark.at < _INTERVAL:
             return
         before, self._mark = self._mark, mark()
-        found = self._mark.since(before)
-        if found.steps <= 0 or found.seconds <= 0:
+        trained, self._trained = self._trained, progress.trained()
+        if self._trained <= trained:
             return
+        found = self._mark.since(before)
         self._write(
             "steps",
             epoch=self._epoch,
@@ -107,7 +108,7 @@ class EventLog(keras.callbacks.Callback):  # type: ignore[misc]
     def _hear(self, kind: str, facts: dict[str, Any]) -> None:
         if kind == "epoch":
             record = facts["record"]
-            rate = _rounded(epoch_rate(record), 2)
+            rate = _rounded(of_epoch(record).examples_per_second, 2)
             self._write("epoch", **record, examples_per_second=rate, logs=facts["logs"])
         elif kind in ("alarm", "checkpoint"):
             step = self._steps_before + (facts.get("epoch_step") or self._in_epoch)

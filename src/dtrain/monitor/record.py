@@ -18,6 +18,7 @@ from dtrain.errors import UnknownStrategyError
 from dtrain.monitor.run_directory import RunDirectory
 from dtrain.strategies.registry import resolve_name
 from dtrain.time_parts import PARTS
+from dtrain.training_rate import of_epoch, of_run
 
 VERSION = 1
 """Of the format of a run's directory."""
@@ -82,7 +83,7 @@ def finish_record(
         final_metrics: name and value, `test_accuracy` and `test_loss` among them.
         xla: whether the steps were computed by XLA, which rounds otherwise.
         input_report: what `fit` found of its waiting for data, as `History` has it.
-        time_report: where the time of its epochs went, as `History` has it.
+        time_report: where the time of its epochs went, as `History` has it; it tells the time of a step, too.
 
     Returns:
         A new dictionary, with `status` "finished".
@@ -91,6 +92,7 @@ def finish_record(
         **record,
         "status": "finished",
         "examples_per_second": round(examples_per_second, 1),
+        **_step(time_report or ()),
         "wall_time_seconds": round(wall_time_seconds, 2),
         "xla": xla,
         "final_metrics": {name: float(value) for name, value in final_metrics.items()},
@@ -138,6 +140,12 @@ def _waiting(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _time(epochs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Seconds of all epochs by part."""
     return {part: round(sum(each["parts"][part] for each in epochs), 3) for part in PARTS}
+
+
+def _step(epochs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The seconds of a step, where it is known."""
+    seconds = of_run(map(of_epoch, epochs)).step_seconds
+    return {} if seconds is None else {"step_seconds": round(seconds, 8)}
 
 
 def _cluster() -> dict[str, Any]:

@@ -40,7 +40,7 @@ class Steps:
         clock: seconds trained until then; pauses between two attempts do not count.
         step: steps since the start of training.
         values: for each of STEP_COLUMNS its values.
-        seconds, steps: of training since the note before.
+        seconds, steps: of training since the note before; steps for which something was traced do not count.
     """
 
     clock: array[float] = field(default_factory=_column)
@@ -68,9 +68,14 @@ class Steps:
 
     @property
     def step_seconds(self) -> float | None:
-        """Seconds a step in the mean; None without any."""
-        timed = [(s, n) for s, n in zip(self.seconds, self.steps, strict=True) if s == s and n > 0]
-        return sum(s for s, _ in timed) / sum(n for _, n in timed) if timed else None
+        """Seconds of the usual step, the median; None without any."""
+        timed = sorted((s / n, n) for s, n in zip(self.seconds, self.steps, strict=True) if s == s and n > 0)
+        half, before = sum(n for _, n in timed) / 2, 0.0
+        for seconds, steps in timed:
+            before += steps
+            if before >= half:
+                return seconds
+        return None
 
 
 @dataclass(frozen=True)
@@ -97,14 +102,15 @@ class Cause:
 class Epoch:
     """One epoch, the number counted from 0. What is not known is None or empty.
 
-    `parts` are seconds that add up to `seconds`, `callbacks` those of each; `logs` are Keras' logs, with None
-    for NaN.
+    `steady` are the steps for which nothing was traced; `parts` are seconds that add up to `seconds`,
+    `callbacks` those of each; `logs` are Keras' logs, with None for NaN.
     """
 
     number: int
     steps: int | None = None
     seconds: float | None = None
     examples_per_second: float | None = None
+    steady: training_rate.Figures | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
     callbacks: Mapping[str, float] = field(default_factory=dict)
     logs: Mapping[str, float | None] = field(default_factory=dict)

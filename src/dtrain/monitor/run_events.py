@@ -24,6 +24,7 @@ from dtrain.monitor.run_data import (
     Steps,
     WorkerEpoch,
 )
+from dtrain.training_rate import TRAINING, Figures
 
 Event = Mapping[str, Any]
 _LONGEST = 1000  # characters of a text in an event
@@ -124,6 +125,7 @@ def _epoch(number: int, event: Event) -> Epoch:
         steps=_count(event.get("steps")),
         seconds=finite(event.get("seconds")),
         examples_per_second=finite(event.get("examples_per_second")),
+        steady=_steady(event),
         parts=_seconds(event.get("parts")),
         callbacks=_seconds(event.get("callbacks")),
         logs={
@@ -138,6 +140,23 @@ def _epoch(number: int, event: Event) -> Epoch:
         if isinstance(causes, list)
         else (),
     )
+
+
+def _steady(event: Event) -> Figures | None:
+    """The epoch's steps for which nothing was traced; None where the event does not tell them."""
+    found = event.get("steady")
+    told: dict[str, float | None]
+    if isinstance(found, dict):
+        told = {name: finite(found.get(name)) for name in Figures._fields}
+    else:  # of an earlier version: all of its steps
+        parts = _seconds(event.get("parts"))
+        told = {name: finite(event.get(name)) for name in ("steps", "examples")}
+        told["seconds"] = sum(parts.get(part, 0.0) for part in TRAINING)
+        told["waiting"] = parts.get("input")
+    steps, seconds, examples, waiting = (told[name] for name in Figures._fields)
+    if not steps or not seconds:
+        return None
+    return Figures(int(steps), seconds, None if examples is None else int(examples), waiting or 0.0)
 
 
 def _worker(value: Event) -> WorkerEpoch:

@@ -5,6 +5,7 @@ It changes nothing, also while the run is at work. What is damaged is told, and 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shlex
@@ -198,16 +199,10 @@ def _merge(
         logs = {name: value for name, value in values.items() if name != RATE}
         known = found.get(number, Epoch(number))
         rate = known.examples_per_second
-        found[number] = Epoch(
-            number=number,
-            steps=known.steps,
-            seconds=known.seconds,
+        found[number] = dataclasses.replace(
+            known,
             examples_per_second=values.get(RATE) if rate is None else rate,
-            parts=known.parts,
-            callbacks=known.callbacks,
             logs={**logs, **known.logs},
-            workers=known.workers,
-            causes=known.causes,
         )
     return tuple(found[number] for number in sorted(found))
 

@@ -61,7 +61,7 @@ class AsynchronousFunction:
         self._reader: BlockReader | None = None
         self._read_from: Any = None
         self._logs_at = 0.0
-        self._computed = 0.0  # by the ledger, when the epoch began
+        self._counted = progress.ledger.seconds()  # when the epoch began
         self.every_batch = False
         self.staleness = Staleness()
         self._times = BlockTimes()
@@ -99,7 +99,7 @@ class AsynchronousFunction:
         if epochs.function is None:
             epochs.function = self
             self._session = self._new_session(epochs.total)
-            self._computed = progress.ledger.seconds()["compute"]
+            self._counted = progress.ledger.seconds()
             self._ahead = 0
             self._logs, self._logs_at = {}, 0.0
         session = self._session
@@ -186,8 +186,9 @@ class AsynchronousFunction:
     def _note_exchange(self, times: BlockTimes) -> None:
         """Says which part of the epoch's time its workers spent on the servers."""
         if times.seconds > 0:
-            spent = progress.ledger.seconds()["compute"] - self._computed
-            progress.ledger.move("compute", "communication", spent * times.exchange / times.seconds)
+            spent = progress.ledger.seconds()["compute"] - self._counted["compute"]
+            exchanged = spent * times.exchange / times.seconds
+            progress.ledger.move("compute", "communication", exchanged, since=self._counted)
 
     def _reader_of(self, spec: Any) -> BlockReader | None:
         key = str(spec)

@@ -22,6 +22,7 @@ _OUTCOME = (
     "job",
     "attempt",
     "examples_per_second",
+    "step_seconds",
     "wall_time_seconds",
     "final_metrics",
     "input",

@@ -16,6 +16,7 @@ from dtrain.monitor.report import text
 from dtrain.monitor.report.names import run_name, state_badge
 from dtrain.monitor.report.tables import Cell, Column, Row, table
 from dtrain.monitor.run_data import Run
+from dtrain.training_rate import Figures, of_run
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,12 @@ class Figure:
 
 
 def rate(run: Run) -> float | None:
-    """Examples a second over all replicas: as recorded, else the median of the epochs but the first."""
+    """Examples a second over all replicas: as recorded, else that of the epochs but the first."""
     recorded = finite(run.record.get("examples_per_second"))
     if recorded is not None:
         return recorded
+    if (found := _steady(run).examples_per_second) is not None:
+        return found
     rates = [epoch.examples_per_second for epoch in run.epochs if epoch.examples_per_second is not None]
     if rates:
         return statistics.median(rates[1:] or rates)
@@ -68,7 +71,7 @@ def figures(run: Run) -> list[Figure]:
     replicas = finite(run.record.get("replicas"))
     return [
         Figure("examples/s", text.number(rate(run)), "over all replicas" if replicas != 1 else ""),
-        Figure("time of a step", text.seconds(_step(run)), "as a rule"),
+        Figure("time of a step", text.seconds(_step(run)), "tracing left out"),
         Figure("wall time", text.seconds(wall_time(run)), _epoch_count(run)),
         Figure("waiting for data", text.percent(data_wait(run)), "of the time"),
         Figure("communication", text.percent(part_share(run, "communication")), "of the epochs' time"),
@@ -78,10 +81,17 @@ def figures(run: Run) -> list[Figure]:
 
 
 def _step(run: Run) -> float | None:
-    """Seconds a step: the usual epoch's of the first worker; without those, the mean of what was noted."""
-    chiefs = [epoch.workers[0].step_seconds for epoch in run.epochs if epoch.workers]
-    known = [seconds for seconds in chiefs if seconds is not None]
-    return statistics.median(known) if known else run.steps.step_seconds
+    """Seconds of a step: as recorded, else that of the epochs but the first, else the median of the notes."""
+    recorded = finite(run.record.get("step_seconds"))
+    if recorded is not None:
+        return recorded
+    found = _steady(run).step_seconds
+    return run.steps.step_seconds if found is None else found
+
+
+def _steady(run: Run) -> Figures:
+    """The steps for which nothing was traced, of all epochs but the first."""
+    return of_run(epoch.steady for epoch in run.epochs if epoch.steady is not None)
 
 
 def _epoch_count(run: Run) -> str:
