@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
 # Newer than the files that it depends on: the environment is as they ask, and setup has nothing to do.
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup demo test test-contract test-faults test-soak bench docs check clean
+.PHONY: setup demo test test-contract test-faults test-soak same-bits bench docs check clean
 
 setup: $(STAMP)
 
@@ -37,6 +37,10 @@ test-faults: setup
 # The same for longer: more kills, more runs, other strategies under faults that `test-faults` shows under one, all recipes.
 test-soak: setup
 	$(PYTEST) tests -m soak
+
+# This tree's numbers and those of another commit, to the last bit: make same-bits BASE=COMMIT; LONG=1 for all programs.
+same-bits: setup
+	$(BIN)/python -m tests.same_bits $(if $(BASE),--base $(BASE)) $(if $(LONG),--long)
 
 # dtrain beside its peers and the machine's limits, a quarter of an hour; nothing else should run.
 bench: setup

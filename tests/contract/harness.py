@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from .mpi_starter import mpi_command, mpi_environment
-from .registry import ATOL, RTOL, Listed, listed
+from .registry import ATOL, PROGRAMS, RTOL, Listed, listed
 from .strategies import STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,6 +52,8 @@ class Job:
     engine: str
     out: Path
     communication: str | None = None
+    source: Path | None = None  # the `src` folder to import dtrain from; None takes the installed one
+    packages: tuple[str, ...] = (PROGRAMS,)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     serving: list[subprocess.Popen[bytes]] = field(default_factory=list)
     ears: list[Path] = field(default_factory=list)
@@ -76,10 +78,13 @@ class Job:
             "PYTHONUNBUFFERED": "1",
         }
         environment.pop("TF_CONFIG", None)
+        if self.source is not None:
+            path = [str(self.source), *filter(None, [environment.get("PYTHONPATH")])]
+            environment["PYTHONPATH"] = os.pathsep.join(path)
         for rank in range(len(tasks)):
             (self.out / f"ready.{rank}").unlink(missing_ok=True)
         command = [sys.executable, "-m", "tests.contract.worker", "--strategy", self.strategy]
-        command += ["--engine", self.engine, "--out", str(self.out)]
+        command += ["--engine", self.engine, "--out", str(self.out), "--packages", *self.packages]
         if self.communication is not None:
             command += ["--communication", self.communication]
         if self.communication == "mpi":

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+PROGRAMS = "tests.contract.programs"  # the package that holds the contract's programs
 PROGRAMS_DIR = Path(__file__).parent / "programs"
 RTOL = 2e-4
 ATOL = 1e-6
@@ -92,15 +93,15 @@ class Listed:
     atol: float = ATOL
 
 
-def listed() -> list[Listed]:
-    """All programs in the order of their files, read from the sources.
+def listed(folder: Path = PROGRAMS_DIR) -> list[Listed]:
+    """All programs of a folder in the order of their files, read from the sources.
 
     The digest covers what a program's numbers depend on, so that a cached reference is never a stale one.
     """
     shared = b"".join((Path(__file__).parent / f).read_bytes() for f in ("registry.py", "worker.py"))
     shared += (PROGRAMS_DIR / "common.py").read_bytes()
     found = []
-    for file in sorted(PROGRAMS_DIR.glob("*.py")):
+    for file in sorted(folder.glob("*.py")):
         source = file.read_bytes()
         tree = ast.parse(source)
         functions = [n for n in tree.body if isinstance(n, ast.FunctionDef)]

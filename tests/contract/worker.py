@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import importlib
 import json
 import os
 import pickle
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .mpi_starter import mpi_rank
-from .registry import REGISTRY, Entry, Env
+from .registry import PROGRAMS, REGISTRY, Entry, Env
 from .strategies import STRATEGIES, api
 
 SEED = 1234
@@ -90,6 +91,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, help="this worker's number; an MPI starter tells it otherwise")
     parser.add_argument("--cluster", type=json.loads, help="the workers' addresses, where started by MPI")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--packages", nargs="+", default=[PROGRAMS], help="packages that hold programs")
     options = parser.parse_args()
 
     commands = sys.stdin
@@ -105,9 +107,8 @@ def main() -> None:
     strategy = start(options.strategy, options.engine, options.communication)
     if options.communication is not None and strategy.dtrain_communication.name != options.communication:
         raise RuntimeError(f"values travel by {strategy.dtrain_communication}")
-    from . import programs
-
-    programs.load()
+    for package in options.packages:
+        importlib.import_module(package).load()
     ready = options.out / f"ready.{options.rank}"
     unfinished = options.out / f"unfinished-ready.{options.rank}"
     unfinished.write_text(str(os.getpid()))

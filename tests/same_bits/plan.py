@@ -1,0 +1,60 @@
+"""What is compared: which programs under which strategy and transport, in the short and in the long form."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.contract.registry import PROGRAMS, listed
+from tests.contract.strategies import STRATEGIES
+
+OWN_PROGRAMS = "tests.same_bits.programs"
+PACKAGES = (PROGRAMS, OWN_PROGRAMS)
+_OWN_FOLDER = Path(__file__).parent / "programs"
+
+SHORT_SHARE = 12
+"""The short form takes one program of the contract in so many, each strategy others."""
+
+# What a recording layer notes stays in the process that computes, which is not the chief.
+_NOT_UNDER_SERVERS = "order_of_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The programs that both trees run under one strategy.
+
+    Attributes:
+        strategy: as in `tests.contract.strategies`.
+        communication: what the workers' values travel by; None for the strategy's own choice.
+        programs: names, in the order in which they run.
+    """
+
+    strategy: str
+    communication: str | None = None
+    programs: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The strategy, and the transport where one was asked for."""
+        return self.strategy if self.communication is None else f"{self.strategy}-{self.communication}"
+
+
+def comparisons(*, long: bool) -> list[Comparison]:
+    """All that is to be compared; the long form runs every program of the contract."""
+    own = tuple(entry.name for entry in listed(_OWN_FOLDER))
+    contract = tuple(entry.name for entry in listed())
+    found = []
+    for strategy in STRATEGIES:
+        if strategy == "default":  # it is TensorFlow's own, and one device is compared as `one_device`
+            continue
+        mine = contract if long else tuple(name for name in contract if _is_dealt(strategy, name))
+        here = tuple(n for n in own if not (STRATEGIES[strategy].served and n.startswith(_NOT_UNDER_SERVERS)))
+        found.append(Comparison(strategy=strategy, programs=(*here, *mine)))
+    found += [Comparison(strategy="multi_worker", communication=c, programs=own) for c in ("ring", "mpi")]
+    return found
+
+
+def _is_dealt(strategy: str, program: str) -> bool:
+    """Whether the short form runs a program under a strategy: by a hash, so a new program moves no other."""
+    return zlib.crc32(f"{strategy}/{program}".encode()) % SHORT_SHARE == 0

@@ -1,0 +1,94 @@
+"""Checkpoints that one commit wrote in the middle of an epoch, and another one goes on with.
+
+`interrupted_X` leaves a checkpoint in its folder; `resumed_X` is given a copy of that folder.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+from tests.contract.programs.common import Values
+from tests.contract.registry import Env, property_check
+
+import dtrain
+from dtrain.data import Pipeline
+
+from .common import BATCH, everything, model_in, rows
+
+EPOCHS = 4
+STOP = 9  # steps; the second epoch of six has made three
+
+
+class Interrupt(Exception):
+    """Ends a fit in the middle of an epoch."""
+
+
+class InterruptAt(keras.callbacks.Callback):
+    """Raises after so many steps of a fit."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.left = steps
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.left -= 1
+        if not self.left:
+            raise Interrupt
+
+
+def callbacks(env: Env, interrupted: bool) -> list[keras.callbacks.Callback]:
+    """Callbacks that remember something, the checkpoints, and what ends the fit."""
+    found = [
+        keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=10.0),
+        keras.callbacks.EarlyStopping("loss", patience=3, min_delta=10.0, restore_best_weights=True),
+        dtrain.BackupAndRestore(str(env.tmp / "backup"), save_freq=3, delete_checkpoint=False),
+    ]
+    return [*found, InterruptAt(STOP)] if interrupted else found
+
+
+def data(kind: str) -> dict[str, Any]:
+    if kind == "pipeline":
+        return {"x": Pipeline(rows(), batch=BATCH, seed=5).dataset()}
+    x, y = rows()
+    return {"x": x, "y": y, "batch_size": BATCH}
+
+
+def interrupted(env: Env, kind: str, **compiled: Any) -> Values:
+    model = model_in(env, **compiled)
+    try:
+        model.fit(**data(kind), epochs=EPOCHS, verbose=0, callbacks=callbacks(env, interrupted=True))
+    except Interrupt:
+        return {f"model_{i}": np.asarray(v) for i, v in enumerate(model.variables)}
+    raise AssertionError("the fit was not interrupted")
+
+
+def resumed(env: Env, kind: str, **compiled: Any) -> Values:
+    model = model_in(env, **compiled)
+    record = model.fit(**data(kind), epochs=EPOCHS, verbose=0, callbacks=callbacks(env, interrupted=False))
+    return everything(model, record)
+
+
+def accumulating() -> keras.optimizers.Optimizer:
+    return keras.optimizers.Adam(0.02, gradient_accumulation_steps=2)
+
+
+@property_check("interrupted_arrays")
+def _(env: Env) -> Values:
+    return interrupted(env, "arrays")
+
+
+@property_check("resumed_arrays")
+def _(env: Env) -> Values:
+    return resumed(env, "arrays")
+
+
+@property_check("interrupted_pipeline")
+def _(env: Env) -> Values:
+    return interrupted(env, "pipeline", optimizer=accumulating)
+
+
+@property_check("resumed_pipeline")
+def _(env: Env) -> Values:
+    return resumed(env, "pipeline", optimizer=accumulating)
