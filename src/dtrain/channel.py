@@ -107,7 +107,14 @@ class RemoveNote:
     path: str
 
 
-Message = Request | Progress | CheckpointNote | RemoveNote
+@dataclass(frozen=True)
+class ConnectedNote:
+    """A task has made a strategy that connects it to the others of its job."""
+
+    task: Task
+
+
+Message = Request | Progress | CheckpointNote | RemoveNote | ConnectedNote
 
 
 def request_restart(job: str, index: int, reason: str, *, pid: int | None = None) -> bool:
@@ -178,6 +185,11 @@ def tell_checkpoint(step: int, folder: str) -> bool:
 def tell_removal(path: str) -> bool:
     """Ask the launcher to delete a path once the job has ended well; otherwise as `tell_checkpoint`."""
     return _notes.send(_line({"remove": path}))
+
+
+def tell_connected() -> bool:
+    """Tell the launcher that this task is connected to the others; otherwise as `tell_checkpoint`."""
+    return _notes.send(_line({"connected": _myself()}))
 
 
 def connected() -> bool:
@@ -388,11 +400,17 @@ def _removal(found: dict[str, Any]) -> RemoveNote | None:
     return RemoveNote(path) if isinstance(path, str) and path else None
 
 
+def _connected(found: dict[str, Any]) -> ConnectedNote | None:
+    task = _task(found["connected"])
+    return None if task is None else ConnectedNote(task)
+
+
 _READERS: dict[str, Callable[[dict[str, Any]], Message | None]] = {
     "restart": _request,
     "progress": _progress,
     "checkpoint": _checkpoint,
     "remove": _removal,
+    "connected": _connected,
 }
 
 

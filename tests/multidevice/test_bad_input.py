@@ -83,6 +83,20 @@ def test_an_optimizer_made_outside_the_scope(strategy: Any) -> None:
     )
 
 
+def test_a_strategy_whose_scope_was_never_entered() -> None:
+    strategy = dtrain.MirroredStrategy()
+    model = net()
+    model.compile(optimizer="sgd", loss="mse")
+    assert strategy.num_replicas_in_sync == 2
+    with pytest.warns(UserWarning, match="made outside of the scope of the MirroredStrategy"):
+        model.fit(X, Y, verbose=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.fit(X, Y, verbose=0)  # said once
+        trained(dtrain.MirroredStrategy())
+        trained()  # beside models in the scope, it is meant
+
+
 def test_an_optimizer_that_has_its_variables_already(strategy: Any) -> None:
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
     plain = net()

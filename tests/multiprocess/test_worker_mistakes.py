@@ -42,6 +42,17 @@ def mistakes() -> dict[str, Any]:
         evaluated = made.evaluate(x, y, batch_size=9, verbose=0, return_dict=True)
         return history["mine"][0], history["mae"][0], evaluated["mine"], evaluated["mae"]
 
+    def outside() -> Any:
+        made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        made.compile(optimizer="sgd", loss="mse")
+        return made
+
+    def alone() -> Any:
+        with dtrain.OneDeviceStrategy("/cpu:0").scope():
+            made = outside()
+        made.set_weights([np.full((3, 1), 0.5), np.zeros(1)])
+        return fit(made, x[:5], y[:5]), float(outside().evaluate(x, y, verbose=0)) > 0
+
     def nan() -> Any:
         broken = y.copy()
         broken[3] = np.nan
@@ -51,6 +62,9 @@ def mistakes() -> dict[str, Any]:
     cases: dict[str, Callable[[], Any]] = {
         "optimizer outside": lambda: fit(model(keras.optimizers.Adam())),
         "metric outside": metric_outside,
+        "model outside": lambda: fit(outside()),
+        "model outside, batch by batch": lambda: outside().train_on_batch(x, y),
+        "alone": alone,
         "nan": nan,
         "small batch": lambda: fit(model(), x[:3], y[:3], batch_size=1, epochs=2),
         "one example": lambda: fit(model(), x[:1], y[:1], epochs=2),
@@ -95,6 +109,19 @@ def test_a_metric_made_outside_the_scope_is_not_silently_wrong(seen: list[dict[s
             assert result.startswith("ScopeError") and "outside of any strategy's scope" in result
         else:
             np.testing.assert_allclose(result[0::2], result[1::2], rtol=2e-4)
+
+
+@pytest.mark.parametrize("case", ["model outside", "model outside, batch by batch"])
+def test_a_model_made_outside_the_scope(seen: list[dict[str, Any]], case: str) -> None:
+    for worker in seen:
+        error, _, _ = worker[case]
+        assert error.startswith("ScopeError: The model 'sequential"), error
+        assert "MultiWorkerMirroredStrategy of 2 workers" in error and "OneDeviceStrategy" in error
+
+
+def test_a_model_that_each_worker_trains_alone(seen: list[dict[str, Any]]) -> None:
+    (first, evaluated), (second, _) = (worker["alone"][0] for worker in seen)
+    assert evaluated and first == second and np.isfinite(first["loss"]).all()
 
 
 def test_a_loss_that_is_not_a_number(seen: list[dict[str, Any]]) -> None:

@@ -10,7 +10,7 @@ import errno
 import ipaddress
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from dtrain.topology import split_address
@@ -129,13 +129,7 @@ def answers_at(address: str) -> bool:
 
 def this_process_listens_on(port: int) -> bool:
     """Whether a socket of this very process listens on the port; False where /proc is not."""
-    inodes = set()
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path("/proc/self/net", table).read_text().splitlines()[1:]:
-                columns = line.split()
-                if columns[3] == _LISTENING and int(columns[1].rpartition(":")[2], 16) == port:
-                    inodes.add(f"socket:[{columns[9]}]")
+    inodes = _listening([port])
     if not inodes:
         return False
     for descriptor in Path("/proc/self/fd").iterdir():
@@ -143,3 +137,20 @@ def this_process_listens_on(port: int) -> bool:
             if str(descriptor.readlink()) in inodes:
                 return True
     return False
+
+
+def anyone_listens(ports: Collection[int]) -> bool:
+    """Whether a process of this machine listens on one of these ports; False where /proc is not."""
+    return bool(_listening(ports))
+
+
+def _listening(ports: Collection[int]) -> set[str]:
+    """The sockets that listen on one of these ports, as /proc names them."""
+    found = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/self/net", table).read_text().splitlines()[1:]:
+                columns = line.split()
+                if columns[3] == _LISTENING and int(columns[1].rpartition(":")[2], 16) in ports:
+                    found.add(f"socket:[{columns[9]}]")
+    return found

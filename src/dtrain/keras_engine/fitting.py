@@ -29,7 +29,7 @@ from dtrain.keras_engine.callbacks import shared_between_workers
 from dtrain.keras_engine.input_report import report_input
 from dtrain.keras_engine.progress_bar import ProgressBar
 from dtrain.keras_engine.protocol import ReplicaLayout, ServerLayout, layout_of, servers_of
-from dtrain.keras_engine.scope import check_model, check_scope
+from dtrain.keras_engine.scope import check_model, check_scope, tensorflows_own_explained
 from dtrain.keras_engine.step_function import StepFunction
 from dtrain.keras_engine.steps import step_is_stock
 from dtrain.keras_engine.talk import exchange
@@ -48,7 +48,8 @@ def make_fit(original: Callable[..., Any]) -> Callable[..., Any]:
         call.apply_defaults()
         layout, servers = _layout(self), servers_of(self.distribute_strategy)
         if layout is None and servers is None and not wants_session(call.arguments["callbacks"]):
-            return original(self, *args, **kwargs)
+            with tensorflows_own_explained(self):
+                return original(self, *args, **kwargs)
         with happenings.one_fit():
             try:
                 return _fitted(self, original, call, layout, servers)

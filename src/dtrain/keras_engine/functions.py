@@ -15,6 +15,7 @@ from dtrain.keras_engine.local_steps import LocalProgram
 from dtrain.keras_engine.noted_function import NotedFunction
 from dtrain.keras_engine.predict_function import PredictFunction
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of, waiting_clock
+from dtrain.keras_engine.scope import check_left_out
 from dtrain.keras_engine.step_function import StepFunction
 from dtrain.keras_engine.steps import StepProgram, step_is_stock
 from dtrain.log import logger
@@ -25,6 +26,8 @@ def make_step_function(original: Callable[..., Any], *, training: bool) -> Calla
     attribute = "train_function" if training else "test_function"
 
     def make_function(self: Any, force: bool = False) -> Any:
+        if training:
+            check_left_out(self)
         if servers_of(self.distribute_strategy) is not None:
             if getattr(self, attribute) is None or force:
                 setattr(self, attribute, AsynchronousFunction(self, "train" if training else "test"))

@@ -23,7 +23,7 @@ from dtrain.keras_engine.context import (
 )
 from dtrain.keras_engine.gradients import reduce_gradients
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
-from dtrain.keras_engine.scope import check_same_strategy
+from dtrain.keras_engine.scope import check_optimizer_left_out, check_same_strategy
 from dtrain.keras_engine.sharded_state import hand_out
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
@@ -51,6 +51,7 @@ def make_apply(original: Callable[..., Any]) -> Callable[..., Any]:
                 return apply(self, grads, trainable_variables)
         layout = layout_of(strategy)
         if layout is None:
+            check_optimizer_left_out(self)
             return original(self, grads, trainable_variables)
         across = tf.distribute.in_cross_replica_context()
         if layout.replicas == 1 and not across:

@@ -1,8 +1,14 @@
-"""Finds what was made outside of a strategy's scope, or in two different ones, before numbers go wrong."""
+"""Finds what was made outside of a strategy's scope, or in two different ones, before numbers go wrong.
+
+It knows which strategies this process has made; it changes neither models nor strategies.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import warnings
+import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -10,8 +16,103 @@ import tensorflow as tf
 
 from dtrain.errors import ScopeError
 from dtrain.keras_engine.context import underlying
-from dtrain.keras_engine.protocol import layout_of
+from dtrain.keras_engine.protocol import layout_of, servers_of
+from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
+
+# What was made of several workers, in words: a process that has joined a job is part of it for its life.
+_with_workers = ""
+# The last strategy that this process alone leads, over devices or servers, until a scope is entered.
+_never_entered: weakref.ref[Any] | None = None
+_loop_noted = False
+
+
+def strategy_made(strategy: Any) -> None:
+    """Notes that this process has made a strategy; a model that is outside of its scope is then found."""
+    global _with_workers, _never_entered
+    layout = layout_of(strategy)
+    if layout is not None and layout.workers > 1:
+        _with_workers = f"a {type(strategy).__name__} of {layout.workers} workers"
+    elif servers_of(strategy) is not None or (layout is not None and layout.replicas > 1):
+        _never_entered = weakref.ref(strategy)
+
+
+def scope_entered() -> None:
+    """Notes that the program enters a scope, so that a model outside of it is meant to be there."""
+    global _never_entered
+    _never_entered = None
+
+
+def check_left_out(model: Any) -> None:
+    """Finds a model that is about to train outside of every scope, although the process made a strategy.
+
+    Where several workers run the program, each would train a model of its own. Devices of one process, and
+    the workers of a chief, would stay idle, but the numbers are right: that is a warning, and only where no
+    scope was ever entered.
+
+    Raises:
+        ScopeError: the strategy has several workers that run the program.
+    """
+    global _never_entered
+    if upstream_keras.strategy_of(model) is not None or tf.distribute.has_strategy():
+        return
+    if layout_of(tf.distribute.get_strategy()) is not None:
+        return  # the program has asked for the default strategy by its name
+    if _with_workers:
+        raise ScopeError(
+            f"The model {model.name!r} was made outside of any strategy's scope, but this process made "
+            f"{_with_workers}: each process would train a model of its own.",
+            hint="build and compile the model inside `with strategy.scope():`; a model that each process is "
+            'to train by itself, inside `with dtrain.OneDeviceStrategy("/cpu:0").scope():`',
+        )
+    strategy = _never_entered() if _never_entered is not None else None
+    if strategy is not None:
+        _never_entered = None  # said once
+        warnings.warn(
+            f"The model {model.name!r} was made outside of the scope of the {type(strategy).__name__}: it "
+            "trains on one device of this process only. Hint: build and compile the model inside "
+            "`with strategy.scope():`.",
+            stacklevel=2,
+        )
+
+
+def check_optimizer_left_out(optimizer: Any) -> None:
+    """Warns once where a loop of the program's own trains outside of the scope of a strategy of workers.
+
+    It is no error: a process may update something that concerns itself alone.
+    """
+    global _loop_noted
+    own = upstream_keras.strategy_of_optimizer(optimizer)
+    if not _with_workers or _loop_noted or own is not tf.distribute.get_strategy():
+        return
+    _loop_noted = True
+    logger.warning(
+        "The optimizer %r updates variables outside of any strategy's scope, but this process made %s: "
+        "nothing is reduced over the workers, so each trains a model of its own. Hint: make the model and "
+        "the optimizer inside `with strategy.scope():`, and take the step by `strategy.run`.",
+        optimizer.name,
+        _with_workers,
+    )
+
+
+@contextlib.contextmanager
+def tensorflows_own_explained(model: Any) -> Iterator[None]:
+    """Adds what to write instead to errors of Keras 3 under TensorFlow's own strategies of workers."""
+    strategy = model.distribute_strategy
+    instead = {
+        tf.distribute.MultiWorkerMirroredStrategy: "dtrain.MultiWorkerMirroredStrategy()",
+        tf.distribute.ParameterServerStrategy: "dtrain.ParameterServerStrategy()",
+    }
+    found = [ours for theirs, ours in instead.items() if isinstance(strategy, theirs)]
+    try:
+        yield
+    except ValueError as error:
+        if found and not isinstance(error, ScopeError):
+            error.add_note(
+                f"Hint: Keras 3 cannot train under tf.distribute.{type(strategy).__name__}; "
+                f"write strategy = {found[0]} instead."
+            )
+        raise
 
 
 def check_model(model: Any) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from dtrain.channel import RUN_AGAIN, CheckpointNote, Message, Progress, RemoveNote
+from dtrain.channel import RUN_AGAIN, CheckpointNote, ConnectedNote, Message, Progress, RemoveNote
+from dtrain.launch.connections import Connections
 from dtrain.launch.members import Members
 from dtrain.launch.policy import GO_ON, SAVING_GRACE, Decision, Policy, saving_grace
 from dtrain.launch.reports import exception_in
@@ -35,6 +36,7 @@ class JobRecord:
     """What the tasks of a job have said, over all attempts.
 
     Attributes:
+        connections: whether the tasks ever connected to each other.
         reported: whether any ever reported progress.
         stepped: whether any ever completed a step.
         folder: where checkpoints are, or None.
@@ -43,6 +45,7 @@ class JobRecord:
         gone: the processes that reported in earlier attempts.
     """
 
+    connections: Connections
     reported: bool = False
     stepped: bool = False
     folder: str | None = None
@@ -50,10 +53,12 @@ class JobRecord:
     removals: list[str] = field(default_factory=list)
     gone: set[int] = field(default_factory=set)
 
-    def note(self, message: CheckpointNote | RemoveNote) -> None:
-        """Remember what is said of checkpoints."""
+    def note(self, message: CheckpointNote | RemoveNote | ConnectedNote) -> None:
+        """Remember what is said of checkpoints and connections."""
         if isinstance(message, RemoveNote):
             self.removals.append(message.path)
+        elif isinstance(message, ConnectedNote):
+            self.connections.note(message)
         else:
             self.folder = message.folder
             self.checkpoint = max(self.checkpoint, message.step)
@@ -61,7 +66,7 @@ class JobRecord:
     def note_all(self, events: Iterable[Event]) -> None:
         """Remember the last words of tasks that are gone."""
         for event in events:
-            if isinstance(event, CheckpointNote | RemoveNote):
+            if isinstance(event, CheckpointNote | RemoveNote | ConnectedNote):
                 self.note(event)
 
 
@@ -107,15 +112,17 @@ class Attempt(Policy):
         self._over_mpi = over_mpi
         self._began_at = time.monotonic()
         self._find: Callable[[Task], TaskProcess | None] = lambda task: None
+        self._ports: Collection[int] = ()
         self._tasks: list[Task] = []
         self._latest: dict[Task, Progress] = {}
         self._answers_signals = False
         self._asked = False
         self._stuck: tuple[Task, float] | None = None
 
-    def look_up(self, find: Callable[[Task], TaskProcess | None]) -> None:
-        """Set how the process of a task is found."""
+    def look_up(self, find: Callable[[Task], TaskProcess | None], ports: Collection[int]) -> None:
+        """Set how the process of a task is found, and on which ports the tasks serve."""
         self._find = find
+        self._ports = ports
 
     @property
     def progressed(self) -> bool:
@@ -147,7 +154,7 @@ class Attempt(Policy):
         """Take note of it."""
         if isinstance(message, Progress):
             self._on_progress(message)
-        elif isinstance(message, CheckpointNote | RemoveNote):
+        elif isinstance(message, CheckpointNote | RemoveNote | ConnectedNote):
             self._record.note(message)
             self._answers_signals |= isinstance(message, CheckpointNote)
 
@@ -197,7 +204,8 @@ class Attempt(Policy):
         """When the watchdog, a spare, or an absent worker is to be looked after."""
         if self._stuck is not None:
             return self._stuck[1]
-        times = [self._watchdog.next_check(), self._spares.next_check()]
+        connections = self._record.connections
+        times = [self._watchdog.next_check(), self._spares.next_check(), connections.next_look()]
         if self._may_ask():
             times.append(self._members.next_return())
         if not self._record.reported and not self._spares.allowed:
@@ -211,6 +219,7 @@ class Attempt(Policy):
             reason = "was stuck, and was killed"
             return GO_ON if now < self._stuck[1] else Decision("kill", task=self._stuck[0], reason=reason)
         self._spares.look_after()
+        self._record.connections.look(map(self._find, self._tasks), self._ports)
         if not self._record.reported and not self._spares.allowed and now >= self._began_at + _NO_NEWS:
             self._spares.allow(preload=self._uses_tensorflow())
         verdict = self._watchdog.check()

@@ -139,8 +139,9 @@ def launch_local(
         finally:
             reserve.close()
     status = exit_status(outcome)
+    job.record.note_all(session.left_over())
+    session.say(job.record.connections.advice(outcome))
     if status == 0:
-        job.record.note_all(session.left_over())
         remove_all(job.record.removals)
     return status
 

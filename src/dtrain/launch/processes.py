@@ -120,6 +120,10 @@ class Job:
         """The process of a task, or None before it is started."""
         return self._children.get(task)
 
+    def say(self, line: str) -> None:
+        """Tell the user something, unless it is ""."""
+        self._session.say(line)
+
     @contextlib.contextmanager
     def _opened(self) -> Iterator[None]:
         with self._session.opened() if self._own_session else contextlib.nullcontext():

@@ -11,12 +11,14 @@ from typing import TextIO
 
 from dtrain.channel import RUN_AGAIN, CheckpointNote, Message, RemoveNote
 from dtrain.launch.budget import Budget, back_off
-from dtrain.launch.policy import Decision, Policy, saving_grace
+from dtrain.launch.connections import Connections
+from dtrain.launch.policy import GO_ON, Decision, Policy, saving_grace
 from dtrain.launch.processes import Job, Outcome, TaskCommand
 from dtrain.launch.reports import NOTICES, describe_exit, exception_in, report
 from dtrain.launch.restart_rules import USAGE
 from dtrain.launch.synchronous import remove_all
-from dtrain.topology import Task
+from dtrain.launch.task_process import TaskProcess
+from dtrain.topology import Task, split_address
 
 LINGER = 5.0
 """Seconds that servers have to end by themselves once the chief has ended well."""
@@ -43,6 +45,7 @@ class ParameterServerPolicy(Policy):
 
     Attributes:
         removals: what to delete when the job has ended well, as its tasks have said.
+        connections: whether the tasks ever connected to each other.
     """
 
     takes_requests = True
@@ -52,7 +55,9 @@ class ParameterServerPolicy(Policy):
         self._addresses = addresses
         self._grace = grace
         self._saves = False  # whether the chief does when it is told to end
+        self._find: Callable[[Task], TaskProcess | None] = lambda task: None
         self.removals: list[str] = []
+        self.connections = Connections(len(addresses))
 
     def on_start(self, task: Task, pid: int) -> str:
         """Process and address, which those who operate the job need."""
@@ -64,6 +69,21 @@ class ParameterServerPolicy(Policy):
             self.removals.append(message.path)
         elif isinstance(message, CheckpointNote):
             self._saves = True
+        self.connections.note(message)
+
+    def look_up(self, find: Callable[[Task], TaskProcess | None]) -> None:
+        """Set how the process of a task is found."""
+        self._find = find
+
+    def next_check(self) -> float | None:
+        """When to look whether the tasks are connected."""
+        return self.connections.next_look()
+
+    def check(self) -> Decision:
+        """Look whether they are."""
+        ports = [split_address(address)[1] for address in self._addresses.values()]
+        self.connections.look(map(self._find, self._addresses), ports)
+        return GO_ON
 
     def heeds(self, signum: int, running: Sequence[Task]) -> Sequence[Task]:
         """As the class says."""
@@ -121,12 +141,14 @@ def supervise(
     while True:
         policy = ParameterServerPolicy(budget, addresses, grace)
         job = Job(make_commands(attempt), grace=usual_grace, policy=policy, stdout=stdout, stderr=stderr)
+        policy.look_up(job.process)
         outcome = job.run(after=delay)
         for line in report(outcome):
             job.console.write_line(line, to="stderr")
         if outcome.first_failure is None or outcome.signal is not None:
             if outcome.signal is None:
                 remove_all(policy.removals)
+            job.say(policy.connections.advice(outcome))
             return outcome
         before, raised = raised, exception_of_chief(outcome)
         again = None
@@ -149,8 +171,9 @@ def supervise(
         else:
             attempt, delay = attempt + 1, again
             verdict = f"The whole job is started again in {delay:g} s ({budget})."
-        job.console.write_line(f"[dtrain] {verdict}", to="stderr")
+        job.say(verdict)
         if again is None:
+            job.say(policy.connections.advice(outcome))
             return outcome
 
 

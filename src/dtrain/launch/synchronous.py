@@ -15,6 +15,7 @@ from pathlib import Path
 from dtrain.channel import RUN_AGAIN
 from dtrain.launch.attempt import Attempt, JobRecord
 from dtrain.launch.budget import Budget, back_off
+from dtrain.launch.connections import Connections
 from dtrain.launch.members import Members
 from dtrain.launch.processes import Job, Outcome, TaskCommand
 from dtrain.launch.reports import exception_in, report, trace
@@ -22,6 +23,7 @@ from dtrain.launch.restart_rules import USAGE, Failure, Judgement, RestartRules
 from dtrain.launch.session import Session
 from dtrain.launch.spares import Spares
 from dtrain.launch.watchdog import Watchdog
+from dtrain.topology import Topology, split_address
 
 MakeCommands = Callable[[int, Sequence[int]], AbstractContextManager[Sequence[TaskCommand]]]
 """The tasks of an attempt, given its number from 0 and its workers' places; it keeps the ports while open."""
@@ -66,7 +68,7 @@ class SynchronousJob:
         self._spares = spares
         self._over_mpi = over_mpi
         self._again_in_vain = 0
-        self.record = JobRecord()
+        self.record = JobRecord(Connections(members.most))
 
     def run(self) -> Outcome:
         """Run attempts until one succeeds or another is of no use; what failed in each has been shown."""
@@ -101,7 +103,7 @@ class SynchronousJob:
             job = Job(
                 commands, grace=self._grace, policy=attempt, session=self._session, reserve=self._spares
             )
-            attempt.look_up(job.process)
+            attempt.look_up(job.process, [_port(spec) for spec in commands])
             outcome = job.run(after=delay)
         attempt.close()
         return outcome, attempt
@@ -175,6 +177,11 @@ class SynchronousJob:
     def _show(self, lines: Sequence[str]) -> None:
         for line in lines:
             self._session.console.write_line(line, to="stderr")
+
+
+def _port(command: TaskCommand) -> int:
+    topology = Topology.from_tf_config(command.env.get("TF_CONFIG"))
+    return split_address(topology.address)[1] if topology is not None else 0
 
 
 def remove_all(paths: Sequence[str]) -> None:

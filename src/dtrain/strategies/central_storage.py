@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.scope import strategy_made
 from dtrain.strategies import common, devices
 from dtrain.strategies.variables import made_central, made_replicated
 from dtrain.upstream import tensorflow as upstream_tf
@@ -84,3 +85,4 @@ class CentralStorageStrategy(
         resolved = host.replace(device_type=parameter.device_type, device_index=parameter.device_index or 0)
         tf.distribute.Strategy.__init__(self, CentralStorageExtended(self, compute, resolved.to_string()))
         self.dtrain_layout = ReplicaLayout(local_replicas=self.num_replicas_in_sync, central=True)
+        strategy_made(self)

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from dtrain.keras_engine.context import updating_locally
 from dtrain.keras_engine.hook import install
+from dtrain.keras_engine.scope import scope_entered
 from dtrain.log import logger
 from dtrain.strategies import devices
 from dtrain.strategies.variables import made_replicated
@@ -44,6 +45,11 @@ def next_collective_key_base() -> int:
 
 class ReplicaRunner:
     """The `run` of strategies with several replicas: a replica function may be a `tf.function`."""
+
+    def scope(self) -> Any:
+        """As `tf.distribute.Strategy.scope`."""
+        scope_entered()
+        return super().scope()  # type: ignore[misc]
 
     def run(
         self,

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.scope import strategy_made
 from dtrain.strategies import common, devices
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -51,6 +52,7 @@ class MirroredStrategy(common.ReplicaRunner, tf.distribute.MirroredStrategy):  #
             self, MirroredExtended(self, devices=names, cross_device_ops=cross_device_ops)
         )
         self.dtrain_layout = ReplicaLayout(local_replicas=self.num_replicas_in_sync)
+        strategy_made(self)
 
 
 def _devices(names: Sequence[str] | None) -> list[str]:

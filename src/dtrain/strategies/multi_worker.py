@@ -11,11 +11,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain import channel
 from dtrain.cluster import by_mpi_alone, check_peers, current, join
 from dtrain.collectives.choice import asked_for
 from dtrain.collectives.install import install
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.scope import strategy_made
 from dtrain.keras_engine.talk import exchange
 from dtrain.log import logger
 from dtrain.strategies import common, devices
@@ -118,6 +120,9 @@ class MultiWorkerMirroredStrategy(
             self.dtrain_waited = lambda: calls.waited
             self.dtrain_communicated = lambda: calls.seconds
         _seed_alike(self.dtrain_layout)
+        strategy_made(self)
+        if self.dtrain_layout.workers > 1:
+            channel.tell_connected()
 
 
 def _options(options: Any, communication: Any) -> tuple[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain import channel
 from dtrain.cluster import current, join, serving
 from dtrain.errors import ClusterConfigError, ConfigurationError
 from dtrain.keras_engine.asynchronous.exchange import Servers
@@ -20,6 +21,7 @@ from dtrain.keras_engine.asynchronous.updates import update
 from dtrain.keras_engine.context import updating_locally
 from dtrain.keras_engine.parts import is_split
 from dtrain.keras_engine.protocol import ServerLayout
+from dtrain.keras_engine.scope import strategy_made
 from dtrain.strategies import common
 from dtrain.strategies.partitioned import PartitionedVariable, made_partitioned, partition_like
 from dtrain.topology import Topology
@@ -177,6 +179,8 @@ class ParameterServerStrategy(
             servers=Servers(_HOME),
             overlap=overlap,
         )
+        strategy_made(self)
+        channel.tell_connected()
 
     def _weights_are_elsewhere(self) -> bool:
         return True

@@ -1,0 +1,82 @@
+"""Finds out whether the tasks of a job ever connected to each other, and says what to write if not.
+
+Without a strategy that connects them, each task trains a model of its own, and all seems well. It only looks
+and speaks: no job fails of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable
+
+from dtrain.channel import ConnectedNote, Message
+from dtrain.cluster.sockets import anyone_listens
+from dtrain.launch.processes import Outcome
+from dtrain.launch.task_process import TaskProcess
+
+_EVERY = 1.0  # seconds; importing TensorFlow alone takes longer
+# What Keras 3 says where a model is trained under one of TensorFlow's own strategies.
+_INSTEAD = {
+    "distribute.values.PerReplica'>) to a Tensor": "dtrain.MultiWorkerMirroredStrategy()",
+    "pass this dataset to ClusterCoordinator.create_per_worker_dataset": "dtrain.ParameterServerStrategy()",
+}
+
+
+class Connections:
+    """What is known of one job, over all attempts.
+
+    Args:
+        tasks: how many processes it has at most; one alone has nobody to connect to.
+
+    Attributes:
+        made: whether a task said that it is connected, or served on its address.
+        tensorflow: whether a task has loaded TensorFlow.
+    """
+
+    def __init__(self, tasks: int) -> None:
+        self.made = tasks < 2
+        self.tensorflow = False
+        self._next = 0.0
+
+    def note(self, message: Message) -> None:
+        """Hear what a task says."""
+        self.made |= isinstance(message, ConnectedNote)
+
+    def next_look(self) -> float | None:
+        """When `look` is due, by `time.monotonic()`; None for never again."""
+        return None if self.made else self._next
+
+    def look(self, processes: Iterable[TaskProcess | None], ports: Collection[int]) -> None:
+        """Once a second: what processes have loaded, and whether one serves, which TensorFlow's do untold."""
+        if self.made or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _EVERY
+        if not self.tensorflow:
+            running = (process for process in processes if process is not None)
+            self.tensorflow = any(process.uses("libtensorflow") for process in running)
+        if self.tensorflow:
+            self.made |= anyone_listens(ports)
+
+    def advice(self, outcome: Outcome) -> str:
+        """What to tell the user at the end of a job; "" where there is nothing to say."""
+        if outcome.first_failure is not None:
+            return _instead(outcome.tails[outcome.first_failure])
+        tasks = outcome.exit_codes
+        if self.made or not self.tensorflow or outcome.signal is not None:
+            return ""
+        name = "parameter_server" if any(task.job == "ps" for task in tasks) else "multi_worker"
+        return (
+            f"Warning: the {len(tasks)} processes of this job never connected to each other. If the program "
+            "trains a model, each process trained one of its own. Hint: to train one model together, write "
+            f'`strategy = dtrain.strategy("{name}")`, and build and compile the model inside '
+            "`with strategy.scope():`."
+        )
+
+
+def _instead(lines: Iterable[str]) -> str:
+    text = "\n".join(lines)
+    for found, ours in _INSTEAD.items():
+        if found in text:
+            theirs = ours.replace("dtrain.", "tf.distribute.").rstrip("()")
+            return f"Hint: Keras 3 cannot train under {theirs}; write `strategy = {ours}` instead."
+    return ""
