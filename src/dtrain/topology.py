@@ -266,7 +266,9 @@ def _check_task(jobs: Mapping[str, tuple[str, ...]], job: Any, index: Any) -> No
 def _parse(text: str) -> dict[str, Any]:
     try:
         config = json.loads(text, object_pairs_hook=_unique_keys)
-    except json.JSONDecodeError as error:
+    except ClusterConfigError:
+        raise
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or too deep a nest
         raise ClusterConfigError(
             f"it is not JSON ({error}): {_shorten(text)}", hint=f"It should look like {_EXAMPLE}."
         ) from None

@@ -196,7 +196,7 @@ def _earlier(run: monitor.RunDirectory, settings: Mapping[str, Any]) -> tuple[di
         return None, f"{run.path} cannot be opened: {error}."
     try:
         record = json.loads(run.record.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return None, f"{run.record} cannot be read: {error}."
     if not isinstance(record, dict) or record.get("recipe") != _NAME:
         return None, f"The run in {run.path} is not a Trainer's."

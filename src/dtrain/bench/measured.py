@@ -112,7 +112,7 @@ def read_run(
             lines = list(csv.DictReader(file))
         names = [name for name in (lines[0] if lines else {}) if name != "epoch"]
         history = {name: [float(line[name]) for line in lines] for name in names}
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UnusableError(f"its files cannot be read: {error}") from error
     if record.get("status") != "finished" or len(lines) != epochs or _RATE not in history:
         raise UnusableError(f"it ended after {len(lines)} of {epochs} epochs")
@@ -148,7 +148,7 @@ def _shares(events: Path) -> dict[str, float]:
     for line in lines:
         try:
             event = json.loads(line)
-        except ValueError:  # cut off in the writing
+        except (ValueError, RecursionError):  # cut off in the writing
             continue
         if isinstance(event, dict) and event.get("kind") == "epoch":
             epochs[event.get("epoch", 0)] = event

@@ -55,7 +55,7 @@ class Files:
         content = self.read(data) if local is None else np.fromfile(local, np.uint8)
         try:
             return tensor_file.read(content, entries)
-        except ValueError as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{data} was changed: {error}.", hint=layout.HINT) from error
 
     def write(self, path: str, content: bytes) -> None:

@@ -194,18 +194,20 @@ def _look_at(path: str) -> StoredCheckpoint:
         content = layout.decode(operations.files.read(marker), marker)
         for share in content["shares"]:
             check_sizes(path, share)
+        return StoredCheckpoint(
+            step=content["step"],
+            serial=content["serial"],
+            path=path,
+            writers=content["writers"],
+            notes=content["notes"],
+            token=content["token"],
+            time=content["time"],
+            shares=tuple(content["shares"]),
+        )
     except (tf.errors.OpError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read: {one_line(error)}", hint=_HINT) from error
-    return StoredCheckpoint(
-        step=content["step"],
-        serial=content["serial"],
-        path=path,
-        writers=content["writers"],
-        notes=content["notes"],
-        token=content["token"],
-        time=content["time"],
-        shares=tuple(content["shares"]),
-    )
+    except (KeyError, TypeError, AttributeError) as error:  # its sum is right, but dtrain did not write it
+        raise CheckpointError(f"{marker} says something else than a checkpoint's.", hint=_HINT) from error
 
 
 def check_sizes(path: str, expected: Mapping[str, Mapping[str, int]]) -> None:
@@ -216,6 +218,8 @@ def check_sizes(path: str, expected: Mapping[str, Mapping[str, int]]) -> None:
         OSError, tf.errors.OpError: one is not there.
     """
     for name, facts in expected.items():
+        if "/" in name:
+            raise CheckpointError(f"{path} names the file {name!r}, which is not its own.", hint=_HINT)
         size = operations.files.size(join(path, name))
         if size != facts["size"]:
             raise CheckpointError(

@@ -1,6 +1,7 @@
 """The files of a data set, read from a tar archive or from the folder that it was extracted to.
 
-Nothing is ever extracted to disk, so nothing is written over and no name in an archive can lead outside.
+Nothing is ever extracted to disk, so nothing is written over and no name or link can lead outside. What an
+archive says of itself is bounded before it costs memory or time.
 """
 
 from __future__ import annotations
@@ -8,15 +9,18 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import os
 import re
+import struct
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Protocol, cast
+from typing import IO, Protocol, Self, cast
 
 from dtrain.errors import DataError
+from dtrain.plain_text import cleaned
 
 _BLOCK = 512  # bytes; all in a tar archive is a multiple of it
 _CHUNK = 1 << 20
@@ -25,7 +29,30 @@ _OPENERS: dict[bytes, Callable[[IO[bytes]], object]] = {
     b"BZh": bz2.open,
     b"\xfd7zXZ\x00": lzma.open,
 }
-_DAMAGE = (EOFError, zlib.error, lzma.LZMAError, tarfile.TarError)
+# The last ones are what `tarfile` raises for numbers and headers that nobody writes.
+_DAMAGE = (
+    EOFError,
+    zlib.error,
+    lzma.LZMAError,
+    tarfile.TarError,
+    struct.error,
+    ValueError,
+    OverflowError,
+    IndexError,
+    RecursionError,
+)
+
+# Several times what the published data sets hold.
+MOST_BYTES = 2 << 30
+"""Bytes of an archive once it is decompressed; those of a hostile one could be a million times its own."""
+
+LARGEST = 512 << 20
+"""Bytes of one file in an archive or a folder; it is read into memory as a whole."""
+
+_MOST_MEMBERS = 500_000
+_LONGEST_HEADER = 256 << 10  # bytes of all headers of one entry
+_MOST_NAMES = 128 << 20  # characters of all names together
+_PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 
 
 class Files(Protocol):
@@ -50,16 +77,92 @@ def open_files(path: Path) -> Iterator[Files]:
         return
     with path.open("rb") as raw, _decompressed(path, raw) as stream:
         with _damage_reported(path):
-            tar = tarfile.TarFile(fileobj=stream)
-            members = tar.getmembers()
+            metered = _Metered(stream)
+            tar = tarfile.TarFile(fileobj=cast("IO[bytes]", metered), tarinfo=_Header)
+            members = _members(path, tar, metered)
             _check_end(path, raw, stream, members)
-        yield _Tar(path, tar, members)
+        yield _Tar(path, tar, metered, members)
 
 
-def by_number(name: str) -> tuple[str | int, ...]:
-    """A key that sorts `9_1.txt` before `10_1.txt`."""
-    return tuple(
-        int(part) if at % 2 else part for at, part in enumerate(re.split(r"(\d+)", name, flags=re.ASCII))
+def by_number(name: str) -> tuple[str | tuple[int, str], ...]:
+    """A key that sorts `9_1.txt` before `10_1.txt`, however many digits a number has."""
+    parts = re.split(r"(\d+)", name, flags=re.ASCII)
+    return tuple(_by_value(part) if at % 2 else part for at, part in enumerate(parts))
+
+
+def _by_value(digits: str) -> tuple[int, str]:
+    # As text: Python makes no number of thousands of digits.
+    significant = digits.lstrip("0")
+    return len(significant), significant
+
+
+class _Metered:
+    """A stream of which only so many bytes are read: `tarfile` believes what headers say of their length.
+
+    Args:
+        stream: what is read.
+
+    Attributes:
+        left: bytes that may still be read.
+    """
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self.left = _LONGEST_HEADER
+
+    def read(self, size: int = -1) -> bytes:
+        """As a file does."""
+        self.left -= size
+        if size < 0 or self.left < 0:
+            raise tarfile.ReadError(f"the headers of one entry have more than {_LONGEST_HEADER} bytes")
+        return self._stream.read(size)
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        """As a file does."""
+        return self._stream.seek(position, whence)
+
+    def tell(self) -> int:
+        """As a file does."""
+        return self._stream.tell()
+
+
+class _Header(tarfile.TarInfo):
+    """A header whose size can be true; with a negative one `tarfile` would go round in circles."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        found = super().frombuf(buf, encoding, errors)
+        if found.size < 0:
+            raise tarfile.ReadError(f"a header says that {found.size} bytes follow")
+        return found
+
+
+def _members(path: Path, tar: tarfile.TarFile, metered: _Metered) -> list[tarfile.TarInfo]:
+    """What is in an archive, as long as it stays within bounds."""
+    found: list[tarfile.TarInfo] = []
+    names = end = 0
+    while (member := tar.next()) is not None:
+        found.append(member)
+        names += len(member.name) + len(member.linkname) + sum(map(len, member.pax_headers.values()))
+        # `offset` is where the next header is sought: never before the end of this one.
+        if member.size < 0 or tar.offset <= end:
+            raise tarfile.ReadError(f"the header of entry {len(found)} leads backwards")
+        end, metered.left = tar.offset, _LONGEST_HEADER
+        if member.size > LARGEST:
+            raise too_large(f"{cleaned(member.name)} in {path} has {member.size >> 20} MiB")
+        if end > MOST_BYTES or len(found) > _MOST_MEMBERS or names > _MOST_NAMES:
+            raise too_large(
+                f"{path} holds more than {len(found) - 1} entries and {end >> 20} MiB once it is decompressed"
+            )
+    return found
+
+
+def too_large(what: str) -> DataError:
+    """The error for what no data set of this kind holds."""
+    return DataError(
+        f"{what}; at most {MOST_BYTES >> 20} MiB in {_MOST_MEMBERS} entries are read, of {LARGEST >> 20} MiB "
+        "each.",
+        hint="It is damaged, made to fill this machine, or of another data set: fetch it again.",
     )
 
 
@@ -72,16 +175,37 @@ class _Folder:
         return sorted(found, key=by_number)
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+        root = self._root.resolve()
         for name in names:
-            yield name, (self._root / name).read_bytes()
+            file = self._root / name
+            if not file.resolve().is_relative_to(root):
+                target = cleaned(file.resolve())
+                raise DataError(
+                    f"{cleaned(file)} is a link that leads out of {self._root}, to {target}.",
+                    hint="Copy what it leads to into the folder, or leave it out.",
+                )
+            with file.open("rb") as stream:
+                size = os.fstat(stream.fileno()).st_size
+                if size > LARGEST:
+                    raise too_large(f"{cleaned(file)} has {size >> 20} MiB")
+                content = stream.read(size)
+            yield name, content
 
 
 class _Tar:
-    def __init__(self, path: Path, tar: tarfile.TarFile, members: list[tarfile.TarInfo]) -> None:
+    def __init__(
+        self, path: Path, tar: tarfile.TarFile, metered: _Metered, members: list[tarfile.TarInfo]
+    ) -> None:
         self._path = path
         self._tar = tar
-        # A link could name any file of the machine; only what is itself in the archive is read.
-        self._members = {member.name.removeprefix("./"): member for member in members if member.isreg()}
+        self._metered = metered
+        # A link could name any file of the machine; only what is itself in the archive, with all of its
+        # bytes, is read: one with holes could be of any size.
+        self._members = {
+            member.name.removeprefix("./"): member
+            for member in members
+            if member.type in _PLAIN and member.sparse is None
+        }
 
     def names(self) -> list[str]:
         return sorted(self._members, key=by_number)
@@ -91,6 +215,7 @@ class _Tar:
         contents: dict[str, bytes] = {}
         # To go back in a compressed file is to begin again, so all are read in the archive's order.
         for name in sorted(wanted, key=lambda each: self._members[each].offset_data):
+            self._metered.left = self._members[name].size + _LONGEST_HEADER
             with _damage_reported(self._path):
                 file = self._tar.extractfile(self._members[name])
                 contents[name] = file.read() if file is not None else b""
@@ -115,8 +240,12 @@ def _check_end(path: Path, raw: IO[bytes], stream: IO[bytes], members: list[tarf
     `tarfile` ends in silence there, and at a header that is damaged. A compressed archive is read to its last
     byte, because the sum that shows damage is behind it.
     """
-    # Folders and links have a header, but no data.
-    sizes = [-(-member.size // _BLOCK) * _BLOCK if member.isreg() else 0 for member in members]
+    # Folders and links have a header, but no data; of a file with holes, not all is there.
+    plain = [member.isreg() and member.sparse is None for member in members]
+    sizes = [
+        -(-member.size // _BLOCK) * _BLOCK if whole else 0
+        for member, whole in zip(members, plain, strict=True)
+    ]
     end = max((m.offset_data + size for m, size in zip(members, sizes, strict=True)), default=0)
     whole = stream.tell() >= end + _BLOCK
     if raw is stream:
@@ -128,19 +257,23 @@ def _check_end(path: Path, raw: IO[bytes], stream: IO[bytes], members: list[tarf
             hint="Fetch it again.",
         )
     while stream.read(_CHUNK):
-        pass
+        if stream.tell() > MOST_BYTES:
+            raise too_large(f"{path} holds more than {MOST_BYTES >> 20} MiB once it is decompressed")
 
 
 @contextmanager
 def _damage_reported(path: Path) -> Iterator[None]:
     try:
         yield
+    except DataError:
+        raise
     except (*_DAMAGE, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the disk's or the system's, which names the file itself
         with path.open("rb") as file:
             start = file.read(24)
         raise DataError(
-            f"{path} ({path.stat().st_size} bytes, beginning {start!r}) is no whole tar archive: {error}.",
+            f"{path} ({path.stat().st_size} bytes, beginning {start!r}) is no whole tar archive: "
+            f"{cleaned(error)}.",
             hint="It is cut off, damaged, or something else, such as a web page. Fetch it again.",
         ) from error

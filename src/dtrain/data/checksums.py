@@ -15,6 +15,7 @@ from dtrain.errors import ConfigurationError, DataError
 
 _LENGTHS = {"md5": 32, "sha256": 64}
 _CHUNK = 1 << 20
+_SUMS = 1 << 20  # characters of a sum file that are looked through
 
 
 class PublishedArchive(NamedTuple):
@@ -85,7 +86,8 @@ def _given(text: str) -> _Expected:
 
 def _beside(sums: Path, path: Path, algorithm: str) -> _Expected:
     """What a file such as `<archive>.md5` says: a sum alone, or lines of md5sum's or of BSD's form."""
-    lines = sums.read_text(encoding="utf-8", errors="replace").splitlines()
+    with sums.open(encoding="utf-8", errors="replace") as file:
+        lines = file.read(_SUMS).splitlines()
     pattern = re.compile(f"(?<![0-9a-f])[0-9a-f]{{{_LENGTHS[algorithm]}}}(?![0-9a-f])", re.IGNORECASE)
     found = [(match.group().lower(), line) for line in lines if (match := pattern.search(line))]
     named = [digest for digest, line in found if path.name in line]

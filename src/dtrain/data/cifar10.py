@@ -22,12 +22,13 @@ from dtrain.data.places import Found, Published, check_limit, find, listing
 from dtrain.data.unpickling import load_arrays
 from dtrain.errors import ConfigurationError, DataError
 from dtrain.log import logger
+from dtrain.plain_text import cleaned
 
 _PIXELS = 3 * 32 * 32
 _CLASSES = 10
 _FULL_BATCH = 10_000
 _TRAINING_BATCHES = 5
-_BATCH_FILE = re.compile(r"(data_batch_([1-9][0-9]*)|test_batch)(\.bin)?")
+_BATCH_FILE = re.compile(r"(data_batch_([1-9][0-9]{0,5})|test_batch)(\.bin)?")
 
 
 class Cifar10(NamedTuple):
@@ -126,7 +127,7 @@ def _joined(files: Files, names: list[str], path: Path, limit: int | None) -> Ex
     for group in [names] if limit is None else [[name] for name in names]:
         if limit is None or sum(len(batch.labels) for batch in batches) < limit:
             for name, raw in files.read(group):
-                batches.append(_parse(raw, f"{name} in {path}", binary=name.endswith(".bin")))
+                batches.append(_parse(raw, f"{cleaned(name)} in {path}", binary=name.endswith(".bin")))
     images, labels = (np.concatenate(arrays)[:limit] for arrays in zip(*batches, strict=True))
     return Examples(images, labels)
 
@@ -188,21 +189,29 @@ def _pickled_batch(raw: bytes, where: str) -> tuple[NDArray[Any], NDArray[np.int
     try:
         # Python 2 wrote the keys as bytes; who writes such a file today may have written text.
         fields = {k.decode() if isinstance(k, bytes) else k: v for k, v in load_arrays(raw).items()}
-        data, labels = np.asarray(fields.get("data")), np.asarray(fields.get("labels"))
+        data, labels = _array(fields.get("data")), _array(fields.get("labels"))
     except Exception as error:  # a damaged pickle may raise anything
         raise DataError(
-            f"{where} is no pickle of arrays by name: {type(error).__name__}: {error}.",
+            f"{where} is no pickle of arrays by name: {type(error).__name__}: {cleaned(error)}.",
             hint="It is damaged or something else; nothing but arrays, lists and text is ever unpickled.",
         ) from error
     good = data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == _PIXELS and len(data) > 0
+    names = sorted(name for name in fields if isinstance(name, str))
     if not (good and labels.dtype.kind in "iu" and labels.shape == (len(data),)):
         raise DataError(
-            f"{where} has the fields {listing(sorted(map(str, fields)))}, with data {data.dtype}"
+            f"{where} has the fields {listing(names)}, with data {data.dtype}"
             f"{list(data.shape)} and labels {labels.dtype}{list(labels.shape)}; a batch has data "
             f"uint8[n, {_PIXELS}] and n integers as labels.",
             hint="The file is damaged, or of another data set.",
         )
     return data, labels.astype(np.int64)
+
+
+def _array(field: Any) -> NDArray[Any]:
+    """What a field holds. A list is one of numbers: lists in lists could be of any size together."""
+    if isinstance(field, list) and not all(isinstance(each, int | np.integer) for each in field):
+        raise ValueError("it holds a list of something else than whole numbers")
+    return np.asarray(field)
 
 
 def _from_prepared(folder: Path, limit: int | None) -> Cifar10:

@@ -21,6 +21,7 @@ from dtrain.data.places import Published, check_limit, find, listing
 from dtrain.data.texts import Texts, check_encoding, wrong_encoding
 from dtrain.errors import ConfigurationError, DataError
 from dtrain.log import logger
+from dtrain.plain_text import cleaned
 
 _CLASSES = ("neg", "pos")  # by label
 _PARTS = ("train", "test")
@@ -133,7 +134,7 @@ def _part(files: Files, wanted: list[tuple[str, int]], encoding: str, path: Path
         try:
             texts.append(raw.decode(encoding))
         except UnicodeDecodeError as error:
-            raise wrong_encoding(f"{name} in {path}", error) from error
+            raise wrong_encoding(f"{cleaned(name)} in {path}", error) from error
     return Texts(texts, np.array([label for _, label in wanted], np.int64))
 
 

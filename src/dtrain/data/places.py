@@ -15,6 +15,7 @@ from dtrain.cluster import settings
 from dtrain.data.archives import by_number
 from dtrain.data.checksums import PublishedArchive
 from dtrain.errors import ConfigurationError, DataError
+from dtrain.plain_text import cleaned
 
 _ENDINGS = (".tar.gz", ".tgz", ".tar")
 _INFO = "dataset_info.json"  # what tensorflow-datasets leaves in a folder that it has prepared
@@ -98,7 +99,7 @@ def check_limit(limit: int | None) -> None:
 def listing(names: list[str], *, most: int = 8) -> str:
     """A few names for a message."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more if names else "nothing"
+    return ", ".join(cleaned(name) for name in names[:most]) + more if names else "nothing"
 
 
 def _inside(published: Published, place: Path) -> Found | None:

@@ -25,6 +25,7 @@ from dtrain.errors import ConfigurationError, DataError
 from dtrain.log import logger
 
 _DELIMITERS = (",", ";", "\t", "|")
+_DIGITS = 1000  # characters of a number; Python makes none of several thousand
 _WRITTEN_AS_FLOAT = re.compile(r"(-?[0-9]+)\.0+")
 
 
@@ -225,7 +226,7 @@ def _label(row: _Row, column: int, file: Path, name: str) -> str:
     # A column with gaps was once of floating-point numbers, so that 1 was written as 1.0. Cut off as text: a
     # floating-point number cannot hold every large integer.
     whole = _WRITTEN_AS_FLOAT.fullmatch(word)
-    return str(int(whole[1])) if whole else word
+    return str(int(whole[1])) if whole and len(word) <= _DIGITS else word
 
 
 def _classes(words: list[str], file: Path, name: str) -> tuple[str, ...]:
@@ -243,7 +244,7 @@ def _classes(words: list[str], file: Path, name: str) -> tuple[str, ...]:
 
 
 def _is_integer(word: str) -> bool:
-    return word.removeprefix("-").isdecimal()
+    return len(word) <= _DIGITS and word.removeprefix("-").isdecimal()
 
 
 def _split(

@@ -17,6 +17,8 @@ from typing import IO, Any
 from dtrain.errors import ConfigurationError, DataError
 
 COMPRESSIONS = ("", "GZIP", "ZLIB")
+_PIECE = 16 << 20  # bytes that are read at a time
+_LONGEST_RECORD = (2 << 30) - 1  # bytes; a protocol buffer cannot be longer
 _HEADER = struct.Struct("<QI")
 _FOOTER = 4
 _MASK_DELTA = 0xA282EAD8
@@ -80,13 +82,22 @@ def _length(header: bytes, path: str, record: int) -> int:
             f"{path} is no TFRecord file, or is damaged: record {record} has a wrong checksum.",
             hint="write it again; if it is compressed, say compression='GZIP' or 'ZLIB'",
         )
+    if length > _LONGEST_RECORD:
+        raise DataError(
+            f"Record {record} of {path} says that it has {length} bytes; no example can have more than "
+            f"{_LONGEST_RECORD}.",
+            hint="the file is damaged, or not of examples: write it again",
+        )
     return int(length)
 
 
 def _read(file: Any, count: int, path: str, record: int, *, at_end: bool = False) -> bytes:
     """The next bytes; fewer of them only if the file may end here."""
+    found = b""
     try:
-        found = bytes(file.read(count))
+        # Piece by piece, so that a length that is not true takes no memory.
+        while len(found) < count and (piece := file.read(min(_PIECE, count - len(found)))):
+            found = found + piece if found else bytes(piece)
     except (EOFError, OSError, zlib.error) as error:
         raise _cut_off(path, record) from error
     if len(found) < count and not at_end:
@@ -118,15 +129,44 @@ def _opened(path: str, compression: str) -> Iterator[IO[bytes]]:
             with gzip.GzipFile(fileobj=raw) as file:
                 yield file  # type: ignore[misc]
         elif compression == "ZLIB":
+            inflated = io.BufferedReader(_Inflated(raw))
             try:
-                yield io.BytesIO(zlib.decompress(raw.read()))
-            except zlib.error as error:
+                inflated.peek(1)
+            except (zlib.error, EOFError) as error:
                 raise DataError(
                     f"{path} is not compressed by ZLIB, or is damaged: {error}.",
                     hint="copy or write the file again, or name its compression",
                 ) from error
+            yield inflated
         else:
             yield raw
+
+
+class _Inflated(io.RawIOBase):
+    """What a file compressed by ZLIB holds, piece by piece: all of it may be a thousand times as large."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw = raw
+        self._inflater = zlib.decompressobj()
+        self._packed = b""
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        """The next bytes; EOFError where the file ends too early."""
+        while not self._inflater.eof:
+            self._packed = self._packed or self._raw.read(_PIECE)
+            found = self._inflater.decompress(self._packed, len(buffer))
+            ended = not self._packed and not found
+            self._packed = self._inflater.unconsumed_tail
+            if found:
+                buffer[: len(found)] = found
+                return len(found)
+            if ended:
+                raise EOFError("the compressed data ends too early")
+        return 0
 
 
 @contextmanager

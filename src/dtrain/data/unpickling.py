@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,10 +21,51 @@ def load_arrays(raw: bytes) -> Any:
         raw: the pickle, of any protocol and of Python 2 or 3.
 
     Raises:
-        pickle.UnpicklingError: the pickle names something that no array needs.
+        pickle.UnpicklingError: the pickle names something that no array needs, or would take far more memory
+            or time than it has bytes.
         Exception: others where the bytes are no whole pickle, as `pickle.loads` does.
     """
+    _check_growth(raw)
     return _ArrayUnpickler(io.BytesIO(raw), encoding="bytes").load()
+
+
+def _check_growth(raw: bytes) -> None:
+    """Refuse a pickle that grows when it is read: by a few bytes of it, gigabytes could be asked for.
+
+    Python makes room up to the highest number that an object is given, and visits all of a tuple of tuples
+    to use it as a key, however often the same one is in it.
+    """
+    seen, last = 0, ""
+    tuples: set[int] = set()
+    for name, argument in _instructions(raw):
+        if name in _STORES:
+            number = seen if name == "MEMOIZE" else argument
+            if not (isinstance(number, int) and 0 <= number <= seen + _SKIPPED):
+                raise pickle.UnpicklingError(f"it gives its object {seen} another number, beyond all bounds")
+            if last.startswith("TUPLE"):
+                tuples.add(number)
+            else:
+                tuples.discard(number)
+            seen += 1
+        elif name in ("GET", "BINGET", "LONG_BINGET") and argument in tuples:
+            raise pickle.UnpicklingError("it uses one tuple several times")
+        elif name in _REFUSED:
+            raise pickle.UnpicklingError(f"it has the instruction {name}, which no array needs")
+        last = name
+
+
+def _instructions(raw: bytes) -> Iterator[tuple[str, Any]]:
+    """The names of a pickle's instructions, and their arguments."""
+    try:
+        for opcode, argument, _ in pickletools.genops(raw):
+            yield opcode.name, argument
+    except ValueError as error:
+        raise pickle.UnpicklingError(str(error)) from error
+
+
+_STORES = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE")
+_SKIPPED = 1 << 16  # numbers that Python 2 left out
+_REFUSED = ("DUP", "FROZENSET", "ADDITEMS", "EMPTY_SET", "INST", "OBJ", "PERSID", "BINPERSID")
 
 
 def _encode_latin1(text: str, encoding: str) -> bytes:

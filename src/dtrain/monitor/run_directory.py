@@ -238,7 +238,7 @@ def read_record(directory: RunDirectory) -> dict[str, Any] | None:
     """What `run.json` says; None where there is none that can be read."""
     try:
         record = json.loads(directory.record.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
 
