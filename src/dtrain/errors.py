@@ -22,7 +22,7 @@ def known_are(known: Iterable[str], word: str, meanings: Mapping[str, str] | Non
     meanings = meanings or {each: each for each in known}
     near = difflib.get_close_matches(word.lower(), meanings, n=1)
     question = f"Did you mean {meanings[near[0]]!r}? " if near else ""
-    return f"{question}Known are {', '.join(known)}."
+    return f"{question}Choose from {', '.join(known)}."
 
 
 class DtrainError(Exception):

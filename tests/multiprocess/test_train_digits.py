@@ -146,8 +146,8 @@ def test_the_recipe_under_dtrain_launch(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "messages"),
     [
-        (["digit"], ["The recipe 'digit' is not known", "Did you mean 'digits'?", "Known are digits"]),
-        (["digits", "--epochs", "0"], ["The epochs is 0"]),
+        (["digit"], ["The recipe 'digit' is not known", "Did you mean 'digits'?", "Choose from digits"]),
+        (["digits", "--epochs", "0"], ["The number of epochs is 0"]),
         (["digits", "--epochs", "many"], ["invalid int value: 'many'"]),
         (["digits", "--global-batch", "0"], ["The global batch is 0"]),
         (["digits", "--seed", "-1"], ["The seed is -1"]),

@@ -129,7 +129,7 @@ def test_the_digits_are_as_many_as_the_plan_says() -> None:
         (["--ps", "0"], ["--ps", "'0'"]),
         (["--devices", "x"], ["--devices", "'x'"]),
         (["--rounds", "0"], ["--rounds", "'0'"]),
-        (["--epochs", "1"], ["The epochs is 1", "the first one is not measured"]),
+        (["--epochs", "1"], ["The number of epochs is 1", "the first one is not measured"]),
         (["--global-batch", "1"], ["The global batch is 1, but there are 2 replicas"]),
         (["--seed", "-1"], ["The seed is -1"]),
         (["--size", "100"], ["The size is 100", "data of its own", "synthetic-cnn or synthetic-transformer"]),

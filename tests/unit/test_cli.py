@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import resource
 import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dtrain import cli
+from dtrain.cluster.gpus import visible_gpus
 from dtrain.errors import ConfigurationError
+from dtrain.launch import launch_local
 from dtrain.recipes import RECIPES, RecipeOptions
 from dtrain.recipes.catalogue import SyntheticOptions, TextCsvOptions
 
@@ -74,7 +78,17 @@ def test_unknown_command_suggests_the_nearest(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["launch", "a.py"], "--workers"),
+        (["launch"], "required: script. See dtrain launch --help"),
+        (["launch", "-n", "0", "a.py"], "'0' is not an integer of at least 1"),
+        (
+            ["launch", "--num-workers", "2", "a.py"],
+            "there is no option --num-workers. Did you mean --workers?",
+        ),
+        (["launch", "--module", "a"], "Did you mean -m?"),
+        (["help", "lauch"], "there is no command 'lauch'. Did you mean 'launch'? Choose from"),
+        (["report", "--out", "a.html", "runs"], "there is no option --out. Did you mean --output?"),
+        (["bench", "--strategy", "mirrored"], "Did you mean --strategies?"),
+        (["bench", "--epochs", "1"], "The number of epochs is 1, but"),
         (["launch", "--workers", "0", "a.py"], "'0' is not an integer of at least 1"),
         (["launch", "--workers", "two", "a.py"], "'two' is not an integer"),
         (["launch", "--workers", "2"], "script"),
@@ -142,7 +156,21 @@ TRAIN = ["train", "synthetic", "--strategy", "multi_worker"]
         ([*TRAIN, "--base-batch", "64"], ["the scaling is 'none'", "--scaling linear"]),
         ([*TRAIN, "--epochs", "3", "--warmup", "3"], ["The warm-up is 3 epochs, and the whole training 3"]),
         ([*TRAIN, "--learning-rate", "-1"], ["The learning rate is -1.0"]),
-        ([*TRAIN, "--epoch", "3"], ["--epoch"]),
+        ([*TRAIN, "--epoch", "3"], ["there is no option --epoch. Did you mean --epochs? See dtrain train"]),
+        (["train", "--epoch", "3", "digits"], ["there is no option --epoch. Did you mean --epochs?"]),
+        ([*TRAIN, "--lr", "0.1"], ["there is no option --lr. Did you mean --learning-rate?"]),
+        ([*TRAIN, "--lr=0.1"], ["Did you mean --learning-rate?"]),
+        ([*TRAIN, "--batch-size", "32"], ["Did you mean --global-batch?"]),
+        ([*TRAIN, "--batch_size=32"], ["Did you mean --global-batch?"]),
+        ([*TRAIN, "-epochs", "3"], ["Did you mean --epochs?"]),
+        ([*TRAIN, "--epochs", "many"], ["argument --epochs: 'many' is not an integer. See"]),
+        ([*TRAIN, "--learning-rate", "low"], ["'low' is not a number"]),
+        ([*TRAIN, "--epochs"], ["argument --epochs: a value is missing"]),
+        ([*TRAIN, "--epochs", "0"], ["The number of epochs is 0, which is below 1"]),
+        (
+            ["train", "digits", "--strategy", "ddp"],
+            ["'ddp'", "Did you mean 'multi_worker'? Choose from default"],
+        ),
         (["train", "text-csv"], ["'text-csv' trains on a file of yours", "--data FILE.csv"]),
         (["train", "cifar10", "--model", "small", "--width", "8"], ["the model 'small' has one size"]),
     ],
@@ -261,10 +289,75 @@ def test_a_dtrain_error_is_one_message(
     assert capsys.readouterr().err == "dtrain: error: what was found\nHint: what to do\n"
 
 
-def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_keep_their_traceback_between_the_message_twice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     fake_command(monkeypatch, ZeroDivisionError("a defect"))
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError, match="a defect"):  # Python shows it, with the message at its end
         cli.main(["fake"])
+    assert capsys.readouterr().err == "dtrain: error: ZeroDivisionError: a defect\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["help"], ["--help"]),
+        (["help", "launch"], ["launch", "--help"]),
+        (["help", "train", "imdb"], ["train", "imdb", "--help"]),
+        (["version"], ["--version"]),
+        (["-V"], ["--version"]),
+    ],
+)
+def test_help_and_version_are_commands_too(
+    words: list[str], options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 0
+    shown = capsys.readouterr().out
+    assert cli.main(options) == 0
+    assert shown and capsys.readouterr().out == shown
+
+
+def test_the_help_names_the_strategies_and_models(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["train", "--help"], ["train", "cifar10", "--help"], ["bench", "--help"]):
+        assert cli.main(command) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "one_device, mirrored, multi_worker" in shown, command
+    assert cli.main(["train", "--help"]) == 0
+    assert "of cifar10 (resnet or small), imdb (" in " ".join(capsys.readouterr().out.split())
+
+
+def test_launch_takes_all_gpus_or_else_two_workers_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name in ("nvidia0", "nvidia1", "nvidia10", "nvidiactl", "null"):
+        (tmp_path / name).touch()
+    assert visible_gpus(tmp_path) == ["0", "1", "10"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, GPU-8a")
+    assert visible_gpus(tmp_path) == ["2", "GPU-8a"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert visible_gpus(tmp_path) == []
+
+    script = tmp_path / "show.py"
+    script.write_text("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
+    done = run("-m", "dtrain", "launch", str(script))
+    assert sorted(done.stdout.splitlines()) == ["[worker 0] -1", "[worker 1] -1"]
+    assert done.stderr == "dtrain launch: 2 workers (no GPU was found; --workers says how many)\n"
+
+    given: dict[str, Any] = {}
+    monkeypatch.setattr("dtrain.cluster.gpus.visible_gpus", lambda: ["2", "GPU-8a"])
+    monkeypatch.setattr("dtrain.launch.launch_local", lambda command, **said: launched(given, command, said))
+    assert cli.main(["launch", str(script)]) == 0
+    assert (given["workers"], given["gpus"]) == (2, ["2", "GPU-8a"])
+    assert given["shown"] == ["[worker 0] 2", "[worker 1] GPU-8a"]
+
+
+def launched(given: dict[str, Any], command: list[str], said: dict[str, Any]) -> int:
+    """Launches it, and keeps what was said and shown."""
+    shown = io.StringIO()
+    status = launch_local(command, **said, stdout=shown)
+    given |= {**said, "shown": sorted(shown.getvalue().splitlines())}
+    return status
 
 
 def test_status_and_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:

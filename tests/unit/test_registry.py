@@ -59,9 +59,15 @@ def test_an_unknown_name_lists_the_known_ones_and_the_nearest(name: str, nearest
     assert isinstance(caught.value, ValueError)
 
 
+@pytest.mark.parametrize(("word", "meant"), [("ddp", "multi_worker"), ("DataParallel", "mirrored")])
+def test_a_word_of_other_programs_is_answered_with_ours(word: str, meant: str) -> None:
+    with pytest.raises(UnknownStrategyError, match=f"Did you mean '{meant}'.*Choose from default"):
+        dtrain.strategy(word)
+
+
 def test_a_name_that_is_near_to_none() -> None:
     with pytest.raises(UnknownStrategyError) as caught:
-        dtrain.strategy("horovod")
+        dtrain.strategy("quantum")
     assert "Did you mean" not in str(caught.value)
     assert all(known in str(caught.value) for known in NAMES)
 

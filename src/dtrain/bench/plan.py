@@ -89,8 +89,8 @@ class Asked:
         one_of("model", self.model, tuple(MODELS))
         if self.epochs is not None and self.epochs < 2:
             raise ConfigurationError(
-                f"The epochs is {self.epochs}, but the first one is not measured: it traces and compiles.",
-                hint="Set it to 2 or more.",
+                f"The number of epochs is {self.epochs}, but the first one is not measured.",
+                hint="It traces and compiles. Set it to 2 or more.",
             )
         if self.size is not None and not MODELS[self.model].sized:
             sized = " or ".join(name for name, model in MODELS.items() if model.sized)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
 
+from dtrain.cli.parser import Parser
 from dtrain.cluster import mpi, serving
 from dtrain.errors import DtrainError, known_are
 
@@ -23,6 +24,8 @@ COMMANDS = {
     "bench": "dtrain.cli.bench",
 }
 """Name of each command and its module."""
+
+_WORDS = {"help": "--help", "version": "--version"}  # taken as commands, too
 
 
 class Command(Protocol):
@@ -44,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        if arguments and arguments[0] in _WORDS:
+            arguments = [*arguments[1:], _WORDS[arguments[0]]]
         if arguments and not arguments[0].startswith("-"):
             return _run_command(arguments[0], arguments[1:])
         return _run_top(arguments)
@@ -53,6 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         print(f"dtrain: error: {error}", file=sys.stderr)
         return 2
+    except Exception as error:  # its traceback follows, and ends with the same words
+        sys.stdout.flush()
+        print(f"dtrain: error: {type(error).__name__}: {error}", file=sys.stderr)
+        raise
     except KeyboardInterrupt:
         print("dtrain: interrupted", file=sys.stderr)
         return 130
@@ -62,24 +71,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_command(name: str, arguments: Sequence[str]) -> int:
     if name not in COMMANDS:
-        print(f"dtrain: error: unknown command {name!r}. {known_are(COMMANDS, name)}", file=sys.stderr)
+        print(f"dtrain: error: there is no command {name!r}. {known_are(COMMANDS, name)}", file=sys.stderr)
         return 2
     command = _load(name)
-    parser = argparse.ArgumentParser(prog=f"dtrain {name}", description=command.HELP, allow_abbrev=False)
+    parser = Parser(prog=f"dtrain {name}", description=command.HELP)
     command.add_arguments(parser)
     return command.run(parser.parse_args(arguments))
 
 
 def _run_top(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="dtrain",
         usage="dtrain [--help] [--version] COMMAND ...",
         description="Distributed training for Keras 3 on TensorFlow.",
         epilog=_command_list() if {"-h", "--help"} & set(arguments) or not arguments else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
-    parser.add_argument("--version", action="store_true", help="show the version and exit")
+    parser.add_argument("-V", "--version", action="store_true", help="show the version and exit")
     options = parser.parse_args(arguments)
     if options.version:
         from importlib.metadata import version
@@ -93,7 +101,9 @@ def _run_top(arguments: Sequence[str]) -> int:
 def _command_list() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {_load(name).HELP}" for name in COMMANDS]
-    return "\n".join(["commands:", *lines, "", "dtrain COMMAND --help says more about one."])
+    return "\n".join(
+        ["commands:", *lines, "", "dtrain help COMMAND, or dtrain COMMAND --help, says more about one."]
+    )
 
 
 def _load(name: str) -> Command:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from dtrain.cli.launch import positive_integer, seconds
 from dtrain.errors import ConfigurationError
+from dtrain.strategies.registry import NAMES
 
 if TYPE_CHECKING:
     from dtrain.bench.plan import Asked
@@ -32,7 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     def add(name: str, help: str, metavar: str, **more: object) -> None:
         parser.add_argument(name, help=help, metavar=metavar, default=argparse.SUPPRESS, **more)  # type: ignore[arg-type]
 
-    add("--strategies", "names, divided by commas; one device is always measured (default: all)", "S,...")
+    add(
+        "--strategies",
+        f"of {', '.join(NAMES[:-1])}, divided by commas; one device is always measured (default: all)",
+        "S,...",
+    )
     add("--model", "digits, synthetic-cnn or synthetic-transformer (default: digits)", "MODEL")
     add("--workers", "workers of multi_worker and parameter_server (default: 2)", "N", type=positive_integer)
     add("--ps", "parameter servers (default: 1)", "M", type=positive_integer)

@@ -16,6 +16,8 @@ from dtrain.errors import ConfigurationError
 
 HELP = "run a script in several processes on this machine"
 
+_DEFAULT_WORKERS = 2
+
 
 def positive_integer(text: str) -> int:
     """An argument that counts something, so is an integer of at least 1."""
@@ -157,16 +159,17 @@ def job_options(args: argparse.Namespace) -> dict[str, Any]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `dtrain launch`."""
     parser.usage = (
-        "dtrain launch --workers N|MIN:MAX [options] script.py [args ...]\n"
-        "       dtrain launch --workers N|MIN:MAX [options] -m module [args ...]"
+        "dtrain launch [-n N|MIN:MAX] [options] script.py [args ...]\n"
+        "       dtrain launch [-n N|MIN:MAX] [options] -m module [args ...]"
     )
     parser.add_argument(
+        "-n",
         "--workers",
         type=workers,
-        required=True,
         metavar="N|MIN:MAX",
-        help="number of worker processes; with MIN:MAX, MAX of them, and the job goes on as long as MIN are "
-        "left",
+        help="number of worker processes (default: one for each GPU of this machine, which no other sees; "
+        f"without GPUs {_DEFAULT_WORKERS}); with MIN:MAX, MAX of them, and the job goes on as long as MIN "
+        "are left",
     )
     add_job_arguments(parser, ps_default="none, and no chief")
     parser.add_argument(
@@ -179,7 +182,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-m", dest="is_module", action="store_true", help="the script is the name of a module"
     )
     parser.add_argument("script", help="the Python script to run, or with -m the module")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
+    rest = parser.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
+    rest.required = False  # else a missing script is told together with its arguments
 
 
 def run(args: argparse.Namespace) -> int:
@@ -200,10 +204,29 @@ def run(args: argparse.Namespace) -> int:
             f"There is no script {args.script!r} in {Path.cwd()}.",
             hint="Check the path, or write -m before the name of a module.",
         )
+    gpus: list[str] = []
+    if args.workers is None:
+        args.workers, gpus = _usual_workers(args)
     return launch_local(
         [sys.executable, *target, *args.args],
         workers=args.workers.most,
         min_workers=args.workers.fewest if args.workers.fewest < args.workers.most else None,
         devices_per_worker=args.devices_per_worker,
+        gpus=gpus,
         **job_options(args),
     )
+
+
+def _usual_workers(args: argparse.Namespace) -> tuple[Workers, list[str]]:
+    """How many workers there are where nobody said, and a GPU for each, if there are any. It says so."""
+    from dtrain.cluster.gpus import visible_gpus
+
+    gpus = [] if args.ps else visible_gpus()
+    if gpus:
+        print(
+            f"dtrain launch: {len(gpus)} workers, one for each GPU (--workers says how many)", file=sys.stderr
+        )
+        return Workers(len(gpus), len(gpus)), gpus
+    why = "" if args.ps else "no GPU was found; "
+    print(f"dtrain launch: {_DEFAULT_WORKERS} workers ({why}--workers says how many)", file=sys.stderr)
+    return Workers(_DEFAULT_WORKERS, _DEFAULT_WORKERS), []

@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "run_dir",
         nargs="+",
         metavar="RUN_DIR",
-        help="the directory of a run; several are drawn over each other",
+        help="the directory of a run, or a folder of runs, which takes all that are in it; several are drawn "
+        "over each other",
     )
     parser.add_argument(
         "--output",
@@ -72,9 +73,9 @@ def _read(run_dirs: list[str]) -> tuple[list[Run], list[tuple[str, str]]]:
     Raises:
         ConfigurationError: there is not one run.
     """
-    from dtrain.monitor.run_reader import read_run
+    from dtrain.monitor.run_reader import read_run, runs_in
 
-    names = _names(run_dirs)
+    names = _names([str(run) for each in run_dirs for run in runs_in(Path(each)) or [Path(each)]])
     runs, failed, errors = [], [], []
     for path, name in names.items():
         try:

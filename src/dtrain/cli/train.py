@@ -49,8 +49,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("options of single recipes; dtrain train RECIPE --help tells more")
     for field in all_options():
         action = arguments.declare(group, [field])[field.name]
-        action.help = f"of {', '.join(recipes_with(field.name))}"
+        action.help = f"of {', '.join(_with_choices(field.name))}"
         declared[field.name] = action
+
+
+def _with_choices(option: str) -> list[str]:
+    """The recipes that have an option, each with what it may be where only some words are known."""
+    found = []
+    for name in recipes_with(option):
+        words = getattr(RECIPES[name].options, f"{option}s", None)
+        found.append(f"{name} ({' or '.join(words)})" if isinstance(words, tuple) else name)
+    return found
 
 
 class _ChooseRecipe(argparse.Action):
@@ -73,6 +82,7 @@ class _ChooseRecipe(argparse.Action):
 def _add_job_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what says where a recipe runs."""
     parser.add_argument(
+        "-n",
         "--workers",
         type=workers,
         metavar="N|MIN:MAX",

@@ -49,6 +49,7 @@ def launch_local(
     spares: int | None = None,
     hang_timeout: float | None = None,
     devices_per_worker: int | None = None,
+    gpus: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     grace: float | None = None,
     mpi: bool = False,
@@ -79,6 +80,8 @@ def launch_local(
             failed; None finds it from how long steps take. Not with parameter servers.
         devices_per_worker: the number of logical devices in each, at least 1; None leaves it to the process.
             Not with parameter servers, whose workers have one.
+        gpus: names of GPUs, as CUDA_VISIBLE_DEVICES takes them, one for each worker, which sees no other;
+            none leaves it to the environment. Not with parameter servers.
         env: what to add to this process's environment, or to replace in it.
         grace: seconds between asking tasks to end (SIGTERM, or the signal that this process got) and SIGKILL;
             None means 5, or 30 for tasks that save a checkpoint first.
@@ -123,7 +126,7 @@ def launch_local(
         reserve = Spares(command, common, _spares(spares, workers, restarts, command), session)
         job = SynchronousJob(
             lambda attempt, places: _workers(
-                command, common, _of_attempt(restarts, attempt, name), places, worlds
+                command, common, _of_attempt(restarts, attempt, name), places, worlds, gpus
             ),
             members=members,
             max_restarts=restarts,
@@ -180,13 +183,20 @@ def _workers(
     extra: Mapping[str, str],
     places: Sequence[int],
     worlds: Worlds | None,
+    gpus: Sequence[str],
 ) -> Iterator[list[TaskCommand]]:
     tasks = worker_tasks(len(places))
     with reserve_ports(len(tasks)) as ports, _ranks(worlds, len(tasks), common) as ranks:
         yield [
-            TaskCommand(t.task, command, {**_own(common, t), **extra, **rank, "DTRAIN_PLACE": str(place)})
+            TaskCommand(t.task, command, {**_own(common, t), **extra, **rank, **_of_place(place, gpus)})
             for t, place, rank in zip(local_topologies(tasks, ports), places, ranks, strict=True)
         ]
+
+
+def _of_place(place: int, gpus: Sequence[str]) -> dict[str, str]:
+    """What says to a task which of all places of the job is its own, and the GPU that goes with it."""
+    own = {"CUDA_VISIBLE_DEVICES": gpus[place]} if gpus else {}
+    return {"DTRAIN_PLACE": str(place), **own}
 
 
 @contextlib.contextmanager

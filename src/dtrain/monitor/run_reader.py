@@ -5,10 +5,10 @@ It changes nothing, also while the run is at work. What is damaged is told, and 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
-import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +25,28 @@ from dtrain.monitor.tensorboard_file import Scalars, read_tensorboard
 EVENTS = "events.jsonl"
 _LOOKED_FOR = ("run.json", EVENTS, "metrics.csv", "tensorboard/")
 _HOLDS = f"a run directory holds {', '.join(_LOOKED_FOR[:-1])} or {_LOOKED_FOR[-1]}"
-_LISTED = 8
+
+
+def runs_in(path: Path) -> list[Path]:
+    """The run directories in a folder that is none itself, one or two levels below it, by name.
+
+    Args:
+        path: the folder; what is none, or cannot be read, has no runs.
+    """
+    try:
+        if not path.is_dir() or is_run(path):
+            return []
+        folders = [each for each in sorted(path.iterdir()) if each.is_dir()]
+    except OSError:
+        return []
+    found: list[Path] = []
+    for each in folders:
+        if is_run(each):
+            found.append(each)
+        else:
+            with contextlib.suppress(OSError):
+                found += [below for below in sorted(each.iterdir()) if below.is_dir() and is_run(below)]
+    return found
 
 
 def read_run(path: str | os.PathLike[str], *, name: str = "") -> Run:
@@ -89,7 +110,6 @@ def _check(directory: RunDirectory) -> None:
         entries = sorted(path.iterdir())
         if is_run(path):
             return
-        runs = [entry.name for entry in entries if entry.is_dir() and is_run(entry)]
     except OSError as error:
         raise ConfigurationError(
             f"The directory {path} cannot be read: {error.strerror or error}.",
@@ -97,13 +117,6 @@ def _check(directory: RunDirectory) -> None:
         ) from None
     if not entries:
         raise ConfigurationError(f"The directory {path} is empty.", hint=f"Give another one; {_HOLDS}.")
-    if runs:
-        many = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-        names = ", ".join(runs[:_LISTED]) + (", ..." if len(runs) > _LISTED else "")
-        raise ConfigurationError(
-            f"{path} is no run directory, but it holds {many}: {names}.",
-            hint=f"Give one of them, or all: dtrain report {shlex.quote(_shown(path))}/*",
-        )
     raise ConfigurationError(
         f"{path} is no run directory: it holds none of {', '.join(_LOOKED_FOR)}.",
         hint="Give the directory that dtrain train, or Trainer(run_dir=...), wrote to.",
@@ -113,14 +126,6 @@ def _check(directory: RunDirectory) -> None:
 def is_run(path: Path) -> bool:
     """Whether a directory holds anything of a run."""
     return any((path / name).exists() for name in _LOOKED_FOR)
-
-
-def _shown(path: Path) -> str:
-    """A path as one would type it here."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
 
 
 def _record(directory: RunDirectory) -> tuple[dict[str, Any], list[str]]:

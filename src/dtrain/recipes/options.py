@@ -16,6 +16,7 @@ from dtrain.errors import ConfigurationError, known_are
 from dtrain.monitor.run_directory import check_run_directory
 from dtrain.recipes.arguments import declare, option, own_fields, said, to_arguments
 from dtrain.recipes.batches import at_least_one, check_batches, resolve_batches
+from dtrain.strategies.registry import NAMES
 
 _LARGEST_SEED = 2**32 - 1
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16")
@@ -48,7 +49,9 @@ class RecipeOptions:
     usual_rate: ClassVar[float] = 3e-3
     usual_warmup: ClassVar[float] = 0.0
 
-    strategy: str = option("auto", "how to distribute", metavar="S")
+    strategy: str = option(
+        "auto", f"how to distribute: {', '.join(NAMES)}; dtrain strategies compares them", metavar="S"
+    )
     epochs: int = option(10, "passes over the training data", metavar="E", type=int)
     global_batch: int | None = option(
         None, "examples behind one update, over all replicas", metavar="B", type=int
@@ -82,7 +85,7 @@ class RecipeOptions:
     )
 
     def __post_init__(self) -> None:
-        at_least_one("epochs", self.epochs, "One epoch is one pass over the training data.")
+        at_least_one("number of epochs", self.epochs, "One epoch is one pass over the training data.")
         check_batches(self.global_batch, self.per_replica_batch, self.accumulation)
         self._check_rate()
         one_of("precision", self.precision, PRECISIONS)

@@ -42,6 +42,24 @@ _SYNONYMS = {
     "centralstorage": "central_storage",
     "centralstoragestrategy": "central_storage",
 }
+# Words of other programs, which are not taken: what they mean depends on more than the name.
+_ELSEWHERE = {
+    "allreduce": "multi_worker",
+    "data_parallel": "mirrored",
+    "dataparallel": "mirrored",
+    "ddp": "multi_worker",
+    "distributed": "multi_worker",
+    "distributed_data_parallel": "multi_worker",
+    "distributeddataparallel": "multi_worker",
+    "dp": "mirrored",
+    "fsdp": "multi_worker",
+    "gpu": "mirrored",
+    "horovod": "multi_worker",
+    "local": "default",
+    "multi_device": "mirrored",
+    "multi_node": "multi_worker",
+    "zero": "multi_worker",
+}
 NAMES = (
     "default",
     "one_device",
@@ -73,7 +91,7 @@ def resolve_name(name: str) -> str:
     key = _SYNONYMS.get(key, key)
     if key in NAMES:
         return key
-    meant = {**{known: known for known in NAMES}, **_SYNONYMS}
+    meant = {**{known: known for known in NAMES}, **_SYNONYMS, **_ELSEWHERE}
     raise UnknownStrategyError(f"There is no strategy {name!r}.", hint=known_are(NAMES, key, meant))
 
 

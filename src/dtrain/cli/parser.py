@@ -1,0 +1,116 @@
+"""The parser of the commands: a mistake gives one line, which says what was meant.
+
+It is `argparse`, but for what it says of mistakes: no usage of forty lines, and the nearest option.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+# What other programs call it: the first that the command has is named.
+_ELSEWHERE = {
+    "amp": ("--precision",),
+    "batch": ("--global-batch",),
+    "batch-size": ("--global-batch",),
+    "bs": ("--global-batch",),
+    "dataset": ("--data",),
+    "dir": ("--run-dir", "--output"),
+    "dtype": ("--precision",),
+    "gpus": ("--devices", "--workers"),
+    "gradient-accumulation": ("--accumulation",),
+    "gradient-accumulation-steps": ("--accumulation",),
+    "log-dir": ("--run-dir", "--output"),
+    "logdir": ("--run-dir", "--output"),
+    "lr": ("--learning-rate",),
+    "micro-batch": ("--per-replica-batch",),
+    "mixed-precision": ("--precision",),
+    "module": ("-m",),
+    "name": ("--title",),
+    "np": ("--workers",),
+    "nproc": ("--workers",),
+    "nproc-per-node": ("--workers",),
+    "num-epochs": ("--epochs",),
+    "num-gpus": ("--devices", "--workers"),
+    "num-processes": ("--workers",),
+    "num-ps": ("--ps",),
+    "num-servers": ("--ps",),
+    "num-workers": ("--workers",),
+    "o": ("--output", "--run-dir"),
+    "out": ("--output", "--run-dir"),
+    "out-dir": ("--run-dir", "--output"),
+    "output-dir": ("--run-dir", "--output"),
+    "parameter-servers": ("--ps",),
+    "processes": ("--workers",),
+    "random-seed": ("--seed",),
+    "rate": ("--learning-rate",),
+    "restarts": ("--max-restarts",),
+    "servers": ("--ps",),
+    "steps": ("--epochs",),
+    "timeout": ("--hang-timeout", "--time-limit"),
+    "world-size": ("--workers",),
+}
+# What argparse says, and how it is said here.
+_IN_WORDS = (
+    (r"invalid int value: ('.*')$", r"\1 is not an integer"),
+    (r"invalid float value: ('.*')$", r"\1 is not a number"),
+    (r"expected one argument$", "a value is missing"),
+)
+_NUMBER = re.compile(r"-\d+(\.\d*)?|-\.\d+")
+
+
+class Parser(argparse.ArgumentParser):
+    """Takes whole names of options only, and names the nearest where one is not known."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.allow_abbrev = False
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """What the arguments say; it leaves by `SystemExit` where they say nothing that is known."""
+        if args is not None:
+            # Before argparse, which would take the value of an unknown option for an argument of the command.
+            self._check_options(args)
+        return super().parse_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """One line, and status 2."""
+        for pattern, words in _IN_WORDS:
+            message = re.sub(pattern, words, message)
+        stop = "" if message.endswith(("?", ".")) else "."
+        self.exit(2, f"{self.prog}: error: {message}{stop} See {self.prog} --help.\n")
+
+    def _check_options(self, arguments: Sequence[str]) -> None:
+        """Goes through the options, up to those of the user's own script."""
+        owns_rest = any(action.nargs == argparse.REMAINDER for action in self._actions)
+        waiting = iter(arguments)
+        for word in waiting:
+            if word == "--":
+                return
+            if not word.startswith("-") or word == "-" or _NUMBER.fullmatch(word):
+                if owns_rest:
+                    return
+                continue
+            name, equals, _ = word.partition("=")
+            action = self._option_string_actions.get(name)
+            if action is None:
+                if not word.startswith("--") and word[:2] in self._option_string_actions:
+                    continue  # -n2
+                self.error(f"there is no option {name}{self._meant(name)}")
+            if action.nargs is None and not equals:
+                next(waiting, None)
+
+    def _meant(self, name: str) -> str:
+        """The question after the nearest option, if any is near."""
+        word = name.lstrip("-").replace("_", "-").lower()
+        shown = [name for action in self._actions if action.help is not argparse.SUPPRESS
+                 for name in action.option_strings]  # fmt: skip
+        known = {option.lstrip("-"): option for option in shown}
+        elsewhere = [option for option in _ELSEWHERE.get(word, ()) if option in shown]
+        near = [known[found] for found in difflib.get_close_matches(word, known, n=1)]
+        begins = [option for text, option in known.items() if len(word) > 1 and text.startswith(word)]
+        found = elsewhere or ([known[word]] if word in known else begins[:1]) or near
+        return f". Did you mean {found[0]}?" if found else ""
