@@ -16,7 +16,7 @@ import select
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -114,7 +114,20 @@ class ConnectedNote:
     task: Task
 
 
-Message = Request | Progress | CheckpointNote | RemoveNote | ConnectedNote
+@dataclass(frozen=True)
+class MeetingNote:
+    """A task waits for the others of its job before training.
+
+    Attributes:
+        task: which one.
+        over: whether it has met them.
+    """
+
+    task: Task
+    over: bool
+
+
+Message = Request | Progress | CheckpointNote | RemoveNote | ConnectedNote | MeetingNote
 
 
 def request_restart(job: str, index: int, reason: str, *, pid: int | None = None) -> bool:
@@ -190,6 +203,14 @@ def tell_removal(path: str) -> bool:
 def tell_connected() -> bool:
     """Tell the launcher that this task is connected to the others; otherwise as `tell_checkpoint`."""
     return _notes.send(_line({"connected": _myself()}))
+
+
+@contextlib.contextmanager
+def meeting() -> Iterator[None]:
+    """Tell the launcher that this task waits for the others, while the `with` block runs."""
+    _notes.send(_line({"meeting": _myself(), "over": False}))
+    yield
+    _notes.send(_line({"meeting": _myself(), "over": True}))
 
 
 def connected() -> bool:
@@ -405,12 +426,18 @@ def _connected(found: dict[str, Any]) -> ConnectedNote | None:
     return None if task is None else ConnectedNote(task)
 
 
+def _meeting(found: dict[str, Any]) -> MeetingNote | None:
+    task = _task(found["meeting"])
+    return None if task is None else MeetingNote(task, found.get("over") is True)
+
+
 _READERS: dict[str, Callable[[dict[str, Any]], Message | None]] = {
     "restart": _request,
     "progress": _progress,
     "checkpoint": _checkpoint,
     "remove": _removal,
     "connected": _connected,
+    "meeting": _meeting,
 }
 
 

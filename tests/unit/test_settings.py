@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,13 @@ def test_data_is_in_the_folder_that_is_set_or_beside_the_program(monkeypatch: py
     assert settings.data_directory() == Path.home() / "sets"
 
 
-def test_a_launched_process_waits_less_for_its_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launched_process_waits_as_long_as_its_launcher_knows_that_its_peers_live(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("DTRAIN_LAUNCHED", "1")
-    assert settings.peer_timeout() == 30.0
+    assert settings.peer_timeout() == 120.0
+    monkeypatch.setenv("DTRAIN_CHANNEL_FD", "5:77")
+    assert settings.peer_timeout() == math.inf
 
 
 def test_what_is_set_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

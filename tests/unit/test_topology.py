@@ -167,7 +167,7 @@ def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cluster.settings.peer_timeout() == 300
     assert cluster.settings.devices_per_worker() is None
     monkeypatch.setenv("DTRAIN_LAUNCHED", "1")
-    assert cluster.settings.peer_timeout() == 30
+    assert cluster.settings.peer_timeout() == 120
     monkeypatch.setenv("DTRAIN_PEER_TIMEOUT", "2.5")
     monkeypatch.setenv("DTRAIN_DEVICES_PER_WORKER", "2")
     assert cluster.settings.peer_timeout() == 2.5

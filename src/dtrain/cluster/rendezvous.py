@@ -18,8 +18,14 @@ from typing import Any
 from dtrain.cluster import settings
 from dtrain.cluster.meeting_lines import CHALLENGE, ERRORS, MESSAGE_LIMIT, Lines, missing_error
 from dtrain.cluster.roll_call import HELLO_PATIENCE, LOG_INTERVAL, RollCall, giving_up
-from dtrain.cluster.sockets import bind_everywhere, connect_to, listen_at, this_process_listens_on
-from dtrain.errors import ClusterConfigError, PeerMismatchError, PeerMissingError, PortInUseError
+from dtrain.cluster.sockets import EXHAUSTED, bind_everywhere, connect_to, listen_at, this_process_listens_on
+from dtrain.errors import (
+    ClusterConfigError,
+    ConfigurationError,
+    PeerMismatchError,
+    PeerMissingError,
+    PortInUseError,
+)
 from dtrain.plain_text import cleaned
 from dtrain.topology import Topology, split_address
 
@@ -57,16 +63,29 @@ def check_peers(
         PortInUseError: another process serves on the address of this task, or of a peer.
         PeerMissingError: not all came in time; the message names who is missing.
         PeerMismatchError: the clusters differ, or two processes say that they are the same task.
+        ConfigurationError: this process may not open as many connections as it takes.
         ClusterConfigError: the port of this task is one that this user may not serve on.
     """
     if not topology.is_training_task:
         return
     if timeout is None:
         timeout = settings.peer_timeout()
+    try:
+        _meet(topology, timeout, log or log_to_stderr, secret)
+    except OSError as error:
+        if error.errno not in EXHAUSTED:
+            raise
+        raise ConfigurationError(
+            f"{topology.task} cannot open a connection to the other tasks: {error.strerror}.",
+            hint="Raise the limit of open files (ulimit -n).",
+        ) from error
+
+
+def _meet(topology: Topology, timeout: float, log: Callable[[str], None], secret: bytes | None) -> None:
     host, port = split_address(topology.address)
     if port in _met and this_process_listens_on(port):
         return
-    meeting = _Meeting(topology, timeout, log or log_to_stderr, secret)
+    meeting = _Meeting(topology, timeout, log, secret)
     try:
         held = hold_port(topology.address, port)
     except PortInUseError as error:
@@ -244,6 +263,8 @@ def hold_port(address: str, port: int) -> socket.socket:
 
 
 def _port_error(address: str, error: OSError) -> PortInUseError | ClusterConfigError:
+    if error.errno in EXHAUSTED:
+        raise error
     if error.errno == errno.EADDRINUSE:
         return PortInUseError(
             f"The address {address}, on which this task must serve, is in use by another process.",

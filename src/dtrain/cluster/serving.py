@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from dtrain.cluster import settings
 from dtrain.cluster.control import CHIEF, Control, ask, connect_chief, finish, note_failure
 from dtrain.cluster.rendezvous import hold_port, log_to_stderr
-from dtrain.cluster.roll_call import LOG_INTERVAL
+from dtrain.cluster.roll_call import LOG_INTERVAL, giving_up
 from dtrain.cluster.sockets import answers_at, connect_to, this_process_listens_on
 from dtrain.errors import ClusterConfigError, PeerMissingError, PortInUseError, TaskFailedError
 from dtrain.log import logger
@@ -144,7 +144,7 @@ class _ChiefWatch:
             raise self._error(away)
         if now >= self._next_log:
             self._next_log = now + LOG_INTERVAL
-            log_to_stderr(f"waiting for {CHIEF} ({self._address}); giving up in {bound - away:.0f} s")
+            log_to_stderr(f"waiting for {CHIEF} ({self._address}){giving_up(bound - away)}")
 
     def wait_for_end(self, most: float) -> None:
         """Until nobody answers at the chief's address, but not longer than `most` seconds.
@@ -217,5 +217,5 @@ def wait_for_servers(
             )
         if time.monotonic() >= next_log:
             next_log += LOG_INTERVAL
-            (log or log_to_stderr)(f"waiting for {names}; giving up in {timeout - waited:.0f} s")
+            (log or log_to_stderr)(f"waiting for {names}{giving_up(timeout - waited)}")
         time.sleep(0.2)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dtrain.errors import ConfigurationError
 
-_LAUNCHED_TIMEOUT = 30.0
+_SPAWNED_TIMEOUT = 120.0
 _DEFAULT_TIMEOUT = 300.0
 _CHIEF_TIMEOUT = 60.0
 _STUCK_TIMEOUT = 60.0
@@ -39,12 +39,14 @@ def launched() -> bool:
 def peer_timeout() -> float:
     """How long to wait for the other processes of the job, in seconds (DTRAIN_PEER_TIMEOUT).
 
-    The default is 30 under `dtrain launch`, which starts all of them at once, and 300 elsewhere.
+    The default is infinite under `dtrain launch`, which ends the job where one does not come any more, 120
+    under `dtrain.spawn`, which starts all of them at once, and 300 elsewhere.
 
     Raises:
         ConfigurationError: the variable is not a positive number.
     """
-    return _seconds("DTRAIN_PEER_TIMEOUT", _LAUNCHED_TIMEOUT if launched() else _DEFAULT_TIMEOUT)
+    watched = math.inf if channel() is not None else _SPAWNED_TIMEOUT
+    return _seconds("DTRAIN_PEER_TIMEOUT", watched if launched() else _DEFAULT_TIMEOUT)
 
 
 def chief_timeout() -> float:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dtrain.topology import split_address
 
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _CLOSED = (errno.EBADF, errno.EINVAL)
 _EXHAUSTED_PAUSE = 0.1  # seconds; whoever asks again at once would only keep a core busy
 _EXHAUSTED_LOG = 10.0  # seconds between two lines about it
@@ -94,7 +94,7 @@ def accept(listener: socket.socket, log: Callable[[str], None]) -> socket.socket
     except OSError as error:
         if error.errno in _CLOSED:
             raise
-        if error.errno in _EXHAUSTED:
+        if error.errno in EXHAUSTED:
             if time.monotonic() - _exhausted_logged >= _EXHAUSTED_LOG:
                 _exhausted_logged = time.monotonic()
                 log(f"a connection has to wait: {error.strerror}. A higher limit (ulimit -n) helps.")
@@ -103,10 +103,16 @@ def accept(listener: socket.socket, log: Callable[[str], None]) -> socket.socket
 
 
 def connect_to(host: str, port: int, timeout: float) -> socket.socket | None:
-    """Connect within `timeout` seconds, or None where nobody answers (yet)."""
+    """Connect within `timeout` seconds, or None where nobody answers (yet).
+
+    Raises:
+        OSError: the system has no descriptor for it, so that waiting is of no use.
+    """
     try:
         sock = socket.create_connection((host, port), timeout=timeout)
-    except OSError:
+    except OSError as error:
+        if error.errno in EXHAUSTED:
+            raise
         return None
     try:
         # Without a listener, a port among those for outgoing connections can be connected to itself.

@@ -10,13 +10,13 @@ import ctypes
 import inspect
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from dtrain.keras_engine.asynchronous.snapshot import snapshot
 from dtrain.keras_engine.protocol import layout_of, servers_of
+from dtrain.keras_engine.scratch import scratch_beside
 from dtrain.log import logger
 from dtrain.upstream.keras import strategy_of
 from dtrain.upstream.tensorflow import creation_number
@@ -86,10 +86,10 @@ def whole(target: Path) -> Iterator[Path]:
         target: a file or a directory; replaced if it exists.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
-        beside = Path(scratch) / target.name
+    with scratch_beside(target) as scratch:
+        beside = scratch / target.name
         yield beside
-        for written in sorted(Path(scratch).iterdir()):
+        for written in sorted(scratch.iterdir()):
             put(written, target.parent / written.name)
 
 

@@ -11,8 +11,17 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from dtrain.channel import RUN_AGAIN, CheckpointNote, ConnectedNote, Message, Progress, RemoveNote
+from dtrain.channel import (
+    RUN_AGAIN,
+    CheckpointNote,
+    ConnectedNote,
+    MeetingNote,
+    Message,
+    Progress,
+    RemoveNote,
+)
 from dtrain.launch.connections import Connections
+from dtrain.launch.meeting import Meeting
 from dtrain.launch.members import Members
 from dtrain.launch.policy import GO_ON, SAVING_GRACE, Decision, Policy, saving_grace
 from dtrain.launch.reports import exception_in
@@ -118,6 +127,7 @@ class Attempt(Policy):
         self._answers_signals = False
         self._asked = False
         self._stuck: tuple[Task, float] | None = None
+        self._meeting = Meeting(watchdog.hang_timeout)
 
     def look_up(self, find: Callable[[Task], TaskProcess | None], ports: Collection[int]) -> None:
         """Set how the process of a task is found, and on which ports the tasks serve."""
@@ -148,14 +158,18 @@ class Attempt(Policy):
         """Nothing is shown."""
         self._tasks.append(task)
         self._watchdog.on_start(task, pid)
+        self._meeting.started(task)
         return ""
 
     def on_message(self, message: Message) -> None:
         """Take note of it."""
         if isinstance(message, Progress):
             self._on_progress(message)
+        elif isinstance(message, MeetingNote):
+            self._meeting.note(message)
         elif isinstance(message, CheckpointNote | RemoveNote | ConnectedNote):
             self._record.note(message)
+            self._meeting.note(message)
             self._answers_signals |= isinstance(message, CheckpointNote)
 
     def _on_progress(self, progress: Progress) -> None:
@@ -174,6 +188,7 @@ class Attempt(Policy):
     def on_exit(self, task: Task, code: int, tail: Sequence[str] = ()) -> Decision:
         """As the class says."""
         self._watchdog.on_exit(task)
+        self._meeting.ended(task, code)
         if code == 0:
             return GO_ON
         if code == RUN_AGAIN:
@@ -206,6 +221,7 @@ class Attempt(Policy):
             return self._stuck[1]
         connections = self._record.connections
         times = [self._watchdog.next_check(), self._spares.next_check(), connections.next_look()]
+        times.append(self._meeting.next_check())
         if self._may_ask():
             times.append(self._members.next_return())
         if not self._record.reported and not self._spares.allowed:
@@ -220,6 +236,9 @@ class Attempt(Policy):
             return GO_ON if now < self._stuck[1] else Decision("kill", task=self._stuck[0], reason=reason)
         self._spares.look_after()
         self._record.connections.look(map(self._find, self._tasks), self._ports)
+        absence = self._meeting.absent(self._tasks, self._find)
+        if absence is not None:
+            return Decision("kill", task=absence.task, reason=absence.reason)
         if not self._record.reported and not self._spares.allowed and now >= self._began_at + _NO_NEWS:
             self._spares.allow(preload=self._uses_tensorflow())
         verdict = self._watchdog.check()

@@ -19,6 +19,7 @@ from dtrain.cluster import mpi as mpi_start
 from dtrain.cluster import settings
 from dtrain.errors import ConfigurationError
 from dtrain.launch.budget import MAX_RESTARTS
+from dtrain.launch.limits import system_limits_told
 from dtrain.launch.members import Members
 from dtrain.launch.mpi_starter import find_starter
 from dtrain.launch.mpi_worlds import Worlds
@@ -39,6 +40,7 @@ GRACE = 5.0
 _OF_A_TASK = ("TF_CONFIG", "DTRAIN_JOB", "DTRAIN_ATTEMPT", "DTRAIN_PLACE", "DTRAIN_WORKERS_MAX")
 
 
+@system_limits_told()
 def launch_local(
     command: Sequence[str],
     *,

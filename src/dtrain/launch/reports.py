@@ -74,7 +74,7 @@ def exit_status(outcome: Outcome) -> int:
             return 128 + outcome.signal
     if outcome.first_failure is not None:
         code = outcome.exit_codes[outcome.first_failure]
-        return code if code >= 0 else 128 - code
+        return (code or 1) if code >= 0 else 128 - code
     if outcome.signal is not None:
         return 128 + outcome.signal
     return 0

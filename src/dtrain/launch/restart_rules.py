@@ -88,6 +88,8 @@ class RestartRules:
         """Why another try is of no use, or ""."""
         if failure.code == USAGE:
             return "It was called wrongly"
+        if failure.code == 0:
+            return "It would end so again"
         if failure.code > 0 and not failure.stepped:
             return "No step was ever completed before this error"
         if failure.code > 0 and self._before and _same(failure, self._before[-1]):

@@ -19,6 +19,7 @@ import cloudpickle
 
 from dtrain.errors import ConfigurationError, TaskFailedError, TaskTimeoutError
 from dtrain.launch import child
+from dtrain.launch.limits import system_limits_told
 from dtrain.launch.local import GRACE, local_topologies, task_environment, worker_tasks
 from dtrain.launch.ports import reserve_ports
 from dtrain.launch.processes import Job, Outcome, TaskCommand
@@ -28,6 +29,7 @@ from dtrain.topology import Task
 Result = TypeVar("Result")
 
 
+@system_limits_told()
 def spawn(
     fn: Callable[..., Result],
     workers: int = 2,

@@ -12,6 +12,7 @@ from typing import TextIO
 from dtrain.channel import RUN_AGAIN, CheckpointNote, Message, RemoveNote
 from dtrain.launch.budget import Budget, back_off
 from dtrain.launch.connections import Connections
+from dtrain.launch.meeting import Meeting
 from dtrain.launch.policy import GO_ON, Decision, Policy, saving_grace
 from dtrain.launch.processes import Job, Outcome, TaskCommand
 from dtrain.launch.reports import NOTICES, describe_exit, exception_in, report
@@ -58,9 +59,11 @@ class ParameterServerPolicy(Policy):
         self._find: Callable[[Task], TaskProcess | None] = lambda task: None
         self.removals: list[str] = []
         self.connections = Connections(len(addresses))
+        self._meeting = Meeting()
 
     def on_start(self, task: Task, pid: int) -> str:
         """Process and address, which those who operate the job need."""
+        self._meeting.started(task)
         return f"{task} started, process {pid}, {self._addresses[task]}"
 
     def on_message(self, message: Message) -> None:
@@ -69,6 +72,7 @@ class ParameterServerPolicy(Policy):
             self.removals.append(message.path)
         elif isinstance(message, CheckpointNote):
             self._saves = True
+        self._meeting.note(message)
         self.connections.note(message)
 
     def look_up(self, find: Callable[[Task], TaskProcess | None]) -> None:
@@ -77,13 +81,15 @@ class ParameterServerPolicy(Policy):
 
     def next_check(self) -> float | None:
         """When to look whether the tasks are connected."""
-        return self.connections.next_look()
+        times = (self.connections.next_look(), self._meeting.next_check())
+        return min((at for at in times if at is not None), default=None)
 
     def check(self) -> Decision:
         """Look whether they are."""
         ports = [split_address(address)[1] for address in self._addresses.values()]
         self.connections.look(map(self._find, self._addresses), ports)
-        return GO_ON
+        absence = self._meeting.absent(self._addresses, self._find)
+        return GO_ON if absence is None else Decision("fail", task=absence.task, reason=absence.reason)
 
     def heeds(self, signum: int, running: Sequence[Task]) -> Sequence[Task]:
         """As the class says."""
@@ -96,6 +102,7 @@ class ParameterServerPolicy(Policy):
 
     def on_exit(self, task: Task, code: int, tail: Sequence[str] = ()) -> Decision:
         """As the class says."""
+        self._meeting.ended(task, code)
         if code == 0:
             return Decision("finish", after=LINGER) if task.job == "chief" else Decision("go on")
         if task.job == "chief" or code == USAGE:

@@ -148,7 +148,7 @@ class SynchronousJob:
     def _without(self, failure: Failure, attempt: Attempt) -> Judgement | None:
         """Where a worker does not come up: that the job goes on without it, or cannot. Otherwise None."""
         broken = failure.code > 0 and not failure.stepped
-        if failure.code == USAGE or broken or attempt.started(failure.task):
+        if failure.code in (0, USAGE) or broken or attempt.started(failure.task):
             return None
         members, place = self._members, attempt.places[failure.task.index]
         if not members.elastic:
@@ -168,8 +168,12 @@ class SynchronousJob:
 
     def _from_where(self) -> str:
         record = self.record
+        if record.folder is None and not record.reported:
+            return "from the beginning: it had not come to fit yet"
         if record.folder is None:
             return "from the beginning: the program keeps no checkpoints (dtrain.BackupAndRestore)"
+        if record.checkpoint >= 0 and _is_gone(record.folder):
+            return f"from the beginning: the folder of its checkpoints, {record.folder}, is gone"
         if record.checkpoint < 0:
             return f"from the beginning: there is no checkpoint in {record.folder} yet"
         return f"from the checkpoint of step {record.checkpoint} in {record.folder}"
@@ -182,6 +186,11 @@ class SynchronousJob:
 def _port(command: TaskCommand) -> int:
     topology = Topology.from_tf_config(command.env.get("TF_CONFIG"))
     return split_address(topology.address)[1] if topology is not None else 0
+
+
+def _is_gone(folder: str) -> bool:
+    """Whether a folder of this machine is not there any more."""
+    return "://" not in folder and Path(folder).is_absolute() and not Path(folder).exists()
 
 
 def remove_all(paths: Sequence[str]) -> None:

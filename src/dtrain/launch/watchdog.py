@@ -109,6 +109,11 @@ class Watchdog:
         self._longest_start = 0.0
         self._judged = False  # this hang has been told
 
+    @property
+    def hang_timeout(self) -> float | None:
+        """Seconds that the user has set, or None."""
+        return self._given
+
     def on_start(self, task: Task, pid: int) -> None:
         """A task was started; what was known of its last life is forgotten."""
         self._coordinated |= task.job == "ps"

@@ -71,8 +71,8 @@ class MultiWorkerMirroredStrategy(
             GPUs, MPI where an MPI starter started all workers, the ring elsewhere. What was taken, and why,
             is `dtrain_communication`.
         memory_growth: let GPUs take memory as it is needed.
-        peer_timeout: seconds to wait for the other workers; None waits 30 under `dtrain launch`, 300
-            elsewhere, or what `DTRAIN_PEER_TIMEOUT` says.
+        peer_timeout: seconds to wait for the other workers; None waits as long as they live under
+            `dtrain launch`, 300 elsewhere, or what `DTRAIN_PEER_TIMEOUT` says.
 
     Raises:
         ClusterConfigError: `TF_CONFIG` is malformed or contradicts itself.
@@ -96,7 +96,8 @@ class MultiWorkerMirroredStrategy(
         topology = current() if cluster_resolver is None else _topology_of(cluster_resolver)
         common.prepare(memory_growth=memory_growth)
         if topology is not None and topology.world_size > 1:
-            check_peers(topology, timeout=peer_timeout)
+            with channel.meeting():
+                check_peers(topology, timeout=peer_timeout)
         if cluster_resolver is None and topology is not None and by_mpi_alone():
             cluster_resolver = _resolver_of(topology)
         self._collective_key_base = common.next_collective_key_base()

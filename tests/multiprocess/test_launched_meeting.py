@@ -1,0 +1,99 @@
+"""The meeting of launched tasks: as long as all live they are waited for, and who does not come is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SECONDS = 60.0
+
+# What a strategy does first, without TensorFlow. Worker 1 does what the argument says before.
+_PROGRAM = """
+import os, sys, time
+from dtrain import channel, cluster
+topology = cluster.current()
+if topology.rank == 1:
+    exec(sys.argv[1])
+print("patience", cluster.settings.peer_timeout(), flush=True)
+with channel.meeting():
+    cluster.check_peers(topology)
+channel.tell_connected()
+print("met", flush=True)
+if topology.rank == 0:
+    time.sleep(3)  # worker 1 has ended well, and nobody waits for it any more
+"""
+
+
+def _launch(folder: Path, program: str, *args: str, limit: int | None = None) -> tuple[int, str, float]:
+    (folder / "program.py").write_text(program, encoding="utf-8")
+    command = [sys.executable, "-m", "dtrain", "launch", "--workers", "2", "program.py", *args]
+    if limit is not None:
+        command = ["bash", "-c", f'ulimit -n {limit}; exec "$@"', "bash", *command]
+    begun = time.monotonic()
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS,
+        env={name: value for name, value in os.environ.items() if name != "DTRAIN_PEER_TIMEOUT"},
+    )
+    return done.returncode, done.stdout, time.monotonic() - begun
+
+
+def test_a_task_that_lives_is_waited_for(tmp_path: Path) -> None:
+    status, output, _ = _launch(tmp_path, _PROGRAM, "time.sleep(2)")
+    assert status == 0, output
+    assert output.count("patience inf") == 2 and output.count("met") == 2
+
+
+def test_a_task_that_ends_well_before_the_meeting_is_the_one_that_is_named(tmp_path: Path) -> None:
+    status, output, seconds = _launch(tmp_path, _PROGRAM, "print('nothing to do'); sys.exit(0)")
+    assert status == 1 and seconds < 30, output
+    assert "worker 1 failed: it ended with exit status 0 before it had met the other tasks" in output
+    assert "The last lines of worker 1" in output and "worker 0 failed" not in output
+    assert "is not started again" in output
+
+
+def test_a_chief_does_not_wait_for_a_server_that_has_ended(tmp_path: Path) -> None:
+    program = """
+import sys
+from dtrain import channel, cluster
+from dtrain.cluster import serving
+topology = cluster.current()
+if topology.task_type == "worker":
+    sys.exit(0)
+if topology.task_type == "ps":
+    serving.serve(topology)
+with channel.meeting():
+    serving.wait_for_servers(topology)
+"""
+    (tmp_path / "program.py").write_text(program, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "dtrain", "launch", "--workers", "1", "--ps", "1", "program.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 1
+    assert "worker 0 failed: it ended with exit status 0 before it had met" in done.stdout
+
+
+@pytest.mark.parametrize("limit", [10, 12, 14, 16, 18])
+def test_a_limit_of_open_files_is_told(tmp_path: Path, limit: int) -> None:
+    status, output, _ = _launch(tmp_path, "print('runs')\n", limit=limit)
+    if status:
+        assert "Too many open files" in output and "ulimit -n" in output, output
+        assert "Traceback" not in output
+    else:
+        assert output.count("runs") == 2
+    assert status != -signal.SIGKILL
