@@ -12,8 +12,9 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.keras_engine.accumulation import check_dense
-from dtrain.keras_engine.context import ReplicaStep, all_reduce_sum, current_step, underlying, variable_ids
+from dtrain.keras_engine.context import ReplicaStep, current_step, underlying, variable_ids
 from dtrain.keras_engine.parts import is_split, joined_gradient, parts_of
+from dtrain.keras_engine.row_gradients import sum_gradients
 
 
 def make_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,7 +86,7 @@ def reduce_gradients(step: ReplicaStep, gradients: list[Any], *, scaled: bool) -
     present = [g for g in gradients if g is not None]
     if not present:
         return gradients
-    reduced = iter(all_reduce_sum(present))
+    reduced = iter(sum_gradients(present))
     return [None if g is None else next(reduced) for g in gradients]
 
 

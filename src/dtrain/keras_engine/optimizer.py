@@ -15,7 +15,6 @@ from dtrain.keras_engine.accumulation import ADD, totals
 from dtrain.keras_engine.asynchronous.step import current_block
 from dtrain.keras_engine.asynchronous.updates import updating
 from dtrain.keras_engine.context import (
-    all_reduce_sum,
     current_step,
     local_update,
     updating_locally,
@@ -23,6 +22,7 @@ from dtrain.keras_engine.context import (
 )
 from dtrain.keras_engine.gradients import reduce_gradients
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
+from dtrain.keras_engine.row_gradients import sum_gradients
 from dtrain.keras_engine.scope import check_optimizer_left_out, check_same_strategy
 from dtrain.keras_engine.sharded_state import hand_out
 from dtrain.upstream import keras as upstream_keras
@@ -186,7 +186,7 @@ def _reduced(grads: list[Any], variables: list[Any]) -> list[Any]:
     """The whole batch's gradients: those of `tape.gradient` are already, others are reduced here."""
     step = current_step()
     if step is None:
-        summed = iter(all_reduce_sum([g for g in grads if g is not None]))
+        summed = iter(sum_gradients([g for g in grads if g is not None]))
         return [None if g is None else next(summed) for g in grads]
     missing = [
         i for i, v in enumerate(variables) if grads[i] is not None and not variable_ids([v]) <= step.reduced

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from dtrain.keras_engine import metrics, state
 from dtrain.keras_engine.accumulation import check_dense
-from dtrain.keras_engine.context import ReplicaStep, all_reduce_sum, replica_step, variable_ids
+from dtrain.keras_engine.context import ReplicaStep, replica_step, variable_ids
 from dtrain.keras_engine.input import batch_rows, map_leaves
 from dtrain.keras_engine.losses import is_own_loss
 from dtrain.keras_engine.probe import (
@@ -27,6 +27,7 @@ from dtrain.keras_engine.probe import (
 )
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.replica_attributes import watch
+from dtrain.keras_engine.row_gradients import Lookups, sum_gradients
 from dtrain.keras_engine.talk import exchange
 from dtrain.keras_engine.waits import Waits
 from dtrain.upstream import keras as upstream_keras
@@ -198,6 +199,7 @@ class StepProgram:
     def _compiled_step(self, part: Any, size: Any, total: Any, phase: str | None, waits: Waits | None) -> Any:
         """Forward and backward in one XLA program; the reduction and the update after it."""
         captured: list[tuple[Any, list[Any], list[Any]]] = []
+        kinds: list[list[tuple[str, ...]]] = []
         written: dict[int, Any] = {}
 
         def inside(part: Any, size: Any, total: Any) -> Any:
@@ -208,20 +210,26 @@ class StepProgram:
                 self._user_step(part)
             captured[:] = step.captured
             written.update(step.assigned)
-            return [[g for g in grads if g is not None] for _, grads, _ in step.captured]
+            present = [[g for g in grads if g is not None] for _, grads, _ in step.captured]
+            lookups = [[Lookups.of(g) for g in grads] for grads in present]
+            kinds[:] = [[each.kinds for each in found] for found in lookups]
+            return present, [[each.sizes for each in found] for found in lookups]
 
         if waits is not None:
             waits.meet(size)  # the program as a whole needs the total
-        gradients = tf.function(inside, jit_compile=True, autograph=False)(part, size, total)
+        gradients, sizes = tf.function(inside, jit_compile=True, autograph=False)(part, size, total)
         step = ReplicaStep(
             self.layout, size=size, total=total, training=self.training, phase=phase, waits=waits
         )
         step.assigned.update(written)
         with replica_step(step):
-            for (optimizer, traced, variables), values in zip(captured, gradients, strict=True):
+            for (optimizer, traced, variables), values, *rows in zip(
+                captured, gradients, kinds, sizes, strict=True
+            ):
                 if phase is not None:
                     check_dense(values)
-                found = iter(values if phase is not None else all_reduce_sum(values))
+                lookups = list(map(Lookups, *rows))
+                found = iter(values if phase is not None else sum_gradients(values, lookups))
                 step.reduced |= variable_ids(variables)
                 optimizer.apply([None if g is None else next(found) for g in traced], variables)
             state.synchronise(step)
