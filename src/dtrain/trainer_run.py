@@ -23,6 +23,7 @@ from dtrain.keras_engine.functions import trained_in_xla
 from dtrain.log import logger
 from dtrain.monitor.event_log import EventLog
 from dtrain.monitor.rates import RateLogs, training_rate
+from dtrain.monitor.record import parameters_of
 
 _NAME = "trainer"
 _KEPT = 2
@@ -162,6 +163,7 @@ class TrainerRun:
                     wall_time_seconds=time.perf_counter() - self._begun,
                     final_metrics=values,
                     xla=trained_in_xla(model),
+                    parameters=parameters_of(model),
                     input_report=getattr(history, "input_report", None),
                     time_report=getattr(history, "time_report", None),
                 )

@@ -87,7 +87,8 @@ def test_its_record(runs, strategy):
     assert record["examples_per_second"] > 0
     assert record["wall_time_seconds"] > 0
     assert record["started_at"]
-    assert "train" in record["command"]
+    assert record["command"] == ["dtrain", "train", "digits", "--strategy", strategy, *_SETTINGS]
+    assert record["host"] and record["parameters"] > 1000
     assert record["final_metrics"]["test_accuracy"] >= 0.94
     assert 0 < record["final_metrics"]["test_loss"] < 1
     assert record["final_metrics"]["val_loss"] == pytest.approx(float(runs(strategy).rows[-1]["val_loss"]))

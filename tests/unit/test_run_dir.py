@@ -259,3 +259,33 @@ def test_the_rate_leaves_out_the_first_epoch_what_was_traced_and_all_but_trainin
     traced = epoch(100, 1.0, {"steps": 0, "seconds": 0.0, "examples": 0, "waiting": 0.0})
     assert of_epoch(traced).step_seconds is None and training_rate([traced]) == 1.0
     assert training_rate([traced, partly]) == 40.0  # the first epoch with steps that count is alone
+
+
+def test_a_run_knows_the_commit_of_the_users_repository(tmp_path, monkeypatch):
+    from dtrain.monitor.origin import command, commit_of, origin
+
+    def git(*words):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        subprocess.run(["git", *who, "-C", str(tmp_path), *words], check=True, capture_output=True)
+
+    assert commit_of(tmp_path / "missing") is None
+    git("init")
+    assert commit_of(tmp_path) is None  # no commit yet
+    (tmp_path / "train.py").write_text("1")
+    git("add", "train.py")
+    git("commit", "-m", "first")
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "log.txt").write_text("git does not know it")
+    monkeypatch.chdir(tmp_path / "below")
+    monkeypatch.setattr(sys, "argv", ["dtrain"])
+    found = origin()["commit"]
+    assert len(found["id"]) == 40 and found["changed"] is False
+    (tmp_path / "train.py").write_text("2")
+    assert commit_of(tmp_path) == {"id": found["id"], "changed": True}
+    monkeypatch.setenv("PATH", "")
+    assert commit_of(tmp_path) is None and "commit" not in origin()
+
+    monkeypatch.setenv("DTRAIN_COMMAND", json.dumps(["dtrain", "launch", "-n", "2", "train.py"]))
+    assert command() == ["dtrain", "launch", "-n", "2", "train.py"]
+    monkeypatch.setenv("DTRAIN_COMMAND", "{")
+    assert command() == sys.orig_argv

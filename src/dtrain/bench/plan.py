@@ -219,18 +219,18 @@ def rows_of(asked: Asked, machine: Machine) -> list[Row]:
 def _one_device(machine: Machine) -> list[Row]:
     if machine.gpus:
         return [
-            Row(key=ONE_DEVICE, title="one device (GPU)", strategy=ONE_DEVICE, seat="gpus=0", cores="GPU")
+            Row(key=ONE_DEVICE, title="one_device (GPU)", strategy=ONE_DEVICE, seat="gpus=0", cores="GPU")
         ]
     every = _seat("cores", machine.cores)
     count = len(machine.cores)
     if count == 1:
-        return [Row(key=ONE_DEVICE, title="one device", strategy=ONE_DEVICE, seat=every, cores="1")]
+        return [Row(key=ONE_DEVICE, title="one_device", strategy=ONE_DEVICE, seat=every, cores="1")]
     one = _seat("cores", machine.cores[:1])
     return [
-        Row(key=ONE_CORE, title="one device, one core", strategy=ONE_DEVICE, seat=one, cores="1"),
+        Row(key=ONE_CORE, title="one_device, one core", strategy=ONE_DEVICE, seat=one, cores="1"),
         Row(
             key=ONE_DEVICE,
-            title=f"one device, {count} cores",
+            title=f"one_device, {count} cores",
             strategy=ONE_DEVICE,
             seat=every,
             cores=str(count),
@@ -241,7 +241,7 @@ def _one_device(machine: Machine) -> list[Row]:
 
 def _default(name: str, asked: Asked, machine: Machine) -> list[Row]:
     """It has what `one_device` has on all cores."""
-    return [replace(_one_device(machine)[-1], key=name, title=name, strategy=name)]
+    return [replace(_one_device(machine)[-1], key=name, title=f"{name} (no strategy)", strategy=name)]
 
 
 def _on_devices(name: str, asked: Asked, machine: Machine) -> list[Row]:

@@ -16,6 +16,7 @@ from typing import Any
 from dtrain import __version__
 from dtrain.bench.measured import Measured
 from dtrain.bench.plan import ONE_CORE, ONE_DEVICE, Asked, Row
+from dtrain.monitor.origin import command
 from dtrain.strategies.machine import Machine
 
 TOLERANCE = 2e-4
@@ -125,7 +126,7 @@ class Results:
             "status": self.status,
             "started_at": self.started_at,
             "seconds": round(self.seconds, 1),
-            "command": sys.argv,
+            "command": command(),
             "asked": asdict(self.asked) | {"epochs": model.epochs, "examples": model.examples},
             "machine": asdict(self.machine) | {"load_before": self.load_before},
             "versions": {

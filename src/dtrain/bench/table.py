@@ -10,7 +10,15 @@ from dtrain.bench.results import Outcome, Results
 from dtrain.text_table import lines_of
 
 _SPEED = ("speed", "replicas", "cores", "examples/s", "ms a step", "speed-up", "efficiency")
-_NUMBERS = ("numbers", "loss: train", "test", "accuracy: train", "test", "same as one device", "whole run, s")
+_NUMBERS = (
+    "numbers",
+    "train loss",
+    "test loss",
+    "train accuracy",
+    "test accuracy",
+    "same as one device",
+    "whole run, s",
+)
 _MISSING = "-"
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
 
 from dtrain.cli.parser import Parser
-from dtrain.cluster import mpi, serving
+from dtrain.cluster import mpi, serving, settings
 from dtrain.errors import DtrainError, known_are
 
 COMMANDS = {
@@ -46,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Bad arguments, and every DtrainError that escapes a command, give one message on standard error and 2.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and not settings.launched():  # what a job's processes are told is not what was typed
+        os.environ["DTRAIN_COMMAND"] = json.dumps(["dtrain", *arguments])
     try:
         if arguments and arguments[0] in _WORDS:
             arguments = [*arguments[1:], _WORDS[arguments[0]]]

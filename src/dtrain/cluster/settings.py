@@ -5,6 +5,7 @@ They are read at every call, so that a test or a notebook may change them; nothi
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from pathlib import Path
@@ -34,6 +35,15 @@ _OF_A_TASK = (
 def launched() -> bool:
     """Whether `dtrain launch` or `dtrain.spawn` started this process (DTRAIN_LAUNCHED=1)."""
     return os.environ.get("DTRAIN_LAUNCHED") == "1"
+
+
+def typed_command() -> list[str]:
+    """The `dtrain` command that started this process, as typed (DTRAIN_COMMAND, JSON); [] without one."""
+    try:
+        found = json.loads(os.environ.get("DTRAIN_COMMAND", "[]"))
+    except ValueError:
+        return []
+    return [word for word in found if isinstance(word, str)] if isinstance(found, list) else []
 
 
 def peer_timeout() -> float:

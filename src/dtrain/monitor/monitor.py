@@ -20,7 +20,7 @@ from dtrain.monitor.curves import plot_curves
 from dtrain.monitor.event_log import EventLog
 from dtrain.monitor.profile import Profile
 from dtrain.monitor.rates import RateLogs, training_rate
-from dtrain.monitor.record import describe_run, finish_record
+from dtrain.monitor.record import describe_run, finish_record, parameters_of
 from dtrain.monitor.run_directory import RunDirectory, open_run_directory
 from dtrain.training_rate import NAME as RATE
 
@@ -143,7 +143,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
             "epochs": int(arguments["epochs"]),
             "batch_size": arguments["batch_size"],
             "model": model.name,
-            "weights": int(model.count_params()) if model.built else None,
+            "parameters": parameters_of(model),
             "optimizer": getattr(optimizer, "name", type(optimizer).__name__),
             "precision": model.dtype_policy.name,
             **self._notes,
@@ -175,6 +175,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
                 wall_time_seconds=time.perf_counter() - self._begun,
                 final_metrics=values,
                 xla=trained_in_xla(self._model),
+                parameters=parameters_of(self._model),
                 input_report=getattr(history, "input_report", None),
                 time_report=self._epochs,
             )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime
 import platform
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from dtrain import __version__, job
 from dtrain.cluster import current
 from dtrain.cluster import settings as environment
 from dtrain.errors import UnknownStrategyError
+from dtrain.monitor.origin import origin
 from dtrain.monitor.run_directory import RunDirectory
 from dtrain.strategies.registry import resolve_name
 from dtrain.time_parts import PARTS
@@ -24,6 +24,7 @@ VERSION = 1
 """Of the format of a run's directory."""
 
 if TYPE_CHECKING:
+    import keras
     import tensorflow as tf
 
 
@@ -48,7 +49,7 @@ def describe_run(
         "status": "running",
         "recipe": recipe,
         "started_at": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": sys.argv,
+        **(origin() if job.is_chief() else {}),  # who writes it down
         "versions": {
             "python": platform.python_version(),
             "dtrain": __version__,
@@ -71,6 +72,7 @@ def finish_record(
     wall_time_seconds: float,
     final_metrics: Mapping[str, float],
     xla: bool,
+    parameters: int | None = None,
     input_report: Sequence[Mapping[str, Any]] | None = None,
     time_report: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
@@ -82,6 +84,7 @@ def finish_record(
         wall_time_seconds: from the start of the program to its end.
         final_metrics: name and value, `test_accuracy` and `test_loss` among them.
         xla: whether the steps were computed by XLA, which rounds otherwise.
+        parameters: of the model, those that are not trained among them; None where that is not known.
         input_report: what `fit` found of its waiting for data, as `History` has it.
         time_report: where the time of its epochs went, as `History` has it; it tells the time of a step, too.
 
@@ -95,10 +98,16 @@ def finish_record(
         **_step(time_report or ()),
         "wall_time_seconds": round(wall_time_seconds, 2),
         "xla": xla,
+        **({} if parameters is None else {"parameters": parameters}),
         "final_metrics": {name: float(value) for name, value in final_metrics.items()},
         **({"input": _waiting(input_report)} if input_report else {}),
         **({"time": _time(time_report)} if time_report else {}),
     }
+
+
+def parameters_of(model: keras.Model) -> int | None:
+    """How many parameters a model has; None if it is not built."""
+    return int(model.count_params()) if model.built else None
 
 
 def summarize(record: Mapping[str, Any], run: RunDirectory) -> str:

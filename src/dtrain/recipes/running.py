@@ -20,6 +20,7 @@ from dtrain.keras_engine.functions import trained_in_xla
 from dtrain.monitor import RunDirectory
 from dtrain.monitor.event_log import EventLog
 from dtrain.monitor.rates import RateLogs, training_rate
+from dtrain.monitor.record import parameters_of
 from dtrain.optim import precision, scaled_rate
 from dtrain.recipes.options import RecipeOptions
 from dtrain.training_rate import NAME as RATE
@@ -156,6 +157,7 @@ class TrainingRun:
             wall_time_seconds=time.perf_counter() - self._started,
             final_metrics=_final_metrics(test, history),
             xla=trained_in_xla(model),
+            parameters=parameters_of(model),
             input_report=getattr(fitted, "input_report", None),
             time_report=getattr(fitted, "time_report", None),
         )

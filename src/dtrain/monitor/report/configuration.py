@@ -19,6 +19,8 @@ _OUTCOME = (
     "status",
     "started_at",
     "command",
+    "host",
+    "commit",
     "job",
     "attempt",
     "examples_per_second",

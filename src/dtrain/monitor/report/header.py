@@ -8,8 +8,9 @@ from __future__ import annotations
 import datetime
 import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dtrain.monitor.event_file import finite
 from dtrain.monitor.report import text
@@ -158,6 +159,9 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("communication", _communication(record.get("communication"))),
         ("started", _said(record.get("started_at")).replace("T", " ") or _started(run)),
         ("command", _command(record.get("command"))),
+        ("host", _said(record.get("host"))),
+        ("commit", _commit(record.get("commit"))),
+        ("parameters", _parameters(record)),
         (
             "versions",
             ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -187,6 +191,19 @@ def _started(run: Run) -> str:
     except (OverflowError, OSError, ValueError):
         return ""
     return began.isoformat(sep=" ", timespec="seconds")
+
+
+def _commit(value: object) -> str:
+    """The commit of the user's repository, and whether its files were changed since."""
+    if not isinstance(value, dict) or not (said := _said(value.get("id"))):
+        return ""
+    return said[:12] + (", with changes that are not committed" if value.get("changed") is True else "")
+
+
+def _parameters(record: Mapping[str, Any]) -> str:
+    """Of the model; earlier versions called them weights."""
+    found = finite(record.get("parameters", record.get("weights")))
+    return "" if found is None else f"{found:,.0f}"
 
 
 def _command(value: object) -> str:
