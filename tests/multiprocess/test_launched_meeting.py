@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,6 +87,27 @@ with channel.meeting():
     )
     assert done.returncode == 1
     assert "worker 0 failed: it ended with exit status 0 before it had met" in done.stdout
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or shutil.which("ip") is None, reason="needs a network namespace"
+)
+def test_a_machine_that_has_only_the_new_loopback_address(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(_PROGRAM, encoding="utf-8")
+    space = ["unshare", "--net", *(["--map-root-user"] if os.geteuid() else [])]
+    if subprocess.run([*space, "true"], stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("this user may make no network namespace")
+    script = 'ip link set lo up && ip addr del 127.0.0.1/8 dev lo && exec "$@"'
+    launch = [sys.executable, "-m", "dtrain", "launch", "--workers", "2", "program.py", "pass"]
+    done = subprocess.run(
+        [*space, "sh", "-c", script, "sh", *launch],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0 and done.stdout.count("met") == 2, done.stdout
 
 
 @pytest.mark.parametrize("limit", [10, 12, 14, 16, 18])

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from dtrain.cluster import settings, tf_config
-from dtrain.cluster.sockets import bind_everywhere
+from dtrain.cluster.sockets import bind_everywhere, loopback_host
 from dtrain.errors import MPIError, PeerMissingError
 from dtrain.topology import Topology
 
@@ -276,7 +276,7 @@ def _meet(ranks: Any) -> Topology:
     mine = socket.gethostname(), _held.getsockname()[1]
     places: list[tuple[str, int]] = ranks.allgather(mine)
     hosts = {host for host, _ in places}
-    names = {mine[0]: "127.0.0.1"} if len(hosts) == 1 else _reachable(ranks, hosts)
+    names = {mine[0]: loopback_host()} if len(hosts) == 1 else _reachable(ranks, hosts)
     addresses = tuple(f"{names[host]}:{port}" for host, port in places)
     return Topology({"worker": addresses}, "worker", ranks.Get_rank())
 

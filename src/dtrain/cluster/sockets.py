@@ -43,6 +43,15 @@ def bind_everywhere(port: int) -> socket.socket:
     return _bind(socket.AF_INET, "0.0.0.0", port)  # a machine without IPv6
 
 
+def loopback_host() -> str:
+    """This machine's address for itself, as it stands in `host:port`: IPv6's where it has no other."""
+    for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        with contextlib.suppress(OSError):
+            _bind(family, host, 0).close()
+            return host if family == socket.AF_INET else f"[{host}]"
+    return "127.0.0.1"
+
+
 def listen_at(host: str, port: int, backlog: int) -> socket.socket:
     """Listen on an address of this machine; on every interface where `host` is a name or is not ours.
 

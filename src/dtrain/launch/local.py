@@ -17,6 +17,7 @@ from typing import TextIO
 
 from dtrain.cluster import mpi as mpi_start
 from dtrain.cluster import settings
+from dtrain.cluster.sockets import loopback_host
 from dtrain.errors import ConfigurationError
 from dtrain.launch.budget import MAX_RESTARTS
 from dtrain.launch.limits import system_limits_told
@@ -308,9 +309,10 @@ def worker_tasks(workers: int) -> list[Task]:
 
 def local_topologies(tasks: Sequence[Task], ports: Sequence[int]) -> list[Topology]:
     """The view that each task has of a job on this machine, given the tasks of every job in index order."""
+    host = loopback_host()
     jobs: dict[str, tuple[str, ...]] = {}
     for task, port in zip(tasks, ports, strict=True):
-        jobs[task.job] = (*jobs.get(task.job, ()), f"127.0.0.1:{port}")
+        jobs[task.job] = (*jobs.get(task.job, ()), f"{host}:{port}")
     return [Topology(jobs, task.job, task.index) for task in tasks]
 
 
