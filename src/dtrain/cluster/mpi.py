@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import atexit
 import importlib.util
+import json
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -24,6 +26,7 @@ from dtrain.topology import Topology
 
 _LEAVING = 7_061  # the tag of a rank's last message
 _LOOK = 0.01  # seconds between two looks whether the others end too
+_NOTHING = bytearray()  # what that message says
 _PATIENCE = 5.0  # seconds for which a rank that has left may still be waited for
 
 INSTALL = "Install it: pip install 'dtrain[mpi]'."
@@ -89,6 +92,11 @@ def topology() -> Topology | None:
         return _topology
 
 
+def agreed_secret() -> bytes | None:
+    """What only the ranks know of a start in which they told each other their addresses; None elsewhere."""
+    return _secret
+
+
 def note_failure() -> None:
     """Let this process end without waiting for the others, who are waiting for it."""
     global _failed
@@ -123,6 +131,7 @@ _mpi: Any = None
 _finishes = False  # whether the end of Python is prepared for
 _world: Any = None
 _topology: Topology | None = None
+_secret: bytes | None = None
 _held: socket.socket | None = None  # keeps the port that the others were told of
 _failed = False
 _left: dict[int, float] = {}  # when a rank was first seen to have left, by `time.monotonic`
@@ -260,13 +269,13 @@ def _take_leave(*, wait: bool) -> None:
     if _world is None:
         return
     others = [rank for rank in range(_world.Get_size()) if rank != _world.Get_rank()]
-    leaving = [_world.isend(None, rank, _LEAVING) for rank in others]
+    leaving = [_world.Isend(_NOTHING, rank, _LEAVING) for rank in others]
     for rank in others if wait else []:
         while not _world.Iprobe(rank, _LEAVING):
             time.sleep(_LOOK)
-        _world.recv(None, rank, _LEAVING)
+        _world.Recv(_NOTHING, rank, _LEAVING)
     for request in leaving if wait else []:
-        request.wait()
+        request.Wait()
 
 
 def _meet(ranks: Any) -> Topology:
@@ -274,20 +283,43 @@ def _meet(ranks: Any) -> Topology:
     global _held
     _held = bind_everywhere(0)
     mine = socket.gethostname(), _held.getsockname()[1]
-    places: list[tuple[str, int]] = ranks.allgather(mine)
+    _agree(ranks)
+    places: list[tuple[str, int]] = [(host, port) for host, port in _heard_from_all(ranks, mine)]
     hosts = {host for host, _ in places}
     names = {mine[0]: loopback_host()} if len(hosts) == 1 else _reachable(ranks, hosts)
     addresses = tuple(f"{names[host]}:{port}" for host, port in places)
     return Topology({"worker": addresses}, "worker", ranks.Get_rank())
 
 
+def _agree(ranks: Any) -> None:
+    """Gives all ranks a secret of the first one's."""
+    global _secret
+    own = secrets.token_hex(32) if ranks.Get_rank() == 0 else ""
+    _secret = str(_heard_from_all(ranks, own)[0]).encode()
+
+
+def _heard_from_all(ranks: Any, value: Any) -> list[Any]:
+    """Every rank's value, which JSON can hold; all ranks call it.
+
+    mpi4py's own way would unpickle what comes, and so run what it says.
+    """
+    import numpy as np
+
+    mine = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    sizes = np.empty(ranks.Get_size(), np.int64)
+    ranks.Allgather(np.array([mine.size], np.int64), sizes)
+    everything = np.empty(int(sizes.sum()), np.uint8)
+    ranks.Allgatherv(mine, [everything, sizes.tolist()])
+    return [json.loads(part.tobytes()) for part in np.split(everything, np.cumsum(sizes)[:-1])]
+
+
 def _reachable(ranks: Any, hosts: set[str]) -> dict[str, str]:
     """The hosts' names, or numbers for those that some rank does not know by name."""
     unknown = {host for host in hosts if not _resolves(host)}
     own = socket.gethostname(), _own_number()
-    heard: list[tuple[set[str], tuple[str, str | None]]] = ranks.allgather((unknown, own))
-    numbers = dict(number for _, number in heard)
-    bad = set().union(*(names for names, _ in heard))
+    heard = _heard_from_all(ranks, (sorted(unknown), own))
+    numbers: dict[str, str | None] = {host: number for _, (host, number) in heard}
+    bad: set[str] = set().union(*(names for names, _ in heard))
     lost = sorted(host for host in bad if numbers[host] is None)
     if lost:
         raise MPIError(

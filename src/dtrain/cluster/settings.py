@@ -25,6 +25,7 @@ _OF_A_TASK = (
     "DTRAIN_CHANNEL_FD",
     "DTRAIN_JOB",
     "DTRAIN_LAUNCHED",
+    "DTRAIN_SECRET_FILE",
     "DTRAIN_SPARE",
     "OMPI_COMM_WORLD_",
     "PMI_",
@@ -96,6 +97,12 @@ def channel() -> tuple[int, int] | None:
     """The pipe to the launcher, as (descriptor, inode) (DTRAIN_CHANNEL_FD), or None where there is none."""
     descriptor, colon, inode = os.environ.get("DTRAIN_CHANNEL_FD", "").partition(":")
     return (int(descriptor), int(inode)) if colon and descriptor.isdigit() and inode.isdigit() else None
+
+
+def secret_file() -> Path | None:
+    """The file of the secret that the processes of the job share (DTRAIN_SECRET_FILE), or None."""
+    text = os.environ.get("DTRAIN_SECRET_FILE", "").strip()
+    return Path(text).expanduser() if text else None
 
 
 def spare() -> tuple[int, int] | None:

@@ -3,22 +3,31 @@
 The launcher calls `kill_marked` when the job ends; the program in this file does so when the launcher itself
 was killed. It decides nothing about the job and imports nothing of dtrain.
 
-Usage: python -I -S guard.py MARK [FOLDER ...], with a pipe from the launcher as standard input; the pipe's
-end without the byte that `release` means by it is the launcher's death, after which the folders are deleted.
+Usage: python -I -S guard.py, with a pipe from the launcher as standard input: a JSON object in a line, with
+the mark and the folders to delete. The pipe's end without RELEASE behind it is the launcher's death.
+Arguments would be shown to every user of the machine.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 MARK_VARIABLE = "DTRAIN_LAUNCH_ID"
 RELEASE = b"done"
+
+
+def order(mark: str, folders: Sequence[str]) -> bytes:
+    """What tells a guard its job: the mark of its processes, and what to delete after them."""
+    return json.dumps({"mark": mark, "folders": list(folders)}).encode() + b"\n"
+
 
 _MEMORY = Path("/dev/shm")
 # The shared memory of MPI libraries, where it cannot be put into a folder of the job's.
@@ -94,9 +103,11 @@ def main() -> None:
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     began = time.time()
-    if sys.stdin.buffer.read() != RELEASE:
-        kill_marked(sys.argv[1], patience=10.0)
-        for folder in sys.argv[2:]:
+    job, _, word = sys.stdin.buffer.read().partition(b"\n")
+    if word != RELEASE and job:
+        found = json.loads(job)
+        kill_marked(found["mark"], patience=10.0)
+        for folder in found["folders"]:
             shutil.rmtree(folder, ignore_errors=True)
         remove_shared_memory(began)
 

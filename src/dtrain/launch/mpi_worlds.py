@@ -20,13 +20,12 @@ from pathlib import Path
 
 from dtrain.cluster import mpi
 from dtrain.errors import MPIError
-from dtrain.launch import guard
+from dtrain.launch import guard, mpi_seat
 from dtrain.launch.mpi_starter import Starter
 from dtrain.launch.reports import describe_exit
 from dtrain.launch.session import Session, new_mark
 from dtrain.launch.task_process import bound_to_launcher
 
-_SEAT = Path(__file__).parent / "mpi_seat.py"
 _PATIENCE = 60.0  # seconds for all ranks to be started
 _GOODBYE = 5.0  # seconds for Slurm to see that a step is over
 _OPEN_FILES = ("HYDI_CONTROL_FD",)  # variables that name files which only the seat has open
@@ -99,7 +98,10 @@ class _World:
         self._listener.bind(address)
         self._listener.listen(size)
         self._listener.settimeout(0.05)
-        program = [sys.executable, "-I", "-S", str(_SEAT), address]
+        known = folder / "known"
+        digests = {name: mpi_seat.digest(value) for name, value in self._env.items()}
+        known.write_text(json.dumps(digests), encoding="ascii")
+        program = [sys.executable, "-I", "-S", mpi_seat.__file__, address, str(known)]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [*bound_to_launcher(), *starter.start(size, program)],
@@ -115,9 +117,9 @@ class _World:
         found: dict[int, dict[str, str]] = {}
         deadline = time.monotonic() + _PATIENCE
         while len(found) < self._size:
-            env = self._next_seat()
-            if env is not None:
-                number, variables = self._read(env, len(found))
+            own = self._next_seat()
+            if own is not None:
+                number, variables = self._read(own)
                 found[number] = variables
             elif self._process.poll() is not None:
                 raise self._failed(f"ended with exit status {self._process.returncode}")
@@ -154,21 +156,20 @@ class _World:
         with seat.makefile("rb") as lines:
             text = lines.readline()
         try:
-            env: dict[str, str] = json.loads(text)
+            own: dict[str, str] = json.loads(text)
         except ValueError:
             raise self._failed("has started a rank that ended at once") from None
-        return env
+        return own
 
-    def _read(self, env: dict[str, str], count: int) -> tuple[int, dict[str, str]]:
-        """The rank's number, and the variables that the starter gave it."""
-        own = {name: value for name, value in env.items() if self._env.get(name) != value}
+    def _read(self, own: dict[str, str]) -> tuple[int, dict[str, str]]:
+        """The rank's number, and its variables, where a seat has sent those that are not ours."""
         if "PMI_FD" in own:
             raise self._failed("hands each rank a socket, which no other process can take over (use PMIx)")
         for name in _OPEN_FILES:
             own.pop(name, None)
         if "PMI_ID" in own:  # Hydra with a port does not say it in the usual words
             own |= {"PMI_RANK": own["PMI_ID"], "PMI_SIZE": f"{self._size}"}
-        start = mpi.start_in(own) or mpi.start_in(env)
+        start = mpi.start_in(own) or mpi.start_in({**self._env, **own})
         if start is None or start[1] != self._size:
             said = "says nothing of a rank" if start is None else f"says that it is one of {start[1]} ranks"
             raise self._failed(f"was asked for {self._size} ranks, and the environment of one {said}")

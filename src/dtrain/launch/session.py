@@ -21,6 +21,8 @@ from types import FrameType
 from typing import TextIO
 
 from dtrain import channel
+from dtrain.cluster import secret
+from dtrain.errors import ConfigurationError
 from dtrain.launch import guard
 from dtrain.launch.output import Console
 from dtrain.launch.task_process import Event
@@ -30,6 +32,7 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _HERE = Path(__file__).parent
 _MEMORY = Path("/dev/shm")
 _SAID = 2000  # characters of a line; what tasks have said may be part of it
+_SECRET = "secret"  # the file's name
 _LONGEST = 50  # characters of a folder's name, for a socket in it may have but a hundred
 
 
@@ -60,9 +63,8 @@ class Session:
             stdout or sys.stdout, stderr or sys.stderr, on_broken=lambda: self.events.put(signal.SIGPIPE)
         )
         self._mark = new_mark()
-        temporary = tempfile.gettempdir()
-        self._scratch = Path(temporary if len(temporary) < _LONGEST else "/tmp", f"dtrain-{self._mark}")
-        self._scratch_memory = _MEMORY / self._scratch.name
+        self._scratch: Path | None = None
+        self._scratch_memory: Path | None = None
         self._hears_tasks = hears_tasks
         self._signals = (*_FORWARDED, *notices)
         self._listener: channel.Listener | None = None
@@ -70,24 +72,23 @@ class Session:
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
         """Forward signals, guard the job and listen to its tasks while the `with` block runs."""
-        with self._noting_signals(), self._guarded(), self._listening():
+        with self._noting_signals(), self._with_folders(), self._guarded(), self._listening():
             try:
                 yield
             finally:
                 guard.kill_marked(self._mark)
-                for folder in (self._scratch, self._scratch_memory):
-                    shutil.rmtree(folder, ignore_errors=True)
 
     def scratch(self) -> Path:
-        """A folder for this job alone; it is deleted with it, also where the launcher is killed."""
-        self._scratch.mkdir(mode=0o700, exist_ok=True)
+        """A folder that is this job's and this user's alone.
+
+        It is deleted with the job, also where the launcher is killed.
+        """
+        if self._scratch is None:
+            raise RuntimeError("the session is not open")
         return self._scratch
 
     def scratch_memory(self) -> Path | None:
         """The same in memory that processes can share; None where there is none."""
-        if not os.access(_MEMORY, os.W_OK):
-            return None
-        self._scratch_memory.mkdir(mode=0o700, exist_ok=True)
         return self._scratch_memory
 
     def left_over(self) -> Iterator[Event]:
@@ -106,6 +107,7 @@ class Session:
         marks = [*filter(None, [env.get(guard.MARK_VARIABLE)]), self._mark, mark]
         prepared = {**env, guard.MARK_VARIABLE: "/".join(marks)}
         prepared.pop(channel.VARIABLE, None)  # that of a job around this one
+        prepared[secret.VARIABLE] = str(self.scratch() / _SECRET)
         if self._listener is not None:
             prepared[channel.VARIABLE] = self._listener.address
         return prepared
@@ -114,6 +116,27 @@ class Session:
         """Tell the user something, unless it is ""."""
         if line:
             self.console.write_line(f"[dtrain] {cleaned(line, _SAID)}", to="stderr")
+
+    @contextlib.contextmanager
+    def _with_folders(self) -> Iterator[None]:
+        prefix = f"dtrain-{os.getpid()}-"
+        with contextlib.ExitStack() as stack:
+            try:
+                temporary = tempfile.gettempdir()
+                place = temporary if len(temporary) < _LONGEST else "/tmp"
+                # Made for this user alone, under names that nobody can have known and made before.
+                self._scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+                stack.callback(shutil.rmtree, self._scratch, ignore_errors=True)
+                secret.write_secret(self._scratch / _SECRET)
+                if os.access(_MEMORY, os.W_OK):
+                    self._scratch_memory = Path(tempfile.mkdtemp(prefix=prefix, dir=_MEMORY))
+                    stack.callback(shutil.rmtree, self._scratch_memory, ignore_errors=True)
+            except OSError as error:
+                raise ConfigurationError(
+                    f"The launcher cannot make a folder of its own for this job: {error}.",
+                    hint="Name another place in TMPDIR, or make room there.",
+                ) from error
+            yield
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
@@ -132,14 +155,17 @@ class Session:
         if sys.platform != "linux":
             yield  # without /proc a guard could find nothing
             return
-        folders = (self._scratch, self._scratch_memory)
+        folders = [str(folder) for folder in (self._scratch, self._scratch_memory) if folder is not None]
         watcher = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_HERE / "guard.py"), self._mark, *map(str, folders)],
+            [sys.executable, "-I", "-S", str(_HERE / "guard.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        if watcher.stdin is not None:
+            watcher.stdin.write(guard.order(self._mark, folders))
+            watcher.stdin.flush()
         try:
             yield
         finally:
