@@ -62,6 +62,10 @@ class PeerMismatchError(DtrainError, RuntimeError):
     """The processes of a job disagree about what the job is."""
 
 
+class AuthenticationError(DtrainError, RuntimeError):
+    """What is said in a job's name was not signed with its secret, or processes have different secrets."""
+
+
 class PortInUseError(DtrainError, OSError):
     """The address that this task must serve on is taken by another process."""
 

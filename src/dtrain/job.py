@@ -61,13 +61,15 @@ def broadcast(value: Any, *, timeout: float | None = None) -> Any:
     """The chief's value, in every training process; each must call it.
 
     Args:
-        value: anything that can be pickled; only the chief's matters.
+        value: anything that can be pickled; only the chief's matters. Where the processes share no secret
+            (docs/security.md), numbers, text, bytes, NumPy arrays, and containers of them.
         timeout: as for `barrier`.
 
     Raises:
         PeerMissingError: the chief did not call it in time.
-        ConfigurationError: the job has several processes, but no strategy connects them yet, or this one
-            serves the chief of a job with parameter servers.
+        AuthenticationError: what is there in the chief's name was not signed by it.
+        ConfigurationError: the value cannot be sent; or the job has several processes, but no strategy
+            connects them yet, or this one serves the chief of a job with parameter servers.
     """
     return _exchange(value if is_chief() else None, timeout)[0]
 
@@ -108,4 +110,4 @@ def _exchange(value: Any, timeout: float | None) -> list[Any]:
             f"The {size} processes of this job are not connected yet.",
             hint="make the strategy first: dtrain.MultiWorkerMirroredStrategy() or dtrain.strategy('auto')",
         )
-    return exchange(ReplicaLayout(workers=size, worker=rank()), value, timeout=timeout)
+    return exchange(ReplicaLayout(workers=size, worker=rank()), value, timeout=timeout, objects=True)

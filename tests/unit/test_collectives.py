@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dtrain.cluster.secret import Secret
 from dtrain.collectives import connect
 from dtrain.collectives.buffers import ALIGNMENT, Buffers
 from dtrain.collectives.calls import Calls
@@ -19,6 +20,7 @@ from dtrain.collectives.choice import Facts, asked_for, choose
 from dtrain.collectives.sockets import SocketCalls
 from dtrain.errors import ConfigurationError, DataError, MPIError, PeerMismatchError, PeerMissingError
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.signed_store import SignedStore
 
 SECONDS = 20.0
 
@@ -242,6 +244,7 @@ def connected(workers: int) -> list[Any]:
 def test_workers_connect_locally_or_over_tcp(one_machine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     board = Noticeboard(3)
     monkeypatch.setattr(connect, "exchange", board.exchange)
+    monkeypatch.setattr(connect, "store", lambda layout: SignedStore(None))
     if not one_machine:
         names = iter("abc")
         monkeypatch.setattr(connect, "_machine", lambda: next(names))
@@ -272,6 +275,7 @@ def test_strangers_are_not_taken_for_workers(monkeypatch: pytest.MonkeyPatch) ->
         return found
 
     monkeypatch.setattr(connect, "exchange", exchange)
+    monkeypatch.setattr(connect, "store", lambda layout: SignedStore(Secret(b"of the job", "a test")))
     begun = time.monotonic()
     for total in together(connected(2), lambda calls: calls.sum(np.ones(3))):
         assert (total == 2.0).all()

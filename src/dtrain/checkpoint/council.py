@@ -8,12 +8,14 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from dtrain.keras_engine import messages
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.talk import exchange
 
 _INTERVAL = 0.5  # seconds between two meetings
 
 
+@messages.sendable
 @dataclass(frozen=True)
 class Vote:
     """What one worker brings to a meeting.

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dtrain.errors import ConfigurationError, MPIError, PeerMismatchError
+from dtrain.keras_engine import messages
 
 NAMES = ("auto", "ring", "nccl", "mpi")
 
@@ -38,6 +39,7 @@ class Communication:
         return asdict(self)
 
 
+@messages.sendable
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """What one worker knows before the choice.

@@ -1,7 +1,7 @@
 """Connects every two workers of a job by a socket, for `sockets.py` to add up over.
 
-Addresses and a secret go through TensorFlow's coordination service, which connects the workers already. A
-connection counts only when both ends have shown that they know the secret.
+Addresses go through TensorFlow's coordination service, which connects the workers already. A connection
+counts only when both ends have shown that they know a secret, which is made of the job's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from dtrain.cluster.sockets import connect_to, listen_at
 from dtrain.collectives.reception import HELLO, SECRET, Reception, word
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.talk import exchange
+from dtrain.keras_engine.talk import exchange, store
 
 _SECONDS = 10.0  # for all connections; a port that a firewall closes must not cost more
 
@@ -37,7 +37,7 @@ def connect_all(layout: ReplicaLayout, host: str) -> dict[int, socket.socket] | 
         listeners = _listen(stack, host)
         where = {"host": host, "machine": _machine(), **{kind: name for kind, (name, _) in listeners.items()}}
         told = exchange(layout, (where, meeting if layout.worker == 0 else None))
-        secret = told[0][1]
+        secret = _common_secret(layout, told[0][1])
         found: dict[int, socket.socket] = {}
         accepting = threading.Thread(
             target=_receive_others,
@@ -57,6 +57,12 @@ def connect_all(layout: ReplicaLayout, host: str) -> dict[int, socket.socket] | 
     for sock in found.values():
         sock.close()
     return None
+
+
+def _common_secret(layout: ReplicaLayout, meeting: bytes) -> bytes:
+    """What only the workers know; the meeting's word is read by whoever reaches the first worker."""
+    shared = store(layout).secret
+    return meeting if shared is None else shared.sign("transport", meeting)
 
 
 def _listen(stack: contextlib.ExitStack, host: str) -> dict[str, tuple[Any, socket.socket]]:

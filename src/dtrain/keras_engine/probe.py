@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from dtrain.keras_engine import messages
 from dtrain.keras_engine.context import ReplicaStep, replica_step
 from dtrain.keras_engine.input import batch_rows, map_leaves
 from dtrain.keras_engine.losses import is_own_loss, learn_coupling
@@ -28,6 +29,7 @@ ROWS = 8  # examples that a trial takes at most
 _NEAR = 0.2  # how far from a whole factor the gradients may lie (random layers make them differ)
 
 
+@messages.sendable
 @dataclass(frozen=True, kw_only=True)
 class LossKind:
     """What is combined at one point of a step: the loss of a `tape.gradient` call, or a number.

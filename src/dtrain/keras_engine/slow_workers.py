@@ -5,8 +5,8 @@ The others publish their numbers and go on: nobody waits for them, so that looki
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import json
 import socket
 import statistics
 import time
@@ -14,10 +14,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from dtrain import progress
+from dtrain.errors import AuthenticationError
+from dtrain.keras_engine import messages
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.signed_store import HINT
+from dtrain.keras_engine.talk import store
 from dtrain.slowness import is_slow, slow_line
-from dtrain.upstream import tensorflow as upstream_tf
 
+_TOPIC = "times"
+_PARTS = {
+    *("fit", "task", "host", "epoch", "step_seconds", "own_step_seconds"),
+    *("reading", "between", "parts"),
+}
 _INTERVAL = 1.0  # seconds between two of a worker's messages, at least
 _LOOK = 2  # milliseconds for a message that may not be there,
 _READ = 10_000  # and for one that is
@@ -71,8 +79,8 @@ class Workers:
         """What was not published, because messages would have been too many; says how many there were."""
         global _published
         if self._mine is not None and self._unsent and not self.first:
-            message = json.dumps({"fit": self._fit, **self._mine})
-            upstream_tf.set_shared(_key(self._layout.worker, _published), message)
+            message = messages.encode({"fit": self._fit, **self._mine})
+            store(self._layout).put(_TOPIC, _published, self._layout.worker, message)
             _published += 1
         self._unsent, self._sent_at = False, time.monotonic()
         return _published
@@ -97,11 +105,13 @@ class Workers:
         """Reads all that a worker has published, at least so many messages."""
         while True:
             number = _read.get(worker, 0)
-            text = _message(worker, number, _READ if number < published else _LOOK)
+            there = store(self._layout)
+            text = there.get(_TOPIC, number, worker, _READ if number < published else _LOOK)
             if text is None:
                 return
             _read[worker] = number + 1
-            message = json.loads(text)
+            there.remove(_TOPIC, number, worker)  # nobody else reads it
+            message = _decoded(text, worker)
             if message.pop("fit") == self._fit:  # others were left by one that ended by an error
                 self._found[worker] = message
 
@@ -123,14 +133,9 @@ def slow_worker(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return []
 
 
-def _key(worker: int, number: int) -> str:
-    return f"dtrain/times/{worker}/{number}"
-
-
-def _message(worker: int, number: int, milliseconds: int) -> str | None:
-    import tensorflow as tf
-
-    try:
-        return upstream_tf.get_shared(_key(worker, number), milliseconds)
-    except (tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
-        return None
+def _decoded(text: str, worker: int) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        found = messages.decode(text)
+        if isinstance(found, dict) and set(found) == _PARTS:
+            return found
+    raise AuthenticationError(f"What is there for worker {worker} are no worker's times.", hint=HINT)

@@ -220,7 +220,13 @@ def local_replica_index() -> int:
 
 
 def set_shared(key: str, value: str) -> None:
-    """Publishes a value to all workers of the job, through TensorFlow's coordination service."""
+    """Publishes a value to all workers of the job, through TensorFlow's coordination service.
+
+    The service asks nobody who he is: whoever reaches the first worker's port may read, set and delete.
+
+    Raises:
+        tf.errors.AlreadyExistsError: the key has a value.
+    """
     from tensorflow.python.eager import context
 
     context.context().set_config_key_value(key, value)
@@ -235,6 +241,13 @@ def get_shared(key: str, timeout_ms: int) -> str:
     from tensorflow.python.eager import context
 
     return str(context.context().get_config_key_value(key, timeout_ms))
+
+
+def delete_shared(key: str) -> None:
+    """Removes a value that a worker has published."""
+    from tensorflow.python.eager import context
+
+    context.context().delete_config_key_value(key)
 
 
 def global_seed() -> int | None:

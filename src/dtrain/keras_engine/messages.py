@@ -1,0 +1,133 @@
+"""Plain values as text and back, for what the workers of a job tell each other.
+
+Reading runs no code, whoever wrote the text: it makes numbers, text, arrays, containers of them, and those
+dataclasses of dtrain's own that are registered here.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+_ARRAY_KINDS = "biufcSUMm"  # of numbers, text and times; objects would have to be pickled
+_LARGE = 2**63
+
+Class = TypeVar("Class", bound=type)
+_classes: dict[str, type] = {}
+
+
+class NotPlainError(TypeError):
+    """A value is not of the types that `encode` knows."""
+
+
+def sendable(kind: Class) -> Class:
+    """Registers a dataclass of plain values, whose making does nothing but keep them."""
+    _classes[kind.__name__] = kind
+    return kind
+
+
+def encode(value: Any) -> str:
+    """A value as text, in ASCII.
+
+    Raises:
+        NotPlainError: it, or a part of it, is of another type than these: None, bool, int, float, complex,
+            str, bytes, list, tuple, set, frozenset, dict, `Path`, NumPy's arrays and scalars of numbers, text
+            and times, and dataclasses that are `sendable`. A type derived from one of them is another.
+    """
+    try:
+        return json.dumps(_packed(value), separators=(",", ":"))
+    except RecursionError:
+        raise NotPlainError("the value contains itself, or is nested too deep") from None
+
+
+def decode(text: str) -> Any:
+    """The value that `encode` made a text of.
+
+    Raises:
+        ValueError: the text is not one of `encode`'s.
+    """
+    try:
+        return _unpacked(json.loads(text))
+    except (ValueError, TypeError, KeyError, OverflowError, MemoryError, RecursionError) as error:
+        raise ValueError(f"the text holds no value: {type(error).__name__}") from None
+
+
+def _packed(value: Any) -> Any:
+    kind = type(value)
+    if value is None or kind in (bool, str, float):
+        return value
+    if kind is int:
+        return value if -_LARGE < value < _LARGE else {"int": hex(value)}
+    if kind is list:
+        return [_packed(each) for each in value]
+    if kind is dict:
+        return {"dict": [[_packed(name), _packed(each)] for name, each in value.items()]}
+    if kind in (tuple, set, frozenset):
+        return {kind.__name__: [_packed(each) for each in value]}
+    if kind is bytes:
+        return {"bytes": _as_text(value)}
+    if kind is complex:
+        return {"complex": [value.real, value.imag]}
+    if kind is type(Path()):
+        return {"path": str(value)}
+    if (kind is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in _ARRAY_KINDS:
+        name = "array" if kind is np.ndarray else "scalar"
+        return {name: [value.dtype.str, list(value.shape), _as_text(value.tobytes())]}
+    if _classes.get(kind.__name__) is kind:
+        fields = {field.name: _packed(getattr(value, field.name)) for field in dataclasses.fields(kind)}
+        return {"record": [kind.__name__, fields]}
+    raise NotPlainError(f"a {kind.__name__} is no plain value")
+
+
+def _unpacked(found: Any) -> Any:
+    if isinstance(found, list):
+        return [_unpacked(each) for each in found]
+    if not isinstance(found, dict):
+        return found
+    ((name, content),) = found.items()
+    return _READERS[name](content)
+
+
+def _array(content: Any) -> np.ndarray:
+    name, shape, text = content
+    dtype = np.dtype(str(name))
+    raw = _as_bytes(text)
+    whole = min([0, *shape]) == 0 and math.prod(shape) * dtype.itemsize == len(raw)
+    if dtype.kind not in _ARRAY_KINDS or not whole:
+        raise ValueError("no array")
+    return np.ndarray(tuple(shape), dtype, raw).copy()
+
+
+def _record(content: Any) -> Any:
+    name, fields = content
+    return _classes[name](**{field: _unpacked(each) for field, each in fields.items()})
+
+
+def _as_text(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()
+
+
+def _as_bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "int": lambda content: int(content, 16),
+    "dict": lambda content: {_unpacked(name): _unpacked(each) for name, each in content},
+    "tuple": lambda content: tuple(_unpacked(each) for each in content),
+    "set": lambda content: {_unpacked(each) for each in content},
+    "frozenset": lambda content: frozenset(_unpacked(each) for each in content),
+    "bytes": _as_bytes,
+    "complex": lambda content: complex(*content),
+    "path": Path,
+    "array": _array,
+    "scalar": lambda content: _array(content)[()],
+    "record": _record,
+}

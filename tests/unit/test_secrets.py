@@ -1,0 +1,251 @@
+"""What only the processes of a job know: where it comes from, what it signs, and who else may read it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dtrain.checkpoint.council import Vote
+from dtrain.cluster import secret as secrets
+from dtrain.cluster.secret import Secret, job_secret, on_loopback, read_secret, write_secret
+from dtrain.collectives.choice import Facts
+from dtrain.errors import AuthenticationError, ConfigurationError
+from dtrain.keras_engine import messages, talk
+from dtrain.launch import mpi_seat
+from dtrain.launch.session import Session
+from dtrain.topology import Topology
+
+HERE = Topology({"worker": ("127.0.0.1:4000", "localhost:4001")}, "worker", 0)
+FAR = Topology({"worker": ("127.0.0.1:4000", "192.0.2.7:4001")}, "worker", 0)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    write_secret(path)
+    return path
+
+
+def test_a_file_is_this_users_alone(file: Path, tmp_path: Path) -> None:
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert read_secret(file).sign("a") == read_secret(file).sign("a")
+    other = tmp_path / "other"
+    write_secret(other)
+    assert read_secret(other).sign("a") != read_secret(file).sign("a")
+    with pytest.raises(FileExistsError):
+        write_secret(other)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o777])
+def test_a_file_that_others_may_open_is_refused(file: Path, mode: int) -> None:
+    file.chmod(mode)
+    with pytest.raises(ConfigurationError, match=rf"{file}, has the mode {mode:o}.*\nHint: Make one"):
+        read_secret(file)
+
+
+def test_a_file_that_is_none_or_anothers_is_refused(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    (tmp_path / "short").write_bytes(b"hunter2\n")
+    (tmp_path / "short").chmod(0o600)
+    for name, problem in (
+        ("none", "cannot be read: No such file"),
+        (".", "is no file"),
+        ("pipe", "is no file"),
+        ("short", "has 7 bytes; a secret has 16 to 4096"),
+    ):
+        with pytest.raises(ConfigurationError, match=problem) as raised:
+            read_secret(tmp_path / name)
+        assert "hunter2" not in str(raised.value)
+    owner = file.stat().st_uid
+    if owner == 0:
+        os.chown(file, 12345, 12345)
+        with pytest.raises(ConfigurationError, match="belongs to user 12345, and this process runs as 0"):
+            read_secret(file)
+
+
+def test_where_a_jobs_secret_comes_from(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert on_loopback(HERE) and not on_loopback(FAR)
+    monkeypatch.delenv("DTRAIN_SECRET_FILE", raising=False)
+    assert job_secret(FAR) is None
+    here = job_secret(HERE)  # of this user's, for processes that were started by hand
+    assert here is not None and here.origin == f"/tmp/dtrain-secret-{os.geteuid()}/secret"
+    again = job_secret(HERE)
+    assert again is not None and here.sign("a") == again.sign("a")
+    monkeypatch.setenv("DTRAIN_SECRET_FILE", str(file))
+    for topology in (HERE, FAR):
+        named = job_secret(topology)
+        assert named is not None and named.sign("a") == read_secret(file).sign("a")
+    monkeypatch.setenv("DTRAIN_SECRET_FILE", f"{file}.not")
+    with pytest.raises(ConfigurationError, match="No such file"):
+        job_secret(HERE)
+
+
+def test_a_users_own_file_is_not_taken_from_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name can be guessed, so another user may have made the folder before."""
+    monkeypatch.delenv("DTRAIN_SECRET_FILE", raising=False)
+    monkeypatch.setattr(secrets, "_SHARED", tmp_path)
+    folder = tmp_path / f"dtrain-secret-{os.geteuid()}"
+    real = tmp_path / "real"
+    real.mkdir(mode=0o700)
+    folder.symlink_to(real)
+    assert job_secret(HERE) is None
+    folder.unlink()
+    folder.mkdir()
+    folder.chmod(0o770)
+    assert job_secret(HERE) is None
+    if os.geteuid() == 0:
+        folder.chmod(0o700)
+        os.chown(folder, 12345, 12345)
+        assert job_secret(HERE) is None
+    folder.rmdir()
+    assert job_secret(HERE) is not None
+    assert [path.name for path in folder.iterdir()] == ["secret"]
+
+
+def test_a_signature_is_of_these_parts_and_a_secret_is_not_shown(file: Path) -> None:
+    found = read_secret(file)
+    signature = found.sign("value", 1, 23, b"x")
+    assert found.has_signed(signature, "value", 1, 23, b"x")
+    for parts in (("value", 12, 3, b"x"), ("value", 1, 23), ("value1", "", 23, b"x"), ("value", 1, 23, "y")):
+        assert not found.has_signed(signature, *parts)
+    assert not found.has_signed(b"", "value", 1, 23, b"x")
+    assert found.derive("a").sign("b") != found.derive("b").sign("b")
+    content = file.read_text().strip()
+    assert content not in f"{found!r} {found} {vars(secrets)}"
+    with pytest.raises(TypeError, match="not pickled"):
+        pickle.dumps(found)
+
+
+def test_workers_that_have_not_the_same_secret_do_not_hear_each_other() -> None:
+    ours, theirs = Secret(b"ours" * 8, "a file"), Secret(b"theirs" * 8, "another")
+    hello = talk._hello(ours, 1)
+    assert talk._checked(hello, ours, 1, 0) == talk._nonce
+    assert talk._checked(talk._hello(None, 1), None, 1, 0) == talk._nonce
+    for text, secret, worker, message in (
+        (hello, theirs, 1, "Worker 1 has another secret of the job, and worker 0 has that from another"),
+        (hello, None, 1, "Worker 1 has another secret of the job, and worker 0 has none"),
+        (hello, ours, 2, "Worker 2 has another secret"),  # what worker 1 has said
+        (talk._hello(None, 1), ours, 1, "Worker 1 has no secret of the job"),
+        ("[1]", ours, 1, "no worker's word"),
+        ("{", None, 1, "no worker's word"),
+    ):
+        with pytest.raises(AuthenticationError, match=message):
+            talk._checked(text, secret, worker, 0)
+
+
+PLAIN: list[Any] = [
+    *(None, True, 0, -(2**63), 10**30, 0.1, -0.0, float("inf"), 1 + 2j, "", "é\ud800\n", b"", b"\0\xff"),
+    *([], (), set(), {}, [1, (2, [3.5, None])], {"a": {1: (b"x",)}, (1, 2): []}, {1, "a"}, frozenset({(1,)})),
+    Path("/tmp/x"),
+    Vote(True, "a notice", False, 0.25),
+    Facts(asked="auto", gpus=False, mpi_size=0),
+]
+ARRAYS: list[Any] = [
+    *(np.float32(0.1), np.int64(-7), np.bool_(True), np.array(3.0), np.zeros((2, 0, 3), "int8")),
+    *(np.arange(12, dtype=">i4").reshape(3, 4).T, np.array(["a", "bcd"]), np.array("2020-01-01", "M8[D]")),
+]
+
+
+def test_plain_values_come_back_as_they_were() -> None:
+    for value in PLAIN:
+        found = messages.decode(messages.encode(value))
+        assert type(found) is type(value) and found == value and repr(found) == repr(value)
+    for value in ARRAYS:
+        found = messages.decode(messages.encode(value))
+        assert type(found) is type(value) and found.dtype == value.dtype
+        np.testing.assert_array_equal(found, value)
+    assert np.isnan(messages.decode(messages.encode(float("nan"))))
+    assert messages.decode(messages.encode(np.zeros(2))).flags.writeable
+
+
+def test_what_is_not_plain_is_no_message() -> None:
+    around: list[Any] = []
+    around.append(around)
+    kinds = [
+        lambda: None,
+        object(),
+        around,
+        np.array([object()]),
+        type("Text", (str,), {})("a"),
+        ValueError("a"),
+    ]
+    for value in [*kinds, *([kind] for kind in kinds), Secret(b"k" * 16, "a test")]:
+        with pytest.raises(messages.NotPlainError):
+            messages.encode(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "{}", '{"a": 1}', '{"tuple": 1}', '{"dict": [[[], 1]]}', '{"bytes": "?"}', '{"int": [1]}'),
+        *('{"tuple": [], "set": []}', '{"record": ["Popen", {}]}', '{"record": ["Vote", {}]}', "[" * 100_000),
+        *('{"array": ["O", [1], "AAAAAAAAAAA="]}', '{"array": ["<f4", [-1, -1], "AAAAAA=="]}'),
+        *('{"array": ["<f4", [1000000000], "AAAAAA=="]}', "9" * 5000, '{"complex": ["1", 2]}'),
+    ],
+)
+def test_a_damaged_message_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match="holds no value"):
+        messages.decode(text)
+
+
+def arguments(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+def test_what_a_job_has_on_disk_and_in_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is made for this user alone; neither it nor the mark of the job can be read by others."""
+    session = Session()
+    with session.opened():
+        env = session.environment({"DTRAIN_SECRET_FILE": "another job's", "A": "b"}, "mark")
+        folders = [session.scratch(), *filter(None, [session.scratch_memory()])]
+        for folder in folders:
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        path = Path(env["DTRAIN_SECRET_FILE"])
+        assert path.parent == session.scratch() and stat.S_IMODE(path.stat().st_mode) == 0o600
+        content = path.read_text().strip()
+        assert content not in json.dumps(env)
+        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        (guard,) = [line for pid in children if "guard.py" in (line := arguments(int(pid)))]
+        for word in (session._mark, content, *map(str, folders)):
+            assert word not in guard
+    assert not any(folder.exists() for folder in folders)
+
+
+def test_a_launcher_without_a_place_for_its_folder_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/proc/no")
+    with (
+        pytest.raises(ConfigurationError, match=r"cannot make a folder.*\nHint: .*TMPDIR"),
+        Session().opened(),
+    ):
+        pass
+
+
+def test_a_seat_sends_only_what_the_starter_has_added(tmp_path: Path) -> None:
+    known = {"PATH": os.environ["PATH"], "TOKEN": "of the user", "CHANGED": "before"}
+    (tmp_path / "known").write_text(json.dumps({n: mpi_seat.digest(value) for n, value in known.items()}))
+    with socket.socket(socket.AF_UNIX) as launcher:
+        launcher.bind(str(tmp_path / "seats"))
+        launcher.listen(1)
+        launcher.settimeout(30)
+        seat = subprocess.Popen(
+            [sys.executable, "-I", "-S", mpi_seat.__file__, str(tmp_path / "seats"), str(tmp_path / "known")],
+            env={**known, "CHANGED": "by the starter", "PMIX_RANK": "1"},
+        )
+        sock, _ = launcher.accept()
+        with sock, sock.makefile("rb") as lines:
+            sent = json.loads(lines.readline())
+    assert seat.wait(30) == 0
+    sent.pop("LC_CTYPE", None)  # Python's own
+    assert sent == {"CHANGED": "by the starter", "PMIX_RANK": "1"}
