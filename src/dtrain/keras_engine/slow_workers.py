@@ -19,6 +19,7 @@ from dtrain.keras_engine import messages
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.signed_store import HINT
 from dtrain.keras_engine.talk import store
+from dtrain.plain_text import cleaned
 from dtrain.slowness import is_slow, slow_line
 
 _TOPIC = "times"
@@ -137,5 +138,5 @@ def _decoded(text: str, worker: int) -> dict[str, Any]:
     with contextlib.suppress(ValueError):
         found = messages.decode(text)
         if isinstance(found, dict) and set(found) == _PARTS:
-            return found
+            return {**found, "task": f"worker {worker}", "host": cleaned(str(found["host"]), 100)}
     raise AuthenticationError(f"What is there for worker {worker} are no worker's times.", hint=HINT)

@@ -26,10 +26,13 @@ from dtrain.keras_engine import messages
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.signed_store import HINT, SignedStore
 from dtrain.log import logger
+from dtrain.plain_text import cleaned
 
 _TOPIC = "exchange"
 _POLL = 10.0  # seconds
 _ANSWER = 20_000  # milliseconds that the service has for what it knows
+
+_SHOWN = 2000  # characters of another worker's problem
 
 # How a value is written: plain, pickled, or not at all, for this reason.
 _PLAIN, _PICKLED, _REFUSED = "jpe"
@@ -186,7 +189,8 @@ def _read(text: str, worker: int, secret: Secret | None, *, objects: bool) -> An
     if kind == _PLAIN:
         return found
     if kind == _REFUSED and isinstance(found, list) and len(found) == 2:
-        raise ConfigurationError(str(found[0]), hint=str(found[1]))
+        problem, hint = (cleaned(str(each), _SHOWN) for each in found)  # unsigned, it may be a stranger's
+        raise ConfigurationError(problem, hint=hint)
     raise AuthenticationError(f"What is there for worker {worker} is no worker's value.", hint=HINT)
 
 
