@@ -41,9 +41,13 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
     the same bits as one that was not. Data sets other than arrays, `keras.utils.PyDataset` and
     `dtrain.data` are read again up to the place where training goes on, which is logged with its cost.
 
+    A checkpoint of another optimizer class is refused; other settings of the optimizer, or another seed, are
+    named in a warning.
+
     Args:
         backup_dir: a folder for this callback alone, on any path that TensorFlow can write. Workers that see
-            the same folder share the work; one with a disk of its own keeps a whole copy there.
+            the same folder share the work; one with a disk of its own keeps a whole copy there. A second job
+            that uses it while the first one lives gets a `CheckpointError` from `fit`.
         save_freq: "epoch", a number of batches, or False for neither.
         double_checkpoint: Keras' word for `keep=2`, which is the default here.
         delete_checkpoint: whether the checkpoints are deleted when training is complete. Otherwise a later

@@ -12,7 +12,9 @@ from typing import Any
 from dtrain import channel
 from dtrain.checkpoint.callback_state import is_plain
 from dtrain.checkpoint.content import content, find_newest, restore_generators
+from dtrain.checkpoint.folder_lock import FolderLock
 from dtrain.checkpoint.group import find_group
+from dtrain.checkpoint.program import check_program, program_facts, warn_of_other_program
 from dtrain.checkpoint.store import CheckpointStore, remove_all, remove_uncommitted
 from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.errors import ConfigurationError
@@ -47,6 +49,7 @@ class Checkpoints:
 
     Raises:
         ConfigurationError: the model or the optimizer is not built.
+        CheckpointError: another job that lives uses the folder.
     """
 
     def __init__(
@@ -69,9 +72,12 @@ class Checkpoints:
         self._folder = folder if "://" in folder else os.path.abspath(folder)  # noqa: PTH100
         self._layout = layout_of(upstream_keras.strategy_of(model)) or ReplicaLayout()
         self._variables = TrainingVariables(model, used, metrics)
+        self._optimizer = used
         self._group = find_group(self._folder, self._layout)
+        self._lock = FolderLock(self._folder, self._layout, self._group)
         if self._group.leads:
             remove_uncommitted(self._folder)
+        self._program = program_facts(used)
         self._serial = 0
         self._store = CheckpointStore(
             self._folder,
@@ -95,7 +101,11 @@ class Checkpoints:
         found = find_newest(self._folder, self._layout, self._group)
         if found is None:
             return None
+        program = program_facts(self._optimizer)
+        check_program(found.program, program, found.path)
         self._variables.restore(found.table, found.tensors, found.replicas)
+        if self._layout.worker == 0:
+            warn_of_other_program(found.program, program, self._optimizer, found.path)
         self._serial = found.serial
         worker = found.worker(self._layout.worker)
         restore_generators(worker)
@@ -123,7 +133,9 @@ class Checkpoints:
                 )
         self.wait()
         self._serial += 1
-        tensors, notes = content(self._variables, self._layout, self._group, {"values": values})
+        tensors, notes = content(
+            self._variables, self._layout, self._group, {"values": values}, self._program
+        )
         self._store.save(step, tensors, notes, serial=self._serial)
 
     def wait(self) -> None:
@@ -147,3 +159,4 @@ class Checkpoints:
         exchange(self._layout, None)
         if delete and self._group.leads:
             remove_all(self._folder)
+        self._lock.release(remove=delete)

@@ -36,6 +36,7 @@ class Found:
         replicas: how many of them there were in all.
         sums: what added up over the workers, as `ReplicaLayout.sums`.
         job: the launcher's name of the job that wrote it, or None.
+        program: the settings of the program that wrote it, see `program`; None where they were not noted.
         boundary: whether it was taken between two epochs.
         finished: whether its training was complete.
         table: the variables in it.
@@ -49,6 +50,7 @@ class Found:
     replicas: int
     sums: str
     job: str | None
+    program: dict[str, Any] | None
     boundary: bool
     finished: bool
     table: list[Entry]
@@ -67,6 +69,7 @@ def content(
     layout: ReplicaLayout,
     group: Group,
     worker: dict[str, Any],
+    program: dict[str, Any],
     *,
     boundary: bool = False,
     finished: bool = False,
@@ -78,6 +81,7 @@ def content(
         layout: the strategy's.
         group: who writes to the same place.
         worker: plain data of this worker's; the states of Python's and NumPy's generators are added.
+        program: its settings, see `program`.
         boundary, finished: as in `Found`.
     """
     noted = {**worker, "random": random.getstate(), "numpy": np.random.get_state()}
@@ -90,6 +94,7 @@ def content(
         "boundary": boundary,
         "finished": finished,
         "job": settings.restarted_job(),
+        "program": program,
         "variables": [entry.as_list() for entry in variables.table()],
     }
     return tensors, notes
@@ -183,6 +188,7 @@ def _read(checkpoint: StoredCheckpoint) -> tuple[Found | None, str]:
         replicas=notes["replicas"],
         sums=notes.get("sums", ""),
         job=notes["job"],
+        program=notes.get("program"),
         boundary=notes["boundary"],
         finished=notes["finished"],
         table=[Entry.from_list(each) for each in notes["variables"]],

@@ -25,8 +25,10 @@ from dtrain.checkpoint.content import (
     restore_generators,
 )
 from dtrain.checkpoint.council import Council
+from dtrain.checkpoint.folder_lock import FolderLock
 from dtrain.checkpoint.group import Group, find_group
 from dtrain.checkpoint.preemption import Notices
+from dtrain.checkpoint.program import check_program, program_facts, warn_of_other_program
 from dtrain.checkpoint.store import CheckpointStore, remove_all, remove_uncommitted
 from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.cluster import settings
@@ -102,6 +104,8 @@ class Session:
         self._states: CallbackStates
         self._variables: TrainingVariables
         self._group: Group
+        self._lock: FolderLock
+        self._program: dict[str, Any]
         self._store: CheckpointStore
         self._council: Council
 
@@ -161,6 +165,7 @@ class Session:
             exchange(self._layout, None)
             if self._group.leads:
                 remove_all(self._plan.folder)
+                self._lock.release()
                 remove_all(self._plan.folder.rpartition("/")[0])  # where it is empty now
         else:
             if not complete:
@@ -172,6 +177,7 @@ class Session:
             exchange(self._layout, None)
             if keep_until_job_ends and self._group.leads:
                 channel.tell_removal(self._plan.folder)
+        self._lock.release()
         upstream_keras.set_first_epoch(self._model, None)
         self._on_end()
         noted = [] if not keep_until_job_ends else exchange(self._layout, self._notices.noted)
@@ -186,11 +192,14 @@ class Session:
         self._notices.close()
         if hasattr(self, "_store"):
             self._store.close(_LEFT_SECONDS)
+        if hasattr(self, "_lock"):
+            self._lock.release()
 
     # --- beginning
 
     def _begin(self) -> None:
         self._group = find_group(self._plan.folder, self._layout)
+        self._lock = FolderLock(self._plan.folder.rpartition("/")[0], self._layout, self._group)
         if self._group.leads:
             remove_uncommitted(self._plan.folder)
         self._store = CheckpointStore(
@@ -204,6 +213,7 @@ class Session:
             self._notices.open()
         self._build()
         self._variables = TrainingVariables(self._model)
+        self._program = program_facts(self._model.optimizer)
         with progress.ledger.within("checkpoint", _NAME):
             found = self._find()
             if found is not None:
@@ -245,7 +255,10 @@ class Session:
         if found.replicas == self._layout.replicas:
             restore_findings(self._model, worker["findings"])
         # What callbacks do before the first epoch, they do with the weights of before.
+        check_program(found.program, self._program, found.path)
         self._variables.restore(found.table, found.tensors, found.replicas)
+        if self._layout.worker == 0:
+            warn_of_other_program(found.program, self._program, self._model.optimizer, found.path)
         self._states.prepare_logs(worker["callbacks"])
         upstream_keras.set_first_epoch(self._model, max(self._epoch, self._epochs) if over else self._epoch)
         level = logging.INFO if found.workers == self._layout.workers else logging.WARNING
@@ -325,7 +338,13 @@ class Session:
         begun = time.perf_counter()
         with progress.ledger.within("checkpoint", _NAME):
             tensors, notes = content(
-                self._variables, self._layout, self._group, worker, boundary=boundary, finished=finished
+                self._variables,
+                self._layout,
+                self._group,
+                worker,
+                self._program,
+                boundary=boundary,
+                finished=finished,
             )
             self._store.save(self._total, tensors, notes, serial=self._serial)
         self._council.saved(self._total)

@@ -20,6 +20,21 @@ from dtrain.upstream import tensorflow as upstream_tf
 _SPREAD = 0x9E3779B1
 
 
+_drawn: int | None = None
+
+
+def note_drawn(seed: int) -> None:
+    """Notes a global seed that the program did not set: it was drawn for the workers of this attempt."""
+    global _drawn
+    _drawn = seed
+
+
+def program_seed() -> int | None:
+    """The global seed that the program has set, or None."""
+    found: int | None = upstream_tf.global_seed()
+    return None if found == _drawn else found
+
+
 def make_next(original: Callable[..., Any]) -> Callable[..., Any]:
     """The replacement of `SeedGenerator.next`."""
 

@@ -19,6 +19,7 @@ from dtrain.collectives.install import install
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.scope import strategy_made
+from dtrain.keras_engine.seeds import note_drawn
 from dtrain.keras_engine.talk import exchange
 from dtrain.log import logger
 from dtrain.strategies import common, devices
@@ -190,6 +191,7 @@ def _seed_alike(layout: ReplicaLayout) -> None:
     )
     if mine is None and seeds[0] is not None:
         tf.random.set_seed(seeds[0])
+        note_drawn(seeds[0])
         logger.info(
             "No seed was set: all workers take %d, so that they read the data in one order.", seeds[0]
         )

@@ -1,0 +1,149 @@
+"""A folder of checkpoints belongs to one job that lives; going on by other settings is told or refused."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import dtrain
+from dtrain.checkpoint import Checkpoints, folder_lock
+from dtrain.errors import CheckpointError
+
+X = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
+Y = X.sum(axis=1, keepdims=True)
+LIMIT = 120.0
+
+OWNER = """
+import fcntl, json, os, sys, time
+descriptor = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+fcntl.lockf(descriptor, fcntl.LOCK_EX)
+os.pwrite(descriptor, json.dumps({"host": "there", "pid": os.getpid(), "since": 0}).encode(), 0)
+print("held", flush=True)
+time.sleep(100)
+"""
+
+JOB = """
+import sys, keras, numpy as np, dtrain
+seed, rate, epochs = int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+keras.utils.set_random_seed(seed)
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(rate), "mse")
+x = np.ones((16, 3), "float32")
+told = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: print(epoch, flush=True))
+model.fit(x, x[:, :1], epochs=epochs, verbose=0, callbacks=[told, dtrain.BackupAndRestore(sys.argv[1])])
+"""
+
+
+def build(optimizer: Any, seed: int = 1) -> Any:
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(optimizer, "mse")
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def fit(folder: Path, optimizer: Any, epochs: int, seed: int = 1) -> Any:
+    backup = dtrain.BackupAndRestore(folder, delete_checkpoint=False)
+    return build(optimizer, seed).fit(X, Y, batch_size=8, epochs=epochs, verbose=0, callbacks=[backup])
+
+
+def test_a_folder_that_another_process_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_lock, "PATIENCE", 0.3)
+    fit(tmp_path, keras.optimizers.SGD(0.1), 1)
+    before = sorted(tmp_path.rglob("*"))
+    assert not list(tmp_path.rglob(folder_lock.NAME))
+    command = [sys.executable, "-c", OWNER, str(tmp_path / folder_lock.NAME)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
+        try:
+            assert owner.stdout is not None and owner.stdout.readline() == "held\n"
+            with pytest.raises(CheckpointError, match=f"in use by process {owner.pid} on 'there', since"):
+                fit(tmp_path, keras.optimizers.SGD(0.1), 2)
+            with pytest.raises(CheckpointError, match="is in use by"):
+                Checkpoints(tmp_path, build("sgd"))
+        finally:
+            owner.kill()
+    # What a killed owner has left blocks nobody.
+    assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / folder_lock.NAME])
+    assert len(fit(tmp_path, keras.optimizers.SGD(0.1), 2).history["loss"]) == 2
+
+
+def test_loops_hold_their_folder_until_they_are_closed(tmp_path: Path) -> None:
+    folder = tmp_path / "loop"
+    model = build("sgd")
+    first, second = Checkpoints(folder, model), Checkpoints(folder, model)  # one process is one owner
+    first.save(1)
+    first.close()
+    assert (folder / folder_lock.NAME).exists()
+    second.close(delete=True)
+    assert not folder.exists()
+
+
+def test_other_settings_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fit(tmp_path, keras.optimizers.SGD(0.1, momentum=0.9), 1)
+    fit(tmp_path, keras.optimizers.SGD(0.1, momentum=0.9), 2)  # more epochs are no other settings
+    assert "other settings" not in caplog.text
+    fit(tmp_path, keras.optimizers.SGD(0.02, momentum=0.5), 3, seed=2)
+    (told,) = [record.getMessage() for record in caplog.records if "other settings" in record.getMessage()]
+    for words in (
+        "the optimizer's learning_rate was 0.1",
+        "and is 0.02",
+        "the checkpoint's counts: 0.1",
+        "the optimizer's momentum was 0.9 and is 0.5 (the program's counts)",
+        "the seed was 1 and is 2",
+        "Give this run a folder of its own",
+    ):
+        assert words in told, told
+
+
+def test_a_rate_that_training_has_changed_is_no_other_setting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = build(keras.optimizers.SGD(0.1))
+    backup = dtrain.BackupAndRestore(tmp_path, delete_checkpoint=False)
+    halved = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+    for epochs in (1, 2):
+        model.fit(X, Y, epochs=epochs, verbose=0, callbacks=[halved, backup])
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.025)
+    assert "other settings" not in caplog.text
+
+
+def test_another_optimizer_of_the_same_shapes_is_refused(tmp_path: Path) -> None:
+    fit(tmp_path, keras.optimizers.Adam(), 1)
+    with pytest.raises(CheckpointError, match="with the optimizer Adam, but the program has AdamW"):
+        fit(tmp_path, keras.optimizers.AdamW(), 2)
+    model = build(keras.optimizers.SGD(0.1, momentum=0.9))
+    loop = Checkpoints(tmp_path / "loop", model)
+    loop.save(1)
+    loop.close()
+    other = build(keras.optimizers.Adagrad())
+    with pytest.raises(CheckpointError, match="with the optimizer SGD, but the program has Adagrad"):
+        Checkpoints(tmp_path / "loop", other).restore()
+
+
+@pytest.mark.long
+def test_two_jobs_on_one_folder(tmp_path: Path) -> None:
+    """The second is refused while the first lives, and told of the differences once it was killed."""
+    folder = str(tmp_path / "backup")
+
+    def job(*arguments: str) -> list[str]:
+        return [sys.executable, "-c", JOB, folder, *arguments]
+
+    with subprocess.Popen(job("1", "0.1", "1000000"), stdout=subprocess.PIPE, text=True) as first:
+        try:
+            assert first.stdout is not None
+            assert first.stdout.readline() == "0\n"
+            second = subprocess.run(job("2", "0.01", "3"), capture_output=True, text=True, timeout=LIMIT)
+        finally:
+            first.send_signal(signal.SIGKILL)
+    assert second.returncode == 1
+    assert f"CheckpointError: The folder {folder} is in use by process {first.pid}" in second.stderr
+    third = subprocess.run(job("2", "0.01", "3"), capture_output=True, text=True, timeout=LIMIT)
+    assert third.returncode == 0, third.stderr
+    assert "the seed was 1 and is 2" in third.stderr and "learning_rate was 0.1" in third.stderr
