@@ -53,6 +53,88 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from tensorflow.distribute import (
+        CrossDeviceOps as CrossDeviceOps,
+    )
+    from tensorflow.distribute import (
+        DistributedDataset as DistributedDataset,
+    )
+    from tensorflow.distribute import (
+        DistributedIterator as DistributedIterator,
+    )
+    from tensorflow.distribute import (
+        DistributedValues as DistributedValues,
+    )
+    from tensorflow.distribute import (
+        HierarchicalCopyAllReduce as HierarchicalCopyAllReduce,
+    )
+    from tensorflow.distribute import (
+        InputContext as InputContext,
+    )
+    from tensorflow.distribute import (
+        InputOptions as InputOptions,
+    )
+    from tensorflow.distribute import (
+        InputReplicationMode as InputReplicationMode,
+    )
+    from tensorflow.distribute import (
+        NcclAllReduce as NcclAllReduce,
+    )
+    from tensorflow.distribute import (
+        ReduceOp as ReduceOp,
+    )
+    from tensorflow.distribute import (
+        ReductionToOneDevice as ReductionToOneDevice,
+    )
+    from tensorflow.distribute import (
+        ReplicaContext as ReplicaContext,
+    )
+    from tensorflow.distribute import (
+        RunOptions as RunOptions,
+    )
+    from tensorflow.distribute import (
+        Server as Server,
+    )
+    from tensorflow.distribute import (
+        Strategy as Strategy,
+    )
+    from tensorflow.distribute import (
+        StrategyExtended as StrategyExtended,
+    )
+    from tensorflow.distribute import (
+        cluster_resolver as cluster_resolver,
+    )
+    from tensorflow.distribute import (
+        coordinator as coordinator,
+    )
+    from tensorflow.distribute import (
+        get_replica_context as get_replica_context,
+    )
+    from tensorflow.distribute import (
+        has_strategy as has_strategy,
+    )
+    from tensorflow.distribute import (
+        in_cross_replica_context as in_cross_replica_context,
+    )
+
+    from dtrain import (
+        checkpoint as checkpoint,
+    )
+    from dtrain import (
+        data as data,
+    )
+    from dtrain import (
+        errors as errors,
+    )
+    from dtrain import (
+        experimental as experimental,
+    )
+    from dtrain import (
+        monitor as monitor,
+    )
+    from dtrain import (
+        optim as optim,
+    )
     from dtrain.checkpoint.backup_and_restore import BackupAndRestore
     from dtrain.errors import DtrainError
     from dtrain.job import barrier, broadcast, is_chief, rank, world_size
@@ -94,25 +176,28 @@ _FROM_TENSORFLOW = (
 )
 
 
-# Packages of public names that are loaded when they are first named.
-_PACKAGES = ("checkpoint", "data", "experimental", "monitor", "optim")
+# Modules of public names that are loaded when they are first named.
+_MODULES = ("checkpoint", "data", "errors", "experimental", "monitor", "optim")
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC and name not in _FROM_TENSORFLOW and name not in _PACKAGES:
-        raise AttributeError(f"module 'dtrain' has no attribute {name!r}; it has {', '.join(__all__)}")
-    try:
-        if name in _PACKAGES:
-            return importlib.import_module(f"dtrain.{name}")
-        if name in _FROM_TENSORFLOW:
-            return getattr(importlib.import_module("tensorflow").distribute, name)
-        return getattr(importlib.import_module(_PUBLIC[name]), name)
-    except ModuleNotFoundError:
-        from dtrain.upstream.versions import installed_tensorflow
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
 
-        installed_tensorflow()  # where TensorFlow is what is missing, say how to install it
-        raise
+    def __getattr__(name: str) -> Any:
+        if name not in _PUBLIC and name not in _FROM_TENSORFLOW and name not in _MODULES:
+            known = ", ".join([*__all__, *_MODULES])
+            raise AttributeError(f"module 'dtrain' has no attribute {name!r}; it has {known}")
+        try:
+            if name in _MODULES:
+                return importlib.import_module(f"dtrain.{name}")
+            if name in _FROM_TENSORFLOW:
+                return getattr(importlib.import_module("tensorflow").distribute, name)
+            return getattr(importlib.import_module(_PUBLIC[name]), name)
+        except ModuleNotFoundError:
+            from dtrain.upstream.versions import installed_tensorflow
+
+            installed_tensorflow()  # where TensorFlow is what is missing, say how to install it
+            raise
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return sorted([*__all__, *_MODULES, *_FROM_TENSORFLOW, "__version__"])

@@ -216,7 +216,7 @@ class Trainer:
         """The model's outputs for inputs: an array, a `Pipeline`, or what else Keras' `predict` takes."""
         options = {"verbose": 0} | options
         if isinstance(data, Pipeline):
-            return self._compiled().predict(data.dataset(), **options)
+            return self._compiled().predict(data, **options)
         if isinstance(data, tf.data.Dataset):
             return self._compiled().predict(data, **options)
         return self._compiled().predict(data, batch_size=self.batches.micro_batch, **options)

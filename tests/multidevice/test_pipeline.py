@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 from collections import Counter
@@ -247,6 +248,24 @@ def test_training_gives_the_numbers_of_one_device(name: str, one_device: dict[st
     assert found.keys() == one_device.keys()
     for key, expected in one_device.items():
         np.testing.assert_allclose(found[key], expected, rtol=2e-4, atol=1e-6, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["mirrored", "none"])
+def test_keras_takes_a_pipeline_as_it_is(name: str) -> None:
+    def found(take: Callable[[Pipeline], Any]) -> list[Any]:
+        keras.utils.set_random_seed(3)
+        with dtrain.MirroredStrategy().scope() if name == "mirrored" else contextlib.nullcontext():
+            model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        ordered = Pipeline((np.pad(X, ((0, 0), (0, 1))), Y), batch_size=8, shuffle=False)
+        shuffled = Pipeline((np.pad(X, ((0, 0), (0, 1))), Y), batch_size=8)
+        history = model.fit(take(shuffled), validation_data=take(ordered), epochs=2, verbose=0).history
+        with pytest.raises(ConfigurationError, match="a Pipeline that shuffles"):
+            model.predict(shuffled, verbose=0)
+        evaluated = model.evaluate(take(ordered), verbose=0)
+        return [*history.items(), evaluated, model.predict(take(ordered), verbose=0).tolist()]
+
+    assert found(lambda pipeline: pipeline) == found(Pipeline.dataset)
 
 
 def test_tensorflows_own_strategy_divides_the_batches() -> None:

@@ -167,7 +167,42 @@ def test_names_for_type_checkers_are_those_that_are_loaded() -> None:
     tree = ast.parse((SOURCE / "__init__.py").read_text(encoding="utf-8"))
     block = next(n for n in tree.body if isinstance(n, ast.If))
     shown = {a.name: n.module for n in block.body if isinstance(n, ast.ImportFrom) for a in n.names}
-    assert shown == dtrain._PUBLIC
+    modules = dict.fromkeys(dtrain._MODULES, "dtrain")
+    assert shown == dtrain._PUBLIC | modules | dict.fromkeys(dtrain._FROM_TENSORFLOW, "tensorflow.distribute")
+
+
+PROGRAM = """
+import dtrain
+
+strategy = dtrain.strategy("mirrored")
+with strategy.scope():
+    replicas: int = strategy.num_replicas_in_sync
+caught: type[Exception] = dtrain.errors.ScopeError
+pipeline = dtrain.data.Pipeline([1.0], batch_size=2)
+summed = dtrain.ReduceOp.SUM
+strategy.scop()
+dtrain.no_such_name
+dtrain.errors.NoSuchError
+replicas = dtrain.strategy()
+"""
+
+
+def test_type_checkers_know_the_public_names_and_no_others(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    command = ["-m", "mypy", "--cache-dir", str(tmp_path), str(program)]
+    found = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=120).stdout
+    told = [line for line in found.splitlines() if line.startswith(str(program))]
+    assert [line.split(":")[1] for line in told] == ["10", "11", "12", "13"], found
+    for line, word in zip(told, ("scop", "no_such_name", "NoSuchError", "DistributionStrategy"), strict=True):
+        assert word in line
+
+
+def test_modules_of_public_names_are_attributes_and_listed() -> None:
+    code = "import dtrain; print(dtrain.errors.ScopeError.__name__); assert 'optim' in dir(dtrain)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "ScopeError\n"
+    assert {"checkpoint", "data", "errors", "experimental", "monitor", "optim"} <= set(dir(dtrain))
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

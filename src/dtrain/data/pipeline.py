@@ -6,6 +6,7 @@ It puts the parts together and gives `fit` a `tf.data.Dataset`; the parts are `r
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,8 +21,9 @@ from dtrain.data.order import PlainOrder
 from dtrain.data.readers import ArrayRecordTable, FunctionStream, InOrder, RecordStream, cached, in_order
 from dtrain.data.records import Records
 from dtrain.data.text_batches import Padding, bucket_order, check_pad, lengths_of
-from dtrain.errors import ConfigurationError, DataError
+from dtrain.errors import BackendError, ConfigurationError, DataError
 from dtrain.job import world_size
+from dtrain.keras_engine.hook import install
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.talk import exchange
 from dtrain.log import logger
@@ -36,13 +38,15 @@ class Pipeline:
     end: shuffling changes the order of the files by epoch, reads four of them in turn, and mixes records
     within blocks of about 64 MB. The order of a function's dataset is the function's own.
 
-    Make it anywhere; call `dataset()` after the strategy was made.
+    Make it anywhere, and give it to `fit`, `evaluate` and `predict` as it is, or call `dataset()`, after the
+    strategy was made, for a loop of one's own.
 
     Args:
         source: arrays, or lists, of one length in a tuple, named tuple or dictionary; `tfrecords(...)` or
             `array_records(...)`; or a function `InputContext -> tf.data.Dataset` of single examples, to be
             divided by `context.num_input_pipelines` and `context.input_pipeline_id`.
-        batch: examples in a batch, over all replicas.
+        batch: examples in a batch, over all replicas; 64 by default.
+        batch_size: Keras' word for `batch`.
         shuffle: another order each epoch; else the source's own.
         seed: of the order and of `augment`.
         transform: example -> example, the same every time, of TensorFlow operations. An example is what one
@@ -73,8 +77,9 @@ class Pipeline:
     def __init__(
         self,
         source: Any,
-        batch: int = 64,
+        batch: int | None = None,
         *,
+        batch_size: int | None = None,
         shuffle: bool = True,
         seed: int = 0,
         transform: Callable[[Any], Any] | None = None,
@@ -85,7 +90,14 @@ class Pipeline:
         buckets: Sequence[int] | None = None,
         drop_remainder: bool = False,
     ) -> None:
-        self.batch = whole_number(batch, "batch", 1)
+        if batch is not None and batch_size is not None:
+            raise ConfigurationError(
+                f"batch={batch!r} and batch_size={batch_size!r} were both given; they are one thing.",
+                hint="leave one of them out",
+            )
+        name = "batch" if batch_size is None else "batch_size"
+        given = batch if batch_size is None else batch_size
+        self.batch = whole_number(64 if given is None else given, name, 1)
         self._seed = whole_number(seed, "seed")
         self._shuffle = bool(shuffle)
         self._transform = taking(transform, 1, "transform", "the example")
@@ -103,6 +115,8 @@ class Pipeline:
         if self.examples is not None:
             rules.steps_of(self.examples, self.batch, drop_remainder=self._drop)
         self._kept: dict[Any, Any] = {}
+        with contextlib.suppress(BackendError):  # where there is no `fit` that could take it
+            install()
 
     @property
     def examples(self) -> int | None:
@@ -166,6 +180,19 @@ class Pipeline:
             order = {"batch": self.batch, "seed": self._seed, "shuffle": self._shuffle}
             dataset.dtrain_places = EpochPlaces(counter, self.dataset, order)
         return dataset
+
+    def dtrain_dataset(self, used_by: str) -> tf.data.Dataset:
+        """What Keras gets in this object's place; see `keras_engine.protocol.datasets_in_place`.
+
+        Raises:
+            ConfigurationError: predictions would come in another order than the examples have.
+        """
+        if used_by == "predict" and self._shuffle:
+            raise ConfigurationError(
+                "predict was given a Pipeline that shuffles: nobody could tell which prediction is whose.",
+                hint="make it with shuffle=False",
+            )
+        return self.dataset()
 
     def _keeps_shares(self) -> bool:
         """Whether the workers of this job keep a share each, so that no one should keep all examples."""

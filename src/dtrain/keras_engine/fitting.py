@@ -28,7 +28,13 @@ from dtrain.keras_engine.blocks import Plan, watched_by
 from dtrain.keras_engine.callbacks import shared_between_workers
 from dtrain.keras_engine.input_report import report_input
 from dtrain.keras_engine.progress_bar import ProgressBar
-from dtrain.keras_engine.protocol import ReplicaLayout, ServerLayout, layout_of, servers_of
+from dtrain.keras_engine.protocol import (
+    ReplicaLayout,
+    ServerLayout,
+    datasets_in_place,
+    layout_of,
+    servers_of,
+)
 from dtrain.keras_engine.scope import check_model, check_scope, tensorflows_own_explained
 from dtrain.keras_engine.step_function import StepFunction
 from dtrain.keras_engine.steps import step_is_stock
@@ -46,6 +52,9 @@ def make_fit(original: Callable[..., Any]) -> Callable[..., Any]:
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         call = signature.bind(self, *args, **kwargs)
         call.apply_defaults()
+        if datasets_in_place(call.arguments, "fit"):
+            call.arguments["shuffle"] = False  # of a dataset, Keras would only say that it cannot
+            args, kwargs = call.args[1:], call.kwargs
         layout, servers = _layout(self), servers_of(self.distribute_strategy)
         if layout is None and servers is None and not wants_session(call.arguments["callbacks"]):
             with tensorflows_own_explained(self):
@@ -123,12 +132,12 @@ def _prepared(
 
 def make_evaluate(original: Callable[..., Any]) -> Callable[..., Any]:
     """The replacement of `evaluate`."""
-    return _prepared_for_servers(original, prepare_evaluate)
+    return _of_datasets(original, _prepared_for_servers(original, prepare_evaluate))
 
 
 def make_predict(original: Callable[..., Any]) -> Callable[..., Any]:
     """The replacement of `predict`."""
-    return _prepared_for_servers(original, prepare_predict)
+    return _of_datasets(original, _prepared_for_servers(original, prepare_predict))
 
 
 def make_compile(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -224,6 +233,19 @@ def _watched(callbacks: Any, layout: ReplicaLayout | None, *kinds: str) -> list[
         return [True for _ in kinds]
     seen = [any(watches(one, kind) for one in listed(callbacks)) for kind in kinds]
     return [any(found) for found in zip(*exchange(layout, seen), strict=True)]
+
+
+def _of_datasets(original: Callable[..., Any], prepared: Callable[..., Any]) -> Callable[..., Any]:
+    """`evaluate` or `predict`, with datasets in the place of what makes them."""
+    signature = inspect.signature(original)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(self, *args, **kwargs)
+        if datasets_in_place(bound.arguments, original.__name__):
+            args, kwargs = bound.args[1:], bound.kwargs
+        return prepared(self, *args, **kwargs)
+
+    return call
 
 
 def _prepared_for_servers(

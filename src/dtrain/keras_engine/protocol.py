@@ -119,6 +119,22 @@ def own_split(dataset: Any, layout: ReplicaLayout) -> Any | None:
     return None if split is None or layout.workers == 1 else split(layout)
 
 
+def datasets_in_place(arguments: dict[str, Any], used_by: str) -> bool:
+    """Puts datasets in the place of what makes them (`dtrain_dataset`), and says whether there was any.
+
+    Args:
+        arguments: of `fit`, `evaluate` or `predict`, by name.
+        used_by: which of them.
+    """
+    found = False
+    for name in ("x", "validation_data"):
+        make = getattr(type(arguments.get(name)), "dtrain_dataset", None)
+        if make is not None:
+            arguments[name] = make(arguments[name], "evaluate" if name == "validation_data" else used_by)
+            found = True
+    return found
+
+
 class Places(Protocol):
     """What a dataset carries as its attribute `dtrain_places` if its place is computed.
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from dtrain.strategies.interface import DistributionStrategy
 
-def get_strategy(*, memory_growth: bool = True) -> Any:
+
+def get_strategy(*, memory_growth: bool = True) -> DistributionStrategy:
     """The `tf.distribute.Strategy` in force here: that of the scope, or TensorFlow's default one.
 
     Raises:
@@ -24,7 +26,8 @@ def get_strategy(*, memory_growth: bool = True) -> Any:
 
     # A strategy with several replicas may follow in this process: its devices cannot be made later.
     devices.prepare(memory_growth=memory_growth, logical_cpus=True)
-    return tf.distribute.get_strategy()
+    found: DistributionStrategy = tf.distribute.get_strategy()
+    return found
 
 
 def default_strategy(*, memory_growth: bool = True) -> Any:
@@ -33,7 +36,7 @@ def default_strategy(*, memory_growth: bool = True) -> Any:
     Raises:
         UnsupportedVersionError, BackendError: as `get_strategy`.
     """
-    found = get_strategy(memory_growth=memory_growth)
+    found: Any = get_strategy(memory_growth=memory_growth)
     import tensorflow as tf
 
     if not tf.distribute.has_strategy():

@@ -9,6 +9,7 @@ import inspect
 from typing import Any
 
 from dtrain.errors import ConfigurationError, UnknownStrategyError, known_are
+from dtrain.strategies.interface import DistributionStrategy
 from dtrain.upstream.versions import check_versions
 
 # name -> (module, class)
@@ -95,7 +96,7 @@ def resolve_name(name: str) -> str:
     raise UnknownStrategyError(f"There is no strategy {name!r}.", hint=known_are(NAMES, key, meant))
 
 
-def strategy(name: str = "auto", **options: Any) -> Any:
+def strategy(name: str = "auto", **options: Any) -> DistributionStrategy:
     """Makes a strategy from its name.
 
     Args:
@@ -123,14 +124,16 @@ def strategy(name: str = "auto", **options: Any) -> Any:
         _check_options(canonical, options, ("memory_growth",))
         from dtrain.strategies.default import default_strategy
 
-        return default_strategy(**options)
+        default: DistributionStrategy = default_strategy(**options)
+        return default
     made = strategy_class(canonical)
     _check_options(canonical, options, tuple(inspect.signature(made).parameters))
     if canonical == "one_device" and "device" not in options:
         from dtrain.strategies.auto import best_single_device
 
         options["device"] = best_single_device()
-    return made(**options)
+    found: DistributionStrategy = made(**options)
+    return found
 
 
 def strategy_class(name: str) -> Any:
