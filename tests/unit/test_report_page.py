@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from dtrain import cli
-from run_directories import write_run
+from dtrain.monitor.report import render
+from dtrain.monitor.run_reader import read_run
+from run_directories import write_metrics, write_run
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 
@@ -233,3 +235,55 @@ def test_pointing_tells_values_and_buttons_hide_runs(browser: Any, pages: dict[s
     assert not tip.is_displayed()
     button.click()
     assert browser.get_log("browser") == []
+
+
+def test_the_loss_has_a_logarithmic_axis_and_smoothing(browser: Any, pages: dict[str, Path]) -> None:
+    show(browser, pages["one"], 1280)
+    figure = browser.find_element("css selector", "figure.adjustable")
+
+    def drawn() -> tuple[list[str], list[str]]:
+        return browser.execute_script(  # type: ignore[no-any-return]
+            "const all = name => [...arguments[0].querySelectorAll(name)];"
+            "const ticks = all('.tick[text-anchor=end]').filter(t => t.getClientRects().length);"
+            "return [ticks.map(t => t.textContent), all('.plot .line').map(l => l.getAttribute('d'))]",
+            figure,
+        )
+
+    before = drawn()
+    button = figure.find_element("css selector", ".adjust button")
+    button.click()
+    assert button.get_attribute("aria-pressed") == "true"
+    logarithmic = drawn()
+    assert all(one != other for one, other in zip(before, logarithmic, strict=True))
+    assert len(logarithmic[0]) >= 2 and not any("NaN" in path for path in logarithmic[1])
+    button.click()
+    assert drawn() == before
+    browser.execute_script(
+        "const i = arguments[0]; i.value = 0.8; i.dispatchEvent(new Event('input'))",
+        figure.find_element("css selector", ".adjust input"),
+    )
+    smooth = drawn()
+    assert smooth[0] == before[0] and len(smooth[1]) == 2 * len(before[1])  # what was measured stays behind
+    assert figure.find_elements("css selector", ".line.raw")
+    assert browser.get_log("browser") == []
+
+
+def test_keys_do_not_break_and_a_lone_chart_takes_its_card(browser: Any, tmp_path: Path) -> None:
+    run = tmp_path / "it"
+    write_metrics(
+        write_run(run, epochs=2), [{"loss": 0.5, "examples_per_second": 100.0 + i} for i in range(4)]
+    )
+    (run / "events.jsonl").unlink()
+    page = tmp_path / "page.html"
+    page.write_text(render([read_run(run)]))
+    show(browser, page, 400)
+    lines = "return [...document.querySelectorAll('tbody th code')].map(c => c.getClientRects().length)"
+    assert set(browser.execute_script(lines)) == {1}
+    show(browser, page, 1280)
+    widths = (
+        "const card = document.querySelector('#speed'), seen = [...card.querySelectorAll('svg[role=img]')]"
+        ".filter(s => s.getClientRects().length);"
+        "return [card.clientWidth, ...seen.map(s => s.getBoundingClientRect().width)]"
+    )
+    card, *charts = browser.execute_script(widths)
+    assert len(charts) == 1 and charts[0] > 0.95 * (card - 40)

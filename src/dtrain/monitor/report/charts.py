@@ -15,6 +15,7 @@ from dtrain.monitor.report.scales import Scale, position_scale, value_scale
 from dtrain.monitor.report.thinning import thin_curve, thin_list
 
 WIDTH, HEIGHT = 360.0, 212.0
+WIDE = 980.0  # of a chart that has its card for itself
 _TOP, _RIGHT, _BOTTOM = 12.0, 12.0, 34.0
 _CHARACTER = 6.3  # the width of a digit at the size of the ticks' labels
 _MARKED = 24  # a curve of so many points shows each by a mark
@@ -80,11 +81,15 @@ class Axis:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart as HTML, and how many points it was asked for and how many it shows, if not all."""
+    """A chart as HTML, and how many points it was asked for and how many it shows, if not all.
+
+    `wide` is the same drawn for a whole card as well, which the page shows where there is room; "" without.
+    """
 
     html: str
     asked: int = 0
     shown: int = 0
+    wide: str = ""
 
 
 def line_chart(
@@ -97,6 +102,7 @@ def line_chart(
     from_zero: bool = False,
     values: Iterable[float] | None = None,
     most: int = 600,
+    adjustable: bool = False,
 ) -> Chart:
     """Draw curves over each other.
 
@@ -109,6 +115,7 @@ def line_chart(
         from_zero: whether the axis of values begins at 0.
         values: what that axis is to hold besides, so that two charts have the same.
         most: how many points a curve may have.
+        adjustable: whether the page's script offers a logarithmic axis and smoothing.
 
     Returns:
         The chart; without any curve an empty one.
@@ -127,27 +134,23 @@ def line_chart(
     across = position_scale(min(ends), max(ends))
     told = _TOLD[unit]
     up = value_scale([*(y for line in drawn for y in line.y), *(values or ())], from_zero=from_zero)
-    plot = _Plot(across, up, [(tick, told(tick)) for tick in up.ticks(5)])
-    summary = _summary(title, drawn, axis, told)
+    ticks = [(tick, told(tick)) for tick in up.ticks(5)]
+    summary = text.escape(_summary(title, drawn, axis, told))
     legend = _legend(drawn) if len(drawn) > 1 and drawn[0].run is None else ""
-    body = "".join(
-        [
-            plot.grid(axis),
-            *(plot.mark(mark) for mark in marks),
-            *(plot.line(line) for line in drawn),
-            f'<line class="cross" x1="0" x2="0" y1="{_TOP:g}" y2="{HEIGHT - _BOTTOM:g}"/>',
-        ]
+    plot = _Plot(across, up, ticks)
+    head = (
+        f'<figure class="chart{" adjustable" if adjustable else ""}"><figcaption>'
+        f"<h3>{text.escape(title)}</h3>{LOGARITHMIC if up.log else ''}{legend}</figcaption>"
+        f'<div class="plot">{plot.drawing(drawn, axis, marks, summary)}'
+        f'<script type="application/json">{plot.data(drawn, axis, unit)}</script></div>'
     )
-    html = (
-        f'<figure class="chart"><figcaption><h3>{text.escape(title)}</h3>'
-        f"{LOGARITHMIC if up.log else ''}{legend}</figcaption>"
-        f'<div class="plot"><svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" tabindex="0" '
-        f'aria-label="{text.escape(summary)}">{body}</svg>'
-        f'<script type="application/json">{plot.data(drawn, axis, unit)}</script></div></figure>'
-    )
+    html, wide = f"{head}</figure>", ""
+    if not adjustable:
+        drawing = _Plot(across, up, ticks, width=WIDE).drawing(drawn, axis, marks, summary)
+        wide = f'{head}<div class="plot whole">{drawing}</div></figure>'
     some_left_out = any(left_out for *_, left_out in thinned)
     asked, shown = sum(len(line.x) for line in lines), sum(len(line.x) for line in drawn)
-    return Chart(html, asked if some_left_out else 0, shown if some_left_out else 0)
+    return Chart(html, asked if some_left_out else 0, shown if some_left_out else 0, wide)
 
 
 def swatch(style: int) -> str:
@@ -162,43 +165,56 @@ def swatch(style: int) -> str:
 class _Plot:
     """Turns values into places of the drawing."""
 
-    def __init__(self, across: Scale, up: Scale, ticks: Sequence[tuple[float, str]]) -> None:
-        self.across, self.up, self.ticks = across, up, ticks
+    def __init__(
+        self, across: Scale, up: Scale, ticks: Sequence[tuple[float, str]], *, width: float = WIDTH
+    ) -> None:
+        self.across, self.up, self.ticks, self.width = across, up, ticks, width
         self.left = 12 + _CHARACTER * max((len(label) for _, label in ticks), default=1)
 
+    def drawing(self, lines: Sequence[Line], axis: Axis, marks: Sequence[Mark], summary: str) -> str:
+        """All of it; `summary` says it in words."""
+        body = "".join(
+            [
+                self.grid(axis),
+                *(self.mark(mark) for mark in marks),
+                *(self.line(line) for line in lines),
+                f'<line class="cross" x1="0" x2="0" y1="{_TOP:g}" y2="{HEIGHT - _BOTTOM:g}"/>',
+            ]
+        )
+        return (
+            f'<svg viewBox="0 0 {self.width:g} {HEIGHT:g}" role="img" tabindex="0" '
+            f'aria-label="{summary}">{body}</svg>'
+        )
+
     def x(self, value: float) -> float:
-        return self.left + self.across.share(value) * (WIDTH - _RIGHT - self.left)
+        return self.left + self.across.share(value) * (self.width - _RIGHT - self.left)
 
     def y(self, value: float) -> float:
         return HEIGHT - _BOTTOM - self.up.share(value) * (HEIGHT - _BOTTOM - _TOP)
 
     def grid(self, axis: Axis) -> str:
         """The horizontal lines, the ticks' labels and the axis' name."""
-        parts = []
+        parts, right = [], self.width - _RIGHT
         for value, label in self.ticks:
             y = self.y(value)
-            parts.append(
-                f'<line class="grid" x1="{self.left:g}" x2="{WIDTH - _RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            )
+            parts.append(f'<line class="grid" x1="{self.left:g}" x2="{right:g}" y1="{y:.1f}" y2="{y:.1f}"/>')
             parts.append(
                 f'<text class="tick" x="{self.left - 6:g}" y="{y + 3.6:.1f}" text-anchor="end">{label}</text>'
             )
         base = HEIGHT - _BOTTOM
-        parts.append(
-            f'<line class="base" x1="{self.left:g}" x2="{WIDTH - _RIGHT:g}" y1="{base:g}" y2="{base:g}"/>'
-        )
+        parts.append(f'<line class="base" x1="{self.left:g}" x2="{right:g}" y1="{base:g}" y2="{base:g}"/>')
         end = 0.0
         for value in self._x_ticks(axis):
             label, x = axis.told(value), self.x(value)
             half = len(label) * _CHARACTER / 2
-            x = min(x, WIDTH - half - 1)
+            x = min(x, self.width - half - 1)
             if x - half < end + 6:
                 continue
             end = x + half
             parts.append(
                 f'<text class="tick" x="{x:.1f}" y="{HEIGHT - 19:g}" text-anchor="middle">{label}</text>'
             )
-        middle = (self.left + WIDTH - _RIGHT) / 2
+        middle = (self.left + self.width - _RIGHT) / 2
         parts.append(
             f'<text class="axis" x="{middle:g}" y="{HEIGHT - 4:g}" text-anchor="middle">'
             f"{text.escape(axis.name)}</text>"
@@ -245,7 +261,10 @@ class _Plot:
         """What the script needs to tell values: where positions lie, and each curve's points."""
         return text.embed(
             {
-                "box": [round(self.left, 1), WIDTH - _RIGHT],
+                "box": [round(self.left, 1), self.width - _RIGHT],
+                "heights": [_TOP, HEIGHT - _BOTTOM],
+                "values": [_short(self.up.low), _short(self.up.high)],
+                "log": self.up.log,
                 "ends": [self.across.low, self.across.high],
                 "axis": axis.name,
                 "units": [axis.unit, unit],

@@ -18,8 +18,10 @@ _RATE_LOG = "learning_rate"
 _FIRST = ("loss", "accuracy")
 _MOST_METRICS = 30
 _POINTS = 50_000
+_FEW = 2  # charts that take the width of their card between them
 _MOST_POINTS, _FEWEST_POINTS = 600, 24
 
+_LOSS = "loss"
 _EPOCHS = Axis("epoch", whole=True)
 _STEPS = Axis("step", whole=True, start=0.0)
 
@@ -35,7 +37,10 @@ class Curves:
     def html(self) -> str:
         """All charts beside each other; empty if there are none."""
         shown = "".join(chart.html for chart in self.charts)
-        return f'<div class="charts">{shown}</div>' if shown else ""
+        if len(self.charts) == 1 and self.charts[0].wide:
+            return f'<div class="charts of1">{self.charts[0].wide}</div>'
+        few = " of2" if len(self.charts) == _FEW else ""
+        return f'<div class="charts{few}">{shown}</div>' if shown else ""
 
 
 def metric_curves(runs: Sequence[Run]) -> Curves:
@@ -92,7 +97,8 @@ def _of_one(run: Run, name: str, most: int) -> list[Chart]:
         _epoch_line(run, name, "training", 0),
         _epoch_line(run, _VALIDATION + name, "validation", 1),
     ]
-    return [line_chart(name, lines, _EPOCHS, marks=_epoch_marks([run], None), most=most)]
+    marks = _epoch_marks([run], None)
+    return [line_chart(name, lines, _EPOCHS, marks=marks, most=most, adjustable=name == _LOSS)]
 
 
 def _of_several(runs: Sequence[Run], name: str, most: int) -> list[Chart]:
@@ -102,10 +108,17 @@ def _of_several(runs: Sequence[Run], name: str, most: int) -> list[Chart]:
     ]
     values = [value for line in training + validation for value in line.y]
     if not any(value == value for line in validation for value in line.y):
-        return [line_chart(name, training, _EPOCHS, marks=_epoch_marks(runs, True), most=most)]
+        marks = _epoch_marks(runs, True)
+        return [line_chart(name, training, _EPOCHS, marks=marks, most=most, adjustable=name == _LOSS)]
     return [
         line_chart(
-            f"{name}, {kind}", lines, _EPOCHS, marks=_epoch_marks(runs, True), values=values, most=most
+            f"{name}, {kind}",
+            lines,
+            _EPOCHS,
+            marks=_epoch_marks(runs, True),
+            values=values,
+            most=most,
+            adjustable=name == _LOSS,
         )
         for kind, lines in (("training", training), ("validation", validation))
     ]
@@ -166,9 +179,10 @@ def _by_step(runs: Sequence[Run], column: str, title: str, most: int) -> Chart:
         title,
         lines,
         _STEPS,
-        marks=marks if column == "loss" else (),
+        marks=marks if column == _LOSS else (),
         from_zero=column == _RATE_LOG,
         most=most,
+        adjustable=column == _LOSS,
     )
 
 

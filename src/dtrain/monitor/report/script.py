@@ -1,4 +1,4 @@
-"""What the page does by itself: it tells values where one points or moves by keys, and hides runs.
+"""What the page does by itself: it tells values where one points, hides runs, and draws the loss otherwise.
 
 The page is whole without it. It asks for nothing and puts text in as text only.
 """
@@ -41,11 +41,18 @@ const make = (name, text) => {
   return made;
 };
 document.querySelectorAll('.plot').forEach(plot => {
-  const holder = plot.querySelector('script');
+  const holder = plot.parentNode.querySelector('script');
   if (!holder) return;
   let data = null, at = 0;
   const svg = plot.querySelector('svg'), cross = svg.querySelector('.cross');
-  const load = () => data || (data = JSON.parse(holder.textContent));
+  // One chart may be drawn twice, for a narrow place and a wide one; its values are there once.
+  const wider = svg.viewBox.baseVal.width - plot.parentNode.querySelector('svg').viewBox.baseVal.width;
+  const load = () => {
+    if (data) return data;
+    data = JSON.parse(holder.textContent);
+    data.box[1] += wider;
+    return data;
+  };
   const seen = () => load().lines.filter(l => l.run === null || !hidden.has(l.run));
   const show = (x, left, top) => {
     const [from, to] = load().box, [first, last] = data.ends;
@@ -94,6 +101,102 @@ document.querySelectorAll('.plot').forEach(plot => {
     const place = from + (xs[at] - first) / (last - first) * (to - from);
     show(xs[at], area.left + place / svg.viewBox.baseVal.width * area.width, area.top + 24);
   });
+});
+const drawn = (svg, name, attributes, text) => {
+  const made = document.createElementNS(svg.namespaceURI, name);
+  Object.entries(attributes).forEach(([key, value]) => made.setAttribute(key, value));
+  made.textContent = text || '';
+  return made;
+};
+const ticks = (low, high, log) => {
+  const found = [];
+  if (log) {
+    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++)
+      for (const factor of high / low > 30 ? [1] : [1, 2, 5]) found.push(factor * 10 ** power);
+    const inside = found.filter(v => v >= low && v <= high);
+    const apart = Math.ceil(inside.length / 6);
+    return inside.length < 2 ? [low, high] : inside.filter((_, place) => place % apart === 0);
+  }
+  const least = (high - low) / 5, unit = 10 ** Math.floor(Math.log10(least));
+  const step = [1, 2, 5, 10].map(factor => factor * unit).find(size => size >= least * (1 - 1e-9));
+  for (let place = Math.ceil(low / step); place * step <= high; place++)
+    found.push(+(place * step).toPrecision(9));
+  return found;
+};
+// As TensorBoard: a mean that forgets, without the pull of where it began.
+const smoothed = (values, weight) => {
+  let sum = 0, all = 0;
+  return values.map(value => {
+    if (value === null) return null;
+    sum = sum * weight + value * (1 - weight); all = all * weight + 1 - weight;
+    return sum / all;
+  });
+};
+document.querySelectorAll('.adjustable').forEach(figure => {
+  const plot = figure.querySelector('.plot'), svg = plot.querySelector('svg');
+  const data = JSON.parse(plot.querySelector('script').textContent);
+  const [left, right] = data.box, [first, last] = data.ends, [top, base] = data.heights;
+  const values = data.lines.flatMap(line => line.y.filter(v => v !== null));
+  const lowest = Math.min(...values), highest = Math.max(...values), room = (highest - lowest || 1) * .06;
+  const groups = [...svg.querySelectorAll('.series')], plain = groups.map(group => [...group.childNodes]);
+  const axis = [...svg.querySelectorAll('.grid, .tick[text-anchor=end]')], said = figure.querySelector('.by');
+  let log = data.log, weight = 0, added = [];
+  const range = () => log === data.log ? data.values
+    : log ? [lowest / 1.2, highest * 1.2] : [lowest - room, highest + room];
+  const draw = () => {
+    const [low, high] = range();
+    const share = v => log ? Math.log(v / low) / Math.log(high / low) : (v - low) / (high - low);
+    const y = v => base - Math.min(Math.max(share(v), 0), 1) * (base - top);
+    const x = v => left + (v - first) / (last - first) * (right - left);
+    const path = (xs, ys) => {
+      let down = false;
+      return xs.map((at, place) => {
+        const value = ys[place], from = down;
+        down = value !== null;
+        if (value === null) return '';
+        return (from ? 'L' : 'M') + x(at).toFixed(1) + ' ' + y(value).toFixed(1) + (from ? '' : 'h0');
+      }).join('');
+    };
+    const same = log === data.log && !weight;
+    groups.forEach((group, number) => {
+      const line = data.lines[number];
+      if (same) return group.replaceChildren(...plain[number]);
+      const curve = plain[number][0].cloneNode(), raw = plain[number][0].cloneNode();
+      curve.setAttribute('d', path(line.x, smoothed(line.y, weight)));
+      raw.setAttribute('d', path(line.x, line.y));
+      raw.classList.add('raw');
+      group.replaceChildren(...(weight ? [raw, curve] : [curve]));
+    });
+    added.forEach(each => each.remove());
+    added = [];
+    axis.forEach(each => { each.style.display = log === data.log ? '' : 'none'; });
+    if (log !== data.log) added = ticks(low, high, log).flatMap(value => [
+      drawn(svg, 'line', {'class': 'grid', x1: left, x2: right, y1: y(value), y2: y(value)}),
+      drawn(svg, 'text', {'class': 'tick', 'text-anchor': 'end', x: left - 6, y: y(value) + 3.6},
+        short(value)),
+    ]);
+    svg.prepend(...added);
+    if (said) said.hidden = !log;
+  };
+  const controls = make('div', '');
+  controls.className = 'adjust';
+  if (lowest > 0) {
+    const button = make('button', 'log axis');
+    button.type = 'button';
+    button.setAttribute('aria-pressed', String(log));
+    button.addEventListener('click', () => {
+      log = !log;
+      button.setAttribute('aria-pressed', String(log));
+      draw();
+    });
+    controls.append(button);
+  }
+  const label = make('label', 'smoothing '), input = make('input', '');
+  Object.assign(input, {type: 'range', min: 0, max: .99, step: .01, value: 0});
+  input.addEventListener('input', () => { weight = Number(input.value); draw(); });
+  label.append(input);
+  controls.append(label);
+  figure.querySelector('figcaption').append(controls);
 });
 const hidden = new Set();
 document.querySelectorAll('[data-toggle]').forEach(button => button.addEventListener('click', () => {

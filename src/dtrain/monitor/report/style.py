@@ -74,11 +74,24 @@ _PARTS = """
 .tile dd{margin:0;font-size:25px;line-height:1.25;font-weight:600;letter-spacing:-.01em}
 .tile dd.note{font-size:12.5px;font-weight:400;letter-spacing:0}
 .charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(340px,100%),1fr));gap:24px 22px}
+.plot.whole{display:none}
 .chart{margin:0;min-width:0;max-width:540px;display:flex;flex-direction:column;gap:6px}
 .charts .plot{margin-top:auto}
+.charts.of1{grid-template-columns:1fr}
+.charts.of2{grid-template-columns:repeat(auto-fit,minmax(min(340px,100%),1fr))}
+.charts.of1 .chart,.charts.of2 .chart{max-width:none}
 figcaption{display:flex;flex-wrap:wrap;align-items:baseline;gap:2px 10px;min-height:24px}
 figcaption h3{margin:0}
 .by{font-size:12px;color:var(--weak)}
+.by[hidden]{display:none}
+.adjust{display:flex;flex-wrap:wrap;gap:4px 12px;align-items:center;margin-left:auto;
+font-size:12.5px;color:var(--weak)}
+.adjust button{font:inherit;color:var(--ink);background:var(--card);
+border:1px solid var(--rule);border-radius:6px;padding:1px 8px;cursor:pointer}
+.adjust button[aria-pressed=true]{background:var(--info-bg);border-color:var(--info);color:var(--info)}
+.adjust label{display:inline-flex;gap:6px;align-items:center}
+.adjust input{width:76px;margin:0;accent-color:var(--accent)}
+.line.raw{opacity:.3}
 figcaption .legend{flex-basis:100%}
 .legend{list-style:none;display:flex;flex-wrap:wrap;gap:3px 16px;margin:2px 0 4px;padding:0;font-size:13px}
 .legend li,.key{display:inline-flex;align-items:center;gap:6px}
@@ -147,11 +160,13 @@ tr.slow .badge{background:var(--card)}
 tr.differs{background:var(--differs)}
 tr.outcome{color:var(--weak)}
 code{font:13px ui-monospace,"DejaVu Sans Mono","Liberation Mono",Menlo,monospace}
+tbody th code{white-space:nowrap;overflow-wrap:normal}
 .beside td:last-child{white-space:normal;min-width:150px}
 .scroll.tall{max-height:min(620px,80vh)}
 """
 
 _NARROW = """
+@media(min-width:1000px){.of1 .plot{display:none}.of1 .plot.whole{display:block}}
 @media(max-width:640px){
 .page{padding:16px 10px 32px}
 section,.problems{padding:14px 12px 16px;margin-top:12px}
