@@ -35,7 +35,7 @@ def test_one_that_does_not_come_up_is_left_out_and_taken_in_again(
         if place == 0 and len(list(folder.glob("0-*"))) < 5:
             die()
         if index == 0:
-            channel.tell_checkpoint(5, "/folder")
+            channel.tell_checkpoint(5, "/usr")
         step(5 + attempt)
         print("at work", attempt, workers, flush=True)
         hang() if workers == 2 or attempt < 4 else time.sleep(1)
@@ -52,7 +52,7 @@ def test_one_that_does_not_come_up_is_left_out_and_taken_in_again(
     indices = {name.split("-")[0]: name.split("-")[1] for name in ended.lives if name.split("-")[2] == "3"}
     assert indices == {"1": "0", "2": "1"}
     assert "It does not come up: the absent one (place 0) is tried again after 1 s." in ended.err
-    assert "The job goes on with 2 of 3 workers, from the checkpoint of step 5 in /folder." in ended.err
+    assert "The job goes on with 2 of 3 workers, from the checkpoint of step 5 in /usr." in ended.err
     assert "the absent one (place 0) is tried again after 2 s" in ended.err
     assert ended.err.count("Tasks are asked to save and to end") == 2
     assert ended.err.count("wants to be run again") == 2

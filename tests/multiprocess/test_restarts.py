@@ -24,25 +24,33 @@ def launch(tmp_path: Path) -> Callable[..., Ended]:
     return functools.partial(run, tmp_path)
 
 
-def test_a_killed_worker_has_all_started_again_from_the_checkpoint(launch: Callable[..., Ended]) -> None:
+@pytest.mark.parametrize("there", [True, False])
+def test_a_killed_worker_has_all_started_again_from_the_checkpoint(
+    launch: Callable[..., Ended], tmp_path: Path, there: bool
+) -> None:
+    folder = tmp_path / "some folder"
+    if there:
+        folder.mkdir()
     start = time.monotonic()
     ended = launch(
         """
         if attempt == 0:
             step(57)
-            channel.tell_checkpoint(48, "/some/folder")
+            channel.tell_checkpoint(48, FOLDER)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nobody is asked
             wait_for(lambda: len(lives(0)) == 2)
             die() if index == 1 else hang()
         channel.tell_progress(57, "step", train=True, done=9)
-        """
+        """.replace("FOLDER", repr(str(folder)))
     )
     assert ended.status == 0, ended.err
     assert time.monotonic() - start < 5
     assert ended.attempts() == [[0, 1], [0, 1]]
     assert ended.err.splitlines() == [
         "[dtrain] worker 1 was killed by signal 9 (SIGKILL) at step 57. All are started again (1 of at most "
-        "3 restarts in an hour), from the checkpoint of step 48 in /some/folder."
+        "3 restarts in an hour), from the "
+        f"{'' if there else 'beginning, not from the '}checkpoint of step 48 in {folder}"
+        f"{'' if there else ': the folder is gone'}."
     ]
     assert len({text.partition(" ")[0] for text in ended.lives.values()}) == 1, "one name for all attempts"
     ports = [set(re.findall(r"127\.0\.0\.1:\d+", text)) for text in ended.lives.values()]
@@ -58,8 +66,8 @@ def test_without_checkpoints_it_is_said_and_without_progress_there_is_a_pause(
     assert time.monotonic() - start > 1.0
     assert ended.err.splitlines() == [
         "[dtrain] worker 0 was killed by signal 9 (SIGKILL) before its first step. All are started again in "
-        "1 s (1 of at most 3 restarts in an hour), from the beginning: the program keeps no checkpoints "
-        "(dtrain.BackupAndRestore)."
+        "1 s (1 of at most 3 restarts in an hour), from the beginning: it has saved nothing yet, nor "
+        "come to a step (checkpoints: dtrain.BackupAndRestore)."
     ]
 
 

@@ -169,14 +169,18 @@ class SynchronousJob:
     def _from_where(self) -> str:
         record = self.record
         if record.folder is None and not record.reported:
-            return "from the beginning: it had not come to fit yet"
+            return (
+                "from the beginning: it has saved nothing yet, nor come to a step "
+                "(checkpoints: dtrain.BackupAndRestore)"
+            )
         if record.folder is None:
             return "from the beginning: the program keeps no checkpoints (dtrain.BackupAndRestore)"
-        if record.checkpoint >= 0 and _is_gone(record.folder):
-            return f"from the beginning: the folder of its checkpoints, {record.folder}, is gone"
         if record.checkpoint < 0:
             return f"from the beginning: there is no checkpoint in {record.folder} yet"
-        return f"from the checkpoint of step {record.checkpoint} in {record.folder}"
+        checkpoint = f"from the checkpoint of step {record.checkpoint} in {record.folder}"
+        if _is_gone(record.folder):
+            return f"from the beginning, not {checkpoint}: the folder is gone"
+        return checkpoint
 
     def _show(self, lines: Sequence[str]) -> None:
         for line in lines:
