@@ -32,7 +32,7 @@ import json, sys, time
 from dtrain import cluster
 from dtrain.errors import DtrainError
 times, timeout, use_tensorflow, secret = json.loads(sys.argv[1])
-secret = secret.encode() if secret else None
+secret = None if secret is None else secret.encode()
 topology = cluster.current()
 start, met = time.monotonic(), 0
 try:
@@ -82,7 +82,7 @@ class Tasks:
         times: int = 1,
         timeout: float | None = 20.0,
         tensorflow: bool = False,
-        secret: str = "",
+        secret: str | None = "",
         env: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[str]:
         config = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
@@ -372,6 +372,20 @@ def test_without_a_secret_a_process_that_does_not_fit_is_told_and_named(
     for result in (first, second):
         assert result["error"] == "PeerMissingError" and "Refused were: worker 0" in result["message"]
         assert "it at '127.0.0.1:9'" in result["message"] and "Missing: worker 2" in result["message"]
+
+
+def test_processes_of_one_user_on_one_machine_share_a_secret(
+    tasks: Tasks, ports: Callable[[int], list[int]]
+) -> None:
+    found = ports(2)
+    cluster = {"worker": local(found)}
+    tasks.start(cluster, 0, secret=None)
+    wait_for_listener(found[0])
+    with socket.create_connection(("127.0.0.1", found[0]), timeout=5) as stranger:
+        stranger.sendall(_hello(cluster=cluster) + b'{"dtrain": "gave up"}\n')
+        tasks.start(cluster, 1, secret=None)
+        results = tasks.results()
+    assert errors_of(results) == {""} and "does not know the secret" in results[0]["stderr"]
 
 
 def test_a_process_without_the_secret_is_told_so(tasks: Tasks, ports: Callable[[int], list[int]]) -> None:

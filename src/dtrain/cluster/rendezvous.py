@@ -18,6 +18,7 @@ from typing import Any
 from dtrain.cluster import settings
 from dtrain.cluster.meeting_lines import CHALLENGE, ERRORS, MESSAGE_LIMIT, Lines, missing_error
 from dtrain.cluster.roll_call import HELLO_PATIENCE, LOG_INTERVAL, RollCall, giving_up
+from dtrain.cluster.secret import job_secret
 from dtrain.cluster.sockets import EXHAUSTED, bind_everywhere, connect_to, listen_at, this_process_listens_on
 from dtrain.errors import (
     ClusterConfigError,
@@ -56,8 +57,9 @@ def check_peers(
         topology: the job, as this process knows it.
         timeout: seconds to wait for all; by default `settings.peer_timeout()`.
         log: gets a line every 10 seconds on who is missing; by default standard error does.
-        secret: what every task of the job knows and nobody else, or None. Without one, a process that does
-            not fit is refused and logged, and does not end the meeting of the others.
+        secret: what every task of the job knows and nobody else; None takes the job's, and b"" is none.
+            Without one, a process that does not fit is refused and logged, and does not end the meeting of
+            the others.
 
     Raises:
         PortInUseError: another process serves on the address of this task, or of a peer.
@@ -70,6 +72,9 @@ def check_peers(
         return
     if timeout is None:
         timeout = settings.peer_timeout()
+    if secret is None:
+        shared = job_secret(topology)
+        secret = b"" if shared is None else shared.sign("meeting")
     try:
         _meet(topology, timeout, log or log_to_stderr, secret)
     except OSError as error:
@@ -107,7 +112,7 @@ class _Meeting:
         self._log = log
         self._process = f"process {os.getpid()} on {socket.gethostname()}"
         self._first = topology.training_tasks()[0]
-        self._secret = secret
+        self._secret = secret or None
         self._first_address = topology.address_of(self._first)
         self._deadline = time.monotonic() + timeout
         self._next_log = time.monotonic() + LOG_INTERVAL
