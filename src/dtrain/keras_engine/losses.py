@@ -6,6 +6,7 @@ is not the number of examples (masks, weights); in a custom loop it is the repli
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -87,17 +88,82 @@ def make_loss_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def __call__(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:  # noqa: N807
         step = current_step()
-        if step is None or step.layout.replicas == 1:
+        if step is None or step.layout.replicas == 1 or step.sees_everything:
             return original(self, y_true, y_pred, sample_weight)
-        if not (couples_examples(self) or _gives_scalar(self, y_true, y_pred)):
+        if overrides_call(self) or not (couples_examples(self) or _gives_scalar(self, y_true, y_pred)):
             return original(self, y_true, y_pred, sample_weight)
-        with step.seeing_everything():
-            whole = original(self, *map_leaves(gather_examples, (y_true, y_pred, sample_weight)))
-        # Each replica computes the whole loss, but only its own rows carry gradients. Losses that were not
-        # reduced are summed by the tape, and so are right as they are.
-        return _with_gradient_per_share(step, whole) if whole.shape.rank == 0 else whole
+        return _of_all_examples(step, lambda *all_: original(self, *all_), (y_true, y_pred, sample_weight))
 
     return __call__
+
+
+def watch_own_call(loss: Any) -> None:
+    """Has a loss whose class overrides `__call__` see all replicas' examples where it couples them.
+
+    Python looks up `__call__` in the class, so it is replaced there; for other models it does what it did.
+    """
+    for kind in type(loss).__mro__:
+        own = vars(kind).get("__call__")
+        if kind is keras.losses.Loss:
+            return
+        if own is not None and not hasattr(own, "_dtrain_original"):
+            replacement = tf.autograph.experimental.do_not_convert(functools.wraps(own)(_make_own_call(own)))
+            replacement._dtrain_original = own
+            setattr(kind, "__call__", replacement)  # noqa: B010
+
+
+def _make_own_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of the `__call__` that a user's loss has in the place of Keras' own."""
+
+    def __call__(self: Any, y_true: Any, y_pred: Any, *weights: Any, **named: Any) -> Any:  # noqa: N807
+        step = current_step()
+        if step is None or step.layout.replicas == 1 or step.sees_everything:
+            return original(self, y_true, y_pred, *weights, **named)
+        given = [*weights, *named.values()]
+        # What divides by weights or by what is not masked is no mean over a replica's examples.
+        weighted = any(each is not None for each in given) or any(
+            upstream_keras.mask_of(leaf) is not None for leaf in keras.tree.flatten(y_pred)
+        )
+        if not (couples_examples(self) or weighted):
+            return original(self, y_true, y_pred, *weights, **named)
+        count = len(weights)
+
+        def of_all(y_true: Any, y_pred: Any, *given: Any) -> Any:
+            by_name = dict(zip(named, given[count:], strict=True))
+            return original(self, y_true, y_pred, *given[:count], **by_name)
+
+        return _of_all_examples(step, of_all, (y_true, y_pred, *given))
+
+    return __call__
+
+
+def _of_all_examples(step: ReplicaStep, function: Callable[..., Any], arguments: Any) -> Any:
+    """What a loss is for the examples of all replicas.
+
+    Each replica computes the whole loss, but only its own rows carry gradients. Losses that were not reduced
+    are summed by the tape, and so are right as they are.
+    """
+    with step.seeing_everything():
+        whole = tf.convert_to_tensor(function(*map_leaves(_gathered, arguments)))
+    return _with_gradient_per_share(step, whole) if whole.shape.rank == 0 else whole
+
+
+def _gathered(leaf: Any) -> Any:
+    """A tensor's rows of all replicas, with its mask."""
+    found = gather_examples(leaf)
+    mask = None if leaf is None else upstream_keras.mask_of(leaf)
+    if mask is not None and found is not leaf:
+        upstream_keras.set_mask(found, tf.cast(gather_examples(tf.cast(mask, tf.int32)), tf.bool))
+    return found
+
+
+def overrides_call(loss: Any) -> bool:
+    """Whether a loss has a `__call__` of its own in the place of Keras'."""
+    return _unwrapped_call(type(loss)) is not _unwrapped_call(keras.losses.Loss)
+
+
+def _unwrapped_call(kind: Any) -> Any:
+    return getattr(kind.__call__, "_dtrain_original", kind.__call__)
 
 
 def couples_examples(loss: Any) -> bool:
@@ -119,6 +185,8 @@ def learn_coupling(loss: Any, y_true: Any, y_pred: Any) -> bool:
         y_true: labels of some examples, a nest of concrete tensors.
         y_pred: what the model gives for them.
     """
+    if overrides_call(loss):
+        return not _is_mean(loss, y_true, y_pred)
     y_true, y_pred = _converted(loss, y_true), _converted(loss, y_pred)
     every = tf.convert_to_tensor(loss.call(y_true, y_pred))
     if every.shape.rank == 0 or every.shape[0] is None or every.shape[0] < 2:
@@ -128,6 +196,20 @@ def learn_coupling(loss: Any, y_true: Any, y_pred: Any) -> bool:
     if some.shape[1:] != every.shape[1:]:
         return True
     return not bool(tf.reduce_all(tf.abs(some - every[:half]) <= 1e-4 * (tf.abs(some) + 1e-3)))
+
+
+def _is_mean(loss: Any, y_true: Any, y_pred: Any) -> bool:
+    """Whether what a loss gives for some examples is the mean of what it gives for their halves."""
+    half = keras.tree.flatten(y_pred)[0].shape[0] // 2
+    parts = [slice(0, 2 * half), slice(0, half), slice(half, 2 * half)]
+    values = [
+        tf.convert_to_tensor(loss(*map_leaves(lambda leaf, rows=rows: leaf[rows], (y_true, y_pred))))
+        for rows in parts
+    ]
+    if values[0].shape.rank != 0:
+        return False
+    whole, mean = values[0], (values[1] + values[2]) / 2
+    return half > 0 and bool(tf.abs(whole - mean) <= 1e-4 * (tf.abs(whole) + 1e-3))
 
 
 def _wraps_own_function(loss: Any) -> bool:

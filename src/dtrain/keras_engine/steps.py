@@ -16,7 +16,7 @@ from dtrain.keras_engine import metrics, state
 from dtrain.keras_engine.accumulation import check_dense
 from dtrain.keras_engine.context import ReplicaStep, replica_step, variable_ids
 from dtrain.keras_engine.input import batch_rows, map_leaves
-from dtrain.keras_engine.losses import is_own_loss
+from dtrain.keras_engine.losses import is_own_loss, watch_own_call
 from dtrain.keras_engine.probe import (
     ROWS,
     LossKind,
@@ -105,6 +105,8 @@ class StepProgram:
     def _name_coupled(self) -> None:
         if not self._named:
             losses = [loss for _, loss in upstream_keras.compiled_losses(self.model)]
+            for loss in losses:
+                watch_own_call(loss)
             pairs = zip(losses, self._coupled, strict=False)
             self.coupled = frozenset(id(loss) for loss, found in pairs if found)
             self._named = True
