@@ -51,25 +51,47 @@ class WeightedMean(keras.losses.Loss):
         return tf.reduce_sum(each * weights) / tf.reduce_sum(weights)
 
 
-def fitted(loss: keras.losses.Loss, weights: Any = None) -> list[Any]:
+class Sum(keras.losses.Loss):
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        return 0.1 * tf.reduce_sum(squares(y_true, y_pred))
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {"loss": loss}
+
+
+def fitted(loss: keras.losses.Loss, weights: Any, kind: Any) -> list[Any]:
     inputs = keras.Input((4,))
-    model = keras.Model(inputs, keras.layers.Dense(3)(inputs))
+    model = kind(inputs, keras.layers.Dense(3)(inputs))
     model.compile(keras.optimizers.SGD(0.1), loss)
     # The last batch has one example, so that a replica has none.
     fit = model.fit(X, LABELS, 8, sample_weight=weights, epochs=2, shuffle=False, verbose=0)
     return [fit.history["loss"], model.evaluate(X, LABELS, 8, verbose=0), *model.get_weights()]
 
 
-@pytest.mark.parametrize(
-    ("loss", "weights"),
-    [(SupervisedContrastive, None), (RootOfMean, None), (WeightedMean, None), (WeightedMean, WEIGHTS)],
-)
-def test_a_loss_with_a_call_of_its_own_gives_one_devices_numbers(loss: Any, weights: Any) -> None:
+CASES = [
+    (SupervisedContrastive, None, keras.Model),
+    (RootOfMean, None, keras.Model),
+    (WeightedMean, WEIGHTS, keras.Model),
+    (SupervisedContrastive, None, OwnStep),
+    (Sum, None, OwnStep),
+]
+
+
+@pytest.mark.filterwarnings("error:Value .* neither a mean nor a sum")
+@pytest.mark.parametrize(("loss", "weights", "kind"), CASES)
+def test_a_loss_with_a_call_of_its_own_gives_one_devices_numbers(loss: Any, weights: Any, kind: Any) -> None:
     found: list[Any] = []
     for strategy in (tf.distribute.get_strategy(), dtrain.MirroredStrategy()):
         keras.utils.clear_session()
         keras.utils.set_random_seed(1)
         with strategy.scope() if found else contextlib.nullcontext():
-            found.append(fitted(loss(), weights))
+            found.append(fitted(loss(), weights, kind))
     for alone, mirrored in zip(*found, strict=True):
         np.testing.assert_allclose(mirrored, alone, rtol=2e-4, atol=1e-6)

@@ -141,11 +141,24 @@ def _of_all_examples(step: ReplicaStep, function: Callable[..., Any], arguments:
     """What a loss is for the examples of all replicas.
 
     Each replica computes the whole loss, but only its own rows carry gradients. Losses that were not reduced
-    are summed by the tape, and so are right as they are.
+    are summed by the tape, and so are right as they are. A trial with the same examples twice over sees them
+    once: for all replicas the loss is one value, and neither grows nor shrinks with a replica's part.
     """
+    if step.probing:
+        once = tf.cast(tf.round(step.per_share(tf.cast(step.size, tf.float32))), tf.int32)
+        arguments = map_leaves(lambda leaf: _first(leaf, once), arguments)
     with step.seeing_everything():
         whole = tf.convert_to_tensor(function(*map_leaves(_gathered, arguments)))
     return _with_gradient_per_share(step, whole) if whole.shape.rank == 0 else whole
+
+
+def _first(leaf: Any, rows: Any) -> Any:
+    if not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:
+        return leaf
+    found = leaf[:rows]
+    if (mask := upstream_keras.mask_of(leaf)) is not None:
+        upstream_keras.set_mask(found, mask[:rows])
+    return found
 
 
 def _gathered(leaf: Any) -> Any:

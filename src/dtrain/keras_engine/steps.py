@@ -97,9 +97,12 @@ class StepProgram:
         self.summed_losses = exchange(layout, summed)[0]
         if rows > 0 and own_step:
             strategy = model.distribute_strategy
+            self._coupled = coupled
+            self._name_coupled()
             kinds = loss_kinds(self._tried, part, strategy, layout, rows=rows, training=self.training)
         # One worker decides for all: no worker's own examples may make it differ from the others.
         self._coupled, self.kinds = exchange(layout, (coupled, kinds))[0]
+        self._named = False
         self._name_coupled()
 
     def _name_coupled(self) -> None:
@@ -130,6 +133,7 @@ class StepProgram:
     def _tried(self, part: Any, step: ReplicaStep) -> None:
         """The user's step, all of its combining points included, on one replica alone."""
         step.summed_losses = self.summed_losses
+        step.coupled_losses = self.coupled
         with silent_results(self.model) if self.stock else metrics.whole_results(self.model):
             outputs = self._user_step(part)
         if not self.stock:
