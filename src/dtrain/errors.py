@@ -90,6 +90,10 @@ class ScopeError(DtrainError, ValueError):
     """Objects made outside the strategy's scope, or in two different ones, were mixed."""
 
 
+class StepError(DtrainError, ValueError):
+    """A model's own step does what several replicas cannot do as one device does it."""
+
+
 class DataError(DtrainError, ValueError):
     """The data cannot be trained on as given: batch, shape, or length."""
 

@@ -15,6 +15,7 @@ import os
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,45 @@ def fit_arrays(strategy: Any, out: Path) -> Report:
     x, y = regression()
     history = model.fit(x, y, epochs=3, batch_size=32, shuffle=False, verbose=0)
     return outcome(model, history.history["loss"])
+
+
+class TwoParts(keras.Model):
+    """Its step calls its parts, which nothing has built, and normalizes over the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = tf.keras.Sequential(
+            [
+                # A bias before a normalization has no gradient but rounding.
+                tf.keras.layers.Dense(8, use_bias=False),
+                tf.keras.layers.BatchNormalization(synchronized=True),
+            ]
+        )
+        self.head = tf.keras.layers.Dense(1)
+        self.late: Any = None
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        if self.late is None:
+            self.late = tf.keras.metrics.Mean(name="late")
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.head(self.features(x, training=True)) - y) ** 2)
+        variables = self.features.trainable_variables + self.head.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        self.late.update_state(loss)
+        return {"loss": loss, "late": self.late.result(), "first": x[:, 0]}
+
+
+@program
+def parts_that_a_step_builds(strategy: Any, out: Path) -> Report:
+    with strategy.scope():
+        model = TwoParts()
+        model.compile(optimizer="adam")
+    x, y = regression()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        history = model.fit(x, y, epochs=3, batch_size=32, shuffle=False, verbose=0).history
+    return outcome(model, history["loss"], late=history["late"], first=history["first"][-1].tolist())
 
 
 @program

@@ -17,6 +17,7 @@ BY_HAND = Path(__file__).resolve().parents[2] / "examples" / "multi_worker_by_ha
 TIME_LIMIT = 150.0
 
 EXACT = [
+    "parts_that_a_step_builds",
     "fit_what_is_distributed",
     "loop_with_average_loss",
     "accumulation_across_replicas",

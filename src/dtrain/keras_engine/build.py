@@ -5,6 +5,7 @@ Only the spec of the data is looked at: nothing is read from it, averaged or con
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -47,8 +48,10 @@ def build(model: Any, spec: Any) -> None:
         # Made outside of a replica, so that random layers without a seed of their own find it there.
         upstream_keras.seed_generator_global()
         symbolic = map_leaves(_symbolic, spec)
+        own = not step_is_stock(model, "train_step")
         try:
-            upstream_keras.symbolic_build(model, symbolic)
+            with upstream_keras.built_or_untouched(model) if own else contextlib.nullcontext():
+                upstream_keras.symbolic_build(model, symbolic)
         except Exception as error:
             _build_otherwise(model, spec, error)
         if model.optimizer is not None and not model.optimizer.built and model.built:

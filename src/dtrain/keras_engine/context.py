@@ -39,13 +39,16 @@ class ReplicaStep:
             (`accumulation.py`); None where gradients are reduced at once.
         weights: for each point where the replicas are combined (a call of `tape.gradient`, a number that a
             metric or the logs take), what this replica is weighted by; None for the share.
+        rows_at: which of these points gather the replicas' rows rather than combine numbers.
         taken: while probing, what stood at each of these points.
+        names: while probing, what each of these points is called in messages.
         coupled_losses: ids of the losses in which examples depend on each other.
         summed_losses: which of the losses that layers add are sums over the batch.
         sees_everything: whether values are computed from all replicas' examples now.
         captured: when compiled, what `optimizer.apply` was called with.
         reduced: ids of the variables whose gradients are the whole batch's already.
         assigned: variables that this step has written to, by id.
+        equal_everywhere: while probing, operations whose results are the same on all replicas.
         waits: where the waiting for other replicas is noted, if somebody wants to know.
     """
 
@@ -70,6 +73,7 @@ class ReplicaStep:
         self.probing = probing
         self.phase = phase
         self.weights: list[Any] | None = None
+        self.rows_at: frozenset[int] = frozenset()
         self.coupled_losses: frozenset[int] = frozenset()
         self.summed_losses: frozenset[int] = frozenset()
         self.sees_everything = False
@@ -77,6 +81,8 @@ class ReplicaStep:
         self._additional = 0
         self._whole: list[Any] = []
         self.taken: list[list[Any]] = []
+        self.names: list[str] = []
+        self.equal_everywhere: set[Any] = set()
         self.captured: list[tuple[Any, list[Any], list[Any]]] = []
         self.reduced: set[int] = set()
         self.assigned: dict[int, Any] = {}
@@ -91,19 +97,41 @@ class ReplicaStep:
             return self.share
         return self.weights[number]
 
-    def whole_value(self, value: Any) -> Any:
-        """One number a step, such as a loss, for all replicas: a mean or a sum, as `probe.py` found.
+    def whole_value(self, value: Any, name: str = "a number that train_step reports") -> Any:
+        """One value a step, such as a loss, for all replicas: a mean, a sum or rows, as `probe.py` found.
 
         Args:
-            value: a float scalar, this replica's.
+            value: a float tensor, this replica's; mostly a scalar.
+            name: what it is called in messages.
         """
         if any(value is known for known in self._whole):
             return value
+        number = self._points
         weight = tf.cast(self.next_weight(), value.dtype)
         if self.probing:
-            self.taken.append([value])
-            return value
+            self.note([value], name)
+            return self.common(value)
+        if number in self.rows_at or (self.weights is None and value.shape.rank and value.shape[0] is None):
+            return gather_examples(value)
         return self.sum(tf.math.multiply_no_nan(value, weight))
+
+    def note(self, values: list[Any], name: str) -> None:
+        """While probing: what stands at a point where the replicas are combined."""
+        self.taken.append(values)
+        self.names.append(name)
+
+    def common(self, values: Any) -> Any:
+        """While probing: values that all replicas would have in common, such as a sum over them."""
+
+        def one(value: Any) -> Any:
+            if value is None:
+                return None
+            found = tf.identity(value)
+            leaves = tf.nest.flatten(found, expand_composites=True)
+            self.equal_everywhere.update(leaf.op for leaf in leaves if not hasattr(leaf, "numpy"))
+            return found
+
+        return tf.nest.map_structure(one, values)
 
     def part_of_value(self, value: Any) -> Any:
         """One number a step, as a mean over this replica's examples: such parts, by shares, make the whole.
@@ -113,7 +141,7 @@ class ReplicaStep:
         """
         weight = tf.cast(self.next_weight(), value.dtype)
         if self.probing:
-            self.taken.append([value])
+            self.note([value], "a number that a metric takes")
             return value
         if self.weights is None:
             return value if self.never_empty() else tf.where(self.size > 0, value, tf.zeros_like(value))
@@ -171,7 +199,7 @@ def all_reduce_sum(values: Any) -> Any:
     """
     step = current_step()
     if step is not None and step.probing:
-        return values
+        return step.common(values)
     if upstream_tf.in_xla_graph() or (step is not None and step.compiled):
         raise CollectiveUnavailable
     # A reduction goes to the device of its values; a plain read of a variable names none.
@@ -202,8 +230,10 @@ def gather_examples(value: Any) -> Any:
         A tensor of shape (all examples, ...).
     """
     step = current_step()
-    if value is None or (step is not None and step.probing):
+    if value is None:
         return value
+    if step is not None and step.probing:
+        return step.common(value)
     if upstream_tf.in_xla_graph() or (step is not None and step.compiled):
         raise CollectiveUnavailable
     context = tf.distribute.get_replica_context()
@@ -251,6 +281,43 @@ def local_update() -> Iterator[None]:
         yield
     finally:
         _local.updating = outer
+
+
+class _Told:
+    """How many replicas the code in this thread is told that there are.
+
+    Attributes:
+        number: so many; None for the true number.
+        asked: whether it has asked.
+    """
+
+    def __init__(self, number: int | None) -> None:
+        self.number = number
+        self.asked = False
+
+
+@contextlib.contextmanager
+def replicas_are(number: int | None) -> Iterator[_Told]:
+    """While it is entered, notes whether `num_replicas_in_sync` is asked for, and answers with a number.
+
+    Args:
+        number: what it answers; None for the truth.
+    """
+    outer = getattr(_local, "told", None)
+    _local.told = told = _Told(number)
+    try:
+        yield told
+    finally:
+        _local.told = outer
+
+
+def replicas_told(number: int) -> int:
+    """What `num_replicas_in_sync` answers where there are so many replicas."""
+    told: _Told | None = getattr(_local, "told", None)
+    if told is None:
+        return number
+    told.asked = True
+    return number if told.number is None else told.number
 
 
 def variable_ids(variables: Sequence[Any]) -> set[int]:

@@ -32,6 +32,8 @@ def make_layer_call(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         watch(self)
         step = current_step()
+        if step is not None and step.probing:  # it has examples
+            return original(self, *args, **kwargs)
         rows = _rows_of_first((args, kwargs))
         compiled = (step is not None and step.compiled) or upstream_tf.in_xla_graph()
         # XLA has kernels of its own, and knows all shapes.

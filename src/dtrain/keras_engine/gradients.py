@@ -50,12 +50,14 @@ def make_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
         seeds = _seeds(weight, target, output_gradients)
         found = original(self, target, sources, seeds, unconnected_gradients)
         flat = tf.nest.flatten(found)
-        if step.probing:
-            step.taken.append(flat)
-            return found
         # The gradients of inputs belong to this replica's examples; those of variables to all.
         mine = [i for i, source in enumerate(tf.nest.flatten(sources)) if _is_variable(source)]
         gradients = [flat[i] for i in mine]
+        if step.probing:
+            step.note(gradients, "a loss that train_step differentiates")
+            for i, whole_one in zip(mine, step.common(gradients), strict=True):
+                flat[i] = whole_one
+            return tf.nest.pack_sequence_as(found, flat) if tf.nest.is_nested(found) else flat[0]
         if step.phase is not None:
             check_dense(gradients)
         if step.waits is not None:

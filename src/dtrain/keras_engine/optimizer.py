@@ -38,6 +38,8 @@ def make_apply(original: Callable[..., Any]) -> Callable[..., Any]:
             return block.apply(original, self, grads, trainable_variables)
         step = current_step()
         if step is not None and step.probing:
+            if trainable_variables is not None:
+                _build(self, tf.distribute.get_strategy(), list(trainable_variables))
             return None
         if updating_locally() or len(grads) == 0:
             return original(self, grads, trainable_variables)

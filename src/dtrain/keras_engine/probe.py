@@ -2,26 +2,29 @@
 
 A step may be written as for one device (`mean(loss)`) or as for TensorFlow's strategies (`sum(loss) /
 global_batch`, `compute_average_loss`). One replica tries it on some examples, on the same examples twice
-over, and as on one device; how the gradients change tells. Nothing that the trial changes is kept.
+over, and as on one device; how the gradients change tells. Nothing talks to other replicas, and nothing that
+the trial changes is kept.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from dtrain.errors import StepError
 from dtrain.keras_engine import messages
 from dtrain.keras_engine.context import ReplicaStep, replica_step
-from dtrain.keras_engine.input import batch_rows, map_leaves
+from dtrain.keras_engine.input import batch_rows
 from dtrain.keras_engine.losses import is_own_loss, learn_coupling
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.trial import Trial, some_rows_of, twice
+from dtrain.keras_engine.written_state import state_problems
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 
@@ -32,52 +35,103 @@ _NEAR = 0.2  # how far from a whole factor the gradients may lie (random layers 
 @messages.sendable
 @dataclass(frozen=True, kw_only=True)
 class LossKind:
-    """What is combined at one point of a step: the loss of a `tape.gradient` call, or a number.
+    """What is combined at one point of a step: the loss of a `tape.gradient` call, or a value.
 
     Attributes:
-        sums: whether the loss adds up over examples, rather than being their mean.
-        scale: what the step has multiplied the loss by because there are several replicas; 1 for none.
+        sums: whether it adds up over examples, rather than being their mean.
+        scale: what the step has multiplied it by because there are several replicas; 1 for none.
+        rows: whether it has a row for each example.
     """
 
     sums: bool = False
     scale: float = 1.0
+    rows: bool = False
 
     def weight(self, share: Any) -> Any:
         """What a replica's loss is weighted by, so that the sum over replicas is the whole batch's."""
         return (tf.ones_like(share) if self.sums else share) / self.scale
 
 
-def loss_kinds(
-    step: Callable[[Any, ReplicaStep], None],
-    part: Any,
-    strategy: Any,
-    layout: ReplicaLayout,
-    *,
-    rows: int,
-    training: bool,
-) -> list[LossKind]:
-    """What a train step's losses and numbers are, in the order in which the replicas are combined.
+class StepTrial:
+    """The user's step, traced on one replica: what it uses is made by that, what it is can be found out.
 
     Args:
         step: runs the user's step on a batch, with a `ReplicaStep` to write to.
         part: a batch of one replica.
-        strategy: the model's.
-        layout: the strategy's.
+        model: the model.
+        layout: its strategy's.
         rows: examples to try with.
         training: whether it is a train step.
     """
-    once = map_leaves(lambda leaf: _first_rows(leaf, rows), part)
-    twice = map_leaves(lambda leaf: _twice(leaf), once)
-    try:
-        alone = _trial(step, once, rows, layout, None, training)
-        here = _trial(step, once, rows, layout, strategy, training)
-        doubled = _trial(step, twice, rows, layout, strategy, training)
-    except Exception as error:
-        logger.debug("the train step cannot be tried out: %s", error, exc_info=True)
-        return []
-    return [
-        _kind(number, *each, layout) for number, each in enumerate(zip(alone, here, doubled, strict=False))
-    ]
+
+    def __init__(
+        self,
+        step: Callable[[Any, ReplicaStep], None],
+        part: Any,
+        model: Any,
+        layout: ReplicaLayout,
+        *,
+        rows: int,
+        training: bool,
+    ) -> None:
+        self._step, self._part, self._model, self._layout = step, part, model, layout
+        self._rows, self._training = rows, training
+        self._last: ReplicaStep | None = None
+        self._trial = Trial(self._run, part, model.distribute_strategy)
+
+    def _run(self, part: Any) -> list[list[Any]]:
+        trial = ReplicaStep(
+            self._layout, size=batch_rows(part), total=self._rows, training=self._training, probing=True
+        )
+        with replica_step(trial):
+            self._step(part, trial)
+        self._last = trial
+        return trial.taken
+
+    def kinds(self) -> list[LossKind]:
+        """What the step's losses and values are, in the order in which the replicas are combined."""
+        traced = self._last
+        if traced is None or not traced.taken:
+            return []
+        once = some_rows_of(self._part, 0, self._rows)
+        here, _ = self._trial.run(once)
+        doubled, _ = self._trial.run(twice(once))
+        alone = here
+        if self._trial.asked:  # it may have scaled something by the number of replicas
+            alone, _ = Trial(self._run, self._part, self._model.distribute_strategy, replicas=1).run(once)
+        points = zip(traced.names, alone, here, doubled, strict=True)
+        return [_kind(*each, rows=self._rows, layout=self._layout) for each in points]
+
+    def check_state(self) -> None:
+        """Looks at the variables that the step writes.
+
+        Raises:
+            StepError: replicas cannot write one of them as one device would.
+        """
+        if self._last is None:
+            return
+        refused, doubtful = state_problems(self._trial, self._last, self._part, self._rows, self._model)
+        method = "train_step" if self._training else "test_step"
+        if refused:
+            raise StepError(
+                f"{method} writes {_listed(refused)} from its examples. Each of the {self._layout.replicas} "
+                "replicas has a part of them only, so what is written would differ from one device's.",
+                hint="compute what is written from the examples of all replicas: "
+                "tf.distribute.get_replica_context().all_gather(x, axis=0) gives their rows in order, "
+                'all_reduce("sum", x) their sum; or keep it in a keras.metrics.Metric',
+            )
+        if doubtful:
+            warnings.warn(
+                f"{method} writes {_listed(doubtful)} from its examples, and that is not a mean over "
+                "them: it becomes the mean of the replicas' values, and may differ from one device's. Hint: "
+                "compute it from the rows of all replicas, tf.distribute.get_replica_context().all_gather(x, "
+                "axis=0).",
+                stacklevel=2,
+            )
+
+
+def _listed(names: list[str]) -> str:
+    return ("the variable " if len(names) == 1 else "the variables ") + ", ".join(map(repr, names))
 
 
 def has_own_layers(model: Any) -> bool:
@@ -100,7 +154,7 @@ def summed_losses(model: Any, part: Any, layout: ReplicaLayout, rows: int) -> fr
         Positions in `model.losses`.
     """
     x, _, _ = keras.utils.unpack_x_y_sample_weight(part)
-    once = map_leaves(lambda leaf: _first_rows(leaf, rows), x)
+    once = some_rows_of(x, 0, rows)
 
     def added(x: Any) -> list[Any]:
         trial = ReplicaStep(layout, size=batch_rows(x), total=rows, training=True, probing=True)
@@ -108,10 +162,10 @@ def summed_losses(model: Any, part: Any, layout: ReplicaLayout, rows: int) -> fr
             model(x, training=True) if upstream_keras.takes_training(model) else model(x)
         return [tf.reduce_sum(loss) for loss in model.losses]
 
-    strategy = model.distribute_strategy
     try:
-        before = _leaving_no_trace(added, once, strategy)
-        after = _leaving_no_trace(added, map_leaves(_twice, once), strategy) if before else []
+        trial = Trial(added, once, model.distribute_strategy)
+        before, _ = trial.run(once)
+        after, _ = trial.run(twice(once)) if before else ([], None)
     except Exception as error:
         logger.debug("the model's own losses cannot be tried out: %s", error, exc_info=True)
         return frozenset()
@@ -135,7 +189,7 @@ def coupled_losses(model: Any, part: Any, layout: ReplicaLayout, rows: int) -> l
     x, y_true, _ = keras.utils.unpack_x_y_sample_weight(part)
     if rows < 2 or y_true is None or not any(own):
         return own
-    x, y_true = map_leaves(lambda leaf: _first_rows(leaf, rows), (x, y_true))
+    x, y_true = some_rows_of((x, y_true), 0, rows)
 
     def predict(x: Any) -> Any:
         trial = ReplicaStep(layout, size=rows, total=rows, training=False, probing=True)
@@ -143,7 +197,7 @@ def coupled_losses(model: Any, part: Any, layout: ReplicaLayout, rows: int) -> l
             return model(x, training=False) if upstream_keras.takes_training(model) else model(x)
 
     try:
-        y_pred = _leaving_no_trace(predict, x, model.distribute_strategy)
+        y_pred, _ = Trial(predict, x, model.distribute_strategy).run(x)
         return [
             mine and learn_coupling(loss, _at(path, y_true), _at(path, y_pred))
             for mine, (path, loss) in zip(own, losses, strict=True)
@@ -159,20 +213,33 @@ def _at(path: Any, nest: Any) -> Any:
     return nest
 
 
-def _kind(number: int, alone: Any, here: Any, doubled: Any, layout: ReplicaLayout) -> LossKind:
+def _kind(name: str, alone: Any, here: Any, doubled: Any, *, rows: int, layout: ReplicaLayout) -> LossKind:
+    if _shapes(here) != _shapes(doubled):
+        (one,), (two,) = here, doubled
+        if one.shape == [rows, *one.shape[1:]] and two.shape == [2 * rows, *one.shape[1:]]:
+            return LossKind(rows=True)
+        raise StepError(
+            f"The shape of {name} depends on the number of examples, {one.shape} for {rows} and {two.shape} "
+            f"for {2 * rows}, but its rows are not the examples': replicas' values cannot be put together.",
+            hint="return a number, or a tensor whose first dimension is the examples'",
+        )
     growth, scale = _ratio(doubled, here), _ratio(here, alone)
     sums = math.isfinite(growth) and abs(growth - 2) < abs(growth - 1)
     scaled = math.isfinite(scale) and abs(scale * layout.replicas - 1) < _NEAR
     clear = abs(growth - (2 if sums else 1)) < _NEAR and (scaled or abs(scale - 1) < _NEAR)
     if not clear and math.isfinite(growth):
         warnings.warn(
-            f"Value {number + 1} that train_step differentiates or reports is neither a mean nor a sum over "
+            f"{name[0].upper()}{name[1:]} is neither a mean nor a sum over "
             f"the batch (twice the examples give {growth:.3g} times of it): replicas are combined as for a "
             f"{'sum' if sums else 'mean'}, and the numbers may differ from one device's. "
             "Hint: make every part of the loss a mean over the examples.",
             stacklevel=2,
         )
     return LossKind(sums=sums, scale=1 / layout.replicas if scaled and layout.replicas > 1 else 1.0)
+
+
+def _shapes(values: Sequence[Any]) -> list[Any]:
+    return [None if v is None or isinstance(v, tf.IndexedSlices) else tuple(v.shape) for v in values]
 
 
 def _ratio(numerator: Sequence[Any], denominator: Sequence[Any]) -> float:
@@ -185,71 +252,3 @@ def _ratio(numerator: Sequence[Any], denominator: Sequence[Any]) -> float:
         dot += float(tf.reduce_sum(a * b))
         square += float(tf.reduce_sum(b * b))
     return dot / square if square > 0 else math.nan
-
-
-def _trial(
-    step: Callable[[Any, ReplicaStep], None],
-    part: Any,
-    rows: int,
-    layout: ReplicaLayout,
-    strategy: Any,
-    training: bool,
-) -> list[list[Any]]:
-    """What stands at each combining point of the step for a batch; all variables are as before."""
-
-    def run(part: Any) -> list[list[Any]]:
-        trial = ReplicaStep(layout, size=batch_rows(part), total=rows, training=training, probing=True)
-        with replica_step(trial):
-            step(part, trial)
-        return trial.taken
-
-    return list(_leaving_no_trace(run, part, strategy))
-
-
-def _leaving_no_trace(function: Callable[[Any], Any], part: Any, strategy: Any) -> Any:
-    """What a function returns for a batch, on one replica; all variables are as before.
-
-    Args:
-        function: takes a batch.
-        part: the batch.
-        strategy: the model's; None runs the function as on one device.
-    """
-
-    def everywhere(part: Any) -> Any:
-        if strategy is None:
-            return function(part)
-        return strategy.run(upstream_keras.with_seed_generator(function), args=(part,))
-
-    traced = tf.function(everywhere, autograph=False).get_concrete_function(part)
-    with _kept(traced.graph.variables):
-        found = traced(part)
-    if strategy is None:
-        return found
-    return map_leaves(lambda v: None if v is None else strategy.experimental_local_results(v)[0], found)
-
-
-@contextmanager
-def _kept(variables: Sequence[Any]) -> Iterator[None]:
-    """Puts back the values of variables."""
-    before = [(variable, tf.identity(variable.read_value())) for variable in variables]
-    try:
-        yield
-    finally:
-        for variable, value in before:
-            variable.assign(value)
-
-
-def _first_rows(leaf: Any, rows: int) -> Any:
-    if leaf is None or isinstance(leaf, tf.experimental.Optional):
-        return None
-    if isinstance(leaf, tf.SparseTensor):
-        return tf.sparse.slice(leaf, [0] * leaf.shape.rank, [rows, *leaf.dense_shape[1:]])
-    return leaf if leaf.shape.rank == 0 else leaf[:rows]
-
-
-def _twice(leaf: Any) -> Any:
-    if leaf is None or leaf.shape.rank == 0:
-        return leaf
-    if isinstance(leaf, tf.SparseTensor):
-        return tf.sparse.concat(0, [leaf, leaf])
-    return tf.concat([leaf, leaf], axis=0)

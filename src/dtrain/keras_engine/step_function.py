@@ -210,7 +210,8 @@ class StepFunction:
         return self._runs[key]
 
     def _traced_step(self, specs: Any, phase: str | None) -> Any:
-        key = f"{specs} {phase} in a loop"
+        """The step, traced once for data of these specs: a short last batch must not change its shapes."""
+        key = f"{specs} {phase}"
         if key not in self._functions:
             program = self._program
 
@@ -301,23 +302,19 @@ class StepFunction:
         self._runs.clear()
 
     def _function(self, specs: Any, phase: str | None) -> Callable[..., Any]:
-        """The step, traced once for data of these specs: a short last batch must not change its shapes."""
+        """What makes one step outside of a loop; the same function as in one."""
 
         def run(parts: Any, total: Any) -> Any:
             return self._program.run(parts, total, phase)
 
         if self._model.run_eagerly:
             return run
-        key = f"{specs} {phase}"
+        if specs is not None:
+            traced: Callable[..., Any] = self._traced_step(specs, phase)
+            return traced
+        key = f"anything {phase}"
         if key not in self._functions:
-            signature = None if specs is None else [specs[0], specs[1]]
-            if signature is not None and signature[1] is None:
-                parts_only = tf.function(lambda parts: run(parts, None), signature[:1], autograph=False)
-                self._functions[key] = lambda parts, total: parts_only(parts)
-            else:
-                self._functions[key] = tf.function(
-                    run, signature, autograph=False, reduce_retracing=signature is None
-                )
+            self._functions[key] = tf.function(run, autograph=False, reduce_retracing=True)
         return self._functions[key]
 
     def _count_failed_call(self, iterator: Any) -> None:

@@ -10,8 +10,10 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
+from dtrain.errors import StepError
 from dtrain.keras_engine import metrics, state
 from dtrain.keras_engine.accumulation import check_dense
 from dtrain.keras_engine.context import ReplicaStep, replica_step, variable_ids
@@ -20,9 +22,9 @@ from dtrain.keras_engine.losses import is_own_loss, watch_own_call
 from dtrain.keras_engine.probe import (
     ROWS,
     LossKind,
+    StepTrial,
     coupled_losses,
     has_own_layers,
-    loss_kinds,
     summed_losses,
 )
 from dtrain.keras_engine.protocol import ReplicaLayout
@@ -30,6 +32,7 @@ from dtrain.keras_engine.replica_attributes import watch
 from dtrain.keras_engine.row_gradients import Lookups, sum_gradients
 from dtrain.keras_engine.talk import exchange
 from dtrain.keras_engine.waits import Waits
+from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -85,25 +88,47 @@ class StepProgram:
             self._learnt = True
             return
         self._learnt = True
-        model, layout, own_step = self.model, self.layout, self._own_step()
         part = without_optionals(part)
-        # Workers try together or not at all: a layer may need all of them.
-        rows = min(ROWS, *exchange(layout, int(batch_rows(part))))
-        coupled = coupled_losses(model, part, layout, rows)
-        summed: frozenset[int] = frozenset()
-        kinds: list[LossKind] = []
-        if rows > 0 and has_own_layers(model):
-            summed = summed_losses(model, part, layout, rows)
-        self.summed_losses = exchange(layout, summed)[0]
-        if rows > 0 and own_step:
-            strategy = model.distribute_strategy
-            self._coupled = coupled
-            self._name_coupled()
-            kinds = loss_kinds(self._tried, part, strategy, layout, rows=rows, training=self.training)
+        rows = min(ROWS, int(batch_rows(part)))
+        # All workers trace the step, which makes what it makes; nothing talks, so one of them can try it.
+        trial = self._traced(part, rows) if self._own_step() and rows > 0 else None
         # One worker decides for all: no worker's own examples may make it differ from the others.
-        self._coupled, self.kinds = exchange(layout, (coupled, kinds))[0]
+        mine = self._found(part, rows, trial) if self.layout.worker == 0 else None
+        self._coupled, self.summed_losses, self.kinds, refusal = exchange(self.layout, mine)[0]
+        if refusal:
+            raise StepError(refusal["message"], hint=refusal["hint"])
         self._named = False
         self._name_coupled()
+
+    def _traced(self, part: Any, rows: int) -> StepTrial | None:
+        try:
+            return StepTrial(self._tried, part, self.model, self.layout, rows=rows, training=self.training)
+        except Exception as error:
+            logger.debug("the step cannot be tried out: %s", error, exc_info=True)
+            return None
+
+    def _found(self, part: Any, rows: int, trial: StepTrial | None) -> Any:
+        """What there is to learn: the coupled losses, the summed ones, the kinds, and why not to train."""
+        model, layout = self.model, self.layout
+        built = all(layer.built for layer in upstream_keras.layers_of(model))
+        if rows > 0 and built and has_own_layers(model):
+            self.summed_losses = summed_losses(model, part, layout, rows)
+        coupled = coupled_losses(model, part, layout, rows if built else 0)
+        if trial is not None and (self.summed_losses or any(coupled)):
+            self._coupled, self._named = coupled, False
+            self._name_coupled()
+            trial = self._traced(part, rows)
+        kinds: list[LossKind] = []
+        refusal: dict[str, str] = {}
+        try:
+            if trial is not None:
+                trial.check_state()
+                kinds = trial.kinds()
+        except StepError as error:
+            refusal = {"message": error.message, "hint": error.hint}
+        except Exception as error:
+            logger.debug("the step cannot be tried out: %s", error, exc_info=True)
+        return coupled, self.summed_losses, kinds, refusal
 
     def _name_coupled(self) -> None:
         if not self._named:
@@ -119,7 +144,7 @@ class StepProgram:
         """What was learnt, as plain data; None before. A trial with other weights may find something else."""
         if not self._learnt:
             return None
-        kinds = [(kind.sums, kind.scale) for kind in self.kinds]
+        kinds = [(kind.sums, kind.scale, kind.rows) for kind in self.kinds]
         return {"coupled": list(self._coupled), "summed": sorted(self.summed_losses), "kinds": kinds}
 
     @findings.setter
@@ -127,7 +152,10 @@ class StepProgram:
         self._learnt = True
         self._coupled = list(found["coupled"])
         self.summed_losses = frozenset(found["summed"])
-        self.kinds = [LossKind(sums=sums, scale=scale) for sums, scale in found["kinds"]]
+        self.kinds = [
+            LossKind(sums=sums, scale=scale, rows=bool(rows and rows[0]))
+            for sums, scale, *rows in found["kinds"]
+        ]
         self._named = False  # the losses may not be built yet
 
     def _tried(self, part: Any, step: ReplicaStep) -> None:
@@ -197,6 +225,7 @@ class StepProgram:
         step.coupled_losses = self.coupled
         if self.kinds:
             step.weights = [kind.weight(step.share) for kind in self.kinds]
+            step.rows_at = frozenset(i for i, kind in enumerate(self.kinds) if kind.rows)
         return step
 
     def _user_step(self, part: Any) -> Any:
@@ -256,18 +285,21 @@ def _is_keras_own(model: Any, name: str) -> bool:
 
 
 def combine(step: ReplicaStep, outputs: Any) -> Any:
-    """What a user's step returned, for the whole batch: numbers by shares."""
+    """What a user's step returned, for the whole batch: numbers by shares, rows in the examples' order."""
 
-    def one(value: Any) -> Any:
+    def one(path: Any, value: Any) -> Any:
         value = tf.convert_to_tensor(value)
-        if value.dtype.is_integer and value.shape.rank == 0:
-            whole = step.whole_value(tf.cast(value, tf.float64))
+        name = "/".join(map(str, path)) or "its value"
+        name = f"what {'train_step' if step.training else 'test_step'} returns as {name!r}"
+        if value.dtype.is_floating:
+            return step.whole_value(value, name)
+        if value.dtype.is_integer or (value.dtype.is_bool and value.shape.rank):
+            whole = step.whole_value(tf.cast(value, tf.float64), name)
             return tf.cast(tf.round(whole), value.dtype)
-        if not value.dtype.is_floating:
-            return value
-        return step.whole_value(value) if value.shape.rank == 0 else step.mean(value)
+        return value
 
-    return tf.nest.map_structure(one, outputs)
+    paths = keras.tree.flatten_with_path(outputs)
+    return keras.tree.pack_sequence_as(outputs, [one(path, value) for path, value in paths])
 
 
 @contextlib.contextmanager

@@ -38,11 +38,12 @@ class ReplicatedVariable(_Number, _Mirrored):  # type: ignore[misc]
     """A variable with one copy a replica."""
 
     def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
+        step = current_step()
+        noted = step is not None and (step.probing or not updating_locally())
+        if step is not None and noted and self.aggregation == tf.VariableAggregation.NONE:
+            step.assigned[id(self)] = self
         if updating_locally():
             return update_fn(self._get_on_device_or_primary(), value, **kwargs)
-        step = current_step()
-        if step is not None and self.aggregation == tf.VariableAggregation.NONE:
-            step.assigned[id(self)] = self
         return super()._update_replica(update_fn, value, **kwargs)
 
 
@@ -68,6 +69,9 @@ class CentralVariable(_Number, _Mirrored):  # type: ignore[misc]
         return self._values[0].handle
 
     def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
+        step = current_step()
+        if step is not None and step.probing:
+            step.assigned[id(self)] = self
         if updating_locally():
             return update_fn(self._values[0], value, **kwargs)
         if self.aggregation != tf.VariableAggregation.NONE:

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -457,6 +458,11 @@ def compiled_parts(model: Any) -> list[Any]:
     return [*parts, getattr(model._compile_metrics, "_user_weighted_metrics", None)]
 
 
+def own_state_of(layer: Any) -> list[Any]:
+    """What a layer keeps beside its weights, without that of the layers in it."""
+    return list(layer._non_trainable_variables)
+
+
 def is_functional(model: Any) -> bool:
     """Whether a model is computed by the graph of its layers alone: a `call` of the user's own is not."""
     from keras.src.models.functional import Functional
@@ -558,6 +564,26 @@ def symbolic_build(model: Any, batch: Any) -> None:
     model._symbolic_build(data_batch=batch)
 
 
+@contextlib.contextmanager
+def built_or_untouched(model: Any) -> Iterator[None]:
+    """If what is done within fails, layers that it took for built without building those in them are not.
+
+    Keras marks a layer as built, warns, and refuses it new parts, where it has called it in vain to build it.
+    """
+    before = {id(each) for each in layers_of(model) if each.built}
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="(?s).*unbuilt state")
+            yield
+    except Exception:
+        for layer in layers_of(model):
+            inside = [each for each in layer._flatten_layers(include_self=False) if not each.built]
+            if id(layer) not in before and inside:
+                layer.built = False
+                layer._tracker.unlock()
+        raise
+
+
 def takes_training(model: Any) -> bool:
     """Whether a model's `call` has the argument `training`."""
     return bool(model._call_has_training_arg)
@@ -638,5 +664,6 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "_non_trainable_variables",
         "_layers",
         "_metrics",
+        "_tracker",
     ),
 }

@@ -6,8 +6,9 @@ TensorFlow's strategies can only be subclassed through `tensorflow.python`: the 
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from dtrain.upstream.reach import Reach
@@ -157,6 +158,31 @@ RUN_INDEPENDENTLY = Reach(
     name="run_independently", signature="(self, op)",
     reason="a clock that is read in a step must not cost a message between worker and servers",
 )  # fmt: skip
+_CONTEXT = "tensorflow.python.distribute.distribute_lib"
+LONE_MERGE_CALL = Reach(
+    module=_CONTEXT, owner="ReplicaContextBase", name="_merge_call",
+    signature="(self, merge_fn, args, kwargs)",
+    reason="a replica that is tried out alone has nobody to be merged with",
+)  # fmt: skip
+REDUCE_TO = Reach(
+    module=_CONTEXT, owner="StrategyExtendedV2", name="_reduce_to",
+    signature="(self, reduce_op, value, destinations, options)",
+    reason="as LONE_MERGE_CALL: what it reduces there is its own value",
+)  # fmt: skip
+BATCH_REDUCE_TO = Reach(
+    module=_CONTEXT, owner="StrategyExtendedV2", name="_batch_reduce_to",
+    signature="(self, reduce_op, value_destination_pairs, options)",
+    reason="as REDUCE_TO",
+)  # fmt: skip
+GATHER_TO = Reach(
+    module=_CONTEXT, owner="StrategyExtendedV2", name="_gather_to",
+    signature="(self, value, destinations, axis, options=None)",
+    reason="as REDUCE_TO",
+)  # fmt: skip
+GET_FUNCTION = Reach(
+    module="tensorflow.python.framework.ops", owner="Graph", name="_get_function", signature="(self, name)",
+    reason="whether a function that a step calls draws random numbers",
+)  # fmt: skip
 SHARDED_VARIABLE = Reach(
     module="tensorflow.python.distribute.sharded_variable", name="ShardedVariable",
     signature="(variables, name='ShardedVariable')",
@@ -179,6 +205,11 @@ def per_replica(values: Sequence[Any]) -> Any:
     return distribute_utils.regroup(tuple(values), always_wrap=True)
 
 
+def graph_of_function(graph: Any, name: str) -> Any:
+    """The graph of a function that operations of a graph call, or None."""
+    return getattr(GET_FUNCTION.resolve()(graph, name), "graph", None)
+
+
 def merge_possible() -> bool:
     """Whether replicas can be joined here: not inside a nested tf.function, cond or loop."""
     import threading
@@ -187,6 +218,27 @@ def merge_possible() -> bool:
 
     graph = getattr(threading.current_thread(), "graph", None)
     return graph is None or ops.get_default_graph() is graph
+
+
+@contextlib.contextmanager
+def reducing_nothing(strategy: Any, whole: Callable[[Any], Any]) -> Iterator[None]:
+    """While it is entered, a strategy reduces and gathers one replica's values alone.
+
+    Args:
+        strategy: whose `reduce`, `gather` and the like are meant.
+        whole: what becomes of a value.
+    """
+    alone = {
+        REDUCE_TO.name: lambda op, value, *rest, **more: whole(value),
+        BATCH_REDUCE_TO.name: lambda op, pairs, *rest, **more: [whole(value) for value, _ in pairs],
+        GATHER_TO.name: lambda value, *rest, **more: whole(value),
+    }
+    vars(strategy.extended).update(alone)
+    try:
+        yield
+    finally:
+        for name in alone:
+            del vars(strategy.extended)[name]
 
 
 def deterministic_operations() -> bool:
