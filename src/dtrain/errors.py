@@ -94,6 +94,10 @@ class StepError(DtrainError, ValueError):
     """A model's own step does what several replicas cannot do as one device does it."""
 
 
+class CompilationError(ConfigurationError):
+    """A function that XLA compiles would have to talk to other replicas."""
+
+
 class DataError(DtrainError, ValueError):
     """The data cannot be trained on as given: batch, shape, or length."""
 

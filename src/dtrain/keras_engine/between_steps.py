@@ -15,6 +15,7 @@ import keras
 
 from dtrain import progress
 from dtrain.errors import ConfigurationError
+from dtrain.keras_engine.cutting import typed_errors
 from dtrain.keras_engine.protocol import layout_of
 from dtrain.upstream import keras as upstream_keras
 
@@ -163,10 +164,15 @@ def begin_session(model: Any, arguments: dict[str, Any]) -> FitSession:
 
 @contextlib.contextmanager
 def reported(kind: str) -> Iterator[None]:
-    """Whoever watches this process knows that it is in `fit`, `evaluate` or `predict`."""
+    """Whoever watches this process knows that it is in `fit`, `evaluate` or `predict`.
+
+    Raises:
+        DataError: in the place of TensorFlow's error for a batch that cannot be cut.
+    """
     progress.begin(kind)
     try:
-        yield
+        with typed_errors():
+            yield
     finally:
         progress.end()
 

@@ -12,10 +12,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain.keras_engine.input import batch_spec, map_leaves
+from dtrain.keras_engine.input import batch_spec, map_leaves, present_leaves
 from dtrain.keras_engine.protocol import layout_of, servers_of
 from dtrain.keras_engine.scope import check_model
-from dtrain.keras_engine.steps import step_is_stock
+from dtrain.keras_engine.steps import step_is_stock, without_optionals
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
@@ -47,15 +47,38 @@ def build(model: Any, spec: Any) -> None:
     with model.distribute_strategy.scope():
         # Made outside of a replica, so that random layers without a seed of their own find it there.
         upstream_keras.seed_generator_global()
-        symbolic = map_leaves(_symbolic, spec)
         own = not step_is_stock(model, "train_step")
         try:
             with upstream_keras.built_or_untouched(model) if own else contextlib.nullcontext():
-                upstream_keras.symbolic_build(model, symbolic)
+                _build_from(model, spec)
         except Exception as error:
             _build_otherwise(model, spec, error)
         if model.optimizer is not None and not model.optimizer.built and model.built:
             model.optimizer.build(model.trainable_variables)
+
+
+def _build_from(model: Any, spec: Any) -> None:
+    """Builds a model, its metrics and its losses on placeholders of the data's kind."""
+    if any(isinstance(leaf, tf.RaggedTensorSpec | tf.SparseTensorSpec) for leaf in present_leaves(spec)):
+        _trace(model, spec)
+    else:
+        upstream_keras.symbolic_build(model, map_leaves(_symbolic, spec))
+
+
+def _trace(model: Any, spec: Any) -> None:
+    """The same for ragged and sparse data, which Keras takes for dense data of the same shape."""
+
+    def whole_step(batch: Any) -> None:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(without_optionals(batch))
+        y_pred = model(x, training=False) if upstream_keras.takes_training(model) else model(x)
+        if not model.compiled or y is None:
+            return
+        model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+        upstream_keras.compute_loss(model, x, y, y_pred, sample_weight)
+
+    # Variables that are made in such a scope get their values after it, outside of the function.
+    with keras.StatelessScope():
+        tf.function(whole_step, autograph=False).get_concrete_function(spec)
 
 
 def _build_otherwise(model: Any, spec: Any, error: Exception) -> None:
@@ -69,7 +92,7 @@ def _build_otherwise(model: Any, spec: Any, error: Exception) -> None:
     x, _, _ = keras.utils.unpack_x_y_sample_weight(blank)
     model(x)
     try:
-        upstream_keras.symbolic_build(model, map_leaves(_symbolic, spec))
+        _build_from(model, spec)
     except Exception:
         logger.debug("metrics are built in the first step", exc_info=True)
 

@@ -13,16 +13,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.errors import CompilationError
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.waits import Waits
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
 _local = threading.local()
-
-
-class CollectiveUnavailable(Exception):  # noqa: N818
-    """A step that is being compiled by XLA needs to talk to the other replicas."""
 
 
 class ReplicaStep:
@@ -190,18 +187,36 @@ class ReplicaStep:
         return all_reduce_sum(values)
 
 
+def check_not_compiled(step: ReplicaStep | None) -> None:
+    """Refuses to talk to other replicas inside a function that XLA compiles.
+
+    Raises:
+        CompilationError: saying what to compile instead.
+    """
+    if upstream_tf.in_xla_graph() or (step is not None and step.compiled):
+        raise CompilationError(
+            "A function with jit_compile=True needs what the other replicas have: gradients that "
+            "optimizer.apply reduces, a loss over the whole batch or synchronized moments. XLA cannot "
+            "compile what replicas exchange.",
+            hint=(
+                "let the function with jit_compile=True only compute the loss and its gradients, and call "
+                "optimizer.apply_gradients outside of it, still inside strategy.run; in a train_step "
+                "under fit, leave jit_compile out"
+            ),
+        )
+
+
 def all_reduce_sum(values: Any) -> Any:
     """The sum over all replicas of a nest of tensors and `tf.IndexedSlices`, one packed reduction a dtype.
 
     Raises:
-        CollectiveUnavailable: inside a function that XLA compiles.
+        CompilationError: inside a function that XLA compiles.
         RuntimeError: inside a nested tf.function, `cond` or loop, where replicas cannot be joined.
     """
     step = current_step()
     if step is not None and step.probing:
         return step.common(values)
-    if upstream_tf.in_xla_graph() or (step is not None and step.compiled):
-        raise CollectiveUnavailable
+    check_not_compiled(step)
     # A reduction goes to the device of its values; a plain read of a variable names none.
     flat = [tf.identity(value) for value in tf.nest.flatten(values)]
     if not flat:
@@ -224,18 +239,22 @@ def gather_examples(value: Any) -> Any:
     """Puts the rows of all replicas together, in the replicas' order; gradients flow to own rows only.
 
     Args:
-        value: a tensor of shape (own examples, ...).
+        value: a tensor, ragged or sparse tensor of shape (own examples, ...).
 
     Returns:
-        A tensor of shape (all examples, ...).
+        The same kind of tensor, of shape (all examples, ...).
     """
     step = current_step()
     if value is None:
         return value
     if step is not None and step.probing:
         return step.common(value)
-    if upstream_tf.in_xla_graph() or (step is not None and step.compiled):
-        raise CollectiveUnavailable
+    if isinstance(value, tf.RaggedTensor):
+        lengths = gather_examples(value.row_lengths())
+        return tf.RaggedTensor.from_row_lengths(gather_examples(value.values), lengths, validate=False)
+    if isinstance(value, tf.SparseTensor):
+        return _gather_sparse(value)
+    check_not_compiled(step)
     context = tf.distribute.get_replica_context()
     value = tf.convert_to_tensor(value)
     rows = tf.shape(value)[0]
@@ -249,6 +268,17 @@ def gather_examples(value: Any) -> Any:
     joined = tf.concat([everyone[:start], value, everyone[start + rows :]], axis=0)
     joined.set_shape([None, *value.shape[1:]])
     return joined
+
+
+def _gather_sparse(value: tf.SparseTensor) -> tf.SparseTensor:
+    """As `gather_examples`."""
+    counts = gather_examples(tf.reshape(value.dense_shape[0], [1]))
+    before = tf.reduce_sum(counts[: tf.distribute.get_replica_context().replica_id_in_sync_group])
+    indices = value.indices + tf.pad(tf.reshape(before, [1, 1]), [[0, 0], [0, value.shape.rank - 1]])
+    shape = tf.concat([[tf.reduce_sum(counts)], value.dense_shape[1:]], axis=0)
+    whole = tf.SparseTensor(gather_examples(indices), gather_examples(value.values), shape)
+    whole.set_shape([None, *value.shape[1:]])
+    return whole
 
 
 def current_step() -> ReplicaStep | None:

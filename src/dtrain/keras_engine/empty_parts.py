@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain.keras_engine.context import current_step
+from dtrain.keras_engine.context import check_not_compiled, current_step
 from dtrain.keras_engine.protocol import in_replica
 from dtrain.keras_engine.replica_attributes import watch
 from dtrain.upstream import keras as upstream_keras
@@ -54,6 +54,8 @@ def make_moments(original: Callable[..., Any]) -> Callable[..., Any]:
     """The replacement of what a synchronized BatchNormalization computes over all replicas' examples."""
 
     def _compute_moments_sync(x: Any, axes: Any, keepdims: bool) -> Any:
+        if in_replica():
+            check_not_compiled(current_step())
         empty = getattr(_local, "empty", None)
         return original(x if empty is None else _cut(x, empty), axes, keepdims)
 
@@ -102,7 +104,7 @@ def _with_row(leaf: Any, empty: Any) -> Any:
         return tf.RaggedTensor.from_row_splits(leaf.values, longer, validate=False)
     if isinstance(leaf, tf.SparseTensor):
         least = tf.concat([tf.cast([empty], tf.int64), tf.zeros_like(leaf.dense_shape[1:])], axis=0)
-        return tf.SparseTensor(leaf.indices, leaf.values, tf.maximum(leaf.dense_shape, least))
+        return _like(leaf, tf.SparseTensor(leaf.indices, leaf.values, tf.maximum(leaf.dense_shape, least)))
     if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank or leaf.shape[0] not in (None, 0):
         return leaf
     one = tf.concat([[1], tf.shape(leaf)[1:]], axis=0)
@@ -120,9 +122,10 @@ def _without_row(leaf: Any, empty: Any) -> Any:
         return tf.RaggedTensor.from_row_splits(leaf.values[: kept[-1]], kept, validate=False)
     if isinstance(leaf, tf.SparseTensor):
         rows = tf.where(empty, tf.zeros([], tf.int64), leaf.dense_shape[0])
-        return tf.sparse.slice(
+        cut = tf.sparse.slice(
             leaf, tf.zeros_like(leaf.dense_shape), tf.concat([[rows], leaf.dense_shape[1:]], 0)
         )
+        return _like(leaf, cut)
     if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank:
         return leaf
     if leaf.shape[0] is not None and not (leaf.shape[0] == 1 and _is_true(empty)):
@@ -156,6 +159,6 @@ def _is_true(empty: Any) -> bool:
 
 def _like(leaf: Any, found: Any) -> Any:
     """A tensor with the shape of another one, but for the number of rows."""
-    if not tf.executing_eagerly():
+    if not tf.executing_eagerly() and leaf.shape.rank is not None:
         found.set_shape([None, *leaf.shape[1:]])
     return found

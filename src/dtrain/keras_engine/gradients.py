@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from dtrain.keras_engine.accumulation import check_dense
 from dtrain.keras_engine.context import ReplicaStep, current_step, underlying, variable_ids
+from dtrain.keras_engine.input import as_tensor
 from dtrain.keras_engine.parts import is_split, joined_gradient, parts_of
 from dtrain.keras_engine.row_gradients import sum_gradients
 
@@ -109,7 +110,7 @@ def no_whole_oneof_nothing(step: ReplicaStep, gradients: list[Any]) -> list[Any]
 
 def _adds_up(target: Any) -> bool:
     """Whether the tape sums the target over examples: losses that were not reduced."""
-    return any(tf.convert_to_tensor(t).shape.rank != 0 for t in tf.nest.flatten(target))
+    return any(as_tensor(t).shape.rank != 0 for t in tf.nest.flatten(target))
 
 
 def _scale(gradient: Any, share: Any) -> Any:
@@ -125,8 +126,7 @@ def _seeds(weight: Any, target: Any, output_gradients: Any) -> Any:
     """What backpropagation starts from: the weight, so that a sum over replicas is the whole's gradient."""
 
     def one(value: Any, given: Any = None) -> Any:
-        value = tf.convert_to_tensor(value)
-        seed = tf.ones_like(value) if given is None else tf.convert_to_tensor(given)
+        seed = tf.ones_like(as_tensor(value)) if given is None else as_tensor(given)
         return seed * tf.cast(weight, seed.dtype)
 
     if output_gradients is None:

@@ -38,6 +38,7 @@ def _install() -> None:
     from dtrain.keras_engine import (
         between_steps,
         build,
+        convolutions,
         empty_parts,
         epochs,
         files,
@@ -73,6 +74,7 @@ def _install() -> None:
     replace(keras.SCALE_LOSS, losses.make_scale)
     replace(keras.UNSCALE_LOSS, losses.make_scale)
     replace(keras.ADDITIONAL_LOSS, losses.make_additional_loss)
+    replace(keras.CONVOLUTION, convolutions.make_conv)
     replace(keras.LAYER_CALL, empty_parts.make_layer_call)
     replace(keras.MAYBE_BUILD, replica_attributes.make_maybe_build)
     replace(keras.SYNCHRONIZED_MOMENTS, empty_parts.make_moments)

@@ -15,7 +15,9 @@ import tensorflow as tf
 
 from dtrain.errors import DataError
 from dtrain.keras_engine.blocks import Call
+from dtrain.keras_engine.cutting import check_rows
 from dtrain.keras_engine.ended_iterators import let_go, prepare
+from dtrain.keras_engine.input_advice import may_be_buffered
 from dtrain.keras_engine.passes import Pass, Passes, Stack
 from dtrain.keras_engine.protocol import ReplicaLayout, own_split
 from dtrain.upstream import tensorflow as upstream_tf
@@ -69,7 +71,8 @@ class SplitDataset:
             # All workers must see the same batches in the same order.
             options.deterministic = True
         split = dataset.map(lambda *batch: tuple(split_batch(_packed(batch, self.element_spec), layout)))
-        return split.with_options(options).prefetch(tf.data.AUTOTUNE)
+        split = split.with_options(options)
+        return split.prefetch(tf.data.AUTOTUNE) if may_be_buffered(dataset) else split
 
     def __iter__(self) -> SplitIterator:
         return SplitIterator(iter(self._dataset), counted=self._counted, exact=self._exact)
@@ -206,8 +209,11 @@ def split_batch(batch: Any, layout: ReplicaLayout) -> Split:
         batch: a nest of tensors, ragged or sparse tensors of one leading dimension; scalars and
             `tf.experimental.Optional`s go to every replica.
         layout: how the replicas are spread.
+
+    Raises:
+        DataError: its parts have different numbers of rows (`cutting.check_rows`).
     """
-    rows = batch_rows(batch)
+    rows = check_rows(batch, batch_rows(batch))
     known = tf.get_static_value(rows)
     replicas, first = layout.replicas, layout.first_replica
     parts = []
@@ -283,6 +289,12 @@ def batch_spec(batch: Any) -> Any:
 def to_tensors(batch: Any) -> Any:
     """A nest with arrays made tensors; None stays None."""
     return map_leaves(lambda x: x if x is None or _is_tensor(x) else tf.convert_to_tensor(x), batch)
+
+
+def as_tensor(value: Any) -> Any:
+    """A tensor of a value; ragged and sparse tensors stay what they are."""
+    ready = isinstance(value, tf.RaggedTensor | tf.SparseTensor)
+    return value if ready else tf.convert_to_tensor(value)
 
 
 def some_rows(leaf: Any, start: Any, count: Any) -> Any:

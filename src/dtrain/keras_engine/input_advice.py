@@ -29,10 +29,24 @@ def tuned(dataset: Any) -> Any:
     if not isinstance(dataset, tf.data.Dataset) or hasattr(dataset, "dtrain_split"):
         return dataset
     stages = stages_of(dataset)
-    last = next((stage.kind for stage in stages if stage.kind != "options"), "")
-    if last == "prefetch" or not _same_whenever_read(stages):
+    if _reads_ahead(stages) or not _same_whenever_read(stages):
         return dataset
     return dataset.prefetch(tf.data.AUTOTUNE)
+
+
+def may_be_buffered(dataset: tf.data.Dataset) -> bool:
+    """Whether what a dataset gives may be read ahead: that changes no number, or it reads ahead itself.
+
+    How many batches are read is seen by a Python function with a state, and by the threads of a `PyDataset`,
+    which rest between epochs.
+    """
+    stages = stages_of(dataset)
+    return _reads_ahead(stages) or _same_whenever_read(stages)
+
+
+def _reads_ahead(stages: Sequence[Stage]) -> bool:
+    """Whether the last stage is a buffer."""
+    return next((stage.kind for stage in stages if stage.kind != "options"), "") == "prefetch"
 
 
 def may_read_ahead(dataset: tf.data.Dataset) -> bool:

@@ -13,14 +13,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from dtrain.errors import CompilationError, DataError
 from dtrain.keras_engine.context import (
-    CollectiveUnavailable,
     ReplicaStep,
     all_reduce_sum,
     current_step,
     gather_examples,
 )
-from dtrain.keras_engine.input import map_leaves
+from dtrain.keras_engine.input import as_tensor, map_leaves
 from dtrain.keras_engine.protocol import in_replica
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
@@ -63,7 +63,7 @@ def make_reduce_weighted(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(values, sample_weight, mask, reduction, dtype)
         if step is not None and step.sees_everything:
             return original(values, sample_weight, mask, reduction, dtype)
-        values = tf.convert_to_tensor(values)
+        values = as_tensor(values)
         if step is None:
             return _part_of_sum(original, values, sample_weight, mask, reduction, dtype)
         if values.shape.rank == 0 and sample_weight is None and mask is None:
@@ -73,6 +73,12 @@ def make_reduce_weighted(original: Callable[..., Any]) -> Callable[..., Any]:
             # Keras returns the losses themselves where it is known that there are none.
             return tf.reduce_sum(original(values, sample_weight, None, "sum_over_batch_size", dtype))
         if reduction in (None, "none"):
+            if isinstance(values, tf.RaggedTensor):
+                raise DataError(
+                    "A loss gives ragged values and its reduction is None, which several replicas cannot "
+                    "combine.",
+                    hint="let the loss give one value an example, or set reduction='sum'",
+                )
             return original(values, sample_weight, mask, reduction, dtype)
         total = _total(original, values, sample_weight, mask, dtype)
         if reduction == "sum":
@@ -201,14 +207,19 @@ def learn_coupling(loss: Any, y_true: Any, y_pred: Any) -> bool:
     if overrides_call(loss):
         return not _is_mean(loss, y_true, y_pred)
     y_true, y_pred = _converted(loss, y_true), _converted(loss, y_pred)
-    every = tf.convert_to_tensor(loss.call(y_true, y_pred))
+    every = as_tensor(loss.call(y_true, y_pred))
     if every.shape.rank == 0 or every.shape[0] is None or every.shape[0] < 2:
         return False
     half = every.shape[0] // 2
-    some = tf.convert_to_tensor(loss.call(*map_leaves(lambda leaf: leaf[:half], (y_true, y_pred))))
+    some = as_tensor(loss.call(*map_leaves(lambda leaf: leaf[:half], (y_true, y_pred))))
     if some.shape[1:] != every.shape[1:]:
         return True
-    return not bool(tf.reduce_all(tf.abs(some - every[:half]) <= 1e-4 * (tf.abs(some) + 1e-3)))
+    some, same = (_dense(values) for values in (some, every[:half]))
+    return not bool(tf.reduce_all(tf.abs(some - same) <= 1e-4 * (tf.abs(some) + 1e-3)))
+
+
+def _dense(values: Any) -> Any:
+    return values.flat_values if isinstance(values, tf.RaggedTensor) else values
 
 
 def _is_mean(loss: Any, y_true: Any, y_pred: Any) -> bool:
@@ -237,7 +248,7 @@ def _converted(loss: Any, nest: Any) -> Any:
 def _gives_scalar(loss: Any, y_true: Any, y_pred: Any) -> bool:
     """Whether `loss.call` returns a single value rather than one an example."""
     found = loss.call(_converted(loss, y_true), _converted(loss, y_pred))
-    return tf.convert_to_tensor(found).shape.rank == 0
+    return bool(as_tensor(found).shape.rank == 0)
 
 
 def _with_gradient_per_share(step: ReplicaStep, value: Any) -> Any:
@@ -260,7 +271,7 @@ def _part_of_sum(
     total = _total(original, values, sample_weight, mask, dtype)
     try:
         divisor = _divisor(values, sample_weight, mask, reduction)
-    except CollectiveUnavailable:
+    except CompilationError:
         return original(values, sample_weight, mask, reduction, dtype)
     return tf.math.divide_no_nan(total, tf.cast(divisor, total.dtype))
 

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from dtrain.keras_engine.context import all_reduce_sum, current_step, gather_examples, underlying
-from dtrain.keras_engine.input import map_leaves
+from dtrain.keras_engine.input import as_tensor, map_leaves
 from dtrain.keras_engine.protocol import layout_of
 from dtrain.upstream import keras as upstream_keras
 
@@ -28,7 +28,7 @@ def make_mean_update(original: Callable[..., Any]) -> Callable[..., Any]:
         step = current_step()
         if step is None or step.layout.replicas == 1:
             return original(self, values, sample_weight)
-        found = tf.convert_to_tensor(values)
+        found = as_tensor(values)
         if found.shape.rank != 0:
             return original(self, values, sample_weight)
         found = tf.cast(found, self.dtype)
@@ -48,7 +48,7 @@ def make_sum_update(original: Callable[..., Any]) -> Callable[..., Any]:
         step = current_step()
         if step is None or step.layout.replicas == 1 or sample_weight is not None:
             return original(self, values, sample_weight)
-        found = tf.convert_to_tensor(values)
+        found = as_tensor(values)
         if found.shape.rank != 0:
             return original(self, values, sample_weight)
         whole = step.whole_value(tf.cast(found, self.dtype))
@@ -64,7 +64,7 @@ def make_wrapper_update(original: Callable[..., Any]) -> Callable[..., Any]:
         step = current_step()
         if step is None or step.layout.replicas == 1:
             return original(self, y_true, y_pred, sample_weight)
-        value = tf.convert_to_tensor(upstream_keras.metric_value(self, y_true, y_pred))
+        value = as_tensor(upstream_keras.metric_value(self, y_true, y_pred))
         if value.shape.rank != 0:
             return original(self, y_true, y_pred, sample_weight)
         with step.seeing_everything():

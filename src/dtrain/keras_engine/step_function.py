@@ -13,10 +13,10 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain import progress
+from dtrain.errors import CompilationError
 from dtrain.keras_engine import metrics
 from dtrain.keras_engine.accumulation import ADD, GROUP, UPDATE, SparseGradients, Sums, sums_of
 from dtrain.keras_engine.blocks import Call
-from dtrain.keras_engine.context import CollectiveUnavailable
 from dtrain.keras_engine.groups import GroupIterator
 from dtrain.keras_engine.input import (
     Split,
@@ -34,7 +34,7 @@ from dtrain.keras_engine.runs import Run, can_loop
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 
-Untraceable = (SparseGradients, CollectiveUnavailable)
+Untraceable = (SparseGradients, CompilationError)
 """What tracing a step may find, upon which it is traced otherwise."""
 
 
@@ -290,6 +290,8 @@ class StepFunction:
             if sums is not None:
                 sums.close()
             return
+        if not self._program.compiled:
+            raise found  # what is compiled is a function of the user's
         # Replicas must meet inside forward or backward.
         logger.warning(
             "jit_compile=True was set, but this model's replicas must talk to each other inside the "

@@ -159,7 +159,7 @@ def some_rows_of(part: Any, start: int, end: int) -> Any:
             return None
         if isinstance(leaf, tf.SparseTensor):
             begin = [start] + [0] * (leaf.shape.rank - 1)
-            return tf.sparse.slice(leaf, begin, [end - start, *leaf.dense_shape[1:]])
+            return _of_width(leaf, tf.sparse.slice(leaf, begin, [end - start, *leaf.dense_shape[1:]]))
         return leaf if leaf.shape.rank == 0 else leaf[start:end]
 
     return map_leaves(one, part)
@@ -172,7 +172,14 @@ def twice(part: Any) -> Any:
         if leaf is None or leaf.shape.rank == 0:
             return leaf
         if isinstance(leaf, tf.SparseTensor):
-            return tf.sparse.concat(0, [leaf, leaf])
+            return _of_width(leaf, tf.sparse.concat(0, [leaf, leaf]))
         return tf.concat([leaf, leaf], axis=0)
 
     return map_leaves(one, part)
+
+
+def _of_width(leaf: tf.SparseTensor, found: tf.SparseTensor) -> tf.SparseTensor:
+    """A sparse tensor that is known to have the static shape of another, but for the rows."""
+    if not tf.executing_eagerly():
+        found.set_shape([None, *leaf.shape[1:]])
+    return found

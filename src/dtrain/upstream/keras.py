@@ -45,6 +45,11 @@ SYMBOLIC_BUILD = Reach(
     reason="it averages a first batch to build the model, which fails on strings and consumes data",
     thread="keras#21172",
 )  # fmt: skip
+CONVOLUTION = Reach(
+    module="keras.src.backend.tensorflow.nn", name="conv",
+    signature="(inputs, kernel, strides=1, padding='valid', data_format=None, dilation_rate=1)",
+    reason="one kernel for CPUs ends the process on odd numbers of examples, which replicas have",
+)  # fmt: skip
 FIT = Reach(
     module=_TRAINER, owner="TensorFlowTrainer", name="fit",
     signature=(
@@ -584,6 +589,11 @@ def built_or_untouched(model: Any) -> Iterator[None]:
         raise
 
 
+def compute_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
+    """What `compute_loss` of a model gives, with the argument `training` where it has one."""
+    return model._compute_loss(x, y, y_pred, sample_weight, training=False)
+
+
 def takes_training(model: Any) -> bool:
     """Whether a model's `call` has the argument `training`."""
     return bool(model._call_has_training_arg)
@@ -634,6 +644,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "_distribute_strategy",
         "_flatten_layers",
         "_symbolic_build",
+        "_compute_loss",
         "_call_has_training_arg",
         "_compile_loss",
         "_compile_metrics",

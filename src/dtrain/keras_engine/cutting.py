@@ -1,0 +1,108 @@
+"""Refuses batches that cannot be cut by rows, such as merged graphs, and says how many rows each part has.
+
+Which rows a replica gets is decided in `input.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.errors import DataError
+
+_BEGIN, _END = "dtrain: rows of a batch: ", " :end"
+_NAMES = ("x", "y", "sample_weight")
+
+
+def check_rows(batch: Any, rows: Any) -> Any:
+    """Sees that all parts of a batch have one number of rows, which is also that of examples.
+
+    Args:
+        batch: a nest of tensors, ragged or sparse tensors; scalars have no rows.
+        rows: the number of examples, an integer scalar.
+
+    Returns:
+        `rows`. In a graph where it is not known before, a step that reads it fails where they differ, and
+        `typed_errors` says so.
+
+    Raises:
+        DataError: the numbers are known and differ.
+    """
+    counts = {name: _rows(leaf) for name, leaf in _named(batch)}
+    counts = {name: count for name, count in counts.items() if count is not None}
+    known = {name: tf.get_static_value(count) for name, count in counts.items()}
+    if len({int(count) for count in known.values() if count is not None}) > 1:
+        raise _error(", ".join(f"{name}: {_shown(count)}" for name, count in known.items()))
+    if all(count is not None for count in known.values()):
+        return rows
+    same = tf.reduce_all(tf.equal(tf.stack([*counts.values()]), tf.cast(rows, tf.int64)))
+    text = ", ".join(
+        f"{name}: {{}}" for name in (each.replace("{", "(").replace("}", ")") for each in counts)
+    )
+    found = tf.strings.format(_BEGIN + text + _END, [*counts.values()])
+    with tf.control_dependencies([tf.debugging.Assert(same, [found])]):
+        return tf.identity(rows)
+
+
+@contextlib.contextmanager
+def typed_errors() -> Iterator[None]:
+    """While data is read that `check_rows` looks at."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        found = re.search(f"{re.escape(_BEGIN)}(.*?){re.escape(_END)}", str(error), re.DOTALL)
+        if found is None:
+            raise
+        raise _error(found[1].replace("\\'", "'")) from None
+
+
+def _error(counts: str) -> DataError:
+    return DataError(
+        f"The parts of a batch have different numbers of rows ({counts}), so it cannot be cut by rows for "
+        "several replicas.",
+        hint=(
+            "let each row of every part belong to one example: pad the parts to one size and batch them, or "
+            "give them as ragged tensors, and merge graphs inside the model. A batch that must stay whole "
+            "trains under a strategy with one replica"
+        ),
+    )
+
+
+def _shown(count: Any) -> str:
+    return "not known" if count is None else str(int(count))
+
+
+def _rows(leaf: Any) -> Any:
+    """The rows of a leaf, an int64 scalar; None for what has none."""
+    if leaf is None or isinstance(leaf, tf.experimental.Optional):
+        return None
+    if isinstance(leaf, tf.RaggedTensor):
+        return tf.cast(leaf.nrows(), tf.int64)
+    if isinstance(leaf, tf.SparseTensor):
+        return tf.cast(leaf.dense_shape[0], tf.int64)
+    leaf = tf.convert_to_tensor(leaf)
+    if leaf.shape.rank is None or leaf.shape.rank == 0:
+        return None
+    return tf.shape(leaf, tf.int64)[0] if leaf.shape[0] is None else tf.constant(leaf.shape[0], tf.int64)
+
+
+def _named(batch: Any) -> Iterator[tuple[str, Any]]:
+    """The leaves of a batch, by what they are in `fit`."""
+    whole = isinstance(batch, tuple) and not hasattr(batch, "_fields") and len(batch) <= len(_NAMES)
+    for name, part in zip(_NAMES, batch, strict=False) if whole else [("x", batch)]:
+        yield from _inside(name, part)
+
+
+def _inside(name: str, nest: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(nest, dict):
+        for key, value in nest.items():
+            yield from _inside(f"{name}[{key!r}]", value)
+    elif isinstance(nest, list | tuple):
+        for number, value in enumerate(nest):
+            yield from _inside(f"{name}[{number}]", value)
+    else:
+        yield name, nest
