@@ -71,6 +71,10 @@ def plan_batches(
         ("per-replica batch", per_replica),
         ("accumulation", accumulation),
     ):
+        if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__")):
+            raise ConfigurationError(
+                f"The {name} is {value!r}, which is no integer.", hint="Set it to 1 or more."
+            )
         if value is not None and value < 1:
             raise ConfigurationError(f"The {name} is {value}, which is below 1.", hint="Set it to 1 or more.")
     if global_batch is None:

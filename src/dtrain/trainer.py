@@ -69,9 +69,10 @@ class Trainer:
     ) -> None:
         self._precision = None if precision is None else optim.precision_policy(precision)
         optim.scaled_rate(1.0, batch=1, base_batch=1 if base_batch is None else base_batch, scaling=scaling)
-        if warmup_steps < 0:
+        if isinstance(warmup_steps, bool) or not hasattr(warmup_steps, "__index__") or warmup_steps < 0:
             raise ConfigurationError(
-                f"warmup_steps is {warmup_steps}, which is below 0.", hint="Set it to 0 for no warm-up."
+                f"warmup_steps is {warmup_steps!r}, which is no integer of at least 0.",
+                hint="Set it to 0 for no warm-up.",
             )
         self.strategy = make_strategy(strategy) if isinstance(strategy, str) else strategy
         replicas = self.strategy.num_replicas_in_sync

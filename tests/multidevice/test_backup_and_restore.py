@@ -272,7 +272,8 @@ def test_another_model_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"backup_dir": ""}, "backup_dir is empty"),
+        ({"backup_dir": ""}, "backup_dir='' is no path"),
+        ({"backup_dir": "a\0b"}, "is no path"),
         ({"save_freq": 0}, "save_freq is 0"),
         ({"save_freq": True}, "save_freq is True"),
         ({"save_freq": "step"}, "save_freq is 'step'"),

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import dtrain
-from dtrain.errors import DataError, ScopeError
+from dtrain.errors import ConfigurationError, DataError, ScopeError
 
 X = np.random.default_rng(0).normal(size=(24, 4)).astype("float32")
 Y = (X.sum(axis=1, keepdims=True) + np.linspace(0, 2, 24)[:, None]).astype("float32")
@@ -303,3 +303,26 @@ def test_training_ends_at_the_first_nan_where_that_was_asked(strategy: Any) -> N
         warnings.simplefilter("ignore")
         _, history = trained(strategy, y=y, epochs=5, callbacks=[keras.callbacks.TerminateOnNaN()])
     assert len(history["loss"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "value"),
+    [
+        ("fit", "batch_size", 0),
+        ("fit", "batch_size", -1),
+        ("fit", "batch_size", True),
+        ("fit", "steps_per_epoch", float("nan")),
+        ("fit", "epochs", 1.5),
+        ("fit", "validation_batch_size", 0),
+        ("evaluate", "batch_size", 0),
+        ("evaluate", "steps", -1),
+        ("predict", "batch_size", 0),
+    ],
+)
+def test_numbers_that_cannot_be_counted_with(call: str, name: str, value: Any) -> None:
+    with dtrain.MirroredStrategy().scope():
+        model = net()
+        model.compile(loss="mse")
+    data = {"x": X} if call == "predict" else {"x": X, "y": Y}
+    with pytest.raises(ConfigurationError, match=f"{name}=.*\n.*at least [01]"):
+        getattr(model, call)(**data, **{name: value}, verbose=0)

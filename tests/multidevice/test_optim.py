@@ -173,7 +173,7 @@ def test_smoothed_labels_on_two_replicas(two: Any) -> None:
 )
 def test_half_precision_has_whole_outputs(model: Maker, computing: list[str]) -> None:
     before = keras.config.dtype_policy().name
-    with precision("float16"):
+    with precision("mixed_float16"):
         made = float32_outputs(model())
     assert keras.config.dtype_policy().name == before
     assert made(X[:2]).dtype == tf.float32
@@ -192,7 +192,7 @@ def test_half_precision_on_two_replicas(two: Any) -> None:
 
 
 def test_half_precision_without_scaling(tmp_path: Path) -> None:
-    made, _ = train(ONE, small, sgd, word="bfloat16")
+    made, _ = train(ONE, small, sgd, word="mixed_bfloat16")
     assert isinstance(made.optimizer, keras.optimizers.SGD)
     made.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
@@ -201,7 +201,7 @@ def test_half_precision_without_scaling(tmp_path: Path) -> None:
 
 
 def test_outputs_of_a_model_of_models_and_wrappers() -> None:
-    with precision("float16"):
+    with precision("mixed_float16"):
         inner = keras.Sequential([keras.Input((3, 6)), layers.TimeDistributed(layers.Dense(2))])
         inputs = keras.Input((3, 6))
         both = float32_outputs(keras.Model(inputs, [inner(inputs), Block()(inputs)]))

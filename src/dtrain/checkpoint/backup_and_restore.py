@@ -18,6 +18,7 @@ from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.hook import install
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
+from dtrain.paths import checked_path
 from dtrain.upstream import keras as upstream_keras
 
 _ended: collections.Counter[str] = collections.Counter()  # fits that have ended well, by folder
@@ -76,8 +77,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
         keep: int = 2,
         save_before_preemption: bool = True,
     ) -> None:
-        if not os.fspath(backup_dir):
-            raise ConfigurationError("backup_dir is empty.", hint="Name a folder for this callback alone.")
+        folder = checked_path("backup_dir", backup_dir)
         steps = _steps(save_freq)
         number = isinstance(save_seconds, int | float) and not isinstance(save_seconds, bool)
         if save_seconds is not None and not (number and 0 < save_seconds < float("inf")):
@@ -85,7 +85,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise ConfigurationError(f"keep is {keep!r}, not an integer of at least 1.")
         super().__init__(
-            os.fspath(backup_dir),
+            folder,
             save_freq="epoch" if steps is None else steps,
             double_checkpoint=double_checkpoint,
             delete_checkpoint=delete_checkpoint,

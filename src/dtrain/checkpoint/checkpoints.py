@@ -21,6 +21,7 @@ from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
 from dtrain.keras_engine.talk import exchange
 from dtrain.log import logger
+from dtrain.paths import checked_path
 from dtrain.upstream import keras as upstream_keras
 
 
@@ -68,7 +69,7 @@ class Checkpoints:
                     f"The {name} is not built, so it has nothing to save or restore yet.",
                     hint="Begin it with keras.Input; build optimizers by build(model.trainable_variables).",
                 )
-        folder = os.fspath(folder)
+        folder = checked_path("folder", folder)
         self._folder = folder if "://" in folder else os.path.abspath(folder)  # noqa: PTH100
         self._layout = layout_of(upstream_keras.strategy_of(model)) or ReplicaLayout()
         self._variables = TrainingVariables(model, used, metrics)

@@ -27,6 +27,7 @@ from dtrain.keras_engine.between_steps import (
 from dtrain.keras_engine.blocks import Plan, watched_by
 from dtrain.keras_engine.callbacks import shared_between_workers
 from dtrain.keras_engine.input_report import report_input
+from dtrain.keras_engine.numbers import check_numbers
 from dtrain.keras_engine.progress_bar import ProgressBar
 from dtrain.keras_engine.protocol import (
     ReplicaLayout,
@@ -116,6 +117,7 @@ def _prepared(
     """Makes the arguments of a `fit` ready, in place; gives the user's callbacks."""
     if layout is None and servers is None:
         return _not_of_the_engine(arguments["callbacks"])
+    check_numbers(arguments)
     _expand(self, arguments)
     check_model(self)
     if servers is not None:
@@ -260,6 +262,7 @@ def _prepared_for_servers(
             return quiet(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
+        check_numbers(bound.arguments)
         prepare(self, bound.arguments)
         with reported(original.__name__):
             return original(*bound.args, **bound.kwargs)
@@ -276,6 +279,7 @@ def _quiet_on_followers(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
+        check_numbers(bound.arguments)
         bound.arguments["verbose"] = _verbose(bound.arguments["verbose"], layout)
         predicts = original.__name__ == "predict"
         watched = [True] if predicts else _watched(bound.arguments["callbacks"], layout, "test")

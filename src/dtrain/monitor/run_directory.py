@@ -20,6 +20,7 @@ from dtrain import job
 from dtrain.cluster import settings
 from dtrain.errors import ConfigurationError
 from dtrain.log import logger
+from dtrain.paths import checked_path
 
 _RUNS = Path("runs")
 _ATTEMPTS = 1000
@@ -96,7 +97,7 @@ def check_run_directory(path: str | os.PathLike[str] | None, *, again: bool = Fa
     Raises:
         ConfigurationError: `path` holds another run, is a file, or cannot be written to.
     """
-    directory = RunDirectory(Path(_RUNS if path is None else path).absolute())
+    directory = RunDirectory(Path(_RUNS if path is None else checked_path("run_dir", path)).absolute())
     unfinished = again and (read_record(directory) or {}).get("status") == "running"
     if path is not None and not unfinished:
         _check_vacant(directory)
@@ -149,7 +150,8 @@ def _claim(
     if settings.attempt() > 0 and (claimed := _claimed_before(path, name)) is not None:
         lock_run_directory(claimed)
         return claimed
-    directory = RunDirectory(Path(path).absolute()) if path is not None else _new_directory(name)
+    given = None if path is None else Path(checked_path("run_dir", path)).absolute()
+    directory = _new_directory(name) if given is None else RunDirectory(given)
     if path is not None and same and _interrupted(directory, record, same):
         lock_run_directory(directory)
         logger.info("The run in %s was interrupted: it goes on.", directory.path)

@@ -14,28 +14,23 @@ from typing import Any
 import keras
 
 from dtrain.log import logger
-from dtrain.optim.words import known_word
+from dtrain.optim.words import SHORT_PRECISIONS, known_word
 from dtrain.upstream import keras as upstream_keras
 
-POLICIES = {
-    "float32": "float32",
-    "bfloat16": "mixed_bfloat16",
-    "mixed_bfloat16": "mixed_bfloat16",
-    "float16": "mixed_float16",
-    "mixed_float16": "mixed_float16",
-}
+POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 _HALVES = ("float16", "bfloat16")
 # Layers that pass numbers on as they are: what matters is who computed them.
 _PASSING = ("Concatenate", "Flatten", "Identity", "Permute", "RepeatVector", "Reshape")
 
 
 def precision_policy(word: str) -> str:
-    """The Keras policy of a word: weights are always float32, "bfloat16" and "float16" are computed in.
+    """The Keras policy of a word; weights are float32 with each of them.
 
     Raises:
-        ConfigurationError: listing the known words and the nearest.
+        ConfigurationError: listing the known words and the nearest. Keras' "float16" and "bfloat16", which
+            keep weights in 16 bits too, are none of them.
     """
-    return known_word("precision", word, POLICIES)
+    return known_word("precision", word, {each: each for each in POLICIES}, near=SHORT_PRECISIONS)
 
 
 @contextmanager
@@ -47,7 +42,7 @@ def precision(word: str) -> Iterator[str]:
     at the model's own policy. Make its outputs float32 with `float32_outputs`.
 
     Args:
-        word: "float32", "bfloat16" or "mixed_bfloat16", "float16" or "mixed_float16".
+        word: "float32", "mixed_bfloat16" or "mixed_float16", as in Keras.
 
     Yields:
         The name of the policy.

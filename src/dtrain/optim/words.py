@@ -10,14 +10,27 @@ from typing import Any
 
 from dtrain.errors import ConfigurationError, known_are
 
+# What is often written, and the word that is most likely meant.
+SHORT_PRECISIONS = {
+    "bf16": "mixed_bfloat16",
+    "bfloat16": "mixed_bfloat16",
+    "fp16": "mixed_float16",
+    "float16": "mixed_float16",
+    "half": "mixed_float16",
+    "fp32": "float32",
+}
 
-def known_word(argument: str, word: Any, known: Mapping[str, str]) -> str:
+
+def known_word(
+    argument: str, word: Any, known: Mapping[str, str], *, near: Mapping[str, str] | None = None
+) -> str:
     """What a word stands for.
 
     Args:
         argument: the name of the argument that was set, for the error.
         word: what it was set to; case and dashes do not matter.
         known: the words, each with what it stands for.
+        near: other words, each with the known one to suggest.
 
     Raises:
         ConfigurationError: listing the known words and the nearest.
@@ -25,4 +38,7 @@ def known_word(argument: str, word: Any, known: Mapping[str, str]) -> str:
     key = word.strip().lower().replace("-", "_") if isinstance(word, str) else ""
     if key in known:
         return known[key]
-    raise ConfigurationError(f"{argument}={word!r} was set, which is not known.", hint=known_are(known, key))
+    meanings = None if near is None else {each: each for each in known} | dict(near)
+    raise ConfigurationError(
+        f"{argument}={word!r} was set, which is not known.", hint=known_are(known, key, meanings)
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -19,7 +19,13 @@ from dtrain.recipes.batches import at_least_one, check_batches, resolve_batches
 from dtrain.strategies.registry import NAMES
 
 _LARGEST_SEED = 2**32 - 1
-PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16")
+PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
+_SHORT_PRECISIONS = {
+    "bf16": "mixed_bfloat16",
+    "bfloat16": "mixed_bfloat16",
+    "fp16": "mixed_float16",
+    "float16": "mixed_float16",
+}
 SCALINGS = ("none", "linear", "sqrt")
 
 
@@ -88,7 +94,7 @@ class RecipeOptions:
         at_least_one("number of epochs", self.epochs, "One epoch is one pass over the training data.")
         check_batches(self.global_batch, self.per_replica_batch, self.accumulation)
         self._check_rate()
-        one_of("precision", self.precision, PRECISIONS)
+        one_of("precision", self.precision, PRECISIONS, _SHORT_PRECISIONS)
         if not 0 <= self.seed <= _LARGEST_SEED:
             raise ConfigurationError(
                 f"The seed is {self.seed}.", hint=f"Set it to an integer from 0 to {_LARGEST_SEED}."
@@ -169,8 +175,12 @@ class RecipeOptions:
         return cls.from_arguments(parser.parse_args(argv))
 
 
-def one_of(name: str, value: str, known: Sequence[str]) -> None:
-    """See that a word is one of those known; the ConfigurationError lists them, and the nearest."""
+def one_of(name: str, value: str, known: Sequence[str], near: Mapping[str, str] | None = None) -> None:
+    """See that a word is one of those known; the ConfigurationError lists them, and the nearest.
+
+    `near` has other words, each with the known one to suggest.
+    """
     if value in known:
         return
-    raise ConfigurationError(f"The {name} {value!r} is not known.", hint=known_are(known, value))
+    meanings = {each: each for each in known} | dict(near or {})
+    raise ConfigurationError(f"The {name} {value!r} is not known.", hint=known_are(known, value, meanings))
