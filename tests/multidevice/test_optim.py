@@ -183,10 +183,10 @@ def test_half_precision_has_whole_outputs(model: Maker, computing: list[str]) ->
 
 
 def test_half_precision_on_two_replicas(two: Any) -> None:
-    made, found = train(two, Subclassed, sgd, word="float16", loss=SparseLabelSmoothing(0.1))
+    made, found = train(two, Subclassed, sgd, word="mixed_float16", loss=SparseLabelSmoothing(0.1))
     assert isinstance(made.optimizer, keras.optimizers.LossScaleOptimizer)
     assert made.predict(X[:2], verbose=0).dtype == np.float32
-    expected = train(ONE, Subclassed, sgd, word="float16", loss=SparseLabelSmoothing(0.1))[1]
+    expected = train(ONE, Subclassed, sgd, word="mixed_float16", loss=SparseLabelSmoothing(0.1))[1]
     # Three digits, of the largest term of a sum: weights near zero have fewer.
     alike(found, expected, rtol=1e-2, atol=5e-5)
 
@@ -288,7 +288,7 @@ def test_weights_are_given_out_evenly_and_always_alike() -> None:
             ),
             {},
         ),
-        (sgd, {"word": "float16"}),
+        (sgd, {"word": "mixed_float16"}),
     ],
     ids=["adamw", "sgd"],
 )
