@@ -103,6 +103,33 @@ def test_an_exception_of_the_chief_is_every_servers(
         assert "only the chief goes on" not in output
 
 
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=lambda signum: signum.name)
+def test_the_chief_ends_well_though_its_servers_went_first(
+    program: Callable[[str], str], by_hand: ByHand, signum: signal.Signals
+) -> None:
+    script = program(
+        f"""
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        with strategy.scope():
+            counter = tf.Variable(0.0)
+
+        @tf.function
+        def step():
+            counter.assign_add(1.0)
+
+        coordinator.schedule(step)
+        coordinator.join()
+        for pid in [status("worker")["pid"], status("ps")["pid"]]:
+            os.kill(pid, {signum:d})
+        print("over", flush=True)
+        """
+    )
+    processes = {job: by_hand.start(job, script) for job in ("worker", "ps", "chief")}
+    status, output = ended(processes["chief"])
+    assert status == 0, output
+    assert output.index("over") < output.index("atexit")
+
+
 def test_a_chief_that_does_not_come(program: Callable[[str], str], by_hand: ByHand) -> None:
     worker = by_hand.start("worker", program(""), DTRAIN_PEER_TIMEOUT="1")
     status, output = ended(worker)

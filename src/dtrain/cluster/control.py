@@ -32,6 +32,7 @@ CHIEF = Task("chief", 0)
 _TOKEN = "dtrain/control"  # the function's name
 _REASON_SHOWN = 2000  # characters of what the chief says of its failure
 _FAREWELL_TIME = 5.0  # seconds that all servers together have to hear that the chief is done
+_THREAD_END_TIME = 1.0  # seconds that all threads together have to end, once their last question is answered
 
 
 # --- a server's side
@@ -132,6 +133,9 @@ def ask(job: str, index: int, message: dict[str, Any], timeout: float) -> dict[s
 def finish(topology: Topology, *, failed: bool, reason: str = "") -> None:
     """On the chief: tell all servers to end, those that can be reached, within 5 seconds for all together.
 
+    No thread of this module is inside TensorFlow afterwards. Where a server did not answer, that may not be
+    possible, and TensorFlow would wait for that server when the interpreter ends: it is told not to.
+
     Args:
         topology: the job.
         failed: whether they should end as failed, rather than with status 0.
@@ -145,11 +149,28 @@ def finish(topology: Topology, *, failed: bool, reason: str = "") -> None:
     message = {"ask": "failed", "reason": reason} if failed else {"ask": "done"}
     deadline = time.monotonic() + _FAREWELL_TIME
     answers = {task: _line(task).put(message) for task in topology.servers()}
+    complete = True
     for task, answer in answers.items():
         try:
             answer.result(max(0.0, deadline - time.monotonic()))
         except Exception as error:  # it is gone, or ended before its answer was through
+            complete = False
             logger.debug("%s did not answer the farewell: %s", task, error)
+    if not (_end_lines() and complete):
+        upstream_tf.abandon_servers()
+
+
+def _end_lines() -> bool:
+    """End the threads that carry questions; whether all have ended in time.
+
+    A thread that comes back from TensorFlow's C++ code while the interpreter ends would abort the process.
+    """
+    deadline = time.monotonic() + _THREAD_END_TIME
+    for line in _lines.values():
+        line.end()
+    for line in _lines.values():
+        line.join(max(0.0, deadline - time.monotonic()))
+    return not any(line.is_alive() for line in _lines.values())
 
 
 def note_failure(reason: str) -> None:
@@ -199,7 +220,7 @@ class _Line(threading.Thread):
     def __init__(self, task: Task) -> None:
         super().__init__(name=f"dtrain-ask {task}", daemon=True)
         self._task = task
-        self._questions: queue.SimpleQueue[tuple[str, concurrent.futures.Future[dict[str, Any]]]] = (
+        self._questions: queue.SimpleQueue[tuple[str, concurrent.futures.Future[dict[str, Any]]] | None] = (
             queue.SimpleQueue()
         )
         self.start()
@@ -209,11 +230,15 @@ class _Line(threading.Thread):
         self._questions.put((json.dumps(message), answer))
         return answer
 
+    def end(self) -> None:
+        """Have the thread end after the questions that it has."""
+        self._questions.put(None)
+
     def run(self) -> None:
-        """Until the process ends."""
+        """Until `end`."""
         executor: Any = None
-        while True:
-            text, answer = self._questions.get()
+        while (question := self._questions.get()) is not None:
+            text, answer = question
             if answer.set_running_or_notify_cancel():
                 # That a server is lost is this thread's to hear, not that of one that reads data meanwhile.
                 try:
@@ -234,6 +259,10 @@ def _line(task: Task) -> _Line:
 def _call(task: Task, text: str) -> dict[str, Any]:
     import tensorflow as tf
 
+    address = _addresses.get(task)
+    if address is not None and not answers_at(address):
+        # TensorFlow would wait for it to come back, for as long as that takes.
+        raise ConnectionError(f"nobody answers at {address}")
     try:
         # Constants made on another process's device, and values read from it, travel under Python's global
         # lock: a server that hangs would hang this whole process. What operations fetch themselves does not.
@@ -244,7 +273,6 @@ def _call(task: Task, text: str) -> dict[str, Any]:
         with _on(CHIEF):
             content = tf.identity(answer).numpy()
     except tf.errors.OpError:
-        address = _addresses.get(task)
         if address is None or not answers_at(address):
             raise
         # It was started again, and TensorFlow has had no reason yet to connect with it anew.

@@ -153,6 +153,21 @@ PS_FAILURE = Reach(
     signature="(error)",
     reason="as WORKER_FAILURE",
 )  # fmt: skip
+RESOURCE_DELETER = Reach(
+    module="tensorflow.python.ops.resource_variable_ops", owner="EagerResourceDeleter", name="__del__",
+    signature="(self)",
+    reason="when the interpreter ends, a variable is deleted on its server, which may not answer any more",
+)  # fmt: skip
+COORDINATOR_DELETER = Reach(
+    module="tensorflow.python.distribute.coordinator.cluster_coordinator", owner="ClusterCoordinator",
+    name="__del__", signature="(self)",
+    reason="it waits for a lock that is held while the coordinator waits for a lost worker to come back",
+)  # fmt: skip
+REMOVE_FUNCTION = Reach(
+    module="tensorflow.python.eager.context", owner="Context", name="remove_function",
+    signature="(self, name)",
+    reason="as RESOURCE_DELETER: a function is removed on every server",
+)  # fmt: skip
 RUN_INDEPENDENTLY = Reach(
     module="tensorflow.python.framework.auto_control_deps", owner="AutomaticControlDependencies",
     name="run_independently", signature="(self, op)",
@@ -356,6 +371,26 @@ def own_executor() -> Any:
     own = executor.new_executor(enable_async=False)
     context.context().executor = own
     return own
+
+
+def abandon_servers() -> None:
+    """The interpreter is about to end, and some server does not answer: nothing is deleted on servers.
+
+    TensorFlow deletes functions, variables and its context on all of them, and waits for the answers without
+    a limit. A thread that waits for a server gets an error when the context goes, and comes back into an
+    interpreter that has ended, which aborts the process.
+    """
+    import ctypes
+
+    from tensorflow.python.eager import context
+
+    def nothing(*args: Any) -> None:
+        pass
+
+    for reach in (RESOURCE_DELETER, COORDINATOR_DELETER, REMOVE_FUNCTION):
+        setattr(reach.holder(), reach.name, nothing)
+    # The context is not deleted as long as somebody refers to it.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(context.context()))
 
 
 def schedule(coordinator: Any, function: Any) -> None:
