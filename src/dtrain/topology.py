@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dtrain.errors import ClusterConfigError
@@ -42,7 +42,8 @@ class Topology:
     """The tasks of a job and which of them this process is.
 
     Training tasks are the chief (if there is one) and the workers; `rank` counts them, the chief first.
-    Parameter servers (`ps`) and the `evaluator` belong to the cluster but have no rank.
+    Parameter servers (`ps`) and the `evaluator` belong to the cluster but have no rank. As in TensorFlow, the
+    chief of parameter servers may stand outside the cluster: it then has no address.
 
     Args:
         jobs: for each job name its addresses (`host:port`), in the order of their index.
@@ -99,8 +100,11 @@ class Topology:
 
     @property
     def is_coordinated(self) -> bool:
-        """Whether the chief alone runs the program, while workers and parameter servers serve it."""
-        return "chief" in self.jobs and "ps" in self.jobs
+        """Whether the chief alone runs the program, while workers and parameter servers serve it.
+
+        In a cluster that names no chief, only a process outside the cluster can tell: it is that chief.
+        """
+        return "ps" in self.jobs and ("chief" in self.jobs or self.task_type == "chief")
 
     def servers(self) -> tuple[Task, ...]:
         """The tasks that serve the chief where the job is coordinated: workers, then parameter servers."""
@@ -111,9 +115,18 @@ class Topology:
         """Where this process serves, as `host:port`.
 
         Raises:
-            ClusterConfigError: this is an evaluator that the cluster does not list.
+            ClusterConfigError: this is an evaluator or a chief that the cluster does not list.
         """
         return self.address_of(self.task)
+
+    @property
+    def has_address(self) -> bool:
+        """Whether the cluster lists this process."""
+        return self.task in self.tasks()
+
+    def with_chief_at(self, address: str) -> Topology:
+        """The same job, in a cluster that names its chief."""
+        return replace(self, jobs={**self.jobs, "chief": (address,)})
 
     def address_of(self, task: Task) -> str:
         """Where a task serves, as `host:port`; ClusterConfigError if the cluster does not list it."""
@@ -131,7 +144,8 @@ class Topology:
 
     def training_tasks(self) -> tuple[Task, ...]:
         """The tasks that train, in the order of their rank."""
-        return tuple(task for task in self.tasks() if task.job in TRAINING_JOBS)
+        listed = tuple(task for task in self.tasks() if task.job in TRAINING_JOBS)
+        return listed if not self.is_training_task or self.task in listed else (self.task, *listed)
 
     @classmethod
     def from_tf_config(cls, text: str | None) -> Topology | None:
@@ -248,8 +262,9 @@ def _check_task(jobs: Mapping[str, tuple[str, ...]], job: Any, index: Any) -> No
             hint="Write the index as a plain number, such as 0.",
         )
     if job not in jobs:
-        # TensorFlow lets the evaluator stand outside the cluster: nobody talks to it.
-        if job == "evaluator" and index == 0:
+        # TensorFlow lets these stand outside the cluster: nobody connects to the evaluator, and a chief of
+        # parameter servers connects to them, and takes an address then.
+        if index == 0 and (job == "evaluator" or (job == "chief" and "ps" in jobs)):
             return
         raise ClusterConfigError(
             f'"task" says that this process is {Task(job, index)}, but the cluster has no job "{job}", only '

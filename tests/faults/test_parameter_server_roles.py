@@ -130,6 +130,61 @@ def test_the_chief_ends_well_though_its_servers_went_first(
     assert output.index("over") < output.index("atexit")
 
 
+# A cluster of workers and servers only, as in TensorFlow's guide. `worker 0` and `ps 0` serve as dtrain does;
+# the chief itself starts the other worker, with TensorFlow's own server.
+OUTSIDE = """
+import os, sys
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+import keras
+import numpy as np
+import tensorflow as tf
+import dtrain
+from dtrain import cluster
+
+before = cluster.current()
+if before.task_type == "chief":
+    own = tf.distribute.Server({job: list(found) for job, found in before.jobs.items()}, "worker", 1)
+strategy = dtrain.ParameterServerStrategy(max_staleness=0)
+x = np.random.default_rng(0).normal(size=(640, 8)).astype("float32")
+y = np.tanh(x.sum(axis=1, keepdims=True))
+
+def trained():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0)
+    return int(model.optimizer.iterations), model.evaluate(x, y, batch_size=32, verbose=0)
+
+with strategy.scope():
+    there = trained()
+here = trained()
+print("iterations:", there[0], here[0], "near:", abs(there[1] - here[1]) < 2e-4 * here[1], flush=True)
+print("who:", dtrain.rank(), dtrain.world_size(), dtrain.is_chief(), flush=True)
+if "fail" in sys.argv:
+    raise ValueError("what went wrong")
+"""
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["done", "failed"])
+def test_a_chief_outside_the_cluster(
+    tmp_path: Path, by_hand: ByHand, cluster: dict[str, list[str]], fails: bool
+) -> None:
+    script = tmp_path / "outside.py"
+    script.write_text(OUTSIDE)
+    cluster["worker"] += cluster.pop("chief")
+    arguments = ["fail"] if fails else []
+    processes = {job: by_hand.start(job, str(script), *arguments) for job in ("worker", "ps", "chief")}
+    results = {job: ended(process) for job, process in processes.items()}
+    output = results["chief"][1]
+    statuses = {job: status for job, (status, _) in results.items()}
+    assert statuses == dict.fromkeys(processes, int(fails)), results
+    assert "iterations: 40 40 near: True" in output and "who: 0 1 True" in output
+    assert "TensorFlow's own server" not in output  # the one of its own process ends with it
+    if fails:
+        said = r"TaskFailedError: chief 0 \(\S+:\d+\) failed: ValueError: what went wrong"
+        assert re.search(said, results["ps"][1])
+
+
 def test_a_chief_that_does_not_come(program: Callable[[str], str], by_hand: ByHand) -> None:
     worker = by_hand.start("worker", program(""), DTRAIN_PEER_TIMEOUT="1")
     status, output = ended(worker)
@@ -192,10 +247,10 @@ def test_a_server_does_not_wait_for_servers(cluster: dict[str, list[str]]) -> No
 @pytest.mark.parametrize(
     ("jobs", "missing"),
     [
-        ({"worker": 2}, "no chief and no ps, only worker"),
+        ({"worker": 2}, "no ps, only worker"),
         ({"chief": 1, "worker": 2}, "no ps, only chief, worker"),
         ({"chief": 1, "ps": 1}, "no worker, only chief, ps"),
-        ({"worker": 1, "ps": 1}, "no chief, only worker, ps"),
+        ({"chief": 1}, "no worker and no ps, only chief"),
     ],
 )
 def test_a_cluster_that_lacks_a_job(jobs: dict[str, Any], missing: str) -> None:

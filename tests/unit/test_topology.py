@@ -68,6 +68,23 @@ def test_evaluator_may_stand_outside_the_cluster() -> None:
         _ = topology.address
 
 
+def test_the_chief_of_parameter_servers_may_stand_outside_the_cluster() -> None:
+    servers = {**TWO, "ps": ["c:3"]}
+    topology = Topology.from_tf_config(config(servers, "chief"))
+    assert topology is not None and topology.is_coordinated and topology.is_chief
+    assert (topology.rank, topology.world_size, topology.has_address) == (0, 3, False)
+    with pytest.raises(ClusterConfigError, match="chief 0 has no address"):
+        _ = topology.address
+    named = topology.with_chief_at("d:4")
+    assert (named.rank, named.world_size, named.is_chief, named.address) == (0, 3, True, "d:4")
+    assert [str(task) for task in named.servers()] == ["worker 0", "worker 1", "ps 0"]
+    worker = Topology.from_tf_config(config(servers, index=1))
+    assert worker is not None and worker.servers() == topology.servers() and not worker.is_chief
+    for other in (config(TWO, "chief"), config(servers, "chief", 1)):
+        with pytest.raises(ClusterConfigError, match='cluster has no job "chief"'):
+            Topology.from_tf_config(other)
+
+
 def test_other_keys_are_left_alone() -> None:
     text = json.dumps({**json.loads(config(TWO)), "environment": "cloud", "rpc_layer": "grpc"})
     assert Topology.from_tf_config(text) == Topology.from_tf_config(config(TWO))

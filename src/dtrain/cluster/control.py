@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures
+import contextlib
 import json
 import os
 import queue
@@ -20,10 +21,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from dtrain.cluster.sockets import answers_at
+from dtrain.cluster.sockets import answers_at, this_process_listens_on
+from dtrain.errors import ClusterConfigError
 from dtrain.log import logger
 from dtrain.plain_text import cleaned
-from dtrain.topology import Task, Topology
+from dtrain.topology import Task, Topology, split_address
 from dtrain.upstream import tensorflow as upstream_tf
 
 CHIEF = Task("chief", 0)
@@ -45,6 +47,8 @@ class Control:
         told: set when the chief has said that this process should end.
         failure: why the chief's program failed, if it did.
         heard: when the chief spoke last, by `time.monotonic`.
+        chief: the chief's address: the cluster's, or what a chief that it does not name has said; None where
+            that is unknown, or cannot be reached from here.
 
     Args:
         topology: who this process is.
@@ -54,6 +58,8 @@ class Control:
         self.told = threading.Event()
         self.failure: str | None = None
         self.heard: float | None = None
+        self.chief = next(iter(topology.jobs.get("chief", ())), None)
+        self._named = self.chief is not None
         self._status = {
             "task": str(topology.task),
             "pid": os.getpid(),
@@ -63,7 +69,7 @@ class Control:
             "incarnation": secrets.token_hex(8),
         }
         self._answers: dict[str, Callable[[dict[str, Any]], None]] = {
-            "status": lambda message: None,
+            "status": self._on_status,
             "done": lambda message: self.told.set(),
             "failed": self._on_failure,
         }
@@ -82,6 +88,18 @@ class Control:
         answer(message)
         return json.dumps(self._status).encode()
 
+    def _on_status(self, message: dict[str, Any]) -> None:
+        if self._named or not isinstance(address := message.get("chief"), str):
+            return
+        with contextlib.suppress(ClusterConfigError):
+            self.chief = address if answers_at(address) else None
+            if self.chief is None:
+                logger.warning(
+                    "This process cannot connect to the chief at %s, so it will not notice if the chief is "
+                    "killed.",
+                    cleaned(address, _REASON_SHOWN),
+                )
+
     def _on_failure(self, message: dict[str, Any]) -> None:
         self.failure = cleaned(message.get("reason") or "it gave no reason", _REASON_SHOWN)
         self.told.set()
@@ -93,6 +111,10 @@ def _as_text(value: Any) -> str:
 
 
 # --- the chief's side
+
+
+class StockServerError(Exception):
+    """A server is TensorFlow's own and not `serving.serve`: it has no function to ask."""
 
 
 def connect_chief(topology: Topology) -> None:
@@ -119,12 +141,15 @@ def ask(job: str, index: int, message: dict[str, Any], timeout: float) -> dict[s
 
     Returns:
         The answer, or None where the server gave none: it is gone, stuck, or busy with an earlier question.
+        `{}` where it is TensorFlow's own server, which is there but cannot be asked.
     """
     answer = _line(Task(job, index)).put(message)
     try:
         return answer.result(timeout)
     except concurrent.futures.TimeoutError:
         answer.cancel()
+    except StockServerError:
+        return {}
     except Exception as error:  # whatever TensorFlow makes of a server that is gone
         logger.debug("%s %d did not answer: %s", job, index, error)
     return None
@@ -150,14 +175,30 @@ def finish(topology: Topology, *, failed: bool, reason: str = "") -> None:
     deadline = time.monotonic() + _FAREWELL_TIME
     answers = {task: _line(task).put(message) for task in topology.servers()}
     complete = True
+    stock = []
     for task, answer in answers.items():
         try:
             answer.result(max(0.0, deadline - time.monotonic()))
+        except StockServerError:
+            stock.append(task)
         except Exception as error:  # it is gone, or ended before its answer was through
             complete = False
             logger.debug("%s did not answer the farewell: %s", task, error)
+    _tell_of_stock(topology, stock)
     if not (_end_lines() and complete):
         upstream_tf.abandon_servers()
+
+
+def _tell_of_stock(topology: Topology, stock: list[Task]) -> None:
+    """Say which servers will not end by themselves; those of this very process do."""
+    left = [t for t in stock if not this_process_listens_on(split_address(topology.address_of(t))[1])]
+    if left:
+        logger.warning(
+            "%s run TensorFlow's own server (tf.distribute.Server), which is not told that the program has "
+            "ended: end them yourself, or make a dtrain.ParameterServerStrategy() there, which ends with its "
+            "chief.",
+            ", ".join(map(str, left)),
+        )
 
 
 def _end_lines() -> bool:
@@ -199,7 +240,7 @@ class _Goodbye:
         self._previous_hook = sys.excepthook
         for task in topology.servers():
             # Now, as an interpreter that is ending may start no thread; and so that each knows that we came.
-            _line(task).put({"ask": "status"})
+            _line(task).put({"ask": "status", "chief": topology.address})
         sys.excepthook = self._on_exception
         atexit.register(self._on_exit)
 
@@ -272,7 +313,9 @@ def _call(task: Task, text: str) -> dict[str, Any]:
             (answer,) = tf.raw_ops.PyFunc(input=[question], token=_TOKEN, Tout=[tf.string])
         with _on(CHIEF):
             content = tf.identity(answer).numpy()
-    except tf.errors.OpError:
+    except tf.errors.OpError as error:
+        if upstream_tf.lacks_python_function(error):
+            raise StockServerError from error
         if address is None or not answers_at(address):
             raise
         # It was started again, and TensorFlow has had no reason yet to connect with it anew.

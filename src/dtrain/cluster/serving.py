@@ -6,6 +6,7 @@ them. What they say to one another is in `control`; training is the business of 
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import time
 from collections.abc import Callable
@@ -15,10 +16,16 @@ from dtrain.cluster import settings
 from dtrain.cluster.control import CHIEF, Control, ask, connect_chief, finish, note_failure
 from dtrain.cluster.rendezvous import hold_port, log_to_stderr
 from dtrain.cluster.roll_call import LOG_INTERVAL, giving_up
-from dtrain.cluster.sockets import answers_at, connect_to, this_process_listens_on
+from dtrain.cluster.sockets import (
+    answers_at,
+    bind_everywhere,
+    connect_to,
+    host_towards,
+    this_process_listens_on,
+)
 from dtrain.errors import ClusterConfigError, PeerMissingError, PortInUseError, TaskFailedError
 from dtrain.log import logger
-from dtrain.topology import Topology, split_address
+from dtrain.topology import SERVING_JOBS, Topology, split_address
 
 __all__ = [
     "ask",
@@ -28,6 +35,7 @@ __all__ = [
     "note_failure",
     "serve",
     "wait_for_servers",
+    "with_chief",
 ]
 
 _WATCH_INTERVAL = 2.0  # seconds between two looks whether the chief is there
@@ -37,12 +45,12 @@ _FAREWELL_TIME = 8.0  # seconds that a chief has to end after its goodbye, while
 
 def check_roles(topology: Topology) -> None:
     """See that a cluster has what training with parameter servers needs; ClusterConfigError if not."""
-    missing = [job for job in ("chief", "worker", "ps") if job not in topology.jobs]
+    missing = [job for job in SERVING_JOBS if job not in topology.jobs]
     if missing:
         raise ClusterConfigError(
-            f"Training with parameter servers needs a chief, workers and parameter servers (ps), but the "
+            f"Training with parameter servers needs workers and parameter servers (ps), but the "
             f"cluster has no {' and no '.join(missing)}, only {', '.join(topology.jobs)}.",
-            hint="Name all three in TF_CONFIG, or start the program by dtrain launch --workers N --ps M.",
+            hint="Name both in TF_CONFIG, or start the program by dtrain launch --workers N --ps M.",
         )
 
 
@@ -71,7 +79,7 @@ def serve(topology: Topology) -> NoReturn:
     control = Control(topology)
     control.register()
     server = _start_server(topology)
-    watch = _ChiefWatch(topology, control)
+    watch = _ChiefWatch(control)
     while not control.told.wait(_WATCH_INTERVAL):
         watch.look()
     time.sleep(_ANSWER_TIME)
@@ -79,7 +87,7 @@ def serve(topology: Topology) -> NoReturn:
     del server
     if control.failure is not None:
         raise TaskFailedError(
-            f"{CHIEF} ({topology.address_of(CHIEF)}) failed: {control.failure}",
+            f"{CHIEF}{f' ({control.chief})' if control.chief else ''} failed: {control.failure}",
             task=str(CHIEF),
             exit_code=1,
             hint="See the output of the chief; this server ends because nobody is left to serve.",
@@ -117,34 +125,37 @@ def _start_server(topology: Topology) -> Any:
 
 
 class _ChiefWatch:
-    """Notices, by trying to connect, that the chief does not come or is gone."""
+    """Notices, by trying to connect, that the chief does not come or is gone.
 
-    def __init__(self, topology: Topology, control: Control) -> None:
+    In a cluster that names no chief, the chief says where it is. One that cannot be reached from here is
+    served until it says that it is done.
+    """
+
+    def __init__(self, control: Control) -> None:
         self._control = control
-        self._address = topology.address_of(CHIEF)
-        self._place = split_address(self._address)
         self._seen = False
         self._last = time.monotonic()
         self._next_log = self._last + LOG_INTERVAL
 
     def look(self) -> None:
         """Try once; PeerMissingError where the chief has been away for too long."""
-        sock = connect_to(*self._place, timeout=_WATCH_INTERVAL)
+        reached = self._reach()
         now = time.monotonic()
-        if sock is not None:
-            sock.close()
+        if reached:
             self._here(now)
             return
         # It may have come and gone between two looks, but then it has said hello.
         if self._control.heard is not None and self._control.heard > self._last:
             self._here(self._control.heard)
+        if self._seen and self._control.chief is None:
+            self._here(now)
         away = now - self._last
         bound = settings.chief_timeout() if self._seen else settings.peer_timeout()
         if away > bound:
             raise self._error(away)
         if now >= self._next_log:
             self._next_log = now + LOG_INTERVAL
-            log_to_stderr(f"waiting for {CHIEF} ({self._address}){giving_up(bound - away)}")
+            log_to_stderr(f"waiting for {self._who()}{giving_up(bound - away)}")
 
     def wait_for_end(self, most: float) -> None:
         """Until nobody answers at the chief's address, but not longer than `most` seconds.
@@ -153,11 +164,20 @@ class _ChiefWatch:
         """
         deadline = time.monotonic() + most
         while time.monotonic() < deadline:
-            sock = connect_to(*self._place, timeout=_WATCH_INTERVAL)
-            if sock is None:
+            if not self._reach():
                 return
-            sock.close()
             time.sleep(_ANSWER_TIME)
+
+    def _reach(self) -> bool:
+        if self._control.chief is None:
+            return False
+        sock = connect_to(*split_address(self._control.chief), timeout=_WATCH_INTERVAL)
+        if sock is not None:
+            sock.close()
+        return sock is not None
+
+    def _who(self) -> str:
+        return f"{CHIEF} ({self._control.chief or 'the cluster names none: it connects from outside'})"
 
     def _here(self, when: float) -> None:
         self._seen, self._last, self._next_log = True, when, when + LOG_INTERVAL
@@ -165,12 +185,13 @@ class _ChiefWatch:
     def _error(self, away: float) -> PeerMissingError:
         if self._seen:
             return PeerMissingError(
-                f"The chief ({self._address}) is gone: nobody has answered there for {away:.0f} s.",
+                f"The chief ({self._control.chief}) is gone: nobody has answered there for {away:.0f} s.",
                 hint="See why it ended; DTRAIN_CHIEF_TIMEOUT is how long to wait for one that is started "
                 "again, in seconds.",
             )
+        where = f" ({self._control.chief})" if self._control.chief else ", which the cluster does not name,"
         return PeerMissingError(
-            f"The chief ({self._address}) did not appear within {away:.0f} s.",
+            f"The chief{where} did not appear within {away:.0f} s.",
             hint="Start it, see why it ended or cannot be reached, or set DTRAIN_PEER_TIMEOUT to a longer "
             "time in seconds.",
         )
@@ -193,16 +214,15 @@ def wait_for_servers(
 
     Raises:
         PeerMissingError: not all listened in time; the message names those, with their addresses.
-        PortInUseError: another process serves on the chief's address.
+        PortInUseError: another process serves on the chief's address, where the cluster names one.
         ClusterConfigError: the cluster lacks a job, or this process is not its chief.
     """
     check_roles(topology)
     if not topology.is_chief:
         raise ClusterConfigError(f"{topology.task} is not the chief, so no servers wait for it.")
     timeout = settings.peer_timeout() if timeout is None else timeout
-    port = split_address(topology.address)[1]
-    if not this_process_listens_on(port):  # TensorFlow does, from the first strategy of this process on
-        hold_port(topology.address, port).close()
+    if topology.has_address:
+        _check_own_port(topology.address)
     start = time.monotonic()
     next_log = start + LOG_INTERVAL
     missing = list(topology.servers())
@@ -219,3 +239,25 @@ def wait_for_servers(
             next_log += LOG_INTERVAL
             (log or log_to_stderr)(f"waiting for {names}{giving_up(timeout - waited)}")
         time.sleep(0.2)
+
+
+def _check_own_port(address: str) -> None:
+    port = split_address(address)[1]
+    if not this_process_listens_on(port):  # TensorFlow does, from the first strategy of this process on
+        hold_port(address, port).close()
+
+
+def with_chief(topology: Topology) -> Topology:
+    """On the chief: the job in a cluster that names its chief, which takes a free port where it had none.
+
+    TensorFlow itself would give the servers `localhost` as the chief's address, whatever the machine.
+    """
+    if topology.has_address:
+        return topology
+    return topology.with_chief_at(_own_address(tuple(map(topology.address_of, topology.servers()))))
+
+
+@functools.cache  # TensorFlow serves there from the first strategy on, and the next one must say the same
+def _own_address(servers: tuple[str, ...]) -> str:
+    with bind_everywhere(0) as sock:
+        return f"{host_towards(servers)}:{sock.getsockname()[1]}"

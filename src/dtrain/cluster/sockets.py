@@ -10,7 +10,7 @@ import errno
 import ipaddress
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from dtrain.topology import split_address
@@ -50,6 +50,27 @@ def loopback_host() -> str:
             _bind(family, host, 0).close()
             return host if family == socket.AF_INET else f"[{host}]"
     return "127.0.0.1"
+
+
+def host_towards(addresses: Iterable[str]) -> str:
+    """This machine's address on the way to others, as it stands in `host:port`; beyond loopback where one is.
+
+    Args:
+        addresses: of others, as `host:port`; those whose name has no address (yet) do not count.
+    """
+    for address in addresses:
+        with contextlib.suppress(OSError):
+            host = _source_towards(*split_address(address))
+            if not ipaddress.ip_address(host).is_loopback:
+                return f"[{host}]" if ":" in host else host
+    return loopback_host()
+
+
+def _source_towards(host: str, port: int) -> str:
+    family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.connect(place)  # it only looks for the way: nothing is sent
+        return str(sock.getsockname()[0]).partition("%")[0]
 
 
 def listen_at(host: str, port: int, backlog: int) -> socket.socket:

@@ -17,6 +17,7 @@ from dtrain.keras_engine.scope import scope_entered
 from dtrain.log import logger
 from dtrain.strategies import devices
 from dtrain.strategies.variables import made_replicated
+from dtrain.topology import Topology
 from dtrain.upstream import tensorflow as upstream_tf
 
 # TensorFlow's default is 1 for every strategy, so that a second one in a process would join the
@@ -41,6 +42,17 @@ def prepare(*, memory_growth: bool = True, logical_cpus: bool = True) -> None:
 def next_collective_key_base() -> int:
     """A range of collective keys for a strategy of its own."""
     return next(_key_bases) * _KEYS_A_STRATEGY
+
+
+def resolver_of(topology: Topology, rpc_layer: str | None = None) -> Any:
+    """What tells TensorFlow of a topology that stands in no variable."""
+    jobs = {job: list(addresses) for job, addresses in topology.jobs.items()}
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(jobs),
+        task_type=topology.task_type,
+        task_id=topology.task_index,
+        rpc_layer=rpc_layer or "grpc",
+    )
 
 
 class ReplicaRunner:

@@ -104,7 +104,7 @@ class MultiWorkerMirroredStrategy(
                     topology, timeout=peer_timeout, secret=None if found is None else found.sign("meeting")
                 )
         if cluster_resolver is None and topology is not None and by_mpi_alone():
-            cluster_resolver = _resolver_of(topology)
+            cluster_resolver = common.resolver_of(topology)
         self._collective_key_base = common.next_collective_key_base()
         extended = _connect(self, cluster_resolver, options)
         tf.distribute.Strategy.__init__(self, extended)
@@ -168,17 +168,6 @@ def _topology_of(resolver: Any) -> Topology | None:
         return None
     tasks = {job: tuple(addresses) for job, addresses in jobs.items()}
     return Topology(tasks, resolver.task_type, resolver.task_id)
-
-
-def _resolver_of(topology: Topology) -> Any:
-    """What tells TensorFlow of a topology that stands in no variable."""
-    jobs = {job: list(addresses) for job, addresses in topology.jobs.items()}
-    return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(jobs),
-        task_type=topology.task_type,
-        task_id=topology.task_index,
-        rpc_layer="grpc",
-    )
 
 
 def _seed_alike(layout: ReplicaLayout) -> None:

@@ -140,7 +140,7 @@ class ParameterServerStrategy(
             elsewhere, or what `DTRAIN_PEER_TIMEOUT` says.
 
     Raises:
-        ClusterConfigError: `TF_CONFIG` is missing, malformed, or lacks a chief, a worker or a server.
+        ClusterConfigError: `TF_CONFIG` is missing, malformed, or lacks a worker or a server.
         PeerMissingError: a task did not answer in time.
         ConfigurationError: `max_staleness` is not an integer of at least 0, or is 0 with `overlap`.
     """
@@ -168,6 +168,9 @@ class ParameterServerStrategy(
             serving.wait_for_servers(topology, timeout=peer_timeout)
         common.prepare(memory_growth=memory_growth, logical_cpus=False)
         resolver = cluster_resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        if not topology.has_address:
+            topology = serving.with_chief(topology)
+            resolver = common.resolver_of(topology, resolver.rpc_layer)
         super().__init__(resolver, variable_partitioner)
         # TensorFlow's makes its own; there is no argument for another one.
         extended = ParameterServerExtended(self, resolver, variable_partitioner)

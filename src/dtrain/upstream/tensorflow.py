@@ -500,6 +500,13 @@ def google_will_take_machine() -> bool:
     return bool(failure_handling_util.termination_watcher_function_gce())
 
 
+def lacks_python_function(error: BaseException) -> bool:
+    """Whether `tf.raw_ops.PyFunc` failed because nobody has made its function callable in that process."""
+    import tensorflow as tf
+
+    return isinstance(error, tf.errors.InvalidArgumentError) and "Could not find callback" in error.message
+
+
 def register_python_function(token: str, function: Any) -> None:
     """Makes a function callable from other processes of the cluster, by `tf.raw_ops.PyFunc` on a device here.
 

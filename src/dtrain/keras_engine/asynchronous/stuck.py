@@ -115,8 +115,7 @@ def _is_there(worker: int) -> bool:
 
 def _alarm(worker: int, what: str, *, known: bool) -> None:
     answer = _status(worker)
-    state = "it does not answer" if answer is None else "it answers, but does not get on"
-    reason = f"{what}; {state}"
+    reason = f"{what}; {_state(answer)}"
     logger.warning("worker %d is stuck: %s.", worker, reason)
     if answer is not None and not known:
         logger.warning("It is left alone: its first steps may just be slow.")
@@ -126,6 +125,16 @@ def _alarm(worker: int, what: str, *, known: bool) -> None:
         logger.warning(
             "Nobody is there to start worker %d again: end it, and its steps go on elsewhere.", worker
         )
+
+
+def _state(answer: dict[str, Any] | None) -> str:
+    if answer is None:
+        return "it does not answer"
+    return (
+        "it answers, but does not get on"
+        if answer
+        else "it is TensorFlow's own server, which cannot be asked"
+    )
 
 
 ALARM = StuckAlarm()
