@@ -149,7 +149,7 @@ def test_the_recipe_under_dtrain_launch(tmp_path):
     [
         (["digit"], ["The recipe 'digit' is not known", "Did you mean 'digits'?", "Choose from digits"]),
         (["digits", "--epochs", "0"], ["The number of epochs is 0"]),
-        (["digits", "--epochs", "many"], ["invalid int value: 'many'"]),
+        (["digits", "--epochs", "many"], ["--epochs: 'many' is not an integer"]),
         (["digits", "--global-batch", "0"], ["The global batch is 0"]),
         (["digits", "--seed", "-1"], ["The seed is -1"]),
         (["digits", "--workers", "0"], ["--workers", "'0'"]),

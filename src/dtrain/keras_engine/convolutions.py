@@ -42,7 +42,11 @@ def _in_replica_on_cpu() -> bool:
     strategy = tf.distribute.get_strategy()
     if layout_of(strategy) is None or tf.distribute.get_replica_context() is None:
         return False
-    return not any("GPU" in device or "TPU" in device for device in strategy.extended.worker_devices)
+    if tf.distribute.has_strategy():
+        devices = strategy.extended.worker_devices
+    else:  # TensorFlow's default strategy does not tell its device
+        devices = [device.name for device in tf.config.list_logical_devices()]
+    return not any("GPU" in device or "TPU" in device for device in devices)
 
 
 def _left_out(

@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from dtrain.errors import ScopeError
@@ -121,6 +120,8 @@ def check_model(model: Any) -> None:
     Raises:
         ScopeError: naming what was made where.
     """
+    import keras  # late: strategies import this module before they have checked Keras' backend
+
     strategy = model.distribute_strategy
     made_under = upstream_keras.strategy_of(model)
     check_scope(model, made_under)
