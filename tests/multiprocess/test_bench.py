@@ -102,6 +102,7 @@ def test_a_run_that_takes_too_long_is_ended_with_all_its_processes(tmp_path: Pat
         assert row["failed"] and "not done within 1 s" in row["problem"]
 
 
+@pytest.mark.soak  # it once ended with status 1 beside another test, for a reason that is not known yet
 def test_an_interrupt_leaves_no_process_and_keeps_what_was_measured(tmp_path: Path) -> None:
     mark = secrets.token_hex(8)
     asked = ["--strategies", "multi_worker", "--transports", "ring", "--output", "out"]
@@ -115,14 +116,16 @@ def test_an_interrupt_leaves_no_process_and_keeps_what_was_measured(tmp_path: Pa
     ) as process:
         try:
             assert process.stderr is not None
+            said = []
             for line in process.stderr:
+                said.append(line)
                 if re.match(r"bench: \d of \d: multi_worker", line):
                     process.send_signal(signal.SIGINT)
                     break
-            shown, _ = process.communicate(timeout=120)
+            shown, rest = process.communicate(timeout=120)
         finally:
             process.kill()
-    assert process.returncode == 130
+    assert process.returncode == 130, "".join([*said, rest, shown])[-5000:]
     assert guard.kill_marked(mark) == 0
     found = rows(tmp_path / "out")
     assert found["one_device"]["examples_per_second"] > 0
