@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from dtrain import channel
 from dtrain.cluster import by_mpi_alone, check_peers, current, join
-from dtrain.cluster.secret import job_secret
 from dtrain.collectives.choice import asked_for
 from dtrain.collectives.install import install
 from dtrain.errors import ConfigurationError
@@ -98,11 +97,8 @@ class MultiWorkerMirroredStrategy(
         topology = current() if cluster_resolver is None else _topology_of(cluster_resolver)
         common.prepare(memory_growth=memory_growth)
         if topology is not None and topology.world_size > 1:
-            found = job_secret(topology)
             with channel.meeting():
-                check_peers(
-                    topology, timeout=peer_timeout, secret=None if found is None else found.sign("meeting")
-                )
+                check_peers(topology, timeout=peer_timeout)
         if cluster_resolver is None and topology is not None and by_mpi_alone():
             cluster_resolver = common.resolver_of(topology)
         self._collective_key_base = common.next_collective_key_base()
