@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
 # Newer than the files that it depends on: the environment is as they ask, and setup has nothing to do.
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup demo test test-contract test-faults test-soak same-bits bench docs check clean
+.PHONY: setup demo test test-contract test-faults test-soak same-bits bench docs count check clean
 
 setup: $(STAMP)
 
@@ -49,6 +49,10 @@ bench: setup
 # The guide as a site, in build/site. A link that leads nowhere fails; with --quiet it would not.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# Lines of code and of documentation in src/dtrain, by folder.
+count: setup
+	$(BIN)/python -m tests.count
 
 check: setup
 	$(BIN)/ruff check src tests examples benchmarks docs

@@ -1,0 +1,90 @@
+"""Counts the lines of the package: code, documentation, and what is empty.
+
+    python -m tests.count            # src/dtrain, a line for each of its folders
+    python -m tests.count FOLDER     # another folder, such as tests
+
+A line is code if a token of the program stands on it that is neither a comment nor a part of a docstring. The
+text below an attribute, which documents it, is a docstring too. All other lines that are not empty document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+_LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+    tokenize.INDENT,
+    tokenize.NEWLINE,
+    tokenize.NL,
+}
+
+
+class Lines(NamedTuple):
+    """The lines of one file or of several."""
+
+    files: int = 0
+    code: int = 0
+    documentation: int = 0
+    empty: int = 0
+
+    def plus(self, other: Lines) -> Lines:
+        return Lines(*(sum(pair) for pair in zip(self, other, strict=True)))
+
+
+def count(source: str) -> Lines:
+    """The lines of one file, given its text."""
+    documented = set(_of_docstrings(ast.parse(source)))
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _LAYOUT:
+            code.update(range(token.start[0], token.end[0] + 1))
+    code -= documented
+    lines = source.splitlines()
+    empty = sum(not line.strip() and number not in code for number, line in enumerate(lines, start=1))
+    return Lines(1, len(code), len(lines) - len(code) - empty, empty)
+
+
+def _of_docstrings(tree: ast.AST) -> Iterator[int]:
+    """The numbers of the lines of statements that are nothing but text."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str):
+            yield from range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def by_folder(root: Path) -> dict[str, Lines]:
+    """The lines of each folder directly below `root`, "." for the files of `root` itself."""
+    found: dict[str, Lines] = {}
+    for path in sorted(root.rglob("*.py")):
+        inner = path.relative_to(root).parts
+        name = inner[0] if len(inner) > 1 else "."
+        found[name] = found.get(name, Lines()).plus(count(path.read_text(encoding="utf-8")))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.count", description="counts lines of Python")
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "src" / "dtrain")
+    found = by_folder(parser.parse_args().folder)
+    total = Lines()
+    for each in found.values():
+        total = total.plus(each)
+    print(f"{'folder':<20}{'files':>7}{'code':>8}{'documentation':>15}{'share':>7}{'empty':>7}")
+    for name, lines in [*found.items(), ("all", total)]:
+        share = lines.documentation / max(lines.code + lines.documentation, 1)
+        print(
+            f"{name:<20}{lines.files:>7}{lines.code:>8}{lines.documentation:>15}{share:>7.0%}{lines.empty:>7}"
+        )
+
+
+if __name__ == "__main__":
+    main()
