@@ -1,16 +1,18 @@
-"""Handwritten digits: the 1797 real images that scikit-learn brings with it, split for training.
+"""Handwritten digits: the 1797 real images that come with the package, split for training.
 
 Nothing is downloaded, and nothing here is random from one call to the next: it is a source, not a pipeline.
 """
 
 from __future__ import annotations
 
+import io
+from importlib import resources
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrain.errors import DataError, UnsupportedVersionError
+from dtrain.errors import DataError
 
 _LARGEST_PIXEL = 16.0  # the source counts the dark pixels in blocks of 4 x 4
 
@@ -54,21 +56,11 @@ def load_digits(*, validation: int = 180, test: int = 360, split_seed: int = 0) 
         Three `Examples`; with the default sizes 1257, 180 and 360 images.
 
     Raises:
-        UnsupportedVersionError: scikit-learn is not installed.
         DataError: a part would hold fewer than the ten digits.
     """
-    try:
-        from sklearn.datasets import load_digits as bundled_digits
-        from sklearn.model_selection import train_test_split
-    except ImportError as error:
-        raise UnsupportedVersionError(
-            f"The digits come with scikit-learn, which cannot be imported: {error}.",
-            hint="Install it: pip install scikit-learn",
-        ) from error
-
-    source = bundled_digits()
-    images = (source.images / _LARGEST_PIXEL).astype(np.float32)[..., np.newaxis]
-    labels = source.target.astype(np.int64)
+    source = np.load(io.BytesIO((resources.files(__package__) / "digits.npz").read_bytes()))
+    images = (source["images"] / _LARGEST_PIXEL).astype(np.float32)[..., np.newaxis]
+    labels = source["labels"].astype(np.int64)
     smallest = min(validation, test, len(labels) - validation - test)
     if smallest < 10:
         raise DataError(
@@ -76,14 +68,42 @@ def load_digits(*, validation: int = 180, test: int = 360, split_seed: int = 0) 
             hint="Every part needs at least 10 images, one of each digit.",
         )
 
-    rest_images, test_images, rest_labels, test_labels = train_test_split(
-        images, labels, test_size=test, stratify=labels, random_state=split_seed
+    whole = Examples(images, labels)
+    rest, kept = _split(whole, test, split_seed)
+    trained, looked_at = _split(rest, validation, split_seed)
+    return Digits(train=trained, validation=looked_at, test=kept)
+
+
+def _split(source: Examples, held: int, seed: int) -> tuple[Examples, Examples]:
+    """The rest, and `held` examples: those that scikit-learn's `train_test_split(stratify=labels)` draws.
+
+    It draws the same random numbers in the same order, so that results are comparable with those of others
+    who split the digits by it.
+    """
+    draw = np.random.RandomState(seed)
+    counts = np.bincount(source.labels)
+    in_rest = _shares(counts, len(source.labels) - held, draw)
+    in_held = _shares(counts - in_rest, held, draw)
+    parts: tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]] = ([], [])
+    for label, (rest, taken) in enumerate(zip(in_rest, in_held, strict=True)):
+        places = draw.permutation(np.flatnonzero(source.labels == label))
+        parts[0].append(places[:rest])
+        parts[1].append(places[rest : rest + taken])
+    rest, taken = (draw.permutation(np.concatenate(places)) for places in parts)
+    return Examples(source.images[rest], source.labels[rest]), Examples(
+        source.images[taken], source.labels[taken]
     )
-    train_images, validation_images, train_labels, validation_labels = train_test_split(
-        rest_images, rest_labels, test_size=validation, stratify=rest_labels, random_state=split_seed
-    )
-    return Digits(
-        train=Examples(train_images, train_labels),
-        validation=Examples(validation_images, validation_labels),
-        test=Examples(test_images, test_labels),
-    )
+
+
+def _shares(counts: NDArray[np.int64], size: int, draw: np.random.RandomState) -> NDArray[np.int64]:
+    """How many of each label are among `size` examples: its share, rounded so that all are `size`."""
+    exact = counts / counts.sum() * size
+    found = np.floor(exact)
+    rests = exact - found
+    for rest in np.unique(rests)[::-1]:
+        missing = int(size - found.sum())
+        if missing <= 0:
+            break
+        equal = np.flatnonzero(rests == rest)
+        found[draw.choice(equal, size=min(len(equal), missing), replace=False)] += 1
+    return found.astype(np.int64)

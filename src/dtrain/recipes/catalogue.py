@@ -239,7 +239,7 @@ class Recipe(NamedTuple):
 
 
 RECIPES = {
-    "digits": Recipe("a small CNN on scikit-learn's 1797 handwritten digits", RecipeOptions),
+    "digits": Recipe("a small CNN on 1797 handwritten digits, which come with dtrain", RecipeOptions),
     "cifar10": Recipe("a residual network, or a small CNN, on the 60,000 images of CIFAR-10", Cifar10Options),
     "imdb": Recipe("film reviews, good or bad, by their words or by a transformer", ImdbOptions),
     "text-csv": Recipe("texts of your own with labels, in a CSV file", TextCsvOptions),

@@ -1,4 +1,4 @@
-"""A complete training program: a small CNN learns scikit-learn's digits under any strategy.
+"""A complete training program: a small CNN learns handwritten digits under any strategy.
 
 It is an example to read and to copy from, not a framework: ordinary Keras, and around it what every recipe
 does (`running.py`). Run it alone (`python -m dtrain.recipes.digits`), as `dtrain train digits`, or in many
