@@ -11,48 +11,6 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-# What takes longer than it tells beside its neighbours: `make test-faults` runs it, `make test` does not.
-_LONG = (
-    "multidevice/test_backup_and_restore.py::test_an_interrupted_fit_ends_as_one_that_was_left_alone[mirrored",
-    "multidevice/test_backup_and_restore.py::test_an_interrupted_fit_ends_as_one_that_was_left_alone[central",
-    "multidevice/test_guide.py::test_a_program_of_a_page_runs_by_its_commands",
-    "multidevice/test_guide.py::test_a_recipe_of_a_page_runs_by_its_command",
-    "multidevice/test_guide.py::test_the_blocks_of_a_page_run_as_they_stand[best_practices",
-    "multidevice/test_guide.py::test_the_blocks_of_a_page_run_as_they_stand[coming_from",
-    "multidevice/test_guide.py::test_the_blocks_of_a_page_run_as_they_stand[index",
-    "multidevice/test_guide.py::test_the_blocks_of_a_page_run_as_they_stand[monitoring",
-    "multidevice/test_guide.py::test_the_blocks_of_a_page_run_as_they_stand[questions",
-    "multidevice/test_guide.py::test_the_blocks_of_a_page_run_as_they_stand[tasks",
-    "multidevice/test_many_steps.py::test_evaluate_and_validation_are_those_of_single_steps",
-    "multidevice/test_many_steps.py::test_the_numbers_of_a_step_of_ones_own_are_the_last_ones",
-    "multidevice/test_many_steps.py::test_what_was_decided_goes_on",
-    "multidevice/test_many_steps.py::test_xla_gives_the_same_bits_one_by_one",
-    "multidevice/test_passes.py::test_parts_of_passes_are_those_of_whole_batches[batch",
-    "multidevice/test_passes.py::test_parts_of_passes_are_those_of_whole_batches[False",
-    "multidevice/test_sample_programs.py",
-    "multidevice/test_strategies.py::test_a_strategy_survives_a_cleared_session",
-    "multidevice/test_strategies.py::test_models_that_are_not_dtrains_train_as_before",
-    "multidevice/test_trainer.py::test_a_resumed_run_ends_as_one_that_was_left_alone",
-    "multidevice/test_guide.py::test_the_blocks_of_a_page_run_as_they_stand[batches",
-    "multidevice/test_guide.py::test_the_blocks_of_a_page_run_as_they_stand[precision",
-    "multidevice/test_monitor.py::test_the_parts_add_up_to_the_wall_time[central_storage",
-    "multidevice/test_monitor.py::test_a_slow_disk_is_named[epoch",
-    "multidevice/test_optim.py::test_divided_state_gives_the_same_bits[adamw",
-    "multidevice/test_optim.py::test_layers_that_are_computed_again_give_the_same_numbers",
-    "multiprocess/test_batch_finder.py",
-    "multiprocess/test_bench.py",
-    "multiprocess/test_elastic.py",
-    "multiprocess/test_files.py",
-    "multiprocess/test_mpi_launch.py::test_a_rank_that_leaves_is_missed_by_the_others",
-    "multiprocess/test_pipeline_workers.py",
-    "multiprocess/test_positions_workers.py",
-    "multiprocess/test_rendezvous.py::test_a_missing_worker_is_named_by_all",
-    "multiprocess/test_sample_programs_workers.py",
-    "multiprocess/test_tour.py::test_it_runs",
-    "multiprocess/test_trainer_workers.py",
-    "multiprocess/test_transports.py::test_mpi_is_taken_where_its_starter_started_all",
-)
-
 _CLUSTER_VARIABLES = (
     "TF_CONFIG",
     "DTRAIN_ATTEMPT",
@@ -91,12 +49,10 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(path)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what is long."""
-    long = (*_LONG, "faults/", *(["contract/"] if config.getoption("contract") == "rest" else []))
-    for item in items:
-        if item.nodeid.removeprefix("tests/").startswith(long) or item.get_closest_marker("soak"):
-            item.add_marker(pytest.mark.long)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """What runs with `make test-soak` only is none of the short tests."""
+    if item.get_closest_marker("soak"):
+        item.add_marker(pytest.mark.long)
 
 
 def _children() -> dict[int, str]:

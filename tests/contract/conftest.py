@@ -20,6 +20,12 @@ PARTS = {
 _REST = 4
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """The rest runs with the long tests."""
+    if item.config.getoption("contract") == "rest":
+        item.add_marker(pytest.mark.long)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     asked = config.getoption("--contract")
     if asked == "full" or config.getoption("keyword"):

@@ -138,9 +138,9 @@ def unknown_length() -> dict[str, Any]:
         ("no strategy", {"unbuilt": True}, unknown_length),
         ("one device", {"gradient_accumulation_steps": 3}, arrays),
         pytest.param("mirrored", {"gradient_accumulation_steps": 3}, arrays, marks=pytest.mark.soak),
-        ("mirrored", {"kind": OwnLogs}, arrays),
-        ("mirrored", {}, unknown_length),
-        ("central storage", {}, arrays),
+        pytest.param("mirrored", {"kind": OwnLogs}, arrays, marks=pytest.mark.long),
+        pytest.param("mirrored", {}, unknown_length, marks=pytest.mark.long),
+        pytest.param("central storage", {}, arrays, marks=pytest.mark.long),
     ],
 )
 def test_an_interrupted_fit_ends_as_one_that_was_left_alone(

@@ -1,6 +1,6 @@
 """What the guide tells a reader to write works, and the tests that it cites are there.
 
-The rule for blocks is in `tests/guide.py`; which pages are long, in `tests/conftest.py`.
+The rule for blocks is in `tests/guide.py`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ TEST_NAME = re.compile(r"`(test_\w+)`(?!\])")
 
 TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in guide.pages()}
 WITH_PROGRAMS = [name for name, text in TEXTS.items() if guide.programs(text)]
+# Pages whose programs train for longer than ten seconds.
+LONG = {"batches", "best_practices", "coming_from", "index", "monitoring", "precision", "questions", "tasks"}
+PAGES = [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in WITH_PROGRAMS]
 FILES = [(name, block.title) for name, text in TEXTS.items() for block in guide.files(text)]
 
 
@@ -56,11 +59,12 @@ def folder(tmp_path: Path, environment: pytest.MonkeyPatch) -> Path:
 
 def test_there_are_programs() -> None:
     assert len(WITH_PROGRAMS) >= 12
+    assert {*WITH_PROGRAMS} >= LONG
     assert sum(len(guide.programs(text)) for text in TEXTS.values()) >= 40
     assert FILES
 
 
-@pytest.mark.parametrize("name", WITH_PROGRAMS)
+@pytest.mark.parametrize("name", PAGES)
 def test_the_blocks_of_a_page_run_as_they_stand(name: str, folder: Path) -> None:
     namespace = {"__name__": "__main__"}
     for block in guide.programs(TEXTS[name]):
@@ -85,6 +89,7 @@ def run_command(command: list[str]) -> None:
     assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "title"), FILES, ids=[f"{name}-{title}" for name, title in FILES])
 def test_a_program_of_a_page_runs_by_its_commands(name: str, title: str, folder: Path) -> None:
     text = TEXTS[name]
@@ -96,6 +101,7 @@ def test_a_program_of_a_page_runs_by_its_commands(name: str, title: str, folder:
         run_command(command)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "beginning"),
     [

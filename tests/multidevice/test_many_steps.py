@@ -148,6 +148,7 @@ def test_one_step_a_call_gives_the_same_bits(name: str, data: str) -> None:
     assert len(calls.done) < 3 * 60, "no call made several steps"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["mirrored"])
 def test_the_numbers_of_a_step_of_ones_own_are_the_last_ones(name: str) -> None:
     strategy, watcher = STRATEGIES[name](), Watcher()
@@ -257,6 +258,7 @@ def test_metrics_are_reset_and_read_as_a_whole(monkeypatch: pytest.MonkeyPatch) 
     assert Counted.times >= 4
 
 
+@pytest.mark.long
 def test_evaluate_and_validation_are_those_of_single_steps() -> None:
     class TestWatcher(keras.callbacks.Callback):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -312,6 +314,7 @@ def test_xla_gives_the_numbers_of_tensorflow(data: str, runs_in_xla: None) -> No
         np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("data", ["arrays", "without the rest, mapped"])
 def test_xla_gives_the_same_bits_one_by_one(data: str, runs_in_xla: None) -> None:
     strategy = STRATEGIES["one device"]()
@@ -370,6 +373,7 @@ def test_the_rule_says_no(change: dict[str, Any], runs_in_xla: None) -> None:
     assert change or not in_xla(model) or not epochs
 
 
+@pytest.mark.long
 def test_what_was_decided_goes_on(runs_in_xla: None, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is begun again with other plans computes as before."""
     strategy = STRATEGIES["one device"]()

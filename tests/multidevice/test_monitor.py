@@ -77,7 +77,9 @@ def test_a_ledger_counts_every_moment_once() -> None:
     assert ledger.named()["Saver"] >= 0.01 and ledger.part_of("Saver") == "checkpoint"
 
 
-@pytest.mark.parametrize("strategy", ["default", "mirrored", "central_storage"])
+@pytest.mark.parametrize(
+    "strategy", ["default", "mirrored", pytest.param("central_storage", marks=pytest.mark.long)]
+)
 def test_the_parts_add_up_to_the_wall_time(strategy: str, tmp_path: Path) -> None:
     model = make(strategy)
     saving = keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras"))
@@ -139,7 +141,7 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("slow_disk")
-@pytest.mark.parametrize("save_freq", ["epoch", 20])
+@pytest.mark.parametrize("save_freq", [pytest.param("epoch", marks=pytest.mark.long), 20])
 def test_a_slow_disk_is_named(save_freq: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     saving = dtrain.BackupAndRestore(tmp_path, save_freq=save_freq)
     history = make().fit(X, Y, epochs=4, verbose=0, callbacks=[saving])

@@ -212,6 +212,7 @@ def test_outputs_of_a_model_of_models_and_wrappers() -> None:
     assert both.dtype_policy.name == "mixed_float16"
 
 
+@pytest.mark.long
 def test_layers_that_are_computed_again_give_the_same_numbers(two: Any) -> None:
     _, expected = train(two, blocks, sgd)
     alike(train(two, blocks, sgd, remat={"mode": "full"})[1], expected, rtol=1e-5)
@@ -282,11 +283,12 @@ def test_weights_are_given_out_evenly_and_always_alike() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "options"),
     [
-        (
+        pytest.param(
             lambda: keras.optimizers.AdamW(
                 0.02, weight_decay=0.1, epsilon=1e-3, global_clipnorm=0.3, gradient_accumulation_steps=2
             ),
             {},
+            marks=pytest.mark.long,
         ),
         (sgd, {"word": "mixed_float16"}),
     ],

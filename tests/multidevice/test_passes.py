@@ -53,7 +53,10 @@ def read(dataset: Any, source: ArraySource, place: tuple[int, int]) -> list[Any]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.parametrize("shuffle", [False, True, "batch"])
+@pytest.mark.parametrize(
+    "shuffle",
+    [pytest.param(False, marks=pytest.mark.long), True, pytest.param("batch", marks=pytest.mark.long)],
+)
 def test_parts_of_passes_are_those_of_whole_batches(
     layout: ReplicaLayout, shuffle: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from sample_runs import TIME_LIMIT, Reports, assert_learns, report_of, run_programs
 
+pytestmark = pytest.mark.long
+
 # Under one device and under two replicas, the same numbers.
 EXACT = [
     "fit_arrays",

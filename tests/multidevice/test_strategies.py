@@ -186,6 +186,7 @@ def test_strategies_one_after_another_in_one_process(one_device: list[np.ndarray
         assert_same(train(MAKERS[name]()), one_device)
 
 
+@pytest.mark.long
 def test_a_strategy_survives_a_cleared_session(one_device: list[np.ndarray]) -> None:
     strategies = [MAKERS[name]() for name in ("mirrored", "central_storage")]
     for _ in range(2):
@@ -247,6 +248,7 @@ pickle.dump(results, sys.stdout.buffer)
 """
 
 
+@pytest.mark.long
 def test_models_that_are_not_dtrains_train_as_before() -> None:
     """To the bit: once in a process that knows no dtrain, once after strategies of dtrain's were made."""
     results = []

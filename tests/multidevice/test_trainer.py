@@ -199,6 +199,7 @@ def test_a_run_leaves_its_files_and_refuses_another(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "run.json").read_bytes() == before
 
 
+@pytest.mark.long
 def test_a_resumed_run_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:
     whole, (_, expected) = run(tmp_path / "whole", 4, accumulation=2)
     run(tmp_path / "parts", 2, accumulation=2, resume=True)  # there is nothing to go on from, so it begins

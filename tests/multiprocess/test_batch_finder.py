@@ -14,6 +14,8 @@ from dtrain.errors import ConfigurationError, TaskTimeoutError
 from dtrain.optim import batch_finder, batch_trial, largest_batch, memory
 from dtrain.optim.batch_trial import Trial
 
+pytestmark = pytest.mark.long
+
 LIMIT = 1_500_000_000
 
 

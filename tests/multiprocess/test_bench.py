@@ -16,7 +16,7 @@ import pytest
 
 from dtrain.launch import guard
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.long]
 
 _SMALL = ["--epochs", "2", "--global-batch", "32"]
 _TINY = ["--model", "synthetic-transformer", "--size", "96", *_SMALL]

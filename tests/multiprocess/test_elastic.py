@@ -11,6 +11,8 @@ import pytest
 
 from restart_jobs import Ended, run
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Callable[..., Ended]:

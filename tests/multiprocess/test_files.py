@@ -18,6 +18,8 @@ import pytest
 
 import dtrain
 
+pytestmark = pytest.mark.long
+
 LIMIT = 240.0
 EPOCHS = 3
 SAVES = 12

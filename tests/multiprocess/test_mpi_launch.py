@@ -91,6 +91,7 @@ def test_by_hand_and_by_the_launcher_the_same_numbers(tmp_path: Path) -> None:
     assert "[worker 1] 1 2" in done.stdout
 
 
+@pytest.mark.long
 def test_a_rank_that_leaves_is_missed_by_the_others(tmp_path: Path) -> None:
     """MPI's own end would wait for the others, and they for it."""
     program = tmp_path / "train.py"

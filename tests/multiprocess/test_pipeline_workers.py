@@ -14,6 +14,8 @@ import pytest
 
 from dtrain.data import write_array_records, write_tfrecords
 
+pytestmark = pytest.mark.long
+
 RUNNER = Path(cases.__file__)
 TIME_LIMIT = 200.0
 ROWS = cases.ROWS

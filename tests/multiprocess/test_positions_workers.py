@@ -12,6 +12,8 @@ from typing import Any
 import positions_workers as cases
 import pytest
 
+pytestmark = pytest.mark.long
+
 RUNNER = Path(cases.__file__)
 TIME_LIMIT = 200.0
 

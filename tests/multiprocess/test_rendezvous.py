@@ -168,6 +168,7 @@ def test_the_first_task_may_come_last(tasks: Tasks, ports: Callable[[int], list[
     assert errors_of(tasks.results()) == {""}
 
 
+@pytest.mark.long
 def test_a_missing_worker_is_named_by_all(tasks: Tasks, ports: Callable[[int], list[int]]) -> None:
     addresses = local(ports(3))
     for index in (0, 1):

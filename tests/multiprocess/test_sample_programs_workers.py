@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 RUNNER = Path(__file__).resolve().parents[1] / "multidevice" / "sample_programs.py"
 BY_HAND = Path(__file__).resolve().parents[2] / "examples" / "multi_worker_by_hand.py"
 TIME_LIMIT = 150.0

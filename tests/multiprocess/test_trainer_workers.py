@@ -14,6 +14,8 @@ import pytest
 
 import dtrain
 
+pytestmark = pytest.mark.long
+
 LIMIT = 150.0
 ROWS = 45  # the last micro-batch has 5 rows, which is uneven over two workers
 

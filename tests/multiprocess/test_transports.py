@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from transports import check_transport
 
 
@@ -12,6 +14,7 @@ def test_the_ring(tmp_path: Path) -> None:
     assert found == {"name": "ring", "reason": "it was asked for", "library": "sockets (local)"}
 
 
+@pytest.mark.long
 def test_mpi_is_taken_where_its_starter_started_all(tmp_path: Path) -> None:
     found = check_transport(tmp_path, "auto", 2, by_mpi=True, seconds=100)
     assert found["name"] == "mpi"
