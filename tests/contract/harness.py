@@ -33,7 +33,7 @@ import numpy as np
 
 from .mpi_starter import mpi_command, mpi_environment
 from .registry import ATOL, PROGRAMS, RTOL, Listed, listed
-from .strategies import STRATEGIES
+from .strategies import LAYOUTS, STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[2]
 Report = dict[str, Any]
@@ -61,10 +61,10 @@ class Job:
 
     @property
     def workers(self) -> int:
-        return STRATEGIES[self.strategy].workers
+        return LAYOUTS[self.strategy].workers
 
     def start(self) -> None:
-        layout = STRATEGIES[self.strategy]
+        layout = LAYOUTS[self.strategy]
         tasks = [("worker", rank) for rank in range(layout.workers)]
         if layout.served:
             tasks = [("chief", 0), *layout.served]

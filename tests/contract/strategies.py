@@ -37,6 +37,12 @@ STRATEGIES: dict[str, Layout] = {
     "parameter_server": Layout(1, 1, lambda api: api.ParameterServerStrategy(), ONE_WORKER_TWO_SERVERS),
 }
 
+# What two replicas cannot show, such as the order of a sum; the contract is not run for these.
+LAYOUTS: dict[str, Layout] = STRATEGIES | {
+    "three_devices": Layout(1, 3, lambda api: api.MirroredStrategy()),
+    "three_workers": Layout(3, 1, lambda api, **how: api.MultiWorkerMirroredStrategy(**how)),
+}
+
 
 def api(engine: str) -> Any:
     """Where the classes come from: ``stock`` is ``tf.distribute``, ``dtrain`` is the library under test."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from .mpi_starter import mpi_rank
 from .registry import PROGRAMS, REGISTRY, Entry, Env
-from .strategies import STRATEGIES, api
+from .strategies import LAYOUTS, api
 
 SEED = 1234
 
@@ -30,7 +30,7 @@ def start(name: str, engine: str, communication: str | None = None) -> Any:
     """Configure the devices and make the strategy, checking that it has the replicas that it should."""
     import tensorflow as tf
 
-    layout = STRATEGIES[name]
+    layout = LAYOUTS[name]
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * layout.devices)
     # One thread an operation: the machine's cores belong to the replicas, and sums keep one order.
@@ -119,7 +119,7 @@ def main() -> None:
             strategy=strategy,
             tmp=options.out / "tmp" / name,
             rank=options.rank,
-            workers=STRATEGIES[options.strategy].workers,
+            workers=LAYOUTS[options.strategy].workers,
         )
         report = run(REGISTRY[name], env)
         done = options.out / f"{name}.{options.rank}.pickle"

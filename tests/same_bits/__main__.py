@@ -3,6 +3,7 @@
     python -m tests.same_bits                          # the short form, against the commit in `base`
     python -m tests.same_bits --base COMMIT --long     # every program of the contract
     python -m tests.same_bits --only multi_worker/resumed_
+    python -m tests.same_bits --planted                # whether it finds the changes in planted.toml
 
 Both trees run the tests of this one, with the package of theirs. Checkpoints that the base wrote in the
 middle of an epoch are continued by both.
@@ -25,6 +26,7 @@ from tests.contract.harness import ROOT, Job, Report
 
 from .compare import Intended, difference, read_intended
 from .plan import PACKAGES, Comparison, comparisons
+from .planted import not_found
 
 PROGRAM_SECONDS = 120.0
 _BEFORE, _AFTER = "interrupted_", "resumed_"
@@ -45,12 +47,12 @@ def checked_out(commit: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_both(plan: Comparison, base: Path) -> Iterator[tuple[str, Report, Report]]:
-    """The reports of each program, the base's and this tree's, in the order of the programs."""
+def run_both(plan: Comparison, base: Path, now: Path = ROOT) -> Iterator[tuple[str, Report, Report]]:
+    """The reports of each program, those of the base and of the tree now, in the order of the programs."""
     out = Path(tempfile.mkdtemp(prefix="same-bits-"))
     jobs = [
         Job(plan.strategy, "dtrain", out / name, plan.communication, source=tree / "src", packages=PACKAGES)
-        for name, tree in (("base", base), ("now", ROOT))
+        for name, tree in (("base", base), ("now", now))
     ]
     for job in jobs:
         job.out.mkdir()
@@ -105,7 +107,10 @@ def main() -> int:
     parser.add_argument("--base", default=Path(__file__).with_name("base").read_text().strip())
     parser.add_argument("--long", action="store_true", help="run every program under every strategy")
     parser.add_argument("--only", help='cases, "strategy/program", that begin so')
+    parser.add_argument("--planted", action="store_true", help="find planted changes, not a commit's")
     options = parser.parse_args()
+    if options.planted:
+        return 1 if list(not_found(_first_difference)) else 0
 
     intended = read_intended()
     needed: set[int] = set()
@@ -131,6 +136,15 @@ def main() -> int:
     took = time.monotonic() - begun
     print(f"same-bits against {options.base}: {count - wrong} of {count} cases agree, in {took:.0f} s")
     return 1 if wrong or unneeded else 0
+
+
+def _first_difference(cases: str, tree: Path) -> str:
+    """The first of some cases of the short form whose numbers are others in a tree than in this one."""
+    for plan in selected(comparisons(long=False), cases):
+        for program, old, new in run_both(plan, ROOT, tree):
+            if text := difference(old, new):
+                return f"{plan.name}/{program}: {text}"
+    return ""
 
 
 def _reason(case: str, intended: Sequence[Intended], needed: set[int]) -> str:

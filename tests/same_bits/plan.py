@@ -16,6 +16,10 @@ _OWN_FOLDER = Path(__file__).parent / "programs"
 SHORT_SHARE = 12
 """The short form takes one program of the contract in so many, each strategy others."""
 
+# With two replicas alone a sum has one order.
+_OF_THREE = ("three_devices", "three_workers")
+_PROGRAMS_OF_THREE = ("order_of_arrays", "each_steps_loss", "many_steps_accumulated", "loop_of_ones_own")
+
 # What a recording layer notes stays in the process that computes, which is not the chief.
 _NOT_UNDER_SERVERS = "order_of_"
 
@@ -52,6 +56,7 @@ def comparisons(*, long: bool) -> list[Comparison]:
         here = tuple(n for n in own if not (STRATEGIES[strategy].served and n.startswith(_NOT_UNDER_SERVERS)))
         found.append(Comparison(strategy=strategy, programs=(*here, *mine)))
     found += [Comparison(strategy="multi_worker", communication=c, programs=own) for c in ("ring", "mpi")]
+    found += [Comparison(strategy=strategy, programs=_PROGRAMS_OF_THREE) for strategy in _OF_THREE]
     return found
 
 

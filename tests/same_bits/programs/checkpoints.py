@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from tests.contract.programs.common import Values
 from tests.contract.registry import Env, property_check
 
@@ -92,3 +93,19 @@ def _(env: Env) -> Values:
 @property_check("resumed_pipeline")
 def _(env: Env) -> Values:
     return resumed(env, "pipeline", optimizer=accumulating)
+
+
+# Without a global seed the order follows from a seed that only the checkpoint tells to both trees.
+
+
+@property_check("interrupted_unseeded")
+def _(env: Env) -> Values:
+    tf.random.set_seed(None)
+    interrupted(env, "arrays")
+    return {}
+
+
+@property_check("resumed_unseeded")
+def _(env: Env) -> Values:
+    tf.random.set_seed(None)
+    return resumed(env, "arrays")
