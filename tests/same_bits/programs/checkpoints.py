@@ -19,7 +19,8 @@ from dtrain.data import Pipeline
 from .common import BATCH, everything, model_in, rows
 
 EPOCHS = 4
-STOP = 9  # steps; the second epoch of six has made three
+SAVE_EVERY = 3  # steps
+STOP = 10  # steps: the second epoch of six had made three when the last checkpoint was taken
 
 
 class Interrupt(Exception):
@@ -44,7 +45,7 @@ def callbacks(env: Env, interrupted: bool) -> list[keras.callbacks.Callback]:
     found = [
         keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=10.0),
         keras.callbacks.EarlyStopping("loss", patience=3, min_delta=10.0, restore_best_weights=True),
-        dtrain.BackupAndRestore(str(env.tmp / "backup"), save_freq=3, delete_checkpoint=False),
+        dtrain.BackupAndRestore(str(env.tmp / "backup"), save_freq=SAVE_EVERY, delete_checkpoint=False),
     ]
     return [*found, InterruptAt(STOP)] if interrupted else found
 
