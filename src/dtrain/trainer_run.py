@@ -21,6 +21,7 @@ from dtrain.cluster import settings as environment
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.functions import trained_in_xla
 from dtrain.log import logger
+from dtrain.monitor.curves import drawn
 from dtrain.monitor.event_log import EventLog
 from dtrain.monitor.rates import RateLogs, training_rate
 from dtrain.monitor.record import parameters_of
@@ -155,7 +156,8 @@ class TrainerRun:
         values = {name: series[-1] for name, series in history.history.items() if series}
         rate = training_rate(getattr(history, "time_report", ()))
         if job.is_chief():
-            monitor.plot_curves(history.history, run.curves, title=self._record["strategy"])
+            title = self._record["strategy"]
+            drawn(run.curves, lambda path: monitor.plot_curves(history.history, path, title=title))
             run.write_record(
                 monitor.finish_record(
                     self._record,

@@ -212,6 +212,19 @@ def test_servers_that_contradict_the_cluster(tmp_path, arguments, message):
     assert message in done.stderr
 
 
+def test_a_run_goes_without_its_picture_where_matplotlib_is_not_installed(tmp_path):
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(('matplotlib', 'matplotlib.figure')));"
+        "from dtrain.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, "train", "digits", "--epochs", "1", "--run-dir", "run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    assert "curves.png is left out" in done.stderr and "pip install 'dtrain[charts]'" in done.stderr
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
+    assert not (tmp_path / "run" / "curves.png").exists()
+
+
 def test_help_does_not_import_tensorflow():
     program = (
         "import sys; from dtrain.cli import main; main(['train', '--help']);"

@@ -19,6 +19,7 @@ from dtrain.monitor import (
     read_record,
     summarize,
 )
+from dtrain.monitor.curves import drawn
 from dtrain.monitor.run_directory import RunDirectory
 
 
@@ -232,6 +233,17 @@ def test_curves_are_a_png(tmp_path, history):
     assert data.startswith(b"\x89PNG")
     assert len(data) > 5000
     assert [file.name for file in tmp_path.iterdir()] == ["curves.png"]
+
+
+def test_without_matplotlib_a_picture_is_left_out_and_a_warning_says_so(tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(
+        ImportError, match=r"curves are drawn by matplotlib(.|\n)*pip install 'dtrain\[charts\]'"
+    ):
+        plot_curves({"loss": [1.0]}, tmp_path / "curves.png")
+    assert not drawn(tmp_path / "curves.png", lambda path: plot_curves({"loss": [1.0]}, path))
+    assert "curves.png is left out" in caplog.text and "pip install 'dtrain[charts]'" in caplog.text
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_rate_leaves_out_the_first_epoch_what_was_traced_and_all_but_training():

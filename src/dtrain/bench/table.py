@@ -41,8 +41,8 @@ def as_text(results: Results, *, width: int) -> str:
     return "\n".join(lines).rstrip()
 
 
-def as_markdown(results: Results) -> str:
-    """The same as a page, with the command, the machine and the picture."""
+def as_markdown(results: Results, *, picture: str = "") -> str:
+    """The same as a page, with the command, the machine and the picture, given its file's name."""
     machine, data = results.machine, results.as_data()
     gpus = f", {len(machine.gpus)} GPUs" if machine.gpus else ""
     versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
@@ -50,7 +50,7 @@ def as_markdown(results: Results) -> str:
         f"# {results.asked.model} under {len(results.outcomes)} rows of strategies",
         f"{results.started_at}, {results.seconds:.0f} s, {results.status}. {machine.processor}, "
         f"{len(machine.cores)} cores{gpus}, load {results.load_before:.1f} before it began. {versions}.",
-        "![examples a second, loss and accuracy](bench.png)",
+        *([f"![examples a second, loss and accuracy]({picture})"] if picture else []),
         "## Speed",
         _markdown_table(_speed_heads(results), _speed_rows(results)),
         "## Numbers",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 HELP = "train the same model under the strategies that this machine can run, and compare them"
 
+_PICTURE = "bench.png"
 _NARROWEST = 120  # characters of a line of the table
 _USUAL_SECONDS = 20.0  # that a run takes, until one has told
 
@@ -176,10 +177,11 @@ def _one(outcome: Outcome, asked: Asked, runner: Runner, folder: Path) -> None:
 def _write(results: Results, directory: Path) -> None:
     from dtrain.bench import output, picture
     from dtrain.bench.table import as_markdown
+    from dtrain.monitor.curves import drawn
 
     output.write_data(results, directory)
-    output.write(directory / "bench.md", as_markdown(results))
-    picture.draw(results, directory / "bench.png")
+    pictured = drawn(directory / _PICTURE, lambda path: picture.draw(results, path))
+    output.write(directory / "bench.md", as_markdown(results, picture=_PICTURE if pictured else ""))
 
 
 def _show(results: Results, directory: Path) -> None:
@@ -187,7 +189,8 @@ def _show(results: Results, directory: Path) -> None:
 
     width = max(shutil.get_terminal_size((_NARROWEST, 24)).columns, _NARROWEST)
     print(as_text(results, width=width))
-    print(f"\nbench.json, bench.md, bench.png and the runs are in {directory}")
+    files = ", ".join(sorted(path.name for path in directory.glob("bench.*")))
+    print(f"\n{files} and the runs are in {directory}")
 
 
 def _say(text: str) -> None:

@@ -6,11 +6,12 @@ It draws a finished history into a PNG file, without a display; it shows nothing
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dtrain.errors import UnsupportedVersionError
+from dtrain.log import logger
 
 _COLUMNS = 3
 _MOST = 9
@@ -33,9 +34,27 @@ def figure_class(what_is: str) -> Any:
     except ImportError as error:
         raise UnsupportedVersionError(
             f"The {what_is} drawn by matplotlib, which cannot be imported: {error}.",
-            hint="Install it: pip install matplotlib",
+            hint="Install it: pip install 'dtrain[charts]'",
         ) from error
     return Figure
+
+
+def drawn(path: Path, draw: Callable[[Path], None]) -> bool:
+    """Draws a picture, or warns that it is left out, where matplotlib is not installed.
+
+    Args:
+        path: the picture's file.
+        draw: draws it; given `path`.
+
+    Returns:
+        Whether it was drawn.
+    """
+    try:
+        draw(path)
+    except UnsupportedVersionError as error:
+        logger.warning("%s is left out. %s %s", path.name, error.message, error.hint)
+        return False
+    return True
 
 
 def plot_curves(history: Mapping[str, Sequence[float]], path: Path, *, title: str = "") -> None:

@@ -16,7 +16,7 @@ from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.alarms import LossAlarm, OnNan
 from dtrain.keras_engine.functions import trained_in_xla
 from dtrain.log import logger
-from dtrain.monitor.curves import plot_curves
+from dtrain.monitor.curves import drawn, plot_curves
 from dtrain.monitor.event_log import EventLog
 from dtrain.monitor.profile import Profile
 from dtrain.monitor.rates import RateLogs, training_rate
@@ -156,7 +156,8 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
             if kind == "trained":
                 with progress.ledger.within("other", type(self).__name__):
                     series = facts["history"].history
-                    plot_curves(series, self.run.curves, title=self._record["strategy"])
+                    title = self._record["strategy"]
+                    drawn(self.run.curves, lambda path: plot_curves(series, path, title=title))
             elif kind == "ended":
                 self._finish(self.run, facts["history"])
         except OSError as error:

@@ -18,6 +18,7 @@ from dtrain import job, monitor
 from dtrain.data import Pipeline
 from dtrain.keras_engine.functions import trained_in_xla
 from dtrain.monitor import RunDirectory
+from dtrain.monitor.curves import drawn
 from dtrain.monitor.event_log import EventLog
 from dtrain.monitor.rates import RateLogs, training_rate
 from dtrain.monitor.record import parameters_of
@@ -162,7 +163,8 @@ class TrainingRun:
             time_report=getattr(fitted, "time_report", None),
         )
         if dtrain.is_chief():
-            monitor.plot_curves(history, run.curves, title=f"{self.recipe} under {record['strategy']}")
+            title = f"{self.recipe} under {record['strategy']}"
+            drawn(run.curves, lambda path: monitor.plot_curves(history, path, title=title))
             run.write_record(record)
             shutil.rmtree(run.backups, ignore_errors=True)
         dtrain.barrier()
