@@ -8,7 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
 from dtrain.monitor.report import text
+from dtrain.monitor.report.markup import drawings
+from dtrain.monitor.report.markup import parts as macros
 from dtrain.monitor.report.scales import Scale
 
 PARTS = ("compute", "input", "communication", "checkpoint", "callbacks", "validation", "start", "other")
@@ -57,53 +61,46 @@ def grouped(bars: Sequence[Bar], most: int) -> tuple[list[Bar], int]:
     return found, size
 
 
-def bar_chart(title: str, bars: Sequence[Bar], axis: str) -> str:
+@dataclass(frozen=True)
+class _Piece:
+    """A rectangle of a part, and what it says when pointed at."""
+
+    kind: str
+    said: str
+    x: float
+    width: float
+    y: float = 0.0
+    height: float = 0.0
+
+
+def bar_chart(title: str, bars: Sequence[Bar], axis: str) -> Markup:
     """Bars beside each other, each of its parts upon each other, in seconds."""
     top = max((bar.seconds for bar in bars), default=0.0) or 1.0
     up = Scale(0.0, top * 1.04)
     ticks = [(tick, text.seconds(tick)) for tick in up.ticks(4)]
-    left = 12 + _CHARACTER * max(len(label) for _, label in ticks)
-    slot = (_WIDTH - _RIGHT - left) / len(bars)
+    left, right = 12 + _CHARACTER * max(len(label) for _, label in ticks), _WIDTH - _RIGHT
+    base = _HEIGHT - _BOTTOM
+    slot = (right - left) / len(bars)
     width = min(slot * 0.78, 46.0)
 
     def y(value: float) -> float:
-        return _HEIGHT - _BOTTOM - up.share(value) * (_HEIGHT - _BOTTOM - _TOP)
+        return base - up.share(value) * (base - _TOP)
 
-    parts = []
-    for value, label in ticks:
-        at = y(value)
-        parts.append(
-            f'<line class="grid" x1="{left:g}" x2="{_WIDTH - _RIGHT:g}" y1="{at:.1f}" y2="{at:.1f}"/>'
-            f'<text class="tick" x="{left - 6:g}" y="{at + 3.6:.1f}" text-anchor="end">{label}</text>'
-        )
-    base = _HEIGHT - _BOTTOM
-    parts.append(f'<line class="base" x1="{left:g}" x2="{_WIDTH - _RIGHT:g}" y1="{base:g}" y2="{base:g}"/>')
-    end = -10.0
+    stacks, end = [], -10.0
     for place, bar in enumerate(bars):
         middle = left + slot * (place + 0.5)
-        parts.append(_stack(bar, middle - width / 2, width, y))
         half = len(bar.label) * _CHARACTER / 2
-        if middle - half >= end + 6 and middle + half <= _WIDTH:
-            end = middle + half
-            parts.append(
-                f'<text class="tick" x="{middle:.1f}" y="{_HEIGHT - 19:g}" text-anchor="middle">'
-                f"{text.escape(bar.label)}</text>"
-            )
-    parts.append(
-        f'<text class="axis" x="{(left + _WIDTH - _RIGHT) / 2:g}" y="{_HEIGHT - 4:g}" text-anchor="middle">'
-        f"{text.escape(axis)}</text>"
-    )
+        told = middle - half >= end + 6 and middle + half <= _WIDTH
+        end = middle + half if told else end
+        stacks.append((_stack(bar, middle - width / 2, width, y), middle, bar.label if told else ""))
     total = {name: sum(bar.parts.get(name, 0.0) for bar in bars) for bar in bars for name in bar.parts}
     said = ", ".join(f"{name} {text.percent(total[name] / sum(total.values()))}" for name in ordered(total))
-    return (
-        f'<figure class="chart bars"><figcaption><h3>{text.escape(title)}</h3>'
-        f"{part_legend(ordered(total))}</figcaption>"
-        f'<div class="plot"><svg viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" role="img" '
-        f'aria-label="{text.escape(f"{title}. In all: {said}")}">{"".join(parts)}</svg></div></figure>'
-    )
+    frame = {"width": _WIDTH, "height": _HEIGHT, "left": left, "right": right, "base": base, "axis": axis}
+    frame["heights"] = [(y(tick), label) for tick, label in ticks]
+    return drawings.bar_chart(title, part_legend(ordered(total)), f"{title}. In all: {said}", frame, stacks)
 
 
-def _stack(bar: Bar, x: float, width: float, place: Callable[[float], float]) -> str:
+def _stack(bar: Bar, x: float, width: float, place: Callable[[float], float]) -> list[_Piece]:
     pieces, below = [], 0.0
     for name in ordered(bar.parts):
         seconds = bar.parts[name]
@@ -114,42 +111,29 @@ def _stack(bar: Bar, x: float, width: float, place: Callable[[float], float]) ->
         # A thin gap keeps neighbours apart for those who cannot tell their colours.
         gap = 0.8 if bottom - top > 2.5 else 0.0
         said = f"{bar.name}: {name} {text.seconds(seconds)} ({text.percent(seconds / bar.seconds)})"
-        pieces.append(
-            f'<rect class="{part_class(name)}" x="{x:.1f}" y="{top:.1f}" width="{width:.1f}" '
-            f'height="{bottom - top - gap:.1f}"><title>{text.escape(said)}</title></rect>'
-        )
-    return f'<g class="stack">{"".join(pieces)}</g>'
+        pieces.append(_Piece(part_class(name), said, x, width, top, bottom - top - gap))
+    return pieces
 
 
-def flat_bar(parts: Mapping[str, float], name: str) -> str:
+def flat_bar(parts: Mapping[str, float], name: str) -> Markup:
     """A bar that lies in a row of a table: the shares of its parts, whatever their sum."""
     total = sum(parts.values())
     if total <= 0:
-        return ""
+        return Markup()
     pieces, x = [], 0.0
     for part in ordered(parts):
         width = 1000 * parts[part] / total
         said = f"{name}: {part} {text.seconds(parts[part])} ({text.percent(parts[part] / total)})"
-        pieces.append(
-            f'<rect class="{part_class(part)}" x="{x:.1f}" y="0" height="10" '
-            f'width="{max(width - 2, 0.5):.1f}">'
-            f"<title>{text.escape(said)}</title></rect>"
-        )
+        pieces.append(_Piece(part_class(part), said, x, max(width - 2, 0.5)))
         x += width
-    return (
-        f'<svg class="flat" viewBox="0 0 1000 10" preserveAspectRatio="none" role="img" '
-        f'aria-label="{text.escape(f"shares of the time of {name}")}">{"".join(pieces)}</svg>'
-    )
+    return drawings.flat_bar(name, pieces)
 
 
-def part_name(name: str) -> str:
+def part_name(name: str) -> Markup:
     """A part's colour and name."""
-    return (
-        f'<span class="key"><svg class="swatch box" viewBox="0 0 12 12" aria-hidden="true">'
-        f'<rect class="{part_class(name)}" width="12" height="12" rx="2"/></svg>{text.escape(name)}</span>'
-    )
+    return drawings.part_name(name, part_class(name))
 
 
-def part_legend(names: Sequence[str]) -> str:
+def part_legend(names: Sequence[str]) -> Markup:
     """Names and colours of parts."""
-    return f'<ul class="legend">{"".join(f"<li>{part_name(name)}</li>" for name in names)}</ul>'
+    return macros.legend([part_name(name) for name in names])

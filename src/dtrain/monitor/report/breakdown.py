@@ -9,6 +9,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from markupsafe import Markup
+
 from dtrain.monitor.report import text
 from dtrain.monitor.report.bars import (
     Bar,
@@ -19,6 +21,8 @@ from dtrain.monitor.report.bars import (
     part_legend,
     part_name,
 )
+from dtrain.monitor.report.markup import drawings
+from dtrain.monitor.report.markup import parts as markup
 from dtrain.monitor.report.names import run_name
 from dtrain.monitor.report.tables import Cell, Column, Row, table
 from dtrain.monitor.report.thinning import thin_list
@@ -51,24 +55,24 @@ class _Worker:
         return statistics.fmean(self.step) if self.step else None
 
 
-def time_section(runs: Sequence[Run]) -> tuple[str, list[str]]:
+def time_section(runs: Sequence[Run]) -> tuple[Markup, list[str]]:
     """The parts of the time, for all epochs together and by epoch, what it was lost to, and notes."""
     told = [(place, run) for place, run in enumerate(runs) if run.parts]
     if not told:
-        return "", []
+        return Markup(), []
     notes: list[str] = []
     body = _of_one(runs[0], notes) if len(runs) == 1 else _of_several(told, notes)
     several = len(runs) > 1
     return body + _callbacks(told, several=several) + _causes(told, several=several), notes
 
 
-def _of_one(run: Run, notes: list[str]) -> str:
+def _of_one(run: Run, notes: list[str]) -> Markup:
     parts = run.parts
     total = sum(parts.values())
     rows = [
         Row(
             [
-                Cell(html=part_name(name)),
+                part_name(name),
                 text.seconds(parts[name]),
                 text.percent(parts[name] / total),
                 _EXPLAINED.get(name, ""),
@@ -83,13 +87,11 @@ def _of_one(run: Run, notes: list[str]) -> str:
         Column("share", numbers=True),
         Column("what it is"),
     ]
-    return (
-        f'<div class="beside">{epoch_bars(run, "time of each epoch", notes)}'
-        f"{table('Where the time of all epochs went', columns, rows)}</div>" + _by_epoch(run, notes)
-    )
+    shown = table("Where the time of all epochs went", columns, rows)
+    return markup.beside(epoch_bars(run, "time of each epoch", notes), shown) + _by_epoch(run, notes)
 
 
-def epoch_bars(run: Run, title: str, notes: list[str], most: int = 40) -> str:
+def epoch_bars(run: Run, title: str, notes: list[str], most: int = 40) -> Markup:
     """The chart of a run's epochs by part."""
     told = [epoch for epoch in run.epochs if epoch.parts]
     bars = [Bar(f"{epoch.number + 1}", f"epoch {epoch.number + 1}", epoch.parts) for epoch in told]
@@ -99,7 +101,7 @@ def epoch_bars(run: Run, title: str, notes: list[str], most: int = 40) -> str:
     return bar_chart(title, shown, "epoch")
 
 
-def _by_epoch(run: Run, notes: list[str]) -> str:
+def _by_epoch(run: Run, notes: list[str]) -> Markup:
     """Seconds and percent of each part in each epoch."""
     told = [epoch for epoch in run.epochs if epoch.parts]
     names = ordered(run.parts)
@@ -110,11 +112,7 @@ def _by_epoch(run: Run, notes: list[str]) -> str:
     for epoch in shown:
         total = sum(epoch.parts.values())
         cells = [
-            Cell(
-                html=f"{text.seconds(epoch.parts.get(name, 0.0))}"
-                f' <span class="weak">{text.percent(epoch.parts.get(name, 0.0) / total)}</span>'
-            )
-            for name in names
+            markup.part_time(epoch.parts.get(name, 0.0), epoch.parts.get(name, 0.0) / total) for name in names
         ]
         rate = text.number(epoch.examples_per_second)
         named = ", ".join(f"{_worded(cause.cause)} {text.percent(cause.share)}" for cause in epoch.causes)
@@ -122,27 +120,27 @@ def _by_epoch(run: Run, notes: list[str]) -> str:
     columns = [Column("epoch"), Column("time", numbers=True), Column("examples/s", numbers=True)]
     columns += [*(Column(name, numbers=True) for name in names), Column("causes")]
     found = table("Time of each epoch by part", columns, rows, tall=True)
-    return f"<details><summary>each epoch in numbers</summary>{found}</details>"
+    return markup.folded("each epoch in numbers", found)
 
 
-def _of_several(told: Sequence[tuple[int, Run]], notes: list[str]) -> str:
+def _of_several(told: Sequence[tuple[int, Run]], notes: list[str]) -> Markup:
     names = ordered({name: 0.0 for _, run in told for name in run.parts})
     rows = []
     for place, run in told:
         parts, total = run.parts, sum(run.parts.values())
         shares = [text.percent(parts.get(name, 0.0) / total) for name in names]
-        bar = Cell(html=flat_bar(parts, run.name))
+        bar = flat_bar(parts, run.name)
         rows.append(Row([run_name(run, place), bar, text.seconds(total), *shares], run=place))
     columns = [Column("run"), Column("shares", style="wide"), Column("epochs", numbers=True)]
     columns += [Column(name, numbers=True) for name in names]
     shown = part_legend(names) + table("Where the time of all epochs went, by run", columns, rows)
     if len(told) > _MOST_BY_EPOCH:
         return shown
-    charts = "".join(epoch_bars(run, run.name, notes, most=20) for _, run in told)
-    return f'{shown}<details><summary>each run by epoch</summary><div class="charts">{charts}</div></details>'
+    charts = [epoch_bars(run, run.name, notes, most=20) for _, run in told]
+    return shown + markup.folded("each run by epoch", drawings.charts(charts, ""))
 
 
-def _callbacks(told: Sequence[tuple[int, Run]], *, several: bool) -> str:
+def _callbacks(told: Sequence[tuple[int, Run]], *, several: bool) -> Markup:
     """The callbacks that took longest."""
     said = []
     for _, run in told:
@@ -152,14 +150,12 @@ def _callbacks(told: Sequence[tuple[int, Run]], *, several: bool) -> str:
                 seconds[name] = seconds.get(name, 0.0) + each
         longest = sorted(seconds.items(), key=lambda item: -item[1])[:_MOST_CALLBACKS]
         if longest:
-            names = ", ".join(f"{text.escape(name)} {text.seconds(each)}" for name, each in longest)
-            said.append(f"<li>{f'{text.escape(run.name)}: ' if several else ''}{names}</li>")
-    if not said:
-        return ""
-    return f'<h3>Callbacks that took longest</h3><ul class="plain">{"".join(said)}</ul>'
+            names = ", ".join(f"{name} {text.seconds(each)}" for name, each in longest)
+            said.append(f"{f'{run.name}: ' if several else ''}{names}")
+    return markup.longest_callbacks(said) if said else Markup()
 
 
-def _causes(told: Sequence[tuple[int, Run]], *, several: bool) -> str:
+def _causes(told: Sequence[tuple[int, Run]], *, several: bool) -> Markup:
     """What epochs were lost to, each cause of a run once."""
     rows = []
     for place, run in told:
@@ -179,15 +175,15 @@ def _causes(told: Sequence[tuple[int, Run]], *, several: bool) -> str:
                 Row([run_name(run, place), *cells] if several else cells, run=place if several else None)
             )
     if not rows:
-        return '<p class="quiet">No epoch named a cause for lost time.</p>'
+        return markup.quiet("No epoch named a cause for lost time.")
     columns = [
         Column("cause"),
         Column("epochs", numbers=True),
         Column("share in them", numbers=True),
         Column("where it was worst", style="long"),
     ]
-    return "<h3>Named causes</h3>" + table(
-        "What time was lost to", [Column("run"), *columns] if several else columns, rows
+    return markup.causes(
+        table("What time was lost to", [Column("run"), *columns] if several else columns, rows)
     )
 
 
@@ -195,7 +191,7 @@ def _worded(cause: str) -> str:
     return cause.replace("_", " ")
 
 
-def worker_section(runs: Sequence[Run]) -> str:
+def worker_section(runs: Sequence[Run]) -> Markup:
     """One row a worker, the slow ones marked."""
     several = len(runs) > 1
     most = max(_MOST_WORKERS // len(runs), 4)
@@ -211,7 +207,7 @@ def worker_section(runs: Sequence[Run]) -> str:
         for worker in workers:
             rows.append(_worker_row(worker, usual, worker.task in slow, run, place if several else None))
     if not rows:
-        return ""
+        return Markup()
     columns = [
         Column("worker"),
         Column("host"),
@@ -231,24 +227,23 @@ def worker_section(runs: Sequence[Run]) -> str:
         said += f" Of {text.plural(left_out, 'faster worker')} no row is shown."
     verdict = f"{text.plural(slow_count, 'worker')} slow. " if slow_count else "No worker is slow. "
     shown = table("Workers", [Column("run"), *columns] if several else columns, rows, tall=True)
-    return f'<p class="quiet"><strong>{verdict}</strong>{said}</p>{shown}'
+    return markup.workers(verdict, said, shown)
 
 
 def _worker_row(worker: _Worker, usual: float | None, slow: bool, run: Run, place: int | None) -> Row:
     own = worker.own_step
     ratio = f"{own / usual:.2f} \N{MULTIPLICATION SIGN}" if own is not None and usual else text.UNKNOWN
-    badge = '<span class="badge slow">slow</span>' if slow else ""
     total = sum(worker.parts.values())
     shares = [
         text.percent(worker.parts.get(name, 0.0) / total) if total else text.UNKNOWN for name in _OF_WORKERS
     ]
     cells: list[str | Cell] = [
-        Cell(html=f"{text.escape(worker.task)} {badge}"),
+        markup.worker(worker.task, slow),
         ", ".join(worker.hosts),
         text.seconds(worker.whole_step),
         text.seconds(own),
         ratio,
-        Cell(html=flat_bar(worker.parts, worker.task)),
+        flat_bar(worker.parts, worker.task),
         *shares,
     ]
     if place is not None:

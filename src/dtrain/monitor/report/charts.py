@@ -6,11 +6,15 @@ It draws what it is given; `dtrain.monitor.report.curves` decides what that is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
+from markupsafe import Markup
+
 from dtrain.monitor.report import text
+from dtrain.monitor.report.markup import drawings
 from dtrain.monitor.report.scales import Scale, position_scale, value_scale
 from dtrain.monitor.report.thinning import thin_curve, thin_list
 
@@ -21,7 +25,6 @@ _CHARACTER = 6.3  # the width of a digit at the size of the ticks' labels
 _MARKED = 24  # a curve of so many points shows each by a mark
 _MARKS = 40
 COLOURS = 8
-LOGARITHMIC = '<span class="by">logarithmic</span>'
 _DASHES = ("", "6 3", "2 3", "9 3 2 3", "12 4")
 _SHAPES = (
     "M{x} {y}m-2.8 0a2.8 2.8 0 1 0 5.6 0a2.8 2.8 0 1 0-5.6 0",  # circle
@@ -42,6 +45,27 @@ _TOLD: dict[Unit, Callable[[float], str]] = {
 
 
 @dataclass(frozen=True)
+class Look:
+    """The colour, the dashes and the mark of a curve, by its number."""
+
+    number: int
+
+    @property
+    def colour(self) -> int:
+        """The number of the colour in the page's style sheet."""
+        return self.number % COLOURS
+
+    @property
+    def dash(self) -> str:
+        """The lengths of dashes and gaps; "" for a whole line."""
+        return _DASHES[self.number % len(_DASHES)]
+
+    def shape(self, x: float, y: float) -> str:
+        """The path of the mark around a place."""
+        return _SHAPES[self.number % len(_SHAPES)].format(x=f"{x:.1f}", y=f"{y:.1f}")
+
+
+@dataclass(frozen=True)
 class Line:
     """A curve: its name, points (NaN for a gap), and the number that decides its colour, dashes and mark.
 
@@ -53,6 +77,11 @@ class Line:
     y: Sequence[float]
     style: int
     run: int | None = None
+
+    @property
+    def look(self) -> Look:
+        """How it is drawn."""
+        return Look(self.style)
 
 
 @dataclass(frozen=True)
@@ -81,12 +110,12 @@ class Axis:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart as HTML, and how many points it was asked for and how many it shows, if not all.
+    """A chart as markup, and how many points it was asked for and how many it shows, if not all.
 
     `wide` is the same drawn for a whole card as well, which the page shows where there is room; "" without.
     """
 
-    html: str
+    html: str = ""
     asked: int = 0
     shown: int = 0
     wide: str = ""
@@ -123,7 +152,7 @@ def line_chart(
     title = text.cut(title)
     lines = [line for line in lines if any(value == value for value in line.y)]
     if not lines:
-        return Chart("")
+        return Chart()
     thinned = [thin_curve(line.x, line.y, most) for line in lines]
     drawn = [
         Line(line.label, x, y, line.style, line.run) for line, (x, y, _) in zip(lines, thinned, strict=True)
@@ -135,31 +164,23 @@ def line_chart(
     told = _TOLD[unit]
     up = value_scale([*(y for line in drawn for y in line.y), *(values or ())], from_zero=from_zero)
     ticks = [(tick, told(tick)) for tick in up.ticks(5)]
-    summary = text.escape(_summary(title, drawn, axis, told))
-    legend = _legend(drawn) if len(drawn) > 1 and drawn[0].run is None else ""
+    summary = _summary(title, drawn, axis, told)
+    legend = drawn if len(drawn) > 1 and drawn[0].run is None else ()
     plot = _Plot(across, up, ticks)
-    head = (
-        f'<figure class="chart{" adjustable" if adjustable else ""}"><figcaption>'
-        f"<h3>{text.escape(title)}</h3>{LOGARITHMIC if up.log else ''}{legend}</figcaption>"
-        f'<div class="plot">{plot.drawing(drawn, axis, marks, summary)}'
-        f'<script type="application/json">{plot.data(drawn, axis, unit)}</script></div>'
-    )
-    html, wide = f"{head}</figure>", ""
+    made = partial(drawings.line_chart, title, up.log, legend, data=plot.data(drawn, axis, unit))
+    drawing = drawings.plot(plot, drawn, axis, marks, summary)
+    html, wide = made(drawing=drawing, adjustable=adjustable, wide=""), ""
     if not adjustable:
-        drawing = _Plot(across, up, ticks, width=WIDE).drawing(drawn, axis, marks, summary)
-        wide = f'{head}<div class="plot whole">{drawing}</div></figure>'
+        whole = drawings.plot(_Plot(across, up, ticks, width=WIDE), drawn, axis, marks, summary)
+        wide = made(drawing=drawing, adjustable=False, wide=whole)
     some_left_out = any(left_out for *_, left_out in thinned)
     asked, shown = sum(len(line.x) for line in lines), sum(len(line.x) for line in drawn)
     return Chart(html, asked if some_left_out else 0, shown if some_left_out else 0, wide)
 
 
-def swatch(style: int) -> str:
+def swatch(style: int) -> Markup:
     """A piece of a curve, for a legend."""
-    return (
-        f'<svg class="swatch" viewBox="0 0 30 12" aria-hidden="true"><g class="s{style % COLOURS}">'
-        f'<path class="line"{_dash(style)} d="M1 6H29"/>'
-        f'<path class="dot" d="{_shape(style, 15, 6)}"/></g></svg>'
-    )
+    return drawings.swatch(Look(style))
 
 
 class _Plot:
@@ -168,66 +189,39 @@ class _Plot:
     def __init__(
         self, across: Scale, up: Scale, ticks: Sequence[tuple[float, str]], *, width: float = WIDTH
     ) -> None:
-        self.across, self.up, self.ticks, self.width = across, up, ticks, width
+        self.across, self.up, self.ticks = across, up, ticks
+        self.width, self.height, self.top, self.base = width, HEIGHT, _TOP, HEIGHT - _BOTTOM
         self.left = 12 + _CHARACTER * max((len(label) for _, label in ticks), default=1)
-
-    def drawing(self, lines: Sequence[Line], axis: Axis, marks: Sequence[Mark], summary: str) -> str:
-        """All of it; `summary` says it in words."""
-        body = "".join(
-            [
-                self.grid(axis),
-                *(self.mark(mark) for mark in marks),
-                *(self.line(line) for line in lines),
-                f'<line class="cross" x1="0" x2="0" y1="{_TOP:g}" y2="{HEIGHT - _BOTTOM:g}"/>',
-            ]
-        )
-        return (
-            f'<svg viewBox="0 0 {self.width:g} {HEIGHT:g}" role="img" tabindex="0" '
-            f'aria-label="{summary}">{body}</svg>'
-        )
+        self.right = width - _RIGHT
 
     def x(self, value: float) -> float:
-        return self.left + self.across.share(value) * (self.width - _RIGHT - self.left)
+        return self.left + self.across.share(value) * (self.right - self.left)
 
     def y(self, value: float) -> float:
-        return HEIGHT - _BOTTOM - self.up.share(value) * (HEIGHT - _BOTTOM - _TOP)
+        return self.base - self.up.share(value) * (self.base - self.top)
 
-    def grid(self, axis: Axis) -> str:
-        """The horizontal lines, the ticks' labels and the axis' name."""
-        parts, right = [], self.width - _RIGHT
-        for value, label in self.ticks:
-            y = self.y(value)
-            parts.append(f'<line class="grid" x1="{self.left:g}" x2="{right:g}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            parts.append(
-                f'<text class="tick" x="{self.left - 6:g}" y="{y + 3.6:.1f}" text-anchor="end">{label}</text>'
-            )
-        base = HEIGHT - _BOTTOM
-        parts.append(f'<line class="base" x1="{self.left:g}" x2="{right:g}" y1="{base:g}" y2="{base:g}"/>')
+    def heights(self) -> list[tuple[float, str]]:
+        """Where the horizontal lines lie, and their labels."""
+        return [(self.y(value), label) for value, label in self.ticks]
+
+    def labels(self, axis: Axis) -> Iterator[tuple[float, str]]:
+        """The middles of the labels along the axis; one that would touch its neighbour is left out."""
         end = 0.0
         for value in self._x_ticks(axis):
-            label, x = axis.told(value), self.x(value)
+            label = axis.told(value)
             half = len(label) * _CHARACTER / 2
-            x = min(x, self.width - half - 1)
-            if x - half < end + 6:
-                continue
-            end = x + half
-            parts.append(
-                f'<text class="tick" x="{x:.1f}" y="{HEIGHT - 19:g}" text-anchor="middle">{label}</text>'
-            )
-        middle = (self.left + self.width - _RIGHT) / 2
-        parts.append(
-            f'<text class="axis" x="{middle:g}" y="{HEIGHT - 4:g}" text-anchor="middle">'
-            f"{text.escape(axis.name)}</text>"
-        )
-        return "".join(parts)
+            x = min(self.x(value), self.width - half - 1)
+            if x - half >= end + 6:
+                end = x + half
+                yield x, label
 
     def _x_ticks(self, axis: Axis) -> list[float]:
         if self.across.high - self.across.low == 1 and self.across.low % 1 == 0.5:
             return [self.across.low + 0.5]  # a single position
         return self.across.ticks(7 if axis.whole else 6, whole=axis.whole)
 
-    def line(self, line: Line) -> str:
-        """A curve, with a mark at each of few points, or at its end."""
+    def line(self, line: Line) -> tuple[str, list[tuple[float, float]]]:
+        """A curve's path, and where its marks are: at each of few points, or at its end."""
         pieces, pen_down = [], False
         places = []
         for x, y in zip(line.x, line.y, strict=True):
@@ -239,30 +233,18 @@ class _Plot:
             pieces.append(("L" if pen_down else "M") + at + ("" if pen_down else "h0"))
             places.append((self.x(x), self.y(y)))
             pen_down = True
-        marked = places if len(line.x) <= _MARKED else places[-1:]
-        dots = "".join(f'<path class="dot" d="{_shape(line.style, x, y)}"/>' for x, y in marked)
-        run = "" if line.run is None else f' data-run="{line.run}"'
-        return (
-            f'<g class="series s{line.style % COLOURS}"{run}>'
-            f'<path class="line"{_dash(line.style)} d="{"".join(pieces)}"/>{dots}</g>'
-        )
+        return "".join(pieces), places if len(line.x) <= _MARKED else places[-1:]
 
-    def mark(self, mark: Mark) -> str:
-        """A vertical line with a head, and what it is about when pointed at."""
-        x = self.x(min(max(mark.x, self.across.low), self.across.high))
-        run = "" if mark.run is None else f' data-run="{mark.run}"'
-        head = f'<path class="head" d="M{x:.1f} {_TOP:g}l-4.5-8h9z"/>' if mark.kind == "alarm" else ""
-        return (
-            f'<g class="mark {mark.kind}"{run}><title>{text.escape(mark.text)}</title>'
-            f'<line class="at" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP:g}" y2="{HEIGHT - _BOTTOM:g}"/>{head}</g>'
-        )
+    def mark(self, x: float) -> float:
+        """Where a mark stands."""
+        return self.x(min(max(x, self.across.low), self.across.high))
 
-    def data(self, lines: Sequence[Line], axis: Axis, unit: Unit) -> str:
+    def data(self, lines: Sequence[Line], axis: Axis, unit: Unit) -> Markup:
         """What the script needs to tell values: where positions lie, and each curve's points."""
         return text.embed(
             {
-                "box": [round(self.left, 1), self.width - _RIGHT],
-                "heights": [_TOP, HEIGHT - _BOTTOM],
+                "box": [round(self.left, 1), self.right],
+                "heights": [self.top, self.base],
                 "values": [_short(self.up.low), _short(self.up.high)],
                 "log": self.up.log,
                 "ends": [self.across.low, self.across.high],
@@ -271,7 +253,7 @@ class _Plot:
                 "lines": [
                     {
                         "name": text.clean(line.label),
-                        "style": line.style % COLOURS,
+                        "style": line.look.colour,
                         "run": line.run,
                         "x": [_short(x) for x in line.x],
                         "y": [_short(y) for y in line.y],
@@ -280,11 +262,6 @@ class _Plot:
                 ],
             }
         )
-
-
-def _legend(lines: Sequence[Line]) -> str:
-    entries = "".join(f"<li>{swatch(line.style)}{text.escape(line.label)}</li>" for line in lines)
-    return f'<ul class="legend">{entries}</ul>'
 
 
 def _summary(title: str, lines: Sequence[Line], axis: Axis, told: Callable[[float], str]) -> str:
@@ -298,15 +275,6 @@ def _summary(title: str, lines: Sequence[Line], axis: Axis, told: Callable[[floa
         )
     more = f"; and {len(lines) - 6} more curves" if len(lines) > 6 else ""
     return f"{title} by {axis.name}. {'; '.join(said)}{more}"
-
-
-def _dash(style: int) -> str:
-    dash = _DASHES[style % len(_DASHES)]
-    return f' stroke-dasharray="{dash}"' if dash else ""
-
-
-def _shape(style: int, x: float, y: float) -> str:
-    return _SHAPES[style % len(_SHAPES)].format(x=f"{x:.1f}", y=f"{y:.1f}")
 
 
 def _short(value: float) -> float | int | None:

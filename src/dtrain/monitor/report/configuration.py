@@ -10,7 +10,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from markupsafe import Markup
+
 from dtrain.monitor.report import text
+from dtrain.monitor.report.markup import parts
 from dtrain.monitor.report.names import run_name
 from dtrain.monitor.report.tables import Cell, Column, Row, table
 from dtrain.monitor.run_data import Run
@@ -35,12 +38,12 @@ _MOST = 200
 _SCROLLED = 40
 
 
-def configuration(runs: Sequence[Run]) -> str:
+def configuration(runs: Sequence[Run]) -> Markup:
     """The records, a row a setting, a column a run; settings that differ come first and are marked."""
     records = [_flat(run.record) for run in runs]
     keys = list(dict.fromkeys(key for record in records for key in record))[:_MOST]
     if not keys:
-        return ""
+        return Markup()
     several = len(runs) > 1
     differing = [key for key in keys if several and not _is_outcome(key) and _differs(records, key)]
     same = [key for key in keys if key not in differing and not _is_outcome(key)]
@@ -51,24 +54,16 @@ def configuration(runs: Sequence[Run]) -> str:
         *(_row(key, records, style="outcome") for key in outcome),
     ]
     columns = [Column("setting"), *(Column(run.name if several else "value") for run in runs)]
-    said = ""
-    if several:
-        marked = '<span class="badge differs">≠</span>'
-        said = (
-            f'<p class="quiet">{text.plural(len(differing), "setting")} '
-            f"{'differs' if len(differing) == 1 else 'differ'} between the runs and "
-            f"{'is' if len(differing) == 1 else 'are'} marked {marked}.</p>"
-            if differing
-            else '<p class="quiet">All settings of the runs are the same.</p>'
-        )
-        names = "".join(f"<li>{run_name(run, place).html}</li>" for place, run in enumerate(runs))
-        said += f'<ul class="legend">{names}</ul>'
-    return said + table("Configuration", columns, rows, tall=len(rows) > _SCROLLED)
+    shown = table("Configuration", columns, rows, tall=len(rows) > _SCROLLED)
+    if not several:
+        return shown
+    names = [run_name(run, place) for place, run in enumerate(runs)]
+    told = text.plural(len(differing), "setting")
+    return parts.settings_compared(len(differing), told, names) + shown
 
 
 def _row(key: str, records: Sequence[Mapping[str, str]], *, style: str = "") -> Row:
-    mark = ' <span class="badge differs" title="differs">≠</span>' if style == "differs" else ""
-    cells: list[str | Cell] = [Cell(html=f"<code>{text.escape(key)}</code>{mark}")]
+    cells: list[str | Cell] = [parts.setting(key, style == "differs")]
     cells += [Cell(record.get(key, text.UNKNOWN), style="value") for record in records]
     return Row(cells, style=style)
 

@@ -10,7 +10,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
 from dtrain.monitor.report.charts import Axis, Chart, Line, Mark, Unit, line_chart
+from dtrain.monitor.report.markup import drawings
 from dtrain.monitor.run_data import Alarm, Epoch, Run
 
 _VALIDATION = "val_"
@@ -34,13 +37,14 @@ class Curves:
     notes: tuple[str, ...] = ()
 
     @property
-    def html(self) -> str:
+    def html(self) -> Markup:
         """All charts beside each other; empty if there are none."""
-        shown = "".join(chart.html for chart in self.charts)
+        if not self.charts:
+            return Markup()
         if len(self.charts) == 1 and self.charts[0].wide:
-            return f'<div class="charts of1">{self.charts[0].wide}</div>'
+            return drawings.charts([self.charts[0].wide], " of1")
         few = " of2" if len(self.charts) == _FEW else ""
-        return f'<div class="charts{few}">{shown}</div>' if shown else ""
+        return drawings.charts([chart.html for chart in self.charts], few)
 
 
 def metric_curves(runs: Sequence[Run]) -> Curves:
@@ -156,7 +160,7 @@ def _log_by_epoch(runs: Sequence[Run], name: str, title: str, most: int) -> Char
 
 def _by_step(runs: Sequence[Run], column: str, title: str, most: int) -> Chart:
     if not any(run.steps.has(column) for run in runs):
-        return Chart("")
+        return Chart()
     lines, marks = [], []
     for place, run in enumerate(runs):
         kept = run.steps.counted
@@ -188,7 +192,7 @@ def _by_step(runs: Sequence[Run], column: str, title: str, most: int) -> Chart:
 
 def _by_clock(runs: Sequence[Run], column: str, title: str, most: int, *, unit: Unit = "number") -> Chart:
     if not any(run.steps.has(column) for run in runs):
-        return Chart("")
+        return Chart()
     lines, marks = [], []
     for place, run in enumerate(runs):
         lines.append(Line(run.name, run.steps.clock, run.steps.values[column], place, _place(runs, place)))

@@ -8,7 +8,10 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
+from markupsafe import Markup
+
 from dtrain.monitor.report import text
+from dtrain.monitor.report.markup import parts
 from dtrain.monitor.report.names import run_name
 from dtrain.monitor.report.tables import Cell, Column, Row, table
 from dtrain.monitor.report.thinning import thin_list
@@ -19,7 +22,7 @@ _MOST = 60
 Cells = list[str | Cell]
 
 
-def alarm_section(runs: Sequence[Run]) -> str:
+def alarm_section(runs: Sequence[Run]) -> Markup:
     """Where the loss was no number, or jumped."""
     columns = [
         Column("alarm"),
@@ -32,13 +35,11 @@ def alarm_section(runs: Sequence[Run]) -> str:
     rows: list[tuple[int, Cells]] = []
     for place, run in enumerate(runs):
         for alarm in run.alarms:
-            sign = '<span aria-hidden="true">▼</span>'
-            badge = f'<span class="badge failed">{sign} {text.escape(alarm.kind)}</span>'
             rows.append(
                 (
                     place,
                     [
-                        Cell(html=badge),
+                        parts.badge("failed", "▼", alarm.kind),
                         text.count(None if alarm.epoch is None else alarm.epoch + 1),
                         text.count(alarm.step),
                         "NaN" if alarm.kind == "nan" and alarm.value is None else text.number(alarm.value),
@@ -50,7 +51,7 @@ def alarm_section(runs: Sequence[Run]) -> str:
     return _listed("Alarms", runs, columns, rows)
 
 
-def checkpoint_section(runs: Sequence[Run]) -> str:
+def checkpoint_section(runs: Sequence[Run]) -> Markup:
     """What was saved, and what that cost."""
     columns = [
         Column("step", numbers=True),
@@ -67,18 +68,17 @@ def checkpoint_section(runs: Sequence[Run]) -> str:
             )
         costs = [each.seconds for each in run.checkpoints if each.seconds is not None]
         if run.checkpoints:
-            name = f"{text.escape(run.name)}: " if len(runs) > 1 else ""
+            name = f"{run.name}: " if len(runs) > 1 else ""
             cost = f", training stood still for {text.seconds(sum(costs))} in all" if costs else ""
             longest = f" and {text.seconds(max(costs))} at most" if len(costs) > 1 else ""
             said.append(f"{name}{text.plural(len(run.checkpoints), 'checkpoint')}{cost}{longest}.")
     if not rows:
-        return ""
+        return Markup()
     listed = _listed("Checkpoints", runs, columns, rows)
-    summary = "".join(f"<li>{each}</li>" for each in said)
-    return f'<ul class="plain">{summary}</ul><details><summary>all in a table</summary>{listed}</details>'
+    return parts.plain_list(said) + parts.folded("all in a table", listed)
 
 
-def attempt_section(runs: Sequence[Run]) -> str:
+def attempt_section(runs: Sequence[Run]) -> Markup:
     """Who was started more than once."""
     columns = [
         Column("attempt", numbers=True),
@@ -114,17 +114,17 @@ def attempt_section(runs: Sequence[Run]) -> str:
 
 def _listed(
     caption: str, runs: Sequence[Run], columns: Sequence[Column], rows: Sequence[tuple[int, Cells]]
-) -> str:
+) -> Markup:
     """A table of what happened, with the run's name in front where there are several."""
     if not rows:
-        return ""
+        return Markup()
     several = len(runs) > 1
     shown, left_out = thin_list(rows, _MOST * max(1, min(len(runs), 5)))
     made = [
         Row([run_name(runs[place], place), *cells], run=place) if several else Row(cells)
         for place, cells in shown
     ]
-    more = f'<p class="quiet">{left_out:,} in the middle are left out here.</p>' if left_out else ""
+    more = parts.quiet(f"{left_out:,} in the middle are left out here.") if left_out else Markup()
     return table(caption, [Column("run"), *columns] if several else columns, made, tall=True) + more
 
 

@@ -12,8 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from markupsafe import Markup
+
 from dtrain.monitor.event_file import finite
 from dtrain.monitor.report import text
+from dtrain.monitor.report.markup import parts
 from dtrain.monitor.report.names import run_name, state_badge
 from dtrain.monitor.report.tables import Cell, Column, Row, table
 from dtrain.monitor.run_data import Run
@@ -113,22 +116,10 @@ def _metric(run: Run, name: str) -> Figure:
     )
 
 
-def header(runs: Sequence[Run], title: str, written: datetime.datetime, version: str) -> str:
-    """The heading, with the facts of one run, or how many there are."""
-    if len(runs) == 1:
-        facts, badge = _facts(runs[0]), state_badge(runs[0])
-    else:
-        facts, badge = _common_facts(runs), ""
-    shown = "".join(
-        f"<div><dt>{name}</dt><dd>{text.escape(value)}</dd></div>" for name, value in facts if value
-    )
-    when = written.isoformat(sep=" ", timespec="seconds")
-    return (
-        f'<header><div class="heading"><h1>{text.escape(title)}</h1>{badge}</div>'
-        f'<dl class="facts">{shown}</dl>'
-        f'<p class="quiet">Written {text.escape(when)} by dtrain {text.escape(version)}. '
-        "Epochs are counted from 1.</p></header>"
-    )
+def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """What stands below the heading: the facts of one run, or what several have between them."""
+    found = _facts(runs[0]) if len(runs) == 1 else _common_facts(runs)
+    return [(name, value) for name, value in found if value]
 
 
 def _common_facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
@@ -212,25 +203,20 @@ def _command(value: object) -> str:
     return _said(value)
 
 
-def tiles(run: Run) -> str:
+def tiles(run: Run) -> Markup:
     """The figures of one run, large."""
-    shown = "".join(
-        f'<div class="tile"><dt>{text.escape(figure.name)}</dt><dd>{text.escape(figure.value)}</dd>'
-        f'<dd class="note">{text.escape(figure.note)}</dd></div>'
-        for figure in figures(run)
-        if figure.value != text.UNKNOWN
-    )
-    return f'<dl class="tiles">{shown}</dl>' if shown else ""
+    shown = [figure for figure in figures(run) if figure.value != text.UNKNOWN]
+    return parts.tiles(shown) if shown else Markup()
 
 
-def comparison(runs: Sequence[Run], failed: Sequence[tuple[str, str]]) -> str:
+def comparison(runs: Sequence[Run], failed: Sequence[tuple[str, str]]) -> Markup:
     """The figures of several runs, a row each, and below them the directories without a report."""
     metrics = [name for name in _METRICS if any(run.final(name) is not None for run in runs)][:_MOST_METRICS]
     rows = []
     for place, run in enumerate(runs):
         cells: list[str | Cell] = [
             run_name(run, place),
-            Cell(html=state_badge(run)),
+            state_badge(run),
             _where(run),
             *(text.number(run.final(name)) for name in metrics),
             text.number(rate(run)),
@@ -247,7 +233,7 @@ def comparison(runs: Sequence[Run], failed: Sequence[tuple[str, str]]) -> str:
         *_LAST_COLUMNS,
     ]
     for path, _ in failed:
-        said = Cell(html='<span class="badge failed"><span aria-hidden="true">✕</span> no report</span>')
+        said = parts.badge("failed", "✕", "no report")
         blank = [text.UNKNOWN] * (len(columns) - 2)
         rows.append(Row([path, said, *blank], style="bad"))
     return table("The runs and their figures", columns, rows)

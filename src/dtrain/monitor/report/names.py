@@ -5,20 +5,20 @@ Small pieces that several sections share.
 
 from __future__ import annotations
 
-from dtrain.monitor.report import text
+from markupsafe import Markup
+
 from dtrain.monitor.report.charts import swatch
-from dtrain.monitor.report.tables import Cell
+from dtrain.monitor.report.markup import parts
 from dtrain.monitor.run_data import Run, State
 
 _SIGNS: dict[State, str] = {"finished": "✓", "failed": "✕", "running": "▶", "left": "■", "unknown": "?"}
 
 
-def run_name(run: Run, place: int) -> Cell:
+def run_name(run: Run, place: int) -> Markup:
     """A run's name behind a piece of its curve."""
-    return Cell(html=f'<span class="key">{swatch(place)}{text.escape(run.name)}</span>')
+    return parts.key(swatch(place), run.name)
 
 
-def state_badge(run: Run) -> str:
+def state_badge(run: Run) -> Markup:
     """A run's state in words, with a sign, so that it does not hang on its colour."""
-    sign = f'<span aria-hidden="true">{_SIGNS[run.state]}</span>'
-    return f'<span class="badge {run.state}">{sign} {text.escape(run.state_text)}</span>'
+    return parts.badge(run.state, _SIGNS[run.state], run.state_text)

@@ -13,7 +13,7 @@ from dtrain.errors import ConfigurationError
 GENERATOR = "dtrain report"
 """What a report's page says in its meta element `generator`, before the version."""
 
-MARK = f'<meta name="generator" content="{GENERATOR}'
+_MARK = f'<meta name="generator" content="{GENERATOR}'
 _HEAD = 4096
 _HINT = "Choose another file with --output."
 
@@ -52,7 +52,7 @@ def is_report(path: Path) -> bool:
         if not path.is_file():
             return False
         with path.open("rb") as file:
-            return MARK.encode() in file.read(_HEAD)
+            return _MARK.encode() in file.read(_HEAD)
     except OSError:
         return False
 

@@ -1,4 +1,4 @@
-"""Tables of the page: cells in, HTML out, each in a box that scrolls sideways where it is too wide.
+"""Tables of the page: cells in, markup out, each in a box that scrolls sideways where it is too wide.
 
 It knows nothing of runs.
 """
@@ -6,22 +6,19 @@ It knows nothing of runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from dtrain.monitor.report import text
+from markupsafe import Markup
+
+from dtrain.monitor.report.markup import parts
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell that is more than text: HTML that is safe already, or text with a style."""
+    """A cell with a style; one without is its text, or markup, alone."""
 
-    text: str = ""
-    html: str = ""
+    text: str
     style: str = ""
-
-    def render(self) -> str:
-        """What stands in the cell."""
-        return self.html or text.escape(self.text)
 
 
 @dataclass(frozen=True)
@@ -39,17 +36,14 @@ class Column:
 
     name: str
     numbers: bool = False
-    style: str = field(default="")
+    style: str = ""
+
+    def classes(self, more: str = "") -> str:
+        """The styles of a cell of this column."""
+        return " ".join(filter(None, ("number" if self.numbers else "", self.style, more)))
 
 
-def table(
-    caption: str,
-    columns: Sequence[Column],
-    rows: Sequence[Row],
-    *,
-    tall: bool = False,
-    show_caption: bool = False,
-) -> str:
+def table(caption: str, columns: Sequence[Column], rows: Sequence[Row], *, tall: bool = False) -> Markup:
     """A table.
 
     Args:
@@ -57,30 +51,11 @@ def table(
         columns: of each row.
         rows: the first cell of each is its heading.
         tall: whether it scrolls upright, too, since it may have many rows.
-        show_caption: whether all see the caption.
     """
-    head = "".join(f'<th scope="col"{_style(column)}>{text.escape(column.name)}</th>' for column in columns)
-    body = "".join(_row(row, columns) for row in rows)
-    hidden = "" if show_caption else ' class="hidden"'
-    return (
-        f'<div class="scroll{" tall" if tall else ""}" tabindex="0" role="region" '
-        f'aria-label="{text.escape(caption)}"><table>'
-        f"<caption{hidden}>{text.escape(caption)}</caption>"
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+    return parts.table(caption, columns, [(row, _styled(row, columns)) for row in rows], tall)
 
 
-def _row(row: Row, columns: Sequence[Column]) -> str:
-    cells = []
-    for place, (cell, column) in enumerate(zip(row.cells, columns, strict=True)):
-        found = cell if isinstance(cell, Cell) else Cell(cell)
-        tag = 'th scope="row"' if place == 0 else "td"
-        cells.append(f"<{tag}{_style(column, found.style)}>{found.render()}</{tag.split()[0]}>")
-    run = "" if row.run is None else f' data-run="{row.run}"'
-    style = f' class="{row.style}"' if row.style else ""
-    return f"<tr{style}{run}>{''.join(cells)}</tr>"
-
-
-def _style(column: Column, more: str = "") -> str:
-    names = [name for name in ("number" if column.numbers else "", column.style, more) if name]
-    return f' class="{" ".join(names)}"' if names else ""
+def _styled(row: Row, columns: Sequence[Column]) -> list[tuple[str, str]]:
+    """The classes and the content of each cell."""
+    cells = [cell if isinstance(cell, Cell) else Cell(cell) for cell in row.cells]
+    return [(column.classes(cell.style), cell.text) for cell, column in zip(cells, columns, strict=True)]

@@ -1,24 +1,20 @@
-"""Words and numbers as the page shows them: escaped, rounded, with units.
+"""Words and numbers as the page shows them: rounded, with units.
 
-Everything that comes from a file goes through `escape` on its way into the page.
+`markup` escapes and cleans what goes into the page.
 """
 
 from __future__ import annotations
 
-import html
 import json
 import math
 from typing import Any
+
+from markupsafe import Markup
 
 from dtrain.plain_text import without_controls
 
 UNKNOWN = "\N{EN DASH}"
 """Stands where there is no value."""
-
-
-def escape(text: object) -> str:
-    """Text for HTML, in an element or a quoted attribute; see `clean`."""
-    return html.escape(clean(str(text)))
 
 
 def clean(text: str) -> str:
@@ -31,10 +27,10 @@ def cut(text: str, most: int = 80) -> str:
     return text if len(text) <= most else text[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
-def embed(value: Any) -> str:
+def embed(value: Any) -> Markup:
     """JSON for a script element, which no text in it can end."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def number(value: float | None) -> str:

@@ -1,11 +1,5 @@
-"""What the page does by itself: it tells values where one points, hides runs, and draws the loss otherwise.
-
-The page is whole without it. It asks for nothing and puts text in as text only.
-"""
-
-from __future__ import annotations
-
-SCRIPT = """
+// What the page does by itself: it tells values where one points, hides runs, and draws the loss otherwise.
+// The page is whole without it. It asks for nothing and puts text in as text only.
 (() => {
 'use strict';
 const tip = document.getElementById('tip');
@@ -206,5 +200,3 @@ document.querySelectorAll('[data-toggle]').forEach(button => button.addEventList
   document.querySelectorAll('[data-run="' + run + '"]').forEach(part => part.classList.toggle('off', off));
 }));
 })();
-"""
-"""The page's one script."""

@@ -1,0 +1,60 @@
+"""The templates of the page: HTML with places for values, in `templates/`.
+
+Whatever is put into a place is escaped, unless a template made it. A template decides how things look; the
+modules that call it decide what is shown.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from dtrain.monitor.report import text
+
+_FOLDER = resources.files(__package__) / "templates"
+
+
+def source(name: str) -> str:
+    """A file of the page as it stands, such as its style sheet."""
+    return (_FOLDER / name).read_text(encoding="utf-8")
+
+
+def _tight(name: str) -> str:
+    """A template without the line ends between its tags, which would be spaces on the page."""
+    return re.sub(r"(?<=[>}])\s*\n\s*(?=[<{])", "", source(name))
+
+
+def _clean(value: object) -> object:
+    """Text from a run's files without its control characters."""
+    return value if isinstance(value, Markup) or not isinstance(value, str) else text.clean(value)
+
+
+_pages = Environment(
+    loader=FunctionLoader(_tight),
+    autoescape=True,
+    finalize=_clean,
+    undefined=StrictUndefined,
+    keep_trailing_newline=True,
+)
+_pages.filters |= {
+    "g": lambda value: f"{value:g}",
+    "place": lambda value: f"{value:.1f}",
+    "seconds": text.seconds,
+    "percent": text.percent,
+}
+
+
+def page(**values: Any) -> str:
+    """The whole page."""
+    return _pages.get_template("page.html").render(values)
+
+
+parts: Any = _pages.get_template("parts.html").module
+"""The macros of `parts.html`, as functions that give markup: tables, legends and other small pieces."""
+
+drawings: Any = _pages.get_template("drawings.html").module
+"""The macros of `drawings.html`: charts of curves and of bars."""
