@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import os
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable
-from pathlib import Path
 
 from dtrain.topology import split_address
 
@@ -20,8 +20,6 @@ _CLOSED = (errno.EBADF, errno.EINVAL)
 _EXHAUSTED_PAUSE = 0.1  # seconds; whoever asks again at once would only keep a core busy
 _EXHAUSTED_LOG = 10.0  # seconds between two lines about it
 _exhausted_logged = float("-inf")
-
-_LISTENING = "0A"  # the state's code in /proc/net/tcp
 
 
 def bind_everywhere(port: int) -> socket.socket:
@@ -164,29 +162,15 @@ def answers_at(address: str) -> bool:
 
 
 def this_process_listens_on(port: int) -> bool:
-    """Whether a socket of this very process listens on the port; False where /proc is not."""
-    inodes = _listening([port])
-    if not inodes:
-        return False
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            if str(descriptor.readlink()) in inodes:
-                return True
+    """Whether a socket of this very process listens on the port; False where the system does not tell."""
+    return listens(os.getpid(), [port])
+
+
+def listens(pid: int, ports: Collection[int]) -> bool:
+    """Whether a socket of a process listens on one of these ports; False where the system does not tell."""
+    import psutil  # not where the command shows its help
+
+    with contextlib.suppress(psutil.Error, OSError):
+        sockets = psutil.Process(pid).net_connections("tcp")
+        return any(each.status == psutil.CONN_LISTEN and each.laddr.port in ports for each in sockets)
     return False
-
-
-def anyone_listens(ports: Collection[int]) -> bool:
-    """Whether a process of this machine listens on one of these ports; False where /proc is not."""
-    return bool(_listening(ports))
-
-
-def _listening(ports: Collection[int]) -> set[str]:
-    """The sockets that listen on one of these ports, as /proc names them."""
-    found = set()
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path("/proc/self/net", table).read_text().splitlines()[1:]:
-                columns = line.split()
-                if columns[3] == _LISTENING and int(columns[1].rpartition(":")[2], 16) in ports:
-                    found.add(f"socket:[{columns[9]}]")
-    return found

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Iterable
 
 from dtrain.channel import ConnectedNote, Message
-from dtrain.cluster.sockets import anyone_listens
+from dtrain.cluster.sockets import listens
 from dtrain.launch.processes import Outcome
 from dtrain.launch.task_process import TaskProcess
 
@@ -51,11 +51,10 @@ class Connections:
         if self.made or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _EVERY
-        if not self.tensorflow:
-            running = (process for process in processes if process is not None)
-            self.tensorflow = any(process.uses("libtensorflow") for process in running)
+        running = [process for process in processes if process is not None]
+        self.tensorflow = self.tensorflow or any(process.uses("libtensorflow") for process in running)
         if self.tensorflow:
-            self.made |= anyone_listens(ports)
+            self.made |= any(listens(process.pid, ports) for process in running)
 
     def advice(self, outcome: Outcome) -> str:
         """What to tell the user at the end of a job; "" where there is nothing to say."""

@@ -18,14 +18,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from dtrain.channel import Message
 from dtrain.launch.output import Console, OutputReader
+from dtrain.launch.watchdog import is_stopped
 from dtrain.topology import Task
 
 TAIL_LINES = 20
 """How many of a task's last lines are kept for the report of its failure."""
 
-_GENERATIONS = 64  # of processes between a task and one that it has started
 _HERE = Path(__file__).parent
 
 
@@ -116,22 +118,25 @@ class TaskProcess:
                     os.kill(pid, signum)
                     return True
             return False
-        with contextlib.suppress(OSError, OverflowError, AttributeError):
+        with contextlib.suppress(OSError, OverflowError, AttributeError, psutil.Error):
             handle = os.pidfd_open(pid)  # from here on the number cannot pass to another process unseen
             try:
-                if self.exit_code is None and (os.getsid(pid) == self.pid or _descends(pid, self.pid)):
+                if self.exit_code is None and self._started(pid):
                     signal.pidfd_send_signal(handle, signum)
                     return True
             finally:
                 os.close(handle)
         return False
 
+    def _started(self, pid: int) -> bool:
+        """Whether a process is of this task's session, or was started by it or by one that it started."""
+        return os.getsid(pid) == self.pid or any(
+            each.pid == self.pid for each in psutil.Process(pid).parents()
+        )
+
     def stopped(self) -> bool:
-        """Whether the process is there but held, as by SIGSTOP; False where /proc does not tell."""
-        with contextlib.suppress(OSError):
-            stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
-            return stat.rpartition(")")[2].split()[0] in "Tt"
-        return False
+        """Whether the process is there but held, as by SIGSTOP; False where the system does not tell."""
+        return is_stopped(self.pid)
 
     def uses(self, library: str) -> bool:
         """Whether it has loaded a library with this in its name; False where /proc does not tell."""
@@ -173,18 +178,6 @@ class TaskProcess:
 
 Event = TaskProcess | Message | int
 """What a job waits for: the end of a process, a task's message, a signal's number, or 0, which only wakes."""
-
-
-def _descends(pid: int, ancestor: int) -> bool:
-    """Whether a process was started by another, or by one that this one started; False where /proc is not."""
-    for _ in range(_GENERATIONS):
-        if pid <= 1:
-            return False
-        if pid == ancestor:
-            return True
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        pid = int(stat.rpartition(")")[2].split()[1])
-    return False
 
 
 def bound_to_launcher() -> list[str]:

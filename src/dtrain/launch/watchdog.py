@@ -9,8 +9,9 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
+
+import psutil
 
 from dtrain.channel import Progress
 from dtrain.slowness import in_words, is_slow, slow_line
@@ -278,8 +279,8 @@ class Watchdog:
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped, by SIGSTOP or by a debugger; False where that cannot be told."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    except (OSError, IndexError, UnicodeDecodeError):
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except (psutil.Error, OSError, ValueError):
         return False
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import psutil
 
 from dtrain.errors import ConfigurationError, TaskFailedError, TaskTimeoutError
 from dtrain.launch import child
@@ -101,12 +102,11 @@ def free_memory() -> int:
         ConfigurationError: the system does not say.
     """
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = psutil.virtual_memory().available
     except OSError as error:
         raise ConfigurationError(
             f"How much memory is free cannot be read: {error}.", hint="Give memory_limit, in bytes."
         ) from error
-    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     return min([free, *_free_in_cgroups()])
 
 
