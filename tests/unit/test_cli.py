@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import resource
 import subprocess
 import sys
@@ -41,6 +42,38 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert done.returncode == 0
     assert done.stdout
     assert done.stderr == "imported: []"
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("dtrain la", ["launch"]),
+        ("dtrain launch --w", ["--workers"]),
+        ("dtrain train di", ["digits"]),
+        ("dtrain train digits --strategy mu", ["multi_worker"]),
+        ("dtrain report file", ["file.txt"]),
+        ("dtrain no", []),
+    ],
+)
+def test_a_shell_is_told_what_may_follow(typed: str, offered: list[str], tmp_path: Path) -> None:
+    (tmp_path / "file.txt").touch()
+    done = subprocess.run(
+        [sys.executable, "-c", IN_FRESH_PYTHON.replace("sys.argv[1:]", ""), "is not looked at"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "_ARGCOMPLETE": "1",
+            "_ARGCOMPLETE_IFS": "\n",
+            "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "told"),
+            "COMP_LINE": typed,
+            "COMP_POINT": str(len(typed)),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "told").read_text().split() == offered
 
 
 def test_launching_and_meeting_import_no_tensorflow() -> None:

@@ -47,6 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Bad arguments, and every DtrainError that escapes a command, give one message on standard error and 2.
     """
+    if argv is None and "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow
+        from dtrain.cli import completion
+
+        completion.answer({name: _load(name).add_arguments for name in COMMANDS})
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None and not settings.launched():  # what a job's processes are told is not what was typed
         os.environ["DTRAIN_COMMAND"] = json.dumps(["dtrain", *arguments])

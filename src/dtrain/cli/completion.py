@@ -1,0 +1,39 @@
+"""Completion of `dtrain` in a shell, by argcomplete: `eval "$(register-python-argcomplete dtrain)"`.
+
+It only tells argcomplete what there is; nothing of it is imported unless a shell asks.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import argcomplete
+from argcomplete.completers import FilesCompleter
+
+from dtrain.cli.parser import Parser
+from dtrain.recipes import RECIPES
+from dtrain.strategies.registry import NAMES
+
+_VALUES = {"recipe": list(RECIPES), "strategy": list(NAMES)}
+
+
+class _Values(FilesCompleter):
+    """The words that an argument may be; files where it has none."""
+
+    def __call__(self, prefix: str, **facts: Any) -> list[str]:
+        return _VALUES.get(facts["action"].dest) or super().__call__(prefix, **facts)
+
+
+def answer(commands: Mapping[str, Callable[[ArgumentParser], None]]) -> None:
+    """Tell the shell what may follow what was typed, and end the process.
+
+    Args:
+        commands: the name of each, and what declares its arguments.
+    """
+    parser = Parser(prog="dtrain")
+    parsers = parser.add_subparsers()
+    for name, add_arguments in commands.items():
+        add_arguments(parsers.add_parser(name))
+    argcomplete.autocomplete(parser, default_completer=_Values())
