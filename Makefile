@@ -4,8 +4,8 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-# Two tests at a time: many of them wait for processes that start. In the order of their files.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
+# Two files at a time, in their order: many tests wait for processes that start.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 # Newer than the files that it depends on: the environment is as they ask, and setup has nothing to do.
 STAMP := $(VENV)/.setup-done
 

@@ -6,10 +6,8 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 
 _CLUSTER_VARIABLES = (
     "TF_CONFIG",
@@ -24,21 +22,6 @@ _CLUSTER_VARIABLES = (
 # Python's own helpers, which live as long as the interpreter does.
 # The contract's workers live as long as its module, which ends them.
 _KEPT = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver", b"tests.contract.worker")
-
-
-_IN_ONE_PROCESS = ("tests/multidevice/", "tests/unit/")
-
-
-class _FilesInTurn(LoadScopeScheduling):
-    """A file's tests stay together; those that share TensorFlow's state are all in one process."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return "one process" if nodeid.startswith(_IN_ONE_PROCESS) else nodeid.split("::", 1)[0]
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """What runs beside what, where pytest is told to run two tests at a time."""
-    return _FilesInTurn(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:
