@@ -22,7 +22,7 @@ OPTIONS = {"epochs": 5, "pause": 0.05, "hold": True, "save": {"save_freq": 8}}
 @pytest.mark.parametrize(
     ("strategy", "workers", "kills"),
     [
-        ("multi_worker", 2, 4),
+        ("multi_worker", 2, 2),
         pytest.param("multi_worker", 2, 10, marks=pytest.mark.soak),
         pytest.param("mirrored", 1, 10, marks=pytest.mark.soak),
         pytest.param("one", 1, 10, marks=pytest.mark.soak),

@@ -81,6 +81,7 @@ def test_a_kill_in_the_middle_of_an_epoch_with_each_kind_of_data(
         assert len({pid for pid, _, _ in training.steps()}) == 2
 
 
+@pytest.mark.soak  # what an interrupted fit of this strategy ends with is asked in tests/multidevice
 def test_central_storage_goes_on_after_a_kill(tmp_path: Path) -> None:
     (expected,) = undisturbed(tmp_path / "undisturbed", "central_storage", {})
     faults = [{"kind": "SIGKILL", "step": 29}]

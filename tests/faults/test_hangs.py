@@ -13,9 +13,12 @@ TIMEOUT = 5.0
 SLACK = 2.0  # seconds between the end of the timeout and the line that names the worker
 
 SOAK = pytest.mark.soak
+# The short suite has a deadlock: tests/multiprocess/test_hang_short.py.
 KINDS = [
     pytest.param("stopped", "its process is stopped (SIGSTOP)", "", id="stopped"),
-    pytest.param("deadlock", "it is in a callback while the others wait for it", "in stop", id="deadlock"),
+    pytest.param(
+        "deadlock", "it is in a callback while the others wait for it", "in stop", id="deadlock", marks=SOAK
+    ),
     pytest.param("python_lock", "its process does not answer", "in stop", id="python_lock", marks=SOAK),
     pytest.param("reader", "it waits for its next batch", "in stop", id="reader", marks=SOAK),
 ]

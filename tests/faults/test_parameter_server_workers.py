@@ -35,15 +35,16 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 
 @pytest.mark.parametrize(
-    ("workers", "runs"),
+    ("workers", "runs", "names"),
     [
-        (2, 3),
-        pytest.param(2, 20, marks=pytest.mark.soak),
-        pytest.param(4, 8, marks=pytest.mark.soak),
+        pytest.param(2, 1, SLOW, id="slow cases once"),
+        pytest.param(2, 20, (*OFTEN, *SLOW), id="20 times", marks=pytest.mark.soak),
+        pytest.param(4, 8, OFTEN, id="four workers", marks=pytest.mark.soak),
     ],
 )
-def test_counts_are_exact_in_every_run(workers: int, runs: int, tmp_path: Path) -> None:
-    names = (*OFTEN, *SLOW) if workers == 2 else OFTEN
+def test_counts_are_exact_in_every_run(
+    workers: int, runs: int, names: tuple[str, ...], tmp_path: Path
+) -> None:
     finished = run_cases(tmp_path, limit=LIMIT, workers=workers, options=only(names, "--runs", str(runs)))
     for name in names:
         finished.check(name)

@@ -26,6 +26,7 @@ def test_two_replicas_in_each_worker_add_up_by_tensorflow(tmp_path: Path) -> Non
     assert found["library"].startswith("TensorFlow")
 
 
+@pytest.mark.soak
 def test_mpi_between_processes_that_share_no_memory(tmp_path: Path) -> None:
     over_tcp = {"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_pml": "ob1"}
     check_transport(tmp_path, "mpi", 2, by_mpi=True, seconds=150, environment=over_tcp)

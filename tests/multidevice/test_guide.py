@@ -101,7 +101,8 @@ def test_a_program_of_a_page_runs_by_its_commands(name: str, title: str, folder:
         run_command(command)
 
 
-@pytest.mark.long
+# That the options are there is asked in tests/unit/test_docs.py, what recipes learn in test_recipes.py.
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("name", "beginning"),
     [
