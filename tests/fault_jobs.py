@@ -23,6 +23,9 @@ DETECT = 60.0  # seconds in which a dead process must have been noticed, on a ma
 RECOVER = 180.0  # seconds until the next step, for processes that may have to import TensorFlow first
 RESTARTED = r"All are started again|The whole job is started again|it is started again"
 
+_UNDISTURBED: dict[str, dict[str, Any]] = {}
+"""What trainings that were left alone ended with, by their options."""
+
 
 @dataclass(frozen=True)
 class Training:
@@ -171,14 +174,23 @@ def arguments(trainings: Sequence[Training]) -> list[str]:
 
 
 def undisturbed(folder: Path, strategy: str, *options: dict[str, Any]) -> list[dict[str, Any]]:
-    """What trainings end with that were left alone and kept no checkpoints, all made in one job."""
-    plain = [{**each, "strategy": strategy, "save": None} for each in options]
-    trainings = [Training(folder / f"{number}", each) for number, each in enumerate(plain)]
-    if strategy == "multi_worker":
-        run(trainings, workers=2, options=("--max-restarts", "0"))
-    else:
-        run_alone(trainings)
-    return [training.result() for training in trainings]
+    """What trainings end with that were left alone and kept no checkpoints.
+
+    Those that no test of this process has asked for before are made in one job.
+    """
+    plain = [{"data": "arrays", **each, "strategy": strategy, "save": None} for each in options]
+    names = [json.dumps(each, sort_keys=True) for each in plain]
+    missing = {
+        name: Training(folder / f"{number}", each)
+        for number, (name, each) in enumerate(zip(names, plain, strict=True))
+        if name not in _UNDISTURBED
+    }
+    if missing and strategy == "multi_worker":
+        run([*missing.values()], workers=2, options=("--max-restarts", "0"))
+    elif missing:
+        run_alone([*missing.values()])
+    _UNDISTURBED.update({name: training.result() for name, training in missing.items()})
+    return [_UNDISTURBED[name] for name in names]
 
 
 def assert_same(training: Training, expected: dict[str, Any], *, epochs: int | None = None) -> None:

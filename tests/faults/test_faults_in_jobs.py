@@ -34,13 +34,10 @@ Expected = Callable[[str, str], dict[str, Any]]
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Expected:
     """What a strategy ends with on a kind of data if nothing goes wrong; each strategy is started once."""
-    found: dict[str, list[dict[str, Any]]] = {}
 
     def of(strategy: str, data: str) -> dict[str, Any]:
-        if strategy not in found:
-            folder = tmp_path_factory.mktemp(strategy)
-            found[strategy] = undisturbed(folder, strategy, *({"data": each} for each in DATA))
-        return found[strategy][DATA.index(data)]
+        folder = tmp_path_factory.mktemp(strategy)
+        return undisturbed(folder, strategy, *({"data": each} for each in DATA))[DATA.index(data)]
 
     return of
 
