@@ -175,6 +175,7 @@ TRAIN = ["train", "synthetic", "--strategy", "multi_worker"]
         (["train", "sinthetic"], ["'sinthetic' is not known", "Did you mean 'synthetic'?", "text-csv"]),
         ([*TRAIN, "--precision", "mixed_float61"], ["'mixed_float61'", "Did you mean 'mixed_float16'?"]),
         ([*TRAIN, "--precision", "bf16"], ["'bf16'", "Did you mean 'mixed_bfloat16'?"]),
+        ([*TRAIN, "--precision", "half"], ["'half'", "Did you mean 'mixed_float16'?"]),
         ([*TRAIN, "--scaling", "linaer"], ["The scaling 'linaer'", "Did you mean 'linear'?", "sqrt"]),
         ([*TRAIN, "--model", "cnm"], ["The model 'cnm'", "Did you mean 'cnn'?", "transformer"]),
         ([*TRAIN, "--model", "transformer", "--image-size", "8"], ["The image size is 8"]),

@@ -14,10 +14,9 @@ from typing import Any
 import keras
 
 from dtrain.log import logger
-from dtrain.optim.words import SHORT_PRECISIONS, known_word
 from dtrain.upstream import keras as upstream_keras
+from dtrain.words import PRECISIONS, SHORT_PRECISIONS, known_word
 
-POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 _HALVES = ("float16", "bfloat16")
 # Layers that pass numbers on as they are: what matters is who computed them.
 _PASSING = ("Concatenate", "Flatten", "Identity", "Permute", "RepeatVector", "Reshape")
@@ -30,7 +29,7 @@ def precision_policy(word: str) -> str:
         ConfigurationError: listing the known words and the nearest. Keras' "float16" and "bfloat16", which
             keep weights in 16 bits too, are none of them.
     """
-    return known_word("precision", word, {each: each for each in POLICIES}, near=SHORT_PRECISIONS)
+    return known_word("precision", word, {each: each for each in PRECISIONS}, near=SHORT_PRECISIONS)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from dtrain.errors import ConfigurationError
-from dtrain.optim.words import known_word
+from dtrain.words import known_word
 
 SCALINGS = ("linear", "sqrt", "none")
 

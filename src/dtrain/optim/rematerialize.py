@@ -13,7 +13,7 @@ import keras
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.hook import install
 from dtrain.keras_engine.rematerialization import OwnNames
-from dtrain.optim.words import known_word
+from dtrain.words import known_word
 
 MODES = {
     "none": "none",

@@ -17,15 +17,9 @@ from dtrain.monitor.run_directory import check_run_directory
 from dtrain.recipes.arguments import declare, option, own_fields, said, to_arguments
 from dtrain.recipes.batches import at_least_one, check_batches, resolve_batches
 from dtrain.strategies.registry import NAMES
+from dtrain.words import PRECISIONS, SHORT_PRECISIONS
 
 _LARGEST_SEED = 2**32 - 1
-PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
-_SHORT_PRECISIONS = {
-    "bf16": "mixed_bfloat16",
-    "bfloat16": "mixed_bfloat16",
-    "fp16": "mixed_float16",
-    "float16": "mixed_float16",
-}
 SCALINGS = ("none", "linear", "sqrt")
 
 
@@ -94,7 +88,7 @@ class RecipeOptions:
         at_least_one("number of epochs", self.epochs, "One epoch is one pass over the training data.")
         check_batches(self.global_batch, self.per_replica_batch, self.accumulation)
         self._check_rate()
-        one_of("precision", self.precision, PRECISIONS, _SHORT_PRECISIONS)
+        one_of("precision", self.precision, PRECISIONS, SHORT_PRECISIONS)
         if not 0 <= self.seed <= _LARGEST_SEED:
             raise ConfigurationError(
                 f"The seed is {self.seed}.", hint=f"Set it to an integer from 0 to {_LARGEST_SEED}."

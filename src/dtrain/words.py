@@ -1,6 +1,7 @@
 """Turns a word that a user wrote into one of a few known ones, or into an error that names them.
 
-It decides nothing else: what a word means is said in the file that knows it.
+The words of several files stand here too. What a word means is said in the file that knows it. It imports
+no TensorFlow.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 from dtrain.errors import ConfigurationError, known_are
 
+PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
 # What is often written, and the word that is most likely meant.
 SHORT_PRECISIONS = {
     "bf16": "mixed_bfloat16",
