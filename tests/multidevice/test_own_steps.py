@@ -174,6 +174,17 @@ def test_state_that_is_a_statistic_or_the_same_everywhere_is_one_devices() -> No
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=2e-4, atol=1e-6, err_msg=a.name)
 
 
+def test_ragged_and_sparse_values_of_a_step_have_the_rows_of_all_examples() -> None:
+    def make(strategy: Any) -> Any:
+        def more(model: Any, x: Any, predicted: Any) -> dict[str, Any]:
+            lengths = tf.cast(x[:, 0] > 0, tf.int32) + 1
+            return {"ragged": tf.RaggedTensor.from_tensor(x, lengths), "sparse": tf.sparse.from_dense(x)}
+
+        return own_step(strategy, more=more)
+
+    alike(make)
+
+
 def queue_by_concat(queue: Any, x: Any, predicted: Any) -> None:
     queue.assign(tf.concat([x, queue[: -tf.shape(x)[0]]], axis=0))
 

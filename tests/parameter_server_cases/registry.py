@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FILES = ("counts", "numbers", "usage", "splits", "overlaps")
-WITH_ANY_WORKERS = ("overlaps",)  # these run with one worker, too
+FILES = ("counts", "numbers", "usage", "splits", "overlaps", "own_builds")
+WITH_ANY_WORKERS = ("overlaps", "own_builds")  # these run with one worker, too
 # These take long for what they hold; they run with the long tests.
 SLOW = (
     "splits_by_every_partitioner",

@@ -48,6 +48,7 @@ def _install() -> None:
         losses,
         metrics,
         optimizer,
+        own_functions,
         randoms,
         rematerialization,
         replica_attributes,
@@ -106,4 +107,5 @@ def _install() -> None:
     replace(tensorflow.STATELESS_UNIFORM, randoms.make_uniform)
     replace(tensorflow.TAPE_GRADIENT, gradients.make_gradient)
     replace(tensorflow.REPLICA_THREADS, replica_attributes.make_replica_threads)
+    replace(tensorflow.FUNCTION_CALL, own_functions.make_call)
     replace(tensorflow.MERGE_CALL, replica_attributes.make_merge_call)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from dtrain.errors import StepError
 from dtrain.keras_engine import metrics, state
 from dtrain.keras_engine.accumulation import check_dense
-from dtrain.keras_engine.context import ReplicaStep, replica_step, variable_ids
+from dtrain.keras_engine.context import ReplicaStep, gather_examples, replica_step, variable_ids
 from dtrain.keras_engine.input import batch_rows, map_leaves
 from dtrain.keras_engine.losses import is_own_loss, watch_own_call
 from dtrain.keras_engine.probe import (
@@ -288,8 +288,10 @@ def combine(step: ReplicaStep, outputs: Any) -> Any:
     """What a user's step returned, for the whole batch: numbers by shares, rows in the examples' order."""
 
     def one(path: Any, value: Any) -> Any:
-        value = tf.convert_to_tensor(value)
         name = "/".join(map(str, path)) or "its value"
+        if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
+            return _all_rows(step, value, name)
+        value = tf.convert_to_tensor(value)
         name = f"what {'train_step' if step.training else 'test_step'} returns as {name!r}"
         if value.dtype.is_floating:
             return step.whole_value(value, name)
@@ -300,6 +302,16 @@ def combine(step: ReplicaStep, outputs: Any) -> Any:
 
     paths = keras.tree.flatten_with_path(outputs)
     return keras.tree.pack_sequence_as(outputs, [one(path, value) for path, value in paths])
+
+
+def _all_rows(step: ReplicaStep, value: Any, name: str) -> Any:
+    """A ragged or sparse value of a step, of all replicas; such a value has a row for each example."""
+    rows = tf.cast(value.nrows() if isinstance(value, tf.RaggedTensor) else value.dense_shape[0], tf.int32)
+    told = (
+        f"{name!r} is a {type(value).__name__} whose rows are not the examples': they cannot be put together"
+    )
+    with tf.control_dependencies([tf.debugging.assert_equal(rows, step.size, message=told)]):
+        return gather_examples(tf.identity(value))
 
 
 @contextlib.contextmanager
@@ -313,9 +325,10 @@ def silent_results(model: Any) -> Iterator[None]:
 
 
 def unwrapped(function: Any) -> Callable[..., Any]:
-    """The Python function under a `tf.function`, bound as it was: replicas cannot meet inside one."""
-    python_function = getattr(function, "python_function", None)
-    return python_function if callable(python_function) else function
+    """What a `tf.function` does, also one that XLA is to compile: replicas cannot meet inside one."""
+    if not callable(getattr(function, "python_function", None)):
+        return function
+    return lambda *args: upstream_tf.call_inline(function, type(function).__call__, args, {})
 
 
 def first_replica(strategy: Any, value: Any) -> Any:

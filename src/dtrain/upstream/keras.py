@@ -394,6 +394,13 @@ def strategy_of_optimizer(optimizer: Any) -> Any:
     return getattr(optimizer, "_distribution_strategy", None)
 
 
+def put_under(optimizer: Any, strategy: Any) -> None:
+    """Has an optimizer be as one that was constructed in a strategy's scope; its variables must be there."""
+    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if each is not None:
+            each._distribution_strategy = strategy
+
+
 def value_of(variable: Any) -> Any:
     """The `tf.Variable` that a Keras variable stands for; None for what is not a Keras variable."""
     return getattr(variable, "_value", None)

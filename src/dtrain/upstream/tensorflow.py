@@ -97,6 +97,16 @@ RUN_REPLICAS = Reach(
     ),
     reason="a replica function that is a tf.function itself must be unwrapped inside another",
 )  # fmt: skip
+FUNCTION_CALL = Reach(
+    module="tensorflow.python.eager.polymorphic_function.polymorphic_function", owner="Function",
+    name="__call__", signature="(self, *args, **kwds)",
+    reason="replicas cannot meet in a function of the user's own inside a step, which is part of the step",
+)  # fmt: skip
+FUNCTION_CLONE = Reach(
+    module="tensorflow.python.eager.polymorphic_function.polymorphic_function", owner="Function",
+    name="_clone", signature="(self, python_function)",
+    reason="what a function traced in one block on a worker holds variables that the next one does not have",
+)  # fmt: skip
 FROM_FUNCTION = Reach(
     module="tensorflow.python.distribute.input_lib", name="DistributedDatasetsFromFunction",
     signature=(
@@ -410,9 +420,91 @@ def blames_a_process(error: BaseException) -> bool:
     return bool(WORKER_FAILURE.resolve()(error) or PS_FAILURE.resolve()(error))
 
 
-def create_variable(strategy: Any, next_creator: Any, arguments: dict[str, Any]) -> Any:
-    """Makes a variable where a strategy would, outside of its scope."""
-    return strategy.extended._create_variable(next_creator, **arguments)
+def same_function_untraced(function: Any) -> Any:
+    """A `tf.function` of the same Python function and options that has traced nothing yet."""
+    return FUNCTION_CLONE.resolve()(function, None)
+
+
+def call_inline(function: Any, original: Any, args: Any, kwds: Any) -> Any:
+    """What a `tf.function` returns, computed in the graph that calls it, and converted by AutoGraph.
+
+    Args:
+        function: a `tf.function`, not compiled by XLA. One of a saved model is called by `original`.
+        original: its `__call__`.
+        args: the arguments.
+        kwds: the keyword arguments.
+    """
+    import tensorflow as tf
+    from tensorflow.python.autograph.core import ag_ctx
+    from tensorflow.python.eager.polymorphic_function import autograph_util
+
+    if type(function) is not FUNCTION_CALL.holder():
+        return original(function, *args, **kwds)
+    python_function = function.python_function
+    status = ag_ctx.Status.ENABLED if function._autograph else ag_ctx.Status.DISABLED
+    options = function._experimental_autograph_options
+    if function._autograph:
+        python_function = autograph_util.py_func_from_autograph(python_function, options)
+    args, kwds = tf.nest.map_structure(_argument, (args, kwds))
+    signature = function.input_signature
+    if signature is not None and len(signature) == len(args):
+        args = tuple(
+            tf.nest.map_structure(_of_spec, spec, arg) for spec, arg in zip(signature, args, strict=True)
+        )
+    with ag_ctx.ControlStatusCtx(status=status, options=options):
+        found = python_function(*args, **kwds)
+    return tf.nest.map_structure(_result, found)
+
+
+def _argument(value: Any) -> Any:
+    import numpy as np
+    import tensorflow as tf
+
+    return tf.convert_to_tensor(value) if isinstance(value, np.ndarray | np.generic) else value
+
+
+def _of_spec(spec: Any, value: Any) -> Any:
+    import tensorflow as tf
+
+    if not isinstance(spec, tf.TensorSpec) or isinstance(value, tf.Tensor):
+        return value
+    return tf.convert_to_tensor(value, spec.dtype)
+
+
+def _result(value: Any) -> Any:
+    """A function of TensorFlow's returns tensors, also for numbers and variables."""
+    import numpy as np
+    import tensorflow as tf
+
+    plain = bool | int | float | complex | str | bytes | np.ndarray | np.generic | tf.Variable
+    return tf.convert_to_tensor(value) if isinstance(value, plain) else value
+
+
+def known_before(value: Any) -> Any:
+    """What a function that is traced computes without its arguments, as it is outside of the function.
+
+    Args:
+        value: a tensor; anything else is returned as it is.
+
+    Raises:
+        ValueError: it depends on the function's arguments.
+    """
+    import tensorflow as tf
+    from tensorflow.python.eager import lift_to_graph
+    from tensorflow.python.ops.op_selector import UnliftableError
+
+    if not isinstance(value, tf.Tensor) or hasattr(value, "numpy"):
+        return value
+
+    def again() -> Any:
+        graph = tf.compat.v1.get_default_graph()
+        return lift_to_graph.lift_to_graph([value], graph)[value]
+
+    try:
+        with tf.init_scope():
+            return tf.function(again, autograph=False)()
+    except UnliftableError as error:
+        raise ValueError(f"{value.name} is not known before the function runs") from error
 
 
 def unnamed_variable_handle(dtype: Any, shape: Any) -> Any:

@@ -28,6 +28,7 @@ from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 
 _LOGS_SECONDS = 0.1
+_COMPOSITE = (tf.RaggedTensor, tf.SparseTensor)
 
 
 class AsynchronousFunction:
@@ -370,5 +371,6 @@ class _EpochBatches:
 
 
 def _number(value: Any) -> Any:
-    found = np.asarray(value)
+    # As Keras makes an array of a ragged or sparse value on one device.
+    found = np.asarray(keras.ops.convert_to_numpy(value) if isinstance(value, _COMPOSITE) else value)
     return found.item() if found.ndim == 0 and found.dtype.kind in "fiub" else found

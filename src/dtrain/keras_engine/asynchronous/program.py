@@ -12,21 +12,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from dtrain import progress
+from dtrain.errors import StepError
 from dtrain.keras_engine.asynchronous.accumulator import Accumulator
 from dtrain.keras_engine.asynchronous.clocks import between, time_of
 from dtrain.keras_engine.asynchronous.exchange import Exchange, Servers
 from dtrain.keras_engine.asynchronous.loops import in_turns
+from dtrain.keras_engine.asynchronous.outputs import Outputs, zeros_of
 from dtrain.keras_engine.asynchronous.overlap import Overlapped, obstacle
 from dtrain.keras_engine.asynchronous.packing import Packing
 from dtrain.keras_engine.asynchronous.stand_in import StandIn, standing_in
 from dtrain.keras_engine.asynchronous.step import Block, Rehearsal
 from dtrain.keras_engine.context import underlying
 from dtrain.keras_engine.input import map_leaves
+from dtrain.keras_engine.own_functions import in_block
 from dtrain.keras_engine.parts import is_split
 from dtrain.keras_engine.steps import step_is_stock
 from dtrain.keras_engine.tables import tables_of
@@ -92,6 +94,7 @@ class BlockProgram:
         self._exchange: Exchange | None = None
         self._wants_overlap = kind == "train" and strategy.dtrain_servers.overlap
         self.overlaps = False
+        self._is_outside = False
 
     @property
     def accumulation(self) -> int:
@@ -176,6 +179,7 @@ class BlockProgram:
                 each.on_write = functools.partial(rehearsal.written.add, id(variable))
             with contextlib.ExitStack() as stack:
                 stack.enter_context(standing_in(variables, stand_ins))
+                stack.enter_context(in_block())
                 stack.enter_context(rehearsal.traced())
                 stack.enter_context(self._making_on_servers())
                 stack.enter_context(self._without_results())
@@ -252,7 +256,8 @@ class BlockProgram:
             accumulators=[Accumulator(o, numbers[1]) for o in self._accumulating()],
         )
         meets = self._kind == "train" or bool(self._written)
-        with standing_in(variables, [*stand_ins, *keeping]), self._without_results():
+        stands = standing_in(variables, [*stand_ins, *keeping])
+        with stands, in_block(), self._without_results():
             yield _Running(block, keeping, meets=meets, begun=begun)
         for each in (*stand_ins, *keeping):
             each.destroy()
@@ -278,10 +283,17 @@ class BlockProgram:
 
     @contextlib.contextmanager
     def _making_on_servers(self) -> Iterator[None]:
-        """Variables that a step makes when it first runs go to the servers."""
+        """Variables that a step makes when it first runs are made as in the strategy's scope, before it runs.
+
+        Only what knows the scope that it was made in can be saved, and have slots of an optimizer beside it.
+        """
 
         def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-            return upstream_tf.create_variable(self._strategy, next_creator, kwargs)
+            if self._is_outside:
+                return next_creator(**kwargs)
+            kwargs["initial_value"] = _first_value(kwargs, STEPS[self._kind])
+            with self._outside():
+                return tf.Variable(**kwargs)
 
         with tf.variable_creator_scope(create):
             yield
@@ -290,9 +302,21 @@ class BlockProgram:
         if optimizer.built:
             return
         targets = list(variables) if variables is not None else self._model.trainable_variables
-        known = [*self._pulled, *self.held]
-        with standing_in(known, [_real(v) for v in known]), tf.init_scope(), self._strategy.scope():
+        with self._outside():
+            if _is_on_server(upstream_keras.iterations_of(optimizer)):
+                upstream_keras.put_under(optimizer, self._strategy)  # the step may have made it
             optimizer.build(targets)
+
+    @contextlib.contextmanager
+    def _outside(self) -> Iterator[None]:
+        """In the strategy's scope, outside of the function that is traced, with the servers' variables."""
+        known = [*self._pulled, *self.held]
+        self._is_outside = True
+        try:
+            with standing_in(known, [_real(v) for v in known]), tf.init_scope(), self._strategy.scope():
+                yield
+        finally:
+            self._is_outside = False
 
     def _accumulating(self) -> list[Any]:
         """Optimizers whose micro-batches each worker adds up; alone, the servers do as one device does."""
@@ -402,51 +426,20 @@ class _Traced:
         )
 
 
-class Outputs:
-    """How what a step returns lies in a list of tensors.
+def _first_value(arguments: dict[str, Any], step: str) -> Any:
+    """What a variable that a step makes begins with, from the arguments of `tf.Variable`.
 
-    Args:
-        example: what a step returned while it was rehearsed.
+    Raises:
+        StepError: it is computed from the batch, which is not there before the step runs.
     """
-
-    def __init__(self, example: Any) -> None:
-        self._structure = keras.tree.map_structure(lambda _: None, example)
-        self._specs: list[Any] = []
-        for leaf in keras.tree.flatten(example):
-            self._specs.append(None if leaf is None else _output_spec(leaf))
-
-    def flatten(self, outputs: Any) -> list[tf.Tensor]:
-        """A step's outputs as tensors."""
-        leaves = keras.tree.flatten(outputs)
-        return [tf.convert_to_tensor(leaf) for leaf in leaves if leaf is not None]
-
-    def specs(self) -> list[tf.TensorSpec]:
-        """Of the tensors."""
-        return [spec for spec in self._specs if spec is not None]
-
-    def shapes(self) -> list[tf.TensorShape]:
-        """Of the tensors."""
-        return [spec.shape for spec in self.specs()]
-
-    def blanks(self) -> list[tf.Tensor]:
-        """Tensors of these specs."""
-        return [_zeros(spec) for spec in self.specs()]
-
-    def restore(self, values: Sequence[Any]) -> Any:
-        """Values of the tensors in the structure that the step returned."""
-        rest = iter(values)
-        leaves = [None if spec is None else next(rest) for spec in self._specs]
-        return keras.tree.pack_sequence_as(self._structure, leaves)
-
-
-def _output_spec(leaf: Any) -> tf.TensorSpec:
-    tensor = tf.convert_to_tensor(leaf)
-    return tf.TensorSpec(tensor.shape, tensor.dtype)
-
-
-def _zeros(spec: tf.TensorSpec) -> tf.Tensor:
-    shape = [0 if n is None else n for n in spec.shape] if spec.shape.rank is not None else []
-    return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
+    try:
+        return upstream_tf.known_before(arguments.get("initial_value"))
+    except ValueError as error:
+        raise StepError(
+            f"{step} makes the variable {arguments.get('name') or 'Variable'!r} from values of its batch, "
+            "but under parameter servers variables are made before any batch is there.",
+            hint="begin with a constant, such as zeros, and assign the value in the step",
+        ) from error
 
 
 def _places(sizes: tf.Tensor, rank: int) -> tuple[tf.Tensor, tf.Tensor]:
@@ -463,7 +456,7 @@ def _stand_in(variable: Any, value: tf.Tensor) -> StandIn:
 
 def _blank(variable: Any) -> StandIn:
     real = underlying(variable)
-    return _stand_in(variable, _zeros(tf.TensorSpec(real.shape, real.dtype)))
+    return _stand_in(variable, zeros_of(tf.TensorSpec(real.shape, real.dtype)))
 
 
 def _name(variable: Any) -> str:

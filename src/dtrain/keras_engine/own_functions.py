@@ -1,0 +1,55 @@
+"""Has a step run a user's `tf.function`s as parts of itself, not as functions of their own.
+
+Replicas cannot meet inside a nested function, and what it looks up, writes or builds is not seen from
+outside. On parameter servers it would keep variables of one block that the next one does not have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.keras_engine.context import current_step
+from dtrain.keras_engine.protocol import layout_of
+from dtrain.upstream import tensorflow as upstream_tf
+
+_local = threading.local()
+
+
+@contextlib.contextmanager
+def in_block() -> Iterator[None]:
+    """While it is entered, this thread traces a block of parameter servers."""
+    outer = getattr(_local, "block", False)
+    _local.block = True
+    try:
+        yield
+    finally:
+        _local.block = outer
+
+
+def make_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of `tf.function`'s `__call__`."""
+
+    def call(self: Any, *args: Any, **kwds: Any) -> Any:
+        block = getattr(_local, "block", False) and not tf.executing_eagerly()
+        if not block and not _in_step():
+            return original(self, *args, **kwds)
+        if not upstream_tf.compiled_by_xla(self):
+            return upstream_tf.call_inline(self, original, args, kwds)
+        # XLA needs a function; the variables of an earlier block are gone.
+        return original(upstream_tf.same_function_untraced(self) if block else self, *args, **kwds)
+
+    return call
+
+
+def _in_step() -> bool:
+    """Whether this is part of what a replica computes under a strategy of dtrain's."""
+    if tf.executing_eagerly():
+        return current_step() is not None
+    if not tf.distribute.has_strategy() or tf.distribute.get_replica_context() is None:
+        return False
+    return layout_of(tf.distribute.get_strategy()) is not None
