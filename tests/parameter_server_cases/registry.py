@@ -23,6 +23,9 @@ SLOW = (
     "overlapped_training_reaches_what_it_reaches_without",
     "scaled_losses_and_moving_statistics_overlap",
     "own_steps_overlap_or_say_why_not",
+    "what_is_built_late_goes_on",
+    "ragged_values_of_a_step_are_one_devices",
+    "weights_are_loaded_before_what_is_built_late_trains",
 )
 LOSSES = ("losses",)  # their workers are killed; they run when they are asked for
 
