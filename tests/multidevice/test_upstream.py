@@ -130,13 +130,22 @@ def test_where_replicas_can_be_joined() -> None:
 
         @tf.function
         def nested() -> tf.Tensor:
+            seen["in a function that is part of it"] = of_tensorflow.merge_possible()
+            return tf.constant(0)
+
+        @tf.function(jit_compile=True)
+        def compiled() -> tf.Tensor:
             seen["in a function of its own"] = of_tensorflow.merge_possible()
             return tf.constant(0)
 
-        return nested()
+        return nested() + compiled()
 
     tf.function(lambda: strategy.run(in_replica))()
-    assert seen == {"in a replica": True, "in a function of its own": False}
+    assert seen == {
+        "in a replica": True,
+        "in a function that is part of it": True,
+        "in a function of its own": False,
+    }
     assert of_tensorflow.merge_possible()
 
 
