@@ -104,6 +104,8 @@ def _install() -> None:
     replace(keras.MODEL_SAVE_WEIGHTS, files.make_save)
     replace(keras.MODEL_EXPORT, lambda f: files.make_save(f, values=False))
     replace(keras.EXPORTED_VARIABLES, files.make_exported_variables)
+    replace(tensorflow.WRITE_SUMMED, variables.make_write_summed)
+    replace(tensorflow.RESTORE_SUMMED, variables.make_restore_summed)
     replace(tensorflow.STATELESS_UNIFORM, randoms.make_uniform)
     replace(tensorflow.TAPE_GRADIENT, gradients.make_gradient)
     replace(tensorflow.REPLICA_THREADS, replica_attributes.make_replica_threads)

@@ -21,7 +21,7 @@ from dtrain.keras_engine.context import (
     gather_examples,
 )
 from dtrain.keras_engine.input import as_tensor, map_leaves
-from dtrain.keras_engine.protocol import in_replica
+from dtrain.keras_engine.protocol import current_layout, in_replica
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -29,10 +29,15 @@ _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
 def make_scale(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The replacement of Keras' division by the number of replicas, and of its counterpart."""
+    """The replacement of Keras' division by the number of replicas, and of its counterpart.
+
+    Keras divides wherever a strategy is in force. A loss that a program computes in a scope, but in no
+    replica, is that of the whole batch and no part of a sum.
+    """
 
     def scale(value: Any) -> Any:
-        return value if current_step() is not None else original(value)
+        whole = current_layout() is not None and not in_replica()
+        return value if whole or current_step() is not None else original(value)
 
     return scale
 

@@ -1,7 +1,8 @@
-"""Keras variables' `assign_add` and `assign_sub`, done by the TensorFlow variable itself.
+"""Writes to variables that would lose numbers: Keras' `assign_add`, and TensorFlow's to a sum of integers.
 
 Keras writes `assign(self + value)`: under an aggregation that sums the old value over the replicas too,
-and under concurrent writers it loses updates.
+and under concurrent writers it loses updates. TensorFlow cuts a sum into equal parts, also where that is
+no whole number.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import tensorflow as tf
 
 from dtrain.keras_engine.asynchronous.stand_in import StandIn
 from dtrain.keras_engine.context import updating_locally
-from dtrain.keras_engine.protocol import layout_of, servers_of
+from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
 from dtrain.upstream.keras import in_stateless_scope, value_of
 
 
@@ -39,6 +40,47 @@ def make_assign_change(original: Callable[..., Any], method: str) -> Callable[..
         return self.value
 
     return change
+
+
+def make_write_summed(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of what writes a whole value to a variable that is summed over the replicas."""
+
+    def on_read_assign_cross_replica(var: Any, value: Any, read_value: bool = True) -> Any:
+        layout = _layout_of_integers(var)
+        if layout is None:
+            return original(var, value, read_value)
+        written = _write_parts(var, value, layout)
+        if not read_value:
+            return written
+        with tf.control_dependencies([] if written is None else [written]):
+            return var.read_value()
+
+    return on_read_assign_cross_replica
+
+
+def make_restore_summed(original: Callable[..., Any]) -> Callable[..., Any]:
+    """As `make_write_summed`, for a value that is read from a checkpoint of TensorFlow's."""
+
+    def get_on_read_restore_ops(var: Any, tensor: Any, aggregation: Any) -> Any:
+        layout = _layout_of_integers(var)
+        return original(var, tensor, aggregation) if layout is None else _write_parts(var, tensor, layout)
+
+    return get_on_read_restore_ops
+
+
+def _layout_of_integers(variable: Any) -> ReplicaLayout | None:
+    """The layout of the strategy of dtrain's whose replicas each have a part of a sum of integers, if so."""
+    summed = variable.dtype.is_integer and variable.aggregation == tf.VariableAggregation.SUM
+    return layout_of(variable.distribute_strategy) if summed else None
+
+
+def _write_parts(variable: Any, whole: Any, layout: ReplicaLayout) -> Any:
+    """Gives each replica an equal part of a whole number, and the first of all what is over."""
+    whole = tf.cast(whole, variable.dtype)
+    part = whole // layout.replicas
+    first = whole - part * (layout.replicas - 1)
+    replicas = enumerate(variable.values, layout.first_replica)
+    return tf.group([copy.assign(first if number == 0 else part) for number, copy in replicas])
 
 
 def _shared_by_workers(variable: Any) -> bool:

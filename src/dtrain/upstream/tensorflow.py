@@ -14,6 +14,7 @@ from typing import Any
 from dtrain.upstream.reach import Reach
 
 _VALUES = "tensorflow.python.distribute.values"
+_VALUES_UTIL = "tensorflow.python.distribute.values_util"
 _MIRRORED = "tensorflow.python.distribute.mirrored_strategy"
 _REPLICAS = "tensorflow.python.distribute.mirrored_run"
 _COLLECTIVE = "tensorflow.python.distribute.collective_all_reduce_strategy"
@@ -68,6 +69,14 @@ GET_REPLICA = Reach(
 SYNC_ON_READ = Reach(
     module=_VALUES, name="SyncOnReadVariable", signature="(strategy, values, aggregation, var_policy=None)",
     reason="metrics are summed over the replicas when they are read",
+)  # fmt: skip
+WRITE_SUMMED = Reach(
+    module=_VALUES_UTIL, name="on_read_assign_cross_replica", signature="(var, value, read_value=True)",
+    reason="cuts an integer into equal parts and drops the rest: a count of 1 becomes 0 on two replicas",
+)  # fmt: skip
+RESTORE_SUMMED = Reach(
+    module=_VALUES_UTIL, name="get_on_read_restore_ops", signature="(var, tensor, aggregation)",
+    reason="as WRITE_SUMMED, for a checkpoint of TensorFlow's",
 )  # fmt: skip
 PER_REPLICA = Reach(
     module=_VALUES, name="PerReplica", signature="(values)",
