@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscop
 # Newer than the files that it depends on: the environment is as they ask, and setup has nothing to do.
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup demo test test-contract test-faults test-soak same-bits bench docs count check clean
+.PHONY: setup demo test test-contract test-faults test-soak same-bits test-upstream bench docs count check clean
 
 setup: $(STAMP)
 
@@ -41,6 +41,10 @@ test-soak: setup
 # This tree's numbers and those of another commit, to the last bit: make same-bits BASE=COMMIT; LONG=1 for all programs.
 same-bits: setup
 	$(BIN)/python -m tests.same_bits $(if $(BASE),--base $(BASE)) $(if $(LONG),--long)
+
+# Keras' own suites, as its wheel ships them, in the scope of a strategy; not in CI.
+test-upstream: setup
+	$(BIN)/python -m tests.upstream_suites
 
 # dtrain beside its peers and the machine's limits, a quarter of an hour; nothing else should run.
 bench: setup
