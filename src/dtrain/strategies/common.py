@@ -101,6 +101,20 @@ class LocalUpdates:
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         return made_replicated(super()._create_variable(next_creator, **kwargs))  # type: ignore[misc]
 
+    def _get_variable_creator_initial_value(
+        self, replica_id: int, device: str | None, primary_var: Any, **kwargs: Any
+    ) -> Any:
+        """The first replica of all begins with what is summed up, the others with nothing."""
+        initial = super()._get_variable_creator_initial_value(  # type: ignore[misc]
+            replica_id=replica_id, device=device, primary_var=primary_var, **kwargs
+        )
+        on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
+        summed = on_read and kwargs.get("aggregation") == tf.VariableAggregation.SUM
+        layout = self._container_strategy().dtrain_layout  # type: ignore[attr-defined]
+        if not summed or layout.first_replica + replica_id == 0:
+            return initial
+        return lambda: tf.zeros_like(initial() if callable(initial) else initial)
+
 
 def is_tf_function(fn: Any) -> bool:
     """Whether a callable is the result of `tf.function`."""

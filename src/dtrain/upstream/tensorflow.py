@@ -43,6 +43,11 @@ CREATE_VARIABLE = Reach(
     signature="(self, next_creator, **kwargs)",
     reason="variables that a replica can update alone once the gradients are reduced",
 )  # fmt: skip
+INITIAL_VALUE = Reach(
+    module=_MIRRORED, owner="MirroredExtended", name="_get_variable_creator_initial_value",
+    signature="(self, replica_id, device, primary_var, **kwargs)",
+    reason="gives every replica the whole initial value of a variable that is summed over them",
+)  # fmt: skip
 USE_MERGE_CALL = Reach(
     module=_MIRRORED, owner="MirroredExtended", name="_use_merge_call", signature="(self)",
     reason="merge_call cannot stand inside cond; after the reduction no merge is needed",
