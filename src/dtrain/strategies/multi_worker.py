@@ -29,8 +29,8 @@ from dtrain.upstream import tensorflow as upstream_tf
 _Extended: Any = upstream_tf.COLLECTIVE_EXTENDED.resolve()
 
 
-class MultiWorkerMirroredExtended(common.LocalUpdates, _Extended):  # type: ignore[misc]
-    """The working part of the strategy."""
+class _Connected(_Extended):  # type: ignore[misc]
+    """Takes all local devices, and the first worker's initial values over dtrain's own transport."""
 
     def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> tuple[Any, str]:
         found, kind = super()._initialize_local_devices(cluster_resolver, worker_device)
@@ -51,6 +51,10 @@ class MultiWorkerMirroredExtended(common.LocalUpdates, _Extended):  # type: igno
             return operations.broadcast(upstream_collectives.initial_value(kwargs))
 
         return first_workers
+
+
+class MultiWorkerMirroredExtended(common.LocalUpdates, _Connected):
+    """The working part of the strategy."""
 
 
 class MultiWorkerMirroredStrategy(
