@@ -26,7 +26,8 @@ SEVERAL: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.fixture(params=sorted(SEVERAL))
+# A mistake is found in the same way under all three.
+@pytest.fixture(params=[pytest.param("central_storage", marks=pytest.mark.soak), "mirrored", "multi_worker"])
 def strategy(request: pytest.FixtureRequest) -> Any:
     return SEVERAL[request.param]()
 
