@@ -17,10 +17,10 @@ from dtrain.errors import CompilationError, DataError
 Program = Callable[[], Any]
 
 
-def same_on_two_replicas(program: Program) -> None:
-    """The program gives the same numbers on one device and on two replicas."""
+def same_on_two_replicas(program: Program, one_device: Any = None) -> None:
+    """The program gives the same numbers on one device, in a scope or in none, and on two replicas."""
     found = []
-    for scope in (contextlib.nullcontext(), dtrain.MirroredStrategy().scope()):
+    for scope in (one_device or contextlib.nullcontext(), dtrain.MirroredStrategy().scope()):
         keras.utils.set_random_seed(3)
         with scope:
             found.append([np.asarray(leaf, "float64").ravel() for leaf in keras.tree.flatten(program())])
@@ -192,20 +192,39 @@ def test_a_batch_that_cannot_be_cut_names_its_parts(call: str) -> None:
     run(alone)
 
 
-@pytest.mark.parametrize(("rank", "shape"), [(2, (28, 28, 8)), (1, (1024, 8))])
-def test_odd_parts_of_a_strided_pointwise_convolution(rank: int, shape: tuple[int, ...]) -> None:
+class Pointwise(keras.layers.Layer):
+    """Calls TensorFlow's convolution itself."""
+
+    def build(self, shape: Any) -> None:
+        self.kernel = self.add_weight(shape=(1, 1, shape[-1], 16))
+
+    def call(self, x: Any) -> Any:
+        return tf.nn.conv2d(x, self.kernel, 2, "SAME")
+
+
+POINTWISE: dict[str, Callable[[], keras.layers.Layer]] = {
+    "Conv2D": lambda: keras.layers.Conv2D(16, 1, strides=2, padding="same"),
+    "Conv1D": lambda: keras.layers.Conv1D(16, 1, strides=2, padding="same"),
+    "Conv2DTranspose": lambda: keras.layers.Conv2DTranspose(8, 1, strides=2, padding="same"),
+    "tf.nn.conv2d": Pointwise,
+}
+
+
+@pytest.mark.parametrize("name", POINTWISE)
+def test_odd_parts_of_a_strided_pointwise_convolution(name: str) -> None:
     """TensorFlow itself writes beyond its memory here, and the process ends."""
-    layer = keras.layers.Conv2D if rank == 2 else keras.layers.Conv1D
+    shape = (1024, 8) if name == "Conv1D" else (28, 28, 8)
     x = np.random.default_rng(0).normal(size=(6, *shape)).astype("float32")
 
     def program() -> Any:
         model = compiled(
             keras.Input(shape),
-            layer(16, 1, strides=2, padding="same"),
-            (keras.layers.GlobalMaxPooling2D if rank == 2 else keras.layers.GlobalMaxPooling1D)(),
+            POINTWISE[name](),
+            keras.layers.GlobalMaxPooling1D() if name == "Conv1D" else keras.layers.GlobalMaxPooling2D(),
             keras.layers.Dense(1),
         )
         y = x.reshape(6, -1).mean(axis=1, keepdims=True)
         return [model.fit(x, y, batch_size=6, epochs=3, verbose=0).history, model.get_weights()]
 
-    same_on_two_replicas(program)
+    # The transposed one ends TensorFlow's default strategy with even batches, too.
+    same_on_two_replicas(program, dtrain.OneDeviceStrategy("CPU:0").scope())

@@ -2,7 +2,7 @@
 
 With 512-bit vectors, oneDNN's gradient for the weights of a 1x1 convolution with strides, fewer than 16 input
 channels and an odd number of examples ends the process ("double free"). Replicas make odd parts of even
-batches.
+batches. Every layer and function that convolves comes to this operation in its backward pass.
 """
 
 from __future__ import annotations
@@ -17,25 +17,34 @@ from dtrain.keras_engine.protocol import layout_of
 _CHANNELS = 16  # those of one vector: with so many nothing is written too far
 
 
-def make_conv(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The replacement of Keras' convolution: the pixels that strides leave out are left out before it.
+def make_filter_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of the gradient for a convolution's weights: what strides leave out is left out before.
 
     The results have the same bits: the kernel itself copies those pixels first.
     """
 
-    def conv(
-        inputs: Any,
-        kernel: Any,
-        strides: Any = 1,
-        padding: Any = "valid",
-        data_format: Any = None,
-        dilation_rate: Any = 1,
+    def conv2d_backprop_filter(
+        input: Any,
+        filter_sizes: Any,
+        out_backprop: Any,
+        strides: Sequence[int],
+        padding: str,
+        use_cudnn_on_gpu: bool = True,
+        explicit_paddings: Sequence[int] = (),
+        data_format: str = "NHWC",
+        dilations: Sequence[int] = (1, 1, 1, 1),
+        name: str | None = None,
     ) -> Any:
-        if _in_replica_on_cpu():
-            inputs, strides = _left_out(inputs, kernel, strides, data_format, dilation_rate)
-        return original(inputs, kernel, strides, padding, data_format, dilation_rate)
+        if (
+            tf.compat.as_str(padding) != "EXPLICIT"
+            and _in_replica_on_cpu()
+            and _kernel_size(filter_sizes) == [1, 1]
+        ):
+            input, strides = _left_out(input, list(strides), tf.compat.as_str(data_format))
+        more = (padding, use_cudnn_on_gpu, list(explicit_paddings), data_format, list(dilations), name)
+        return original(input, filter_sizes, out_backprop, strides, *more)
 
-    return conv
+    return conv2d_backprop_filter
 
 
 def _in_replica_on_cpu() -> bool:
@@ -49,25 +58,17 @@ def _in_replica_on_cpu() -> bool:
     return not any("GPU" in device or "TPU" in device for device in devices)
 
 
-def _left_out(
-    inputs: Any, kernel: Any, strides: Any, data_format: Any, dilation_rate: Any
-) -> tuple[Any, Any]:
-    """What to convolve, and with which strides."""
-    dimensions = len(inputs.shape) - 2
-    steps = _each(strides, dimensions)
-    first = data_format == "channels_first"
-    channels = inputs.shape[1 if first else -1]
-    dense = max(_each(dilation_rate, dimensions)) == 1
-    pointwise = dense and all(size == 1 for size in kernel.shape[:-2])
-    if max(steps) == 1 or not pointwise or dimensions > 2 or channels is None or channels >= _CHANNELS:
-        return inputs, strides
-    sizes = inputs.shape[2:] if first else inputs.shape[1:-1]
-    if any(size is not None and size % step for size, step in zip(sizes, steps, strict=True)):
-        return inputs, strides
-    cuts = [slice(None, None, step) for step in steps]
-    whole = [slice(None), slice(None)] if first else [slice(None)]
-    return inputs[(*whole, *cuts)], 1
+def _kernel_size(sizes: Any) -> Any:
+    """Rows and columns of a kernel, from the tensor of its shape; None where they are not known."""
+    found = tf.get_static_value(sizes)
+    if found is None and sizes.op.type in ("Shape", "ShapeN"):
+        found = sizes.op.inputs[sizes.value_index].shape
+    return None if found is None else [None if n is None else int(n) for n in found[:2]]
 
 
-def _each(value: int | Sequence[int], dimensions: int) -> list[int]:
-    return [value] * dimensions if isinstance(value, int) else [int(each) for each in value]
+def _left_out(images: Any, strides: list[int], data_format: str) -> tuple[Any, list[int]]:
+    """The pixels that a kernel of one pixel sees, and the strides over these."""
+    channels = images.shape[data_format.index("C")]
+    if max(strides) == 1 or channels is None or channels >= _CHANNELS:
+        return images, strides
+    return images[tuple(slice(None, None, step) for step in strides)], [1] * len(strides)

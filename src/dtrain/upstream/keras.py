@@ -45,11 +45,6 @@ SYMBOLIC_BUILD = Reach(
     reason="it averages a first batch to build the model, which fails on strings and consumes data",
     thread="keras#21172",
 )  # fmt: skip
-CONVOLUTION = Reach(
-    module="keras.src.backend.tensorflow.nn", name="conv",
-    signature="(inputs, kernel, strides=1, padding='valid', data_format=None, dilation_rate=1)",
-    reason="one kernel for CPUs ends the process on odd numbers of examples, which replicas have",
-)  # fmt: skip
 FIT = Reach(
     module=_TRAINER, owner="TensorFlowTrainer", name="fit",
     signature=(

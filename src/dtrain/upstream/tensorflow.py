@@ -28,6 +28,17 @@ TAPE_GRADIENT = Reach(
     reason="a step's gradients are the whole batch's from here on, so what a user does to them is right",
     thread="tf#33929",
 )  # fmt: skip
+FILTER_GRADIENT = Reach(
+    module="tensorflow.python.ops.gen_nn_ops", name="conv2d_backprop_filter",
+    signature=(
+        "(input: Annotated[Any, ~TV_Conv2DBackpropFilter_T], filter_sizes: Annotated[Any, "
+        "<class 'tensorflow.security.fuzzing.py.annotation_types.Int32'>], out_backprop: Annotated[Any, "
+        "~TV_Conv2DBackpropFilter_T], strides, padding: str, use_cudnn_on_gpu: bool = True, "
+        "explicit_paddings=[], data_format: str = 'NHWC', dilations=[1, 1, 1, 1], name=None) -> "
+        "Annotated[Any, ~TV_Conv2DBackpropFilter_T]"
+    ),
+    reason="one kernel for CPUs ends the process on odd numbers of examples, which replicas have",
+)  # fmt: skip
 MIRRORED_EXTENDED = Reach(
     module=_MIRRORED, name="MirroredExtended",
     signature="(container_strategy, devices=None, cross_device_ops=None)",
