@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import keras
@@ -49,6 +50,35 @@ def evaluate_is_what_predict_says(job: Job) -> None:
         found = model.evaluate(x, y, batch_size=7 + run, verbose=0, return_dict=True)
         assert found["examples"] == ROWS, (run, found)
         np.testing.assert_allclose([found["loss"], found["accuracy"]], [loss, accuracy], rtol=1e-6)
+
+
+class Kept(keras.metrics.Metric):
+    """The largest loss of an example, or the number of steps."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name)
+        self.kept = self.add_variable((), "zeros", name="kept")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        largest = keras.ops.maximum(self.kept, keras.ops.max(y_pred))
+        self.kept.assign(largest if self.name == "largest" else self.kept + 1)
+
+    def result(self) -> Any:
+        return self.kept + 0
+
+
+@case
+def metrics_whose_changes_do_not_add_up_are_named(job: Job) -> None:
+    with job.strategy.scope():
+        kept = [Kept("largest"), Kept("steps")]
+    model = classifier(job.strategy, "sgd", weighted_metrics=kept)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        history = model.fit(batches(), epochs=2, verbose=0).history
+    assert history["steps"] == [STEPS, STEPS], history
+    said = [str(each.message) for each in caught if "update_state" in str(each.message)]
+    assert len(said) == 1, said
+    assert "'largest'" in said[0], said
 
 
 class Calls(keras.callbacks.Callback):

@@ -19,10 +19,17 @@ from dtrain.keras_engine.asynchronous.snapshot import Snapshots
 from dtrain.keras_engine.context import underlying
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
 from dtrain.keras_engine.sharded_state import owner_of, owners_of
+from dtrain.keras_engine.variables import holds_parts
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import tensorflow as upstream_tf
 
 _COMMON, _OWN = "common", "own"
 _ALONE = ReplicaLayout()
+_AGGREGATIONS = {
+    "sum": tf.VariableAggregation.SUM,
+    "mean": tf.VariableAggregation.MEAN,
+    "first": tf.VariableAggregation.ONLY_FIRST_REPLICA,
+}
 
 
 @dataclass(frozen=True)
@@ -159,7 +166,7 @@ class TrainingVariables:
             return "sum" if sums is not None and sums.apart else ""
         if getattr(found, "synchronization", None) != tf.VariableSynchronization.ON_READ:
             return ""
-        kinds = {tf.VariableAggregation.SUM: "sum", tf.VariableAggregation.MEAN: "mean"}
+        kinds = {aggregation: kind for kind, aggregation in _AGGREGATIONS.items()}
         return kinds.get(found.aggregation, "first")
 
     def _sums(self) -> Sums | None:
@@ -190,8 +197,9 @@ class TrainingVariables:
         if not isinstance(found, tf.distribute.DistributedValues):
             found.assign(value)
             return
-        for part in {id(part): part for part in found.values}.values():
-            part.assign(value)
+        apart = holds_parts(variable)  # written by one device, it is the first replica's now
+        for replica, part in {id(part): (replica, part) for replica, part in self._parts(variable)}.values():
+            part.assign(tf.zeros_like(part) if apart and replica else value)
 
     def _is_distributed(self, variable: Any) -> bool:
         return isinstance(underlying(variable), tf.distribute.DistributedValues)
@@ -200,6 +208,9 @@ class TrainingVariables:
         if not self._is_distributed(variable):
             underlying(variable).assign(_joined(parts, kind))
             return
+        # What the replicas' values are to each other is known of a metric of the user's once it is updated.
+        if self._apart(variable):
+            upstream_tf.set_aggregation(underlying(variable), _AGGREGATIONS[kind])
         for replica, part in self._parts(variable):
             if same:
                 part.assign(parts[replica])

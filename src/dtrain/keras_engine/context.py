@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -130,6 +130,30 @@ class ReplicaStep:
 
         return tf.nest.map_structure(one, values)
 
+    def whole_argument(self, value: Any, name: str, gather: Callable[[Any], Any], *, rows: bool) -> Any:
+        """What a metric of the user's is given, for all replicas: rows, or numbers as `whole_value` has them.
+
+        Args:
+            value: a tensor, this replica's.
+            name: what it is called in messages.
+            gather: puts rows together.
+            rows: whether it has rows, where `probe.py` has not found out.
+        """
+        if any(value is known for known in self._whole):
+            return value
+        number = self._points
+        weight = self.next_weight()
+        if self.probing:
+            self.note([tf.cast(value, tf.float64)], name)
+            return self.common(value)
+        known = self.weights is not None and number < len(self.weights)
+        if number in self.rows_at or (rows and not known):
+            return gather(value)
+        if value.dtype.is_floating:
+            return self.sum(tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype)))
+        whole = self.sum(tf.math.multiply_no_nan(tf.cast(value, tf.float64), tf.cast(weight, tf.float64)))
+        return tf.cast(tf.round(whole), value.dtype)
+
     def part_of_value(self, value: Any) -> Any:
         """One number a step, as a mean over this replica's examples: such parts, by shares, make the whole.
 
@@ -228,7 +252,11 @@ def all_reduce_sum(values: Any) -> Any:
     kinds = [(type(value), value.dtype) for value in flat]
     for kind in dict.fromkeys(kinds):
         alike = [i for i, other in enumerate(kinds) if other == kind]
-        totals = context.all_reduce(tf.distribute.ReduceOp.SUM, [flat[i] for i in alike])
+        # MirroredStrategy takes integers of 32 bits one at a time.
+        narrow = kind[1] == tf.int32 and not issubclass(kind[0], tf.IndexedSlices)
+        given = [tf.cast(flat[i], tf.int64) if narrow else flat[i] for i in alike]
+        totals = context.all_reduce(tf.distribute.ReduceOp.SUM, given)
+        totals = [tf.cast(total, tf.int32) for total in totals] if narrow else totals
         reduced.update(zip(alike, totals, strict=True))
     if waits is not None:
         waits.end(begun, [*reduced.values()])

@@ -18,6 +18,7 @@ import tensorflow as tf
 from dtrain.keras_engine.context import check_not_compiled, current_step
 from dtrain.keras_engine.protocol import in_replica
 from dtrain.keras_engine.replica_attributes import watch
+from dtrain.keras_engine.variables import holds_parts
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -62,6 +63,17 @@ def make_moments(original: Callable[..., Any]) -> Callable[..., Any]:
     return _compute_moments_sync
 
 
+def in_layer() -> bool:
+    """Whether the code runs inside a layer that a replica calls."""
+    return bool(getattr(_local, "inside", False))
+
+
+def without_row(leaf: Any) -> Any:
+    """What a layer computed, without the row of zeros that it was given where there are no examples."""
+    empty = getattr(_local, "empty", None)
+    return leaf if empty is None else _without_row(leaf, empty)
+
+
 @contextlib.contextmanager
 def _inside(empty: Any) -> Iterator[None]:
     """While the outermost layer is called: those in it see what it was given."""
@@ -80,6 +92,8 @@ def _uncounted(layer: Any, empty: Any) -> Iterator[None]:
     before = [tf.identity(v.value) for v in variables]
     yield
     for variable, value in zip(variables, before, strict=True):
+        if not holds_parts(variable):
+            continue  # it was updated with the examples of all replicas
         variable.assign(tf.where(empty, value, variable.value))
 
 

@@ -49,6 +49,7 @@ def _install() -> None:
         metrics,
         optimizer,
         own_functions,
+        own_metrics,
         randoms,
         rematerialization,
         replica_attributes,
@@ -80,6 +81,8 @@ def _install() -> None:
     replace(keras.SYNCHRONIZED_MOMENTS, empty_parts.make_moments)
     replace(keras.REDUCE_WEIGHTED, losses.make_reduce_weighted)
     replace(keras.LOSS_CALL, losses.make_loss_call)
+    replace(keras.METRIC_INIT, own_metrics.make_init)
+    replace(keras.ADD_METRIC_VARIABLE, own_metrics.make_add_variable)
     replace(keras.MEAN_UPDATE, metrics.make_mean_update)
     replace(keras.SUM_UPDATE, metrics.make_sum_update)
     replace(keras.WRAPPER_UPDATE, metrics.make_wrapper_update)

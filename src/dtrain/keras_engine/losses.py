@@ -159,7 +159,7 @@ def _of_all_examples(step: ReplicaStep, function: Callable[..., Any], arguments:
         once = tf.cast(tf.round(step.per_share(tf.cast(step.size, tf.float32))), tf.int32)
         arguments = map_leaves(lambda leaf: _first(leaf, once), arguments)
     with step.seeing_everything():
-        whole = tf.convert_to_tensor(function(*map_leaves(_gathered, arguments)))
+        whole = tf.convert_to_tensor(function(*map_leaves(gathered, arguments)))
     return _with_gradient_per_share(step, whole) if whole.shape.rank == 0 else whole
 
 
@@ -172,7 +172,7 @@ def _first(leaf: Any, rows: Any) -> Any:
     return found
 
 
-def _gathered(leaf: Any) -> Any:
+def gathered(leaf: Any) -> Any:
     """A tensor's rows of all replicas, with its mask."""
     found = gather_examples(leaf)
     mask = None if leaf is None else upstream_keras.mask_of(leaf)

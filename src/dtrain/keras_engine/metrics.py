@@ -13,9 +13,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain.keras_engine.context import all_reduce_sum, current_step, gather_examples, underlying
+from dtrain.keras_engine import own_metrics
+from dtrain.keras_engine.context import all_reduce_sum, current_step, gather_examples
 from dtrain.keras_engine.input import as_tensor, map_leaves
-from dtrain.keras_engine.protocol import layout_of
+from dtrain.keras_engine.protocol import in_replica, layout_of
+from dtrain.keras_engine.variables import holds_parts
 from dtrain.upstream import keras as upstream_keras
 
 _RESET = "_dtrain_reset"  # an attribute of a model: what resets its metrics, and of which variables
@@ -46,7 +48,7 @@ def make_sum_update(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
         step = current_step()
-        if step is None or step.layout.replicas == 1 or sample_weight is not None:
+        if step is None or step.layout.replicas == 1 or step.sees_everything or sample_weight is not None:
             return original(self, values, sample_weight)
         found = as_tensor(values)
         if found.shape.rank != 0:
@@ -61,8 +63,11 @@ def make_wrapper_update(original: Callable[..., Any]) -> Callable[..., Any]:
     """The replacement of `MeanMetricWrapper.update_state`: a scalar function sees all examples."""
 
     def update_state(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        prepared = own_metrics.inside_update() or upstream_keras.in_stateless_scope()
+        if in_replica() and not prepared and own_metrics.is_own(self):
+            return own_metrics.update(original, self, (y_true, y_pred), {"sample_weight": sample_weight})
         step = current_step()
-        if step is None or step.layout.replicas == 1:
+        if prepared or step is None or step.layout.replicas == 1:
             return original(self, y_true, y_pred, sample_weight)
         value = as_tensor(upstream_keras.metric_value(self, y_true, y_pred))
         if value.shape.rank != 0:
@@ -101,9 +106,7 @@ def make_reset(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def add_up(model: Any) -> bool:
     """Whether `results` gives what Keras computes from the metrics' variables, whenever it is asked."""
-    return all(_is_keras_own(metric, "result") for metric in model.metrics) and all(
-        _adds_up(variable) or variable.synchronization != "on_read" for variable in model.metrics_variables
-    )
+    return all(_is_keras_own(metric, "result") for metric in model.metrics)
 
 
 def _is_keras_own(metric: Any, name: str) -> bool:
@@ -119,7 +122,7 @@ def whole_state(variables: list[Any]) -> list[Any]:
         variables: Keras variables; those that are summed on reading are reduced, others read.
     """
     values = [tf.convert_to_tensor(v.value) for v in variables]
-    summed = [i for i, v in enumerate(variables) if _adds_up(v)]
+    summed = [i for i, v in enumerate(variables) if holds_parts(v)]
     for i, total in zip(summed, all_reduce_sum([values[i] for i in summed]), strict=True):
         values[i] = total
     return values
@@ -160,12 +163,4 @@ def _whole_result(metric: Any, result: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _all_metrics(model: Any) -> list[Any]:
-    return [m for m in model.metrics if "result" not in vars(m)]
-
-
-def _adds_up(variable: Any) -> bool:
-    """Whether each replica holds a part of the variable's value."""
-    found = underlying(variable)
-    if not isinstance(found, tf.distribute.DistributedValues):
-        return False
-    return variable.synchronization == "on_read" and variable.aggregation == "sum"
+    return list({id(m): m for m in model.metrics if "result" not in vars(m)}.values())

@@ -216,7 +216,7 @@ def _at(path: Any, nest: Any) -> Any:
 def _kind(name: str, alone: Any, here: Any, doubled: Any, *, rows: int, layout: ReplicaLayout) -> LossKind:
     if _shapes(here) != _shapes(doubled):
         (one,), (two,) = here, doubled
-        if one.shape == [rows, *one.shape[1:]] and two.shape == [2 * rows, *one.shape[1:]]:
+        if two.shape == [2 * one.shape[0], *one.shape[1:]]:
             return LossKind(rows=True)
         raise StepError(
             f"The shape of {name} depends on the number of examples, {one.shape} for {rows} and {two.shape} "

@@ -295,7 +295,8 @@ class StepFunction:
         # Replicas must meet inside forward or backward.
         logger.warning(
             "jit_compile=True was set, but this model's replicas must talk to each other inside the "
-            "step (a masked or whole-batch loss, synchronized BatchNormalization), which XLA cannot "
+            "step (a masked or whole-batch loss, a metric that does not add up, synchronized "
+            "BatchNormalization), which XLA cannot "
             "compile; it runs without XLA."
         )
         self._program.compiled = False

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from dtrain.errors import StepError
-from dtrain.keras_engine import metrics, state
+from dtrain.keras_engine import metrics, own_metrics, state
 from dtrain.keras_engine.accumulation import check_dense
 from dtrain.keras_engine.context import ReplicaStep, gather_examples, replica_step, variable_ids
 from dtrain.keras_engine.input import batch_rows, map_leaves
@@ -160,6 +160,7 @@ class StepProgram:
 
     def _tried(self, part: Any, step: ReplicaStep) -> None:
         """The user's step, all of its combining points included, on one replica alone."""
+        self._watch_metrics()
         step.summed_losses = self.summed_losses
         step.coupled_losses = self.coupled
         with silent_results(self.model) if self.stock else metrics.whole_results(self.model):
@@ -177,6 +178,7 @@ class StepProgram:
             total: examples in the whole batch, over all processes; None if not known yet.
             phase: as `ReplicaStep.phase`.
         """
+        self._watch_metrics()
         strategy = self.model.distribute_strategy
         totals = upstream_tf.per_replica([total] * len(parts)) if total is not None else None
         # Set here, not in the replicas: they run in threads that take turns.
@@ -190,6 +192,11 @@ class StepProgram:
             # The last replica of this worker to give its part is the one that waits for other workers only.
             waited = tf.reduce_min(tf.stack(strategy.experimental_local_results(waited)))
         return first_replica(strategy, outputs), waited
+
+    def _watch_metrics(self) -> None:
+        """Those that were made before the engine was there."""
+        for metric in self.model.metrics:
+            own_metrics.watch(metric)
 
     def results(self) -> Any:
         """The metrics over all replicas and all steps since they were reset."""

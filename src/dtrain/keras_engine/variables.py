@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.keras_engine.asynchronous.stand_in import StandIn
-from dtrain.keras_engine.context import updating_locally
+from dtrain.keras_engine.context import underlying, updating_locally
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
 from dtrain.upstream.keras import in_stateless_scope, value_of
 
@@ -92,3 +92,12 @@ def _shared_by_workers(variable: Any) -> bool:
 
 def _in_replica_of(strategy: Any) -> bool:
     return tf.distribute.get_strategy() is strategy and tf.distribute.get_replica_context() is not None
+
+
+def holds_parts(variable: Any) -> bool:
+    """Whether each replica holds a part of a variable's value, which is their sum."""
+    found = underlying(variable)
+    if not isinstance(found, tf.distribute.DistributedValues):
+        return False
+    on_read = found.synchronization == tf.VariableSynchronization.ON_READ
+    return bool(on_read and found.aggregation == tf.VariableAggregation.SUM)

@@ -140,6 +140,16 @@ LOSS_CALL = Reach(
     module=_LOSS, owner="Loss", name="__call__", signature="(self, y_true, y_pred, sample_weight=None)",
     reason="a loss that returns a scalar must see the examples of all replicas",
 )  # fmt: skip
+METRIC_INIT = Reach(
+    module="keras.src.metrics.metric", owner="Metric", name="__init__",
+    signature="(self, dtype=None, name=None)",
+    reason="the update of a user's metric must be seen, also in a loop of the user's own",
+)  # fmt: skip
+ADD_METRIC_VARIABLE = Reach(
+    module="keras.src.metrics.metric", owner="Metric", name="add_variable",
+    signature="(self, shape, initializer, dtype=None, aggregation='sum', name=None)",
+    reason="the first value of a metric that does not add up must not be summed over the replicas",
+)  # fmt: skip
 MEAN_UPDATE = Reach(
     module=_METRICS, owner="Mean", name="update_state", signature="(self, values, sample_weight=None)",
     reason="a value a step is one value for all replicas, not one each",
@@ -632,6 +642,16 @@ def metric_value(metric: Any, y_true: Any, y_pred: Any) -> Any:
     return metric._fn(y_true, y_pred, **metric._fn_kwargs)
 
 
+def metric_function(metric: Any) -> Any:
+    """The function that a `MeanMetricWrapper` wraps; None for other metrics."""
+    return getattr(metric, "_fn", None)
+
+
+def metrics_inside(metric: Any) -> list[Any]:
+    """The metrics that a metric has, at any depth."""
+    return [each for inner in metric._metrics for each in (inner, *metrics_inside(inner))]
+
+
 def compiled_losses(model: Any) -> list[tuple[Any, Any]]:
     """The losses given to `compile`, each with its place among the outputs; [] before they are built."""
     compiled = model._compile_loss
@@ -664,7 +684,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "_var_key",
     ),
     "loss scaling": ("_common_apply",),
-    "metric": ("_fn", "_fn_kwargs"),
+    "metric": ("_fn", "_fn_kwargs", "_metrics"),
     "variable": ("_value",),
     "symbolic tensor": ("_keras_history",),
     "layer": (

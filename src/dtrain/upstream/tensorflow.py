@@ -7,6 +7,7 @@ TensorFlow's strategies can only be subclassed through `tensorflow.python`: the 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -573,6 +574,27 @@ def not_recording() -> Any:
     from tensorflow.python.eager import record
 
     return record.stop_recording()
+
+
+def set_aggregation(variable: Any, aggregation: Any) -> None:
+    """Says anew how the replicas' values of a variable that is combined on reading make one."""
+    variable._aggregation = aggregation
+
+
+def mark_converted(function: Any) -> None:
+    """AutoGraph calls a function as it is, without telling what it calls that AutoGraph is off."""
+    function.autograph_info__ = {}
+
+
+def converted_as_caller(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function as AutoGraph makes it where the code runs now: converted in a user's `tf.function`."""
+    import tensorflow as tf
+
+    context = tf.__internal__.autograph.control_status_ctx()
+    if context.status.name != "ENABLED" or not inspect.isfunction(function):
+        return function
+    converted: Callable[..., Any] = tf.__internal__.autograph.tf_convert(function, context)
+    return converted
 
 
 def container_of(component: Any) -> Any:

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from dtrain import progress
 from dtrain.errors import StepError
+from dtrain.keras_engine import own_metrics
 from dtrain.keras_engine.asynchronous.accumulator import Accumulator
 from dtrain.keras_engine.asynchronous.clocks import between, time_of
 from dtrain.keras_engine.asynchronous.exchange import Exchange, Servers
@@ -181,6 +182,7 @@ class BlockProgram:
                 stack.enter_context(standing_in(variables, stand_ins))
                 stack.enter_context(in_block())
                 stack.enter_context(rehearsal.traced())
+                stack.enter_context(own_metrics.updated_apart(alone=self._alone))
                 stack.enter_context(self._making_on_servers())
                 stack.enter_context(self._without_results())
                 described.append(Outputs(self._step(batch)))

@@ -1,0 +1,342 @@
+"""Has a metric of the user's count as on one device, whatever its `update_state` does.
+
+An update that adds up over examples is made by each replica with its own examples, and the variables are
+summed when they are read. Any other is made by every replica with the examples of all, and the variables are
+the same everywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dtrain.errors import CompilationError, StepError
+from dtrain.keras_engine.context import ReplicaStep, check_not_compiled, current_step, underlying
+from dtrain.keras_engine.empty_parts import in_layer, without_row
+from dtrain.keras_engine.input import as_tensor
+from dtrain.keras_engine.losses import gathered
+from dtrain.keras_engine.metric_arguments import Arguments, Number, Rows
+from dtrain.keras_engine.metric_trial import adds_up, calls_add_up
+from dtrain.keras_engine.protocol import current_layout, in_replica, layout_of
+from dtrain.log import logger
+from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import tensorflow as upstream_tf
+
+_MADE = "_dtrain_made"  # an attribute of a graph or step: what was made of tensors, by their ids, with them
+
+_local = threading.local()
+
+
+class _Known:
+    """What was found out of a metric.
+
+    Attributes:
+        adds_up: whether replicas update it with their own examples.
+        kinds: of calls for which it was tried.
+    """
+
+    def __init__(self) -> None:
+        self.adds_up: bool | None = None
+        self.kinds: set[str] = set()
+
+
+# Not an attribute: replicas have attributes of their own.
+_known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
+
+
+def make_init(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of `Metric.__init__`."""
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        original(self, *args, **kwargs)
+        watch(self)
+
+    return __init__
+
+
+def make_add_variable(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of `Metric.add_variable`: until more is known, replicas hold the same value."""
+
+    def add_variable(
+        self: Any, shape: Any, initializer: Any, dtype: Any = None, aggregation: str = "sum", name: Any = None
+    ) -> Any:
+        alike = current_layout() is not None and is_own(self)
+        return original(self, shape, initializer, dtype, "only_first_replica" if alike else aggregation, name)
+
+    return add_variable
+
+
+def watch(metric: Any) -> None:
+    """Has the `update_state` of a metric's class, if it is not Keras' own, see what it must see."""
+    for kind in type(metric).__mro__:
+        own = vars(kind).get("update_state")
+        if own is None or _is_keras(kind) or hasattr(own, "_dtrain_original"):
+            continue
+        replacement: Any = functools.wraps(own)(_make_update(own))
+        replacement._dtrain_original = own
+        # AutoGraph is to leave this function as it is, but not what it calls.
+        upstream_tf.mark_converted(replacement)
+        setattr(kind, "update_state", replacement)  # noqa: B010
+
+
+def is_own(metric: Any) -> bool:
+    """Whether what a metric's update computes is a user's own code."""
+    kind = next((each for each in type(metric).__mro__ if "update_state" in vars(each)), type(metric))
+    if not _is_keras(kind):
+        return True
+    function = upstream_keras.metric_function(metric)
+    module = getattr(function, "__module__", None) or ""
+    return function is not None and module.partition(".")[0] != "keras"
+
+
+def inside_update() -> bool:
+    """Whether the code runs inside an update that was prepared already."""
+    return bool(getattr(_local, "inside", False))
+
+
+def update(original: Callable[..., Any], metric: Any, args: Any, kwargs: Any) -> Any:
+    """Updates a metric of the user's; must be called in a replica.
+
+    Args:
+        original: its `update_state`.
+        metric: it.
+        args, kwargs: what that is called with.
+
+    Raises:
+        StepError: it needs the examples of all replicas where they cannot be had.
+        CompilationError: as above, inside a function that XLA compiles.
+    """
+    arguments = Arguments.of(args, kwargs)
+    if _adds_up(metric, arguments):
+        with _inside():
+            return original(metric, *args, **kwargs)
+    step = current_step()
+    if arguments.have_rows or arguments.have_numbers:
+        _check_place(metric, step)
+    given: list[Any] = []
+    arguments.visit(args, kwargs, lambda leaf, kind: given.append(_of_all(metric, step, leaf, kind)))
+    args, kwargs = arguments.filled(given)
+    if upstream_tf.local_replica_index() and not all(map(_is_each_replicas, metric.variables)):
+        return None  # the replicas of this process share a variable: the first one writes it
+    with _inside(), contextlib.nullcontext() if step is None else step.seeing_everything():
+        return original(metric, *args, **kwargs)
+
+
+def _make_update(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of the `update_state` of a user's class."""
+
+    def update_state(self: Any, *args: Any, **kwargs: Any) -> Any:
+        own = upstream_tf.converted_as_caller(original)
+        plain = not isinstance(self, keras.Metric)  # a class beside a metric's may serve others too
+        if plain or inside_update() or upstream_keras.in_stateless_scope():
+            return own(self, *args, **kwargs)
+        if in_replica():
+            return update(own, self, args, kwargs)
+        if getattr(_local, "apart", False):
+            _warn_of_workers(self, args, kwargs)
+        with _inside():
+            return own(self, *args, **kwargs)
+
+    return update_state
+
+
+def _adds_up(metric: Any, arguments: Arguments) -> bool:
+    """Whether replicas update a metric with their own examples; found out when it is first updated.
+
+    Raises:
+        StepError: they do, but for calls of this kind they must not.
+    """
+    known = _known.setdefault(metric, _Known())
+    if known.adds_up is False or arguments.key in known.kinds:
+        return bool(known.adds_up)
+    found = _may_be_tried(metric, arguments) and adds_up(metric, arguments)
+    if known.adds_up and not found:
+        raise StepError(
+            f"update_state of the metric {metric.name!r} adds up over examples in the calls before, but in "
+            "this one, with other arguments, it does not. Its variables hold each replica's part.",
+            hint="use one metric object for each kind of call",
+        )
+    known.kinds.add(arguments.key)
+    if known.adds_up is None:
+        known.adds_up = found
+        for variable in metric.variables:
+            _hold_parts(variable) if found else _hold_alike(variable)
+        if not found:
+            logger.info(
+                "The metric %r does not add up over examples: every replica updates it with the examples of "
+                "all replicas.",
+                metric.name,
+            )
+    return found
+
+
+def _may_be_tried(metric: Any, arguments: Arguments) -> bool:
+    """Whether it is up to the update: what is one number a step must be made whole first."""
+    layout = current_layout()
+    if layout is None or not all(_can_hold_parts(v, shared=layout.workers == 1) for v in metric.variables):
+        return False
+    if arguments.have_numbers and current_step() is None:
+        # In a loop of the user's own each replica's numbers count by themselves, as in TensorFlow.
+        return not arguments.have_rows
+    return arguments.have_rows and not arguments.have_numbers
+
+
+def _check_place(metric: Any, step: ReplicaStep | None) -> None:
+    """Refuses to meet where replicas cannot."""
+    if step is not None and step.probing:
+        return
+    what = (
+        f"update_state of the metric {metric.name!r} does not add up over examples, so it needs the examples "
+        "of all replicas"
+    )
+    try:
+        check_not_compiled(step)
+    except CompilationError:
+        raise CompilationError(
+            f"{what}, and XLA cannot compile what replicas exchange.",
+            hint="update it outside of the function with jit_compile=True, inside strategy.run",
+        ) from None
+    if not upstream_tf.merge_possible():
+        raise StepError(
+            f"{what}, and replicas cannot meet inside a tf.function, a condition or a loop of their own.",
+            hint="update it in the replica's function itself, or add up what each example gives, and "
+            "divide in result",
+        )
+
+
+def _of_all(metric: Any, step: ReplicaStep | None, leaf: Any, kind: Any) -> Any:
+    """What an argument is for all replicas."""
+    if not isinstance(kind, Rows | Number):
+        return leaf
+    value = without_row(as_tensor(leaf))
+    if step is not None:
+        return _once(leaf, lambda: _in_step(metric, step, value, kind))
+    return _mean(metric, value) if isinstance(kind, Number) else _once(leaf, lambda: gathered(value))
+
+
+def _once(leaf: Any, make: Callable[[], Any]) -> Any:
+    """What was made of a leaf in this step, before or now: metrics share their arguments."""
+    holder = current_step() if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    made: dict[int, tuple[Any, Any]] = getattr(holder, _MADE, {})
+    if holder is not None:
+        setattr(holder, _MADE, made)
+    if id(leaf) not in made:
+        made[id(leaf)] = leaf, make()
+    return made[id(leaf)][1]
+
+
+def _in_step(metric: Any, step: ReplicaStep, value: Any, kind: Any) -> Any:
+    if isinstance(kind, Rows) and (not kind.dense or value.dtype == tf.string):
+        return gathered(value)
+    rows = isinstance(kind, Rows) and (value.shape[0] is None or not in_layer())
+    return step.whole_argument(value, f"what the metric {metric.name!r} is given", gathered, rows=rows)
+
+
+def _mean(metric: Any, value: Any) -> Any:
+    """The mean of the replicas' numbers in a loop of the user's own."""
+    warnings.warn(
+        f"The metric {metric.name!r} is given a number by each replica, and its update_state does not add "
+        "up: it gets the mean of the replicas' numbers. Hint: give it the number of the whole batch, such as "
+        "tf.distribute.get_replica_context().all_reduce('mean', number).",
+        stacklevel=2,
+    )
+    context = tf.distribute.get_replica_context()
+    if value.dtype.is_floating:
+        return context.all_reduce(tf.distribute.ReduceOp.MEAN, value)
+    mean = context.all_reduce(tf.distribute.ReduceOp.MEAN, tf.cast(value, tf.float64))
+    return tf.cast(tf.round(mean), value.dtype)
+
+
+@contextlib.contextmanager
+def updated_apart(*, alone: bool) -> Iterator[None]:
+    """While it is entered, a step is traced that workers make at the same time, each with a whole batch.
+
+    Args:
+        alone: whether there is one worker only.
+    """
+    _local.apart = not alone
+    try:
+        yield
+    finally:
+        _local.apart = False
+
+
+def _warn_of_workers(metric: Any, args: Any, kwargs: Any) -> None:
+    """Says of a metric that what several workers change of it does not add up."""
+    if metric in _known:
+        return
+    arguments = Arguments.of(args, kwargs)
+    known = _known[metric] = _Known()
+    known.adds_up = calls_add_up(metric, arguments)
+    if not known.adds_up:
+        warnings.warn(
+            f"What update_state of the metric {metric.name!r} changes depends on what was there, and several "
+            "workers update it at the same time: their changes are added up, which gives another number than "
+            "one device does. Hint: add up what each batch gives and divide in result.",
+            stacklevel=2,
+        )
+
+
+def _distributed(variable: Any) -> Any:
+    """The TensorFlow variable of which each replica has one that it writes alone; None for others."""
+    found = underlying(variable)
+    if not isinstance(found, tf.distribute.DistributedValues):
+        return None
+    return found if found.synchronization == tf.VariableSynchronization.ON_READ else None
+
+
+def _is_each_replicas(variable: Any) -> bool:
+    return isinstance(underlying(variable), tf.distribute.DistributedValues)
+
+
+def _can_hold_parts(variable: Any, *, shared: bool) -> bool:
+    """Whether replicas' parts of a variable can be summed, or all of them can add to it.
+
+    Args:
+        variable: a Keras variable.
+        shared: whether a variable that exists once serves all replicas.
+    """
+    return _distributed(variable) is not None or (shared and not _is_each_replicas(variable))
+
+
+def _hold_alike(variable: Any) -> None:
+    """From now on each replica holds a variable's value, and reading it asks the first."""
+    found = _distributed(variable)
+    if found is not None:
+        upstream_tf.set_aggregation(found, tf.VariableAggregation.ONLY_FIRST_REPLICA)
+
+
+def _hold_parts(variable: Any) -> None:
+    """From now on replicas hold parts of a variable: the first one what all held, the others nothing yet."""
+    found = _distributed(variable)
+    if found is None or found.aggregation == tf.VariableAggregation.SUM:
+        return
+    upstream_tf.set_aggregation(found, tf.VariableAggregation.SUM)
+    layout = layout_of(found.distribute_strategy)
+    first = 0 if layout is None else layout.first_replica
+    with tf.init_scope():
+        for replica, part in enumerate(found.values, first):
+            if replica:
+                part.assign(tf.zeros_like(part))
+
+
+def _is_keras(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "keras" or kind is object
+
+
+@contextlib.contextmanager
+def _inside() -> Iterator[None]:
+    outer = inside_update()
+    _local.inside = True
+    try:
+        yield
+    finally:
+        _local.inside = outer

@@ -1,0 +1,196 @@
+"""Metrics of a user's own under two replicas: what adds up stays with each replica, what does not is right.
+
+That all kinds of them have one device's numbers is the contract's (`contract/programs/own_metrics.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import dtrain
+from dtrain.errors import CompilationError, StepError
+
+OPS = keras.ops
+_RANDOM = np.random.default_rng(0)
+X = _RANDOM.normal(size=(21, 4)).astype("float32")
+Y = (X[:, :1] - 0.5 * X[:, 1:2]).astype("float32")
+WEIGHTS = np.linspace(0.1, 1, 21).astype("float32")
+
+
+class Added(keras.metrics.Metric):
+    """Adds up over examples."""
+
+    def __init__(self, name: str = "added", **kwargs: Any) -> None:
+        super().__init__(name=name, **kwargs)
+        self.total = self.add_weight(name="total", initializer="zeros")
+        self.count = self.add_weight(name="count", initializer="zeros", dtype="int32")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        error = OPS.cast(OPS.abs(OPS.cast(y_pred, "float32") - y_true), "float32")
+        if sample_weight is not None:
+            error = self.weighted(error, OPS.reshape(sample_weight, (-1, 1)))
+        self.total.assign_add(OPS.sum(error))
+        self.count.assign_add(OPS.shape(error)[0])
+
+    def weighted(self, error: Any, weights: Any) -> Any:
+        return error * weights
+
+    def result(self) -> Any:
+        return self.total / OPS.cast(self.count, "float32")
+
+
+class Normed(Added):
+    """Adds up until there are weights, which it divides by their mean."""
+
+    def weighted(self, error: Any, weights: Any) -> Any:
+        return error * weights / OPS.mean(weights)
+
+
+class Largest(keras.metrics.Metric):
+    def __init__(self, name: str = "largest", **kwargs: Any) -> None:
+        super().__init__(name=name, **kwargs)
+        self.value = self.add_variable((), keras.initializers.Constant(-1e9), name="value")
+        self.calls = self.add_variable((), "zeros", dtype="int32", name="calls")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        error = OPS.abs(y_true - OPS.cast(y_pred, "float32"))
+        self.value.assign(OPS.maximum(self.value, OPS.max(error)))
+        self.calls.assign_add(1)
+
+    def result(self) -> Any:
+        return self.value + OPS.cast(self.calls, "float32")
+
+
+def network(metrics: Any, **options: Any) -> keras.Model:
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Dense(3, "tanh")(inputs)))
+    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=metrics, **options)
+    return model
+
+
+def fitted(model: keras.Model, weights: Any = None, **options: Any) -> list[Any]:
+    # The last batch has one example, so that a replica has none.
+    fit = model.fit(X, Y, 10, sample_weight=weights, epochs=2, shuffle=False, verbose=0, **options)
+    found = model.evaluate(X, Y, 20, sample_weight=WEIGHTS, verbose=0, return_dict=True)
+    return [*(values for _, values in sorted(fit.history.items())), [found[name] for name in sorted(found)]]
+
+
+def compare(run: Callable[[], list[Any]]) -> None:
+    """Runs it on one device and on two."""
+    found = []
+    for strategy in (None, dtrain.MirroredStrategy()):
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(1)
+        with contextlib.nullcontext() if strategy is None else strategy.scope():
+            found.append(run())
+    for alone, mirrored in zip(*found, strict=True):
+        np.testing.assert_allclose(mirrored, alone, rtol=2e-4, atol=1e-6)
+
+
+def held(variable: Any) -> list[float]:
+    """What each replica holds of a variable."""
+    return [float(part.numpy()) for part in variable.value.values]
+
+
+def test_what_adds_up_is_updated_by_each_replica_with_its_own_examples() -> None:
+    with dtrain.MirroredStrategy().scope():
+        added, largest = Added(), Largest()
+        model = network([added, largest])
+    model.fit(X, Y, 10, verbose=0)
+    assert held(added.count) == [11, 10]
+    assert held(largest.calls) == [3, 3]
+    assert (int(added.count), int(largest.calls)) == (21, 3)
+
+
+def test_weights_that_only_validation_has() -> None:
+    compare(lambda: fitted(network([Added()], weighted_metrics=[Normed(name="normed"), Added(name="w")])))
+
+
+def test_mixed_precision() -> None:
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        with dtrain.MirroredStrategy().scope():
+            largest, added = Largest(), Added()
+            model = network([largest, added])
+        model.fit(X, Y, 10, verbose=0)
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    assert held(added.count) == [11, 10]
+    assert held(largest.calls) == [3, 3]
+
+
+def test_a_metric_whose_variables_the_replicas_share() -> None:
+    metrics = [Largest(), Added()]
+
+    def run() -> list[Any]:
+        for metric in metrics:
+            metric.reset_state()
+        return fitted(network(metrics))
+
+    compare(run)
+
+
+class Stop(keras.callbacks.Callback):
+    def __init__(self, batch: int) -> None:
+        super().__init__()
+        self.batch = batch
+
+    def get_state(self) -> None:
+        """It counts the steps of this life alone."""
+
+    def set_state(self, state: None) -> None:
+        """Nothing."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.batch -= 1
+        if self.batch == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("stop", [2, 4])
+def test_a_fit_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, stop: int) -> None:
+    with dtrain.MirroredStrategy().scope():
+        models = []
+        for _ in range(3):
+            keras.utils.set_random_seed(1)
+            models.append(network([Added(), Largest()]))
+    alone, stopped, restored = models
+    backup = [dtrain.BackupAndRestore(tmp_path, save_freq=1)]
+    wanted = fitted(alone, callbacks=[Stop(1000)])
+    with pytest.raises(KeyboardInterrupt):
+        fitted(stopped, callbacks=[*backup, Stop(stop)])
+    found = fitted(restored, callbacks=[dtrain.BackupAndRestore(tmp_path, save_freq=1), Stop(1000)])
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_where_replicas_cannot_meet_the_metric_is_named() -> None:
+    strategy = dtrain.MirroredStrategy()
+    with strategy.scope():
+        largest = Largest()
+
+    def replica(x: tf.Tensor) -> None:
+        tf.cond(x[0, 0] > 0, lambda: largest.update_state(x, x) or 0, lambda: 0)
+
+    with pytest.raises(StepError, match="'largest' does not add up"):
+        tf.function(lambda: strategy.run(replica, args=(tf.ones([4, 1]),)), autograph=False)()
+    compiled = tf.function(lambda x: largest.update_state(x, x), jit_compile=True)
+    with pytest.raises(CompilationError, match="'largest' does not add up"):
+        strategy.run(compiled, args=(tf.ones([4, 1]),))
+
+
+def test_a_number_of_each_replica_is_asked_for_as_the_whole_batchs() -> None:
+    strategy = dtrain.MirroredStrategy()
+    with strategy.scope():
+        largest = Largest()
+    with pytest.warns(UserWarning, match="'largest' is given a number by each replica"):
+        strategy.run(lambda: largest.update_state(tf.random.normal([]), 0.0))
+    assert int(largest.calls) == 1
