@@ -65,9 +65,11 @@ class Arguments:
     def of(cls, args: Any, kwargs: Any) -> Arguments:
         """The arguments of a call; tensors are described, not kept."""
         leaves: list[Any] = []
+        lengths: set[int | None] = set()
+        map_leaves(lambda leaf: lengths.update(_length(leaf)), (tuple(args), dict(kwargs)))
 
         def number(leaf: Any) -> int:
-            leaves.append(described(leaf))
+            leaves.append(described(leaf, lengths))
             return len(leaves) - 1
 
         structure = map_leaves(number, (tuple(args), dict(kwargs)))
@@ -103,16 +105,21 @@ class Arguments:
         return any(isinstance(each, Number) for each in self.leaves)
 
 
-def described(leaf: Any) -> Any:
-    """`Rows`, a `Number`, or the leaf itself: what is no tensor, or is known, is the same on all replicas."""
+def described(leaf: Any, lengths: set[int | None]) -> Any:
+    """`Rows`, a `Number`, or the leaf itself: what is no tensor, or is known, is the same on all replicas.
+
+    Args:
+        leaf: of the arguments of a call.
+        lengths: how many rows those have that are computed; what is known and has as many goes with them.
+    """
     if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
         return Rows(leaf.dtype, dense=False)
     if tf.executing_eagerly() and isinstance(leaf, np.ndarray | np.generic | float):
         leaf = tf.convert_to_tensor(leaf)
     if not isinstance(leaf, tf.Tensor):
         return leaf
-    known = None if tf.executing_eagerly() else tf.get_static_value(leaf)
-    if known is not None:
+    known = _known(leaf)
+    if known is not None and (leaf.shape.rank == 0 or (lengths and leaf.shape[0] not in lengths)):
         return known
     if leaf.shape.rank == 0:
         return Number(leaf.dtype)
@@ -120,6 +127,17 @@ def described(leaf: Any) -> Any:
     return Rows(
         leaf.dtype, _row(leaf), None if mask is None else _row(mask), dense=leaf.shape.rank is not None
     )
+
+
+def _known(tensor: Any) -> Any:
+    return None if tf.executing_eagerly() else tf.get_static_value(tensor)
+
+
+def _length(leaf: Any) -> set[int | None]:
+    """How many rows a tensor has that is computed, in a set; None for what is not known."""
+    if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank or _known(leaf) is not None:
+        return set()
+    return {leaf.shape[0]}
 
 
 def _row(tensor: Any) -> tuple[int, ...]:
