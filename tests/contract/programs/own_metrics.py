@@ -183,7 +183,8 @@ def fit(
         inputs = keras.Input((4,))
         model = kind(inputs, mlp()(inputs))
         optimizer = sgd(0.05, gradient_accumulation_steps=accumulated)
-        model.compile(optimizer, "mse", metrics=metrics(), **how)
+        heavy = [Largest(name="heaviest"), MeanOfMeans(name="weighted")] if weighted else None
+        model.compile(optimizer, "mse", metrics=metrics(), weighted_metrics=heavy, **how)
     logs = BatchLogs()
     record = model.fit(
         dataset(*arrays, batch=10),
@@ -202,7 +203,7 @@ def _(env: Env) -> Values:
 
 @program("own_metrics_of_weighted_examples")
 def _(env: Env) -> Values:
-    return fit(env, weighted=True, weighted_metrics=[Largest(name="heaviest"), MeanOfMeans(name="weighted")])
+    return fit(env, weighted=True)
 
 
 @program("own_metrics_with_accumulation")
