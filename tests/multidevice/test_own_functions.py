@@ -52,6 +52,23 @@ class Forward(Words):
         return {"error": loss}
 
 
+class InCondition(Words):
+    """The forward pass stands in a branch, where its lookups are."""
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        tokens, targets = batch
+        with tf.GradientTape() as tape:
+            predicted = tf.cond(
+                tf.shape(targets)[1] > 0, lambda: self(tokens, training=True), lambda: 0.0 * targets
+            )
+            branches = [lambda: predicted, lambda: predicted + tf.reduce_sum(self.positions(ops.arange(3)))]
+            predicted = tf.switch_case(tf.shape(targets)[1], branches)
+            loss = tf.reduce_mean((predicted - targets) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"error": loss}
+
+
 class Whole(Words):
     @tf.function
     def learn(self, batch: Any) -> Any:
@@ -90,7 +107,8 @@ CENTRAL = pytest.param(dtrain.CentralStorageStrategy, Forward, marks=pytest.mark
 
 
 @pytest.mark.parametrize(
-    ("strategy", "kind"), [(dtrain.MirroredStrategy, Forward), (dtrain.MirroredStrategy, Whole), CENTRAL]
+    ("strategy", "kind"),
+    [*((dtrain.MirroredStrategy, kind) for kind in (Forward, Whole, InCondition)), CENTRAL],
 )
 def test_a_function_of_a_step_is_part_of_it(strategy: Any, kind: Any) -> None:
     alone, expected = fitted(tf.distribute.get_strategy(), kind)

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from dtrain.keras_engine.context import all_reduce_sum
 from dtrain.keras_engine.protocol import current_layout
+from dtrain.upstream import tensorflow as upstream_tf
 
 BY_EXAMPLE = "by example"  # a slice is of one example, so the slices of all replicas are put together
 COMMON = "common"  # the same rows on each replica, in the same order
@@ -23,6 +24,7 @@ UNKNOWN = "unknown"  # eager tensors do not tell what they are computed from
 
 _ROWS = 1 << 32  # more than a table has: a slice's place among the others times this is added to its row
 _PASSED_ON = ("Identity", "StopGradient", "Cast")
+_CONDITIONS = ("If", "StatelessIf", "Case", "StatelessCase")
 _READS = ("ReadVariableOp", "VarHandleOp", "ResourceGather", "StatefulPartitionedCall")
 
 
@@ -170,6 +172,9 @@ def _depends_on_examples(tensor: Any) -> bool:
             continue
         seen.add(id(each))
         op = each.op
+        if op.type in _CONDITIONS:
+            left += _from_branches(each)
+            continue
         if op.type in ("Placeholder", "PlaceholderWithDefault") or "Random" in op.type:
             return True
         if op.op_def.is_stateful and op.type not in _READS:
@@ -178,6 +183,17 @@ def _depends_on_examples(tensor: Any) -> bool:
             continue
         left += op.inputs
     return False
+
+
+def _from_branches(tensor: Any) -> list[Any]:
+    """What a result of `tf.cond` or `tf.switch_case` is one of, and what decides which."""
+    op = tensor.op
+    several = "Case" in op.type
+    branches = op.get_attr("branches") if several else map(op.get_attr, ("then_branch", "else_branch"))
+    graphs = [upstream_tf.graph_of_function(op.graph, branch.name) for branch in branches]
+    if any(graph is None for graph in graphs):
+        return list(op.inputs)
+    return [op.inputs[0], *(graph.outputs[tensor.value_index] for graph in graphs)]
 
 
 def _from_outside(tensor: Any) -> Any:
