@@ -30,7 +30,7 @@ class CentralStorageExtended(common.LocalUpdates, _Extended):  # type: ignore[mi
     """The working part of the strategy."""
 
     def __init__(self, strategy: Any, compute: list[str], parameter: str) -> None:
-        super().__init__(strategy, devices=compute, cross_device_ops=upstream_tf.REDUCTION_TO_ONE.resolve()())
+        super().__init__(strategy, devices=compute, cross_device_ops=common.sum_on_one_device())
         self._parameter_device = parameter
 
     @property

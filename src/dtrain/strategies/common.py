@@ -19,6 +19,7 @@ from dtrain.strategies import devices
 from dtrain.strategies.variables import made_replicated
 from dtrain.topology import Topology
 from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream.grappler import sum_in_order
 
 # TensorFlow's default is 1 for every strategy, so that a second one in a process would join the
 # collectives of the first. Workers make their strategies in the same order, so they count alike.
@@ -42,6 +43,11 @@ def prepare(*, memory_growth: bool = True, logical_cpus: bool = True) -> None:
 def next_collective_key_base() -> int:
     """A range of collective keys for a strategy of its own."""
     return next(_key_bases) * _KEYS_A_STRATEGY
+
+
+def sum_on_one_device() -> Any:
+    """How values are reduced without collectives: added up on one device, in the replicas' order."""
+    return upstream_tf.REDUCTION_TO_ONE.resolve()(accumulation_fn=sum_in_order)
 
 
 def resolver_of(topology: Topology, rpc_layer: str | None = None) -> Any:

@@ -46,7 +46,7 @@ class MirroredStrategy(common.ReplicaRunner, tf.distribute.MirroredStrategy):  #
         self._collective_key_base = common.next_collective_key_base()
         names = _devices(devices)
         if cross_device_ops is None and all("cpu" in name.lower() for name in names):
-            cross_device_ops = upstream_tf.REDUCTION_TO_ONE.resolve()()
+            cross_device_ops = common.sum_on_one_device()
         # TensorFlow's own constructor names its extended class; ours is put in its place.
         tf.distribute.Strategy.__init__(
             self, MirroredExtended(self, devices=names, cross_device_ops=cross_device_ops)

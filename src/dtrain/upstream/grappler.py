@@ -1,7 +1,7 @@
 """TensorFlow's own graph optimizer, by hand.
 
 A session or a function applies it just before it runs a graph; there is no public way to see a graph as it
-will run without running it.
+will run without running it, nor to keep one sum as it was written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,37 @@ OPTIMIZE_GRAPH = Reach(
     reason="what a step keeps in memory is decided by the graph that runs, not by the one that was traced",
 )  # fmt: skip
 
-REACHES: tuple[Reach, ...] = (OPTIMIZE_GRAPH,)
+SET_ATTRIBUTE = Reach(
+    module="tensorflow.python.framework.ops", owner="Operation", name="_set_attr",
+    signature="(self, attr_name, attr_value) -> None",
+    reason="sums that the graph optimizer joins are added up in an order that depends on timing",
+)  # fmt: skip
+
+REACHES: tuple[Reach, ...] = (OPTIMIZE_GRAPH, SET_ATTRIBUTE)
+
+# The optimizer leaves this mark on a sum that it has made by joining others.
+_JOINED = "_grappler_ArithmeticOptimizer_AddOpsRewriteStage"
+
+
+def sum_in_order(values: Sequence[Any]) -> Any:
+    """Adds up tensors of one shape from the first to the last, with the same bits in every run.
+
+    `tf.add_n` of three and more does not promise that: its kernel puts the first tensor in front whose memory
+    nobody else holds any more, and who still does at that moment is a matter of timing. A sum of two has one
+    result, but the graph optimizer makes one sum of a sum of sums; so the sums of two are marked as if it had
+    done so.
+
+    Args:
+        values: at least one; a sum for each replica, for example.
+    """
+    import tensorflow as tf
+
+    total = tf.add_n(values[:1])
+    for value in values[1:]:
+        total = tf.add_n([total, value])
+        if not tf.executing_eagerly():
+            SET_ATTRIBUTE.resolve()(total.op, _JOINED, tf.compat.v1.AttrValue(b=True))
+    return total
 
 
 def optimized(graph: Any, wanted: Sequence[Any]) -> Any:
