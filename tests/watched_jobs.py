@@ -129,7 +129,7 @@ def run(
     at: tuple[int, int] = (1, 20),
     steps: int = 30,
     pause: float = 0.0,
-    options: tuple[str, ...] = ("--hang-timeout", "5"),
+    options: tuple[str, ...] = ("--hang-timeout", "5", "--spares", "none"),
     on_line: Callable[[str], None] = lambda text: None,
     limit: float = 200.0,
 ) -> Watched:

@@ -77,7 +77,7 @@ def check(ended: Watched, what: str) -> None:
     ],
 )
 def test_a_worker_that_pauses_in_each_step_is_named(kind: str, what: str, tmp_path: Path) -> None:
-    check(run(tmp_path, kind, steps=100, pause=0.25, options=()), what)
+    check(run(tmp_path, kind, steps=100, pause=0.25, options=("--spares", "none")), what)
 
 
 def test_a_worker_that_computes_at_a_tenth_of_the_speed_is_named(tmp_path: Path, brake: Brake) -> None:
