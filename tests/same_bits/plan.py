@@ -13,12 +13,26 @@ OWN_PROGRAMS = "tests.same_bits.programs"
 PACKAGES = (PROGRAMS, OWN_PROGRAMS)
 _OWN_FOLDER = Path(__file__).parent / "programs"
 
-SHORT_SHARE = 12
+SHORT_SHARE = 24
 """The short form takes one program of the contract in so many, each strategy others."""
 
 # With two replicas alone a sum has one order.
 _OF_THREE = ("three_devices", "three_workers")
 _PROGRAMS_OF_THREE = ("order_of_arrays", "each_steps_loss", "many_steps_accumulated", "loop_of_ones_own")
+
+# What depends on how values travel.
+_PROGRAMS_OF_TRANSPORTS = (
+    "many_steps_a_call",
+    "each_steps_loss",
+    "many_steps_of_an_own_step",
+    "many_steps_accumulated",
+    "many_steps_in_float16",
+    "interrupted_arrays",
+    "resumed_arrays",
+    "divided_state",
+    "rows_of_tables",
+    "loop_of_ones_own",
+)
 
 # What a recording layer notes stays in the process that computes, which is not the chief.
 _NOT_UNDER_SERVERS = "order_of_"
@@ -55,7 +69,10 @@ def comparisons(*, long: bool) -> list[Comparison]:
         mine = contract if long else tuple(name for name in contract if _is_dealt(strategy, name))
         here = tuple(n for n in own if not (STRATEGIES[strategy].served and n.startswith(_NOT_UNDER_SERVERS)))
         found.append(Comparison(strategy=strategy, programs=(*here, *mine)))
-    found += [Comparison(strategy="multi_worker", communication=c, programs=own) for c in ("ring", "mpi")]
+    travelling = own if long else _PROGRAMS_OF_TRANSPORTS
+    found += [
+        Comparison(strategy="multi_worker", communication=c, programs=travelling) for c in ("ring", "mpi")
+    ]
     found += [Comparison(strategy=strategy, programs=_PROGRAMS_OF_THREE) for strategy in _OF_THREE]
     return found
 
