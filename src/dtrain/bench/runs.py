@@ -114,15 +114,18 @@ class Runner:
         return Ended("", seconds, others=others.share())
 
     def _waited(self, process: subprocess.Popen[bytes], limit: float) -> bool:
-        """Whether it has ended before the limit."""
-        while time.monotonic() < limit:
-            if process.poll() is not None:
-                return True
+        """Whether it has ended before the limit.
+
+        Signals are looked for once more when it has: one that came as the last run ended would be lost.
+        """
+        ended = False
+        while not ended and time.monotonic() < limit:
+            ended = process.poll() is not None
             with contextlib.suppress(queue.Empty):
-                event = self._session.events.get(timeout=_LOOK)
+                event = self._session.events.get(timeout=0.0 if ended else _LOOK)
                 if isinstance(event, int):
                     raise StoppedError(event)
-        return False
+        return ended
 
 
 def _environment() -> dict[str, str]:
