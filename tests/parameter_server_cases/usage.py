@@ -143,7 +143,7 @@ def what_is_saved_is_the_model(job: Job) -> None:
     middle = keras.models.load_model(saves.path, compile=False)  # on one device
     end = keras.models.load_model(job.folder / "end.keras", compile=False)
     np.testing.assert_allclose(end.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
-    assert 5 <= saves.at < STEPS, saves.at
+    assert 4 <= saves.at < STEPS, saves.at  # of five steps, the other worker may be at one still
     assert any(np.any(a != b) for a, b in zip(middle.get_weights(), end.get_weights(), strict=True))
 
 

@@ -20,7 +20,7 @@ SOURCE = Path(dtrain.__file__).parent
 # `job` joins `cluster` with the workers' talk, and is what everything above the engine asks who it is.
 ORDER = (
     "errors log plain_text text_table",
-    "topology paths",
+    "topology paths words",
     "upstream",
     "cluster",
     "channel time_parts happenings slowness",
