@@ -92,11 +92,12 @@ print(type(strategy).__name__, strategy.num_replicas_in_sync)
 @pytest.mark.parametrize(
     ("variables", "options", "found", "said"),
     [
-        (
+        pytest.param(
             {},
             "{'memory_growth': False}",
             "_DefaultDistributionStrategy 1",
             "strategy default: no TPU, no TF_CONFIG",
+            marks=pytest.mark.long,
         ),
         (
             {"DTRAIN_DEVICES_PER_WORKER": "2"},

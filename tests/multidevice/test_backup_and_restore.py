@@ -135,8 +135,8 @@ def unknown_length() -> dict[str, Any]:
     ("strategy", "settings", "data"),
     [
         ("no strategy", {}, arrays),
-        ("no strategy", {"unbuilt": True}, unknown_length),
-        ("one device", {"gradient_accumulation_steps": 3}, arrays),
+        pytest.param("no strategy", {"unbuilt": True}, unknown_length, marks=pytest.mark.long),
+        pytest.param("one device", {"gradient_accumulation_steps": 3}, arrays, marks=pytest.mark.long),
         pytest.param("mirrored", {"gradient_accumulation_steps": 3}, arrays, marks=pytest.mark.soak),
         pytest.param("mirrored", {"kind": OwnLogs}, arrays, marks=pytest.mark.long),
         pytest.param("mirrored", {}, unknown_length, marks=pytest.mark.long),

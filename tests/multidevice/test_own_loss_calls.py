@@ -79,7 +79,7 @@ CASES = [
     (SupervisedContrastive, None, keras.Model),
     (RootOfMean, None, keras.Model),
     (WeightedMean, WEIGHTS, keras.Model),
-    (SupervisedContrastive, None, OwnStep),
+    pytest.param(SupervisedContrastive, None, OwnStep, marks=pytest.mark.long),
     (Sum, None, OwnStep),
 ]
 

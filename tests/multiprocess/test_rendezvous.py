@@ -152,6 +152,7 @@ def test_a_lone_worker_waits_for_nobody(ports: Callable[[int], list[int]]) -> No
     assert time.monotonic() - start < 1
 
 
+@pytest.mark.long
 def test_tensorflow_serves_on_the_port_afterwards(tasks: Tasks, ports: Callable[[int], list[int]]) -> None:
     cluster = {"worker": local(ports(2))}
     for index in range(2):
