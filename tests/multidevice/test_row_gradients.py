@@ -80,7 +80,9 @@ def custom_loop(strategy: tf.distribute.Strategy) -> Any:
     return trained.get_weights()
 
 
-@pytest.mark.parametrize("program", [fitted, pytest.param(compiled_by_xla, marks=pytest.mark.long), custom_loop])
+@pytest.mark.parametrize(
+    "program", [fitted, pytest.param(compiled_by_xla, marks=pytest.mark.long), custom_loop]
+)
 def test_rows_are_squared_as_on_one_device(program: Any) -> None:
     found: list[Any] = []
     for strategy in (tf.distribute.get_strategy(), dtrain.MirroredStrategy()):
