@@ -31,7 +31,9 @@ def fitted(env: Env, **compiled: Any) -> Values:
 
 @property_check("divided_state")
 def _(env: Env) -> Values:
-    return fitted(env, optimizer=divided)
+    values = fitted(env, optimizer=divided)
+    # Each worker shows its own part of the moments; what they do is in the weights.
+    return {name: value for name, value in values.items() if not name.startswith("optimizer_")}
 
 
 class Noisy(keras.layers.Layer):
@@ -86,6 +88,7 @@ def _(env: Env) -> Values:
         tf.data.Dataset.from_tensor_slices(rows(48)).batch(BATCH)
     )
     losses = [float(of_all(batch)) for _ in range(2) for batch in data]
-    values: Values = {f"model_{i}": np.asarray(v) for i, v in enumerate(model.variables)}
+    # Moving statistics are each worker's own in such a loop.
+    values: Values = {f"model_{i}": np.asarray(v) for i, v in enumerate(model.trainable_variables)}
     values |= {f"optimizer_{i}": np.asarray(v) for i, v in enumerate(optimizer.variables)}
     return values | {"losses": np.asarray(losses)}
