@@ -19,7 +19,7 @@ def known_are(known: Iterable[str], word: str, meanings: Mapping[str, str] | Non
         meanings: where more words are understood than are listed, what each of them stands for.
     """
     known = list(known)
-    meanings = meanings or {each: each for each in known}
+    meanings = {each: each for each in known} | dict(meanings or {})
     near = difflib.get_close_matches(word.lower(), meanings, n=1)
     question = f"Did you mean {meanings[near[0]]!r}? " if near else ""
     return f"{question}Choose from {', '.join(known)}."

@@ -40,7 +40,6 @@ def known_word(
     key = word.strip().lower().replace("-", "_") if isinstance(word, str) else ""
     if key in known:
         return known[key]
-    meanings = None if near is None else {each: each for each in known} | dict(near)
     raise ConfigurationError(
-        f"{argument}={word!r} was set, which is not known.", hint=known_are(known, key, meanings)
+        f"{argument}={word!r} was set, which is not known.", hint=known_are(known, key, near)
     )

@@ -198,7 +198,7 @@ def couples_examples(loss: Any) -> bool:
 
 def is_own_loss(loss: Any) -> bool:
     """Whether what a loss computes is a user's own code."""
-    return not type(loss).__module__.startswith("keras.") or _wraps_own_function(loss)
+    return not upstream_keras.is_keras_own(loss) or _wraps_own_function(loss)
 
 
 def learn_coupling(loss: Any, y_true: Any, y_pred: Any) -> bool:
@@ -243,7 +243,7 @@ def _is_mean(loss: Any, y_true: Any, y_pred: Any) -> bool:
 
 def _wraps_own_function(loss: Any) -> bool:
     function = getattr(loss, "fn", None)
-    return function is not None and not getattr(function, "__module__", "").startswith("keras.")
+    return function is not None and not upstream_keras.is_keras_own(function)
 
 
 def _converted(loss: Any, nest: Any) -> Any:

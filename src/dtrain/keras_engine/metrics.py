@@ -111,7 +111,7 @@ def add_up(model: Any) -> bool:
 
 def _is_keras_own(metric: Any, name: str) -> bool:
     """Whether a metric, with those inside of it, has a method of Keras' own: it deals with variables only."""
-    own = getattr(type(metric), name).__module__.startswith("keras.") and name not in vars(metric)
+    own = upstream_keras.is_keras_own(getattr(type(metric), name)) and name not in vars(metric)
     return own and all(_is_keras_own(inner, name) for inner in getattr(metric, "metrics", None) or [])
 
 

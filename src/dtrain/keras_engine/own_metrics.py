@@ -26,6 +26,7 @@ from dtrain.keras_engine.losses import gathered
 from dtrain.keras_engine.metric_arguments import Arguments, Number, Rows
 from dtrain.keras_engine.metric_trial import adds_up, calls_add_up
 from dtrain.keras_engine.protocol import current_layout, in_replica, layout_of
+from dtrain.keras_engine.variables import combined_on_read
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
@@ -78,7 +79,7 @@ def watch(metric: Any) -> None:
     """Has the `update_state` of a metric's class, if it is not Keras' own, see what it must see."""
     for kind in type(metric).__mro__:
         own = vars(kind).get("update_state")
-        if own is None or _is_keras(kind) or hasattr(own, "_dtrain_original"):
+        if own is None or upstream_keras.is_keras_own(kind) or hasattr(own, "_dtrain_original"):
             continue
         replacement: Any = functools.wraps(own)(_make_update(own))
         replacement._dtrain_original = own
@@ -90,11 +91,10 @@ def watch(metric: Any) -> None:
 def is_own(metric: Any) -> bool:
     """Whether what a metric's update computes is a user's own code."""
     kind = next((each for each in type(metric).__mro__ if "update_state" in vars(each)), type(metric))
-    if not _is_keras(kind):
+    if not upstream_keras.is_keras_own(kind):
         return True
     function = upstream_keras.metric_function(metric)
-    module = getattr(function, "__module__", None) or ""
-    return function is not None and module.partition(".")[0] != "keras"
+    return function is not None and not upstream_keras.is_keras_own(function)
 
 
 def inside_update() -> bool:
@@ -285,14 +285,6 @@ def _warn_of_workers(metric: Any, args: Any, kwargs: Any) -> None:
         )
 
 
-def _distributed(variable: Any) -> Any:
-    """The TensorFlow variable of which each replica has one that it writes alone; None for others."""
-    found = underlying(variable)
-    if not isinstance(found, tf.distribute.DistributedValues):
-        return None
-    return found if found.synchronization == tf.VariableSynchronization.ON_READ else None
-
-
 def _is_each_replicas(variable: Any) -> bool:
     return isinstance(underlying(variable), tf.distribute.DistributedValues)
 
@@ -304,19 +296,19 @@ def _can_hold_parts(variable: Any, *, shared: bool) -> bool:
         variable: a Keras variable.
         shared: whether a variable that exists once serves all replicas.
     """
-    return _distributed(variable) is not None or (shared and not _is_each_replicas(variable))
+    return combined_on_read(variable) is not None or (shared and not _is_each_replicas(variable))
 
 
 def _hold_alike(variable: Any) -> None:
     """From now on each replica holds a variable's value, and reading it asks the first."""
-    found = _distributed(variable)
+    found = combined_on_read(variable)
     if found is not None:
         upstream_tf.set_aggregation(found, tf.VariableAggregation.ONLY_FIRST_REPLICA)
 
 
 def _hold_parts(variable: Any) -> None:
     """From now on replicas hold parts of a variable: the first one what all held, the others nothing yet."""
-    found = _distributed(variable)
+    found = combined_on_read(variable)
     if found is None or found.aggregation == tf.VariableAggregation.SUM:
         return
     upstream_tf.set_aggregation(found, tf.VariableAggregation.SUM)
@@ -326,10 +318,6 @@ def _hold_parts(variable: Any) -> None:
         for replica, part in enumerate(found.values, first):
             if replica:
                 part.assign(tf.zeros_like(part))
-
-
-def _is_keras(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "keras" or kind is object
 
 
 @contextlib.contextmanager

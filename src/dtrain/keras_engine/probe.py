@@ -136,9 +136,7 @@ def _listed(names: list[str]) -> str:
 
 def has_own_layers(model: Any) -> bool:
     """Whether a model has layers that are not Keras' own, which may add losses of any kind."""
-    return any(
-        type(layer).__module__.partition(".")[0] != "keras" for layer in upstream_keras.layers_of(model)
-    )
+    return not all(map(upstream_keras.is_keras_own, upstream_keras.layers_of(model)))
 
 
 def summed_losses(model: Any, part: Any, layout: ReplicaLayout, rows: int) -> frozenset[int]:

@@ -94,10 +94,15 @@ def _in_replica_of(strategy: Any) -> bool:
     return tf.distribute.get_strategy() is strategy and tf.distribute.get_replica_context() is not None
 
 
-def holds_parts(variable: Any) -> bool:
-    """Whether each replica holds a part of a variable's value, which is their sum."""
+def combined_on_read(variable: Any) -> Any:
+    """The TensorFlow variable of which each replica has one that it writes alone; None for others."""
     found = underlying(variable)
     if not isinstance(found, tf.distribute.DistributedValues):
-        return False
-    on_read = found.synchronization == tf.VariableSynchronization.ON_READ
-    return bool(on_read and found.aggregation == tf.VariableAggregation.SUM)
+        return None
+    return found if found.synchronization == tf.VariableSynchronization.ON_READ else None
+
+
+def holds_parts(variable: Any) -> bool:
+    """Whether each replica holds a part of a variable's value, which is their sum."""
+    found = combined_on_read(variable)
+    return found is not None and bool(found.aggregation == tf.VariableAggregation.SUM)

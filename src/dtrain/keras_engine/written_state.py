@@ -238,7 +238,7 @@ def _statistics_of_keras(model: Any) -> list[Any]:
 
 
 def _is_keras_own(layer: Any) -> bool:
-    own = type(layer).__module__.partition(".")[0] == "keras"
+    own = upstream_keras.is_keras_own(layer)
     return own or isinstance(layer, keras.layers.BatchNormalization | keras.layers.SpectralNormalization)
 
 

@@ -90,10 +90,7 @@ def _is_plain(model: Any) -> bool:
 def _is_keras(thing: Any) -> bool:
     """Whether a thing is of Keras' own, and all functions that it was given are."""
     given = [value for name, value in vars(thing).items() if name.endswith(_GIVEN) and callable(value)]
-    return all(
-        str(getattr(each, "__module__", None) or type(each).__module__).partition(".")[0] == "keras"
-        for each in [thing, *given]
-    )
+    return all(map(upstream_keras.is_keras_own, [thing, *given]))
 
 
 def _device(variable: Any) -> str:

@@ -176,5 +176,4 @@ def one_of(name: str, value: str, known: Sequence[str], near: Mapping[str, str] 
     """
     if value in known:
         return
-    meanings = {each: each for each in known} | dict(near or {})
-    raise ConfigurationError(f"The {name} {value!r} is not known.", hint=known_are(known, value, meanings))
+    raise ConfigurationError(f"The {name} {value!r} is not known.", hint=known_are(known, value, near))

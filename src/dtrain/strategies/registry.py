@@ -92,8 +92,8 @@ def resolve_name(name: str) -> str:
     key = _SYNONYMS.get(key, key)
     if key in NAMES:
         return key
-    meant = {**{known: known for known in NAMES}, **_SYNONYMS, **_ELSEWHERE}
-    raise UnknownStrategyError(f"There is no strategy {name!r}.", hint=known_are(NAMES, key, meant))
+    hint = known_are(NAMES, key, _SYNONYMS | _ELSEWHERE)
+    raise UnknownStrategyError(f"There is no strategy {name!r}.", hint=hint)
 
 
 def strategy(name: str = "auto", **options: Any) -> DistributionStrategy:

@@ -480,6 +480,12 @@ def own_state_of(layer: Any) -> list[Any]:
     return list(layer._non_trainable_variables)
 
 
+def is_keras_own(thing: Any) -> bool:
+    """Whether a class, an object of one, or a function is Keras' own: not a user's, nor another package's."""
+    module = getattr(thing, "__module__", None) or type(thing).__module__
+    return str(module).partition(".")[0] == "keras"
+
+
 def is_functional(model: Any) -> bool:
     """Whether a model is computed by the graph of its layers alone: a `call` of the user's own is not."""
     from keras.src.models.functional import Functional

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from tests.contract.programs.common import Values
 from tests.contract.registry import Env, property_check
@@ -16,7 +15,7 @@ from tests.contract.registry import Env, property_check
 import dtrain
 from dtrain.data import Pipeline
 
-from .common import BATCH, everything, model_in, rows
+from .common import BATCH, everything, model_in, numbered, rows
 
 EPOCHS = 4
 SAVE_EVERY = 3  # steps
@@ -62,7 +61,7 @@ def interrupted(env: Env, kind: str, **compiled: Any) -> Values:
     try:
         model.fit(**data(kind), epochs=EPOCHS, verbose=0, callbacks=callbacks(env, interrupted=True))
     except Interrupt:
-        return {f"model_{i}": np.asarray(v) for i, v in enumerate(model.variables)}
+        return numbered("model", model.variables)
     raise AssertionError("the fit was not interrupted")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -42,6 +42,10 @@ def model_in(
 
 def everything(model: keras.Model, record: Any) -> Values:
     """All variables of the model, its optimizer and its metrics, and the History."""
-    values = {f"model_{i}": np.asarray(v) for i, v in enumerate(model.variables)}
-    values |= {f"optimizer_{i}": np.asarray(v) for i, v in enumerate(model.optimizer.variables)}
-    return values | history(record)
+    found = numbered("model", model.variables) | numbered("optimizer", model.optimizer.variables)
+    return found | history(record)
+
+
+def numbered(name: str, variables: Sequence[Any]) -> Values:
+    """Values of variables, by a name and their numbers."""
+    return {f"{name}_{i}": np.asarray(v) for i, v in enumerate(variables)}

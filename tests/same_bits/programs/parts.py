@@ -14,7 +14,7 @@ from tests.contract.registry import Env, property_check
 import dtrain
 from dtrain.keras_engine.protocol import servers_of
 
-from .common import BATCH, adam, everything, model_in, rows
+from .common import BATCH, adam, everything, model_in, numbered, rows
 
 WORDS, LENGTH = 20, 6
 
@@ -89,6 +89,5 @@ def _(env: Env) -> Values:
     )
     losses = [float(of_all(batch)) for _ in range(2) for batch in data]
     # Moving statistics are each worker's own in such a loop.
-    values: Values = {f"model_{i}": np.asarray(v) for i, v in enumerate(model.trainable_variables)}
-    values |= {f"optimizer_{i}": np.asarray(v) for i, v in enumerate(optimizer.variables)}
+    values = numbered("model", model.trainable_variables) | numbered("optimizer", optimizer.variables)
     return values | {"losses": np.asarray(losses)}
