@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from small_archives import write_cifar10, write_imdb
-
 ROOT = Path(__file__).resolve().parents[1]
 RUNNER = Path(__file__).with_name("multidevice") / "sample_programs.py"
 TIME_LIMIT = 240.0
@@ -26,15 +24,10 @@ def run_programs(out: Path, tasks: list[tuple[str, str]]) -> Reports:
         out: a file for the reports; what the programs write goes beside it.
         tasks: programs and strategies; one process runs all, since starting TensorFlow takes seconds.
     """
-    data = out.parent / "data"
-    data.mkdir()
-    write_cifar10(data)
-    write_imdb(data)
     environment = os.environ | {
         "CUDA_VISIBLE_DEVICES": "-1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "TMPDIR": str(out.parent),
-        "DTRAIN_DATA_DIR": str(data),
     }
     for name in ("TF_CONFIG", "TPU_NAME"):
         environment.pop(name, None)

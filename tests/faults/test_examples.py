@@ -13,13 +13,9 @@ EXAMPLES = sorted(
     if not path.stem.startswith("parameter_server")
 )
 MORE_OF_EXAMPLES = {
-    "examples/compare_strategies": {"picture": True},
-    "examples/data_pipeline": {"batches": [32, 32]},
     "examples/checkpoints": {"restored": True, "loaded": True, "best": True},
     "examples/fault_tolerant": {"epochs": [0, 1, 2]},
     "examples/mirrored_fit": {"replicas": 2},
-    "examples/mixed_precision": {"compute_dtype": "float16"},
-    "examples/monitoring": {"rows": 4, "profiles": 1},
     "examples/multi_worker": {"same_after_loading": True},
     "examples/tpu": {"kind": "MirroredStrategy"},
 }
@@ -35,16 +31,8 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_runs_and_learns(reports: Reports, name: str) -> None:
     report = report_of(reports, name, "mirrored")
-    if name == "examples/benchmark":
-        assert report["one_device"] > 0 and report["mirrored"] > 0
-    elif name == "examples/choose_strategy":
-        alone = report["losses"].pop("default")
-        assert report["losses"] == {strategy: pytest.approx(alone, rel=2e-4) for strategy in report["losses"]}
-    else:
-        assert_learns(report["losses"])
+    assert_learns(report["losses"])
     for key, expected in MORE_OF_EXAMPLES.get(name, {}).items():
         assert report[key] == expected, key
     if name == "examples/gradient_accumulation":
         assert report["apart"] < 1e-5
-    if name == "examples/compare_strategies":
-        assert report["apart"] < 3e-3  # 60 steps of Adam, whose rounding differs

@@ -415,11 +415,9 @@ def run_example(name: str, strategy: str, out: Path) -> Report:
     spec.loader.exec_module(module)
     arguments = {
         "multi_worker": [str(out)],
-        "monitoring": [strategy, str(out)],
         "checkpoints": [strategy, str(out)],
         "fault_tolerant": [strategy, str(out)],
         "tpu": [],
-        "choose_strategy": [],
         "multi_worker_by_hand": [],
     }
     found = module.main(*arguments.get(path.stem, [strategy]))
