@@ -50,6 +50,7 @@ def plan_batches(
     global_batch: int | None = None,
     per_replica: int | None = None,
     accumulation: int | None = None,
+    uneven: bool = False,
 ) -> Batches:
     """The sizes that follow from those that are given, on so many replicas.
 
@@ -61,6 +62,7 @@ def plan_batches(
         global_batch: examples in one update.
         per_replica: examples that a replica computes with at once.
         accumulation: micro-batches whose gradients make one update.
+        uneven: whether replicas may get parts of unequal size where `per_replica` is not given.
 
     Raises:
         ConfigurationError: a size is below 1, the global batch does not divide, or all three are given and
@@ -81,9 +83,8 @@ def plan_batches(
         each = per_replica or DEFAULT_PER_REPLICA
         return Batches(micro_batch=each * replicas, accumulation=accumulation or 1, replicas=replicas)
     if per_replica is not None:
-        found = _divided(
-            global_batch, per_replica * replicas, f"per-replica batch of {per_replica}", replicas
-        )
+        what = f"per-replica batch of {per_replica} on {_count(replicas)}"
+        found = _divided(global_batch, per_replica * replicas, what)
         if accumulation not in (None, found):
             raise ConfigurationError(
                 f"The global batch is {global_batch}, but a per-replica batch of {per_replica} on "
@@ -93,19 +94,40 @@ def plan_batches(
             )
         return Batches(micro_batch=per_replica * replicas, accumulation=found, replicas=replicas)
     accumulation = accumulation or 1
-    what = f"accumulation of {accumulation}" if accumulation > 1 else ""
-    found = _divided(global_batch, accumulation * replicas, what, replicas)
-    return Batches(micro_batch=found * replicas, accumulation=accumulation, replicas=replicas)
+    if uneven:
+        micro_batch = _divided(global_batch, accumulation, f"{accumulation} micro-batches")
+        if micro_batch < replicas:
+            divided = f" in {accumulation} micro-batches" if accumulation > 1 else ""
+            raise ConfigurationError(
+                f"The global batch is {global_batch}{divided}, but there are {replicas} replicas.",
+                hint=f"Set it to {replicas * accumulation} or more, or train on fewer devices.",
+            )
+    else:
+        what = f"accumulation of {accumulation} on " if accumulation > 1 else ""
+        what += _count(replicas)
+        micro_batch = _divided(global_batch, accumulation * replicas, what) * replicas
+    return Batches(micro_batch=micro_batch, accumulation=accumulation, replicas=replicas)
 
 
-def _divided(global_batch: int, by: int, what: str, replicas: int) -> int:
+def check_batches(global_batch: int | None, per_replica: int | None, accumulation: int | None) -> None:
+    """See that the sizes, each at least 1, can fit each other on some number of replicas.
+
+    Raises:
+        ConfigurationError: the global batch is no multiple of the other two.
+    """
+    if global_batch is not None:
+        parts = [f"{per_replica} examples a replica"] if per_replica else []
+        parts += [f"{accumulation} micro-batches"] if accumulation else []
+        _divided(global_batch, (per_replica or 1) * (accumulation or 1), " and ".join(parts))
+
+
+def _divided(global_batch: int, by: int, what: str) -> int:
     if global_batch % by == 0:
         return global_batch // by
     below, above = global_batch // by * by, (global_batch // by + 1) * by
     near = f"{below} or {above}" if below else str(above)
-    parts = f"{what} on {_count(replicas)}" if what else _count(replicas)
     raise ConfigurationError(
-        f"The global batch is {global_batch}, which {parts} cannot share evenly: it is no multiple of {by}.",
+        f"The global batch is {global_batch}, which {what} cannot share evenly: it is no multiple of {by}.",
         hint=f"Set it to {near}, or change the other sizes.",
     )
 

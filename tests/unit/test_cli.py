@@ -294,7 +294,7 @@ def test_two_sizes_decide_the_third(
     [
         ({"global_batch": 1}, 2, "The global batch is 1, but there are 2 replicas"),
         ({"global_batch": 4, "accumulation": 4}, 2, "4 in 4 micro-batches, but there are 2 replicas"),
-        ({"accumulation": 5}, 1, "64, which cannot be divided into 5 micro-batches"),
+        ({"accumulation": 5}, 1, "64, which 5 micro-batches cannot share evenly"),
         ({"global_batch": 64, "per_replica_batch": 32}, 3, "no multiple of 96"),
         ({"global_batch": 64, "per_replica_batch": 8, "accumulation": 2}, 2, "accumulation of 2 makes 32"),
     ],

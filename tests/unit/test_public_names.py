@@ -27,7 +27,7 @@ ORDER = (
     "progress",
     "training_rate",
     "launch",
-    "sharding batches",
+    "sharding batches option_fields",
     "keras_engine",
     "collectives",
     "job",

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dtrain.errors import ConfigurationError
+from dtrain.option_fields import check, option, positive_integer, seconds
 from dtrain.recipes.catalogue import RECIPES
-from dtrain.recipes.options import one_of
 from dtrain.strategies.facts import FACTS
 from dtrain.strategies.here import judge
 from dtrain.strategies.machine import Machine
 from dtrain.strategies.registry import resolve_name
+from dtrain.words import check_word
 
 STRATEGIES = tuple(facts.name for facts in FACTS)
 TRANSPORTS = ("ring", "mpi", "nccl")
@@ -72,21 +73,41 @@ class Asked:
         ConfigurationError: a value is not known or out of range, or two contradict each other.
     """
 
-    strategies: str | None = None
-    model: str = "digits"
-    workers: int = 2
-    ps: int = 1
-    devices: int = 2
-    epochs: int | None = None
-    global_batch: int = 64
-    size: int | None = None
-    rounds: int = 1
-    seed: int = 1
-    time_limit: float = 180.0
-    transports: str | None = None
+    strategies: str | None = option(
+        None,
+        f"of {', '.join(STRATEGIES)}, divided by commas; one device is always measured (default: all)",
+        metavar="S,...",
+    )
+    model: str = option("digits", " or ".join(MODELS), metavar="MODEL", words=tuple(MODELS))
+    workers: int = option(
+        2, "workers of multi_worker and parameter_server", metavar="N", type=positive_integer
+    )
+    ps: int = option(1, "parameter servers", metavar="M", type=positive_integer)
+    devices: int = option(
+        2,
+        "replicas of mirrored and central_storage: GPUs, or logical CPUs",
+        metavar="K",
+        type=positive_integer,
+    )
+    transports: str | None = option(
+        None, f"of multi_worker: {', '.join(TRANSPORTS)} (default: all that are here)", metavar="T,..."
+    )
+    epochs: int | None = option(
+        None,
+        "at least 2, for the first is not measured (default: 10, or 4 of synthetic models)",
+        metavar="E",
+        type=positive_integer,
+    )
+    global_batch: int = option(64, "examples of one update", metavar="B", type=positive_integer)
+    size: int | None = option(
+        None, "examples to train on, for synthetic models", metavar="N", type=positive_integer
+    )
+    rounds: int = option(1, "how often all are measured, by turns", metavar="R", type=positive_integer)
+    seed: int = option(1, "of weights and data order", metavar="N")
+    time_limit: float = option(180.0, "seconds that one run may take", metavar="S", type=seconds)
 
     def __post_init__(self) -> None:
-        one_of("model", self.model, tuple(MODELS))
+        check(self)
         if self.epochs is not None and self.epochs < 2:
             raise ConfigurationError(
                 f"The number of epochs is {self.epochs}, but the first one is not measured.",
@@ -142,7 +163,7 @@ class Asked:
             return TRANSPORTS
         found = _listed("transports", self.transports)
         for name in found:
-            one_of("transport", name, TRANSPORTS)
+            check_word("transport", name, TRANSPORTS)
         return tuple(name for name in TRANSPORTS if name in found)
 
 

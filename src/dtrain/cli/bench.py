@@ -12,9 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dtrain.cli.launch import positive_integer, seconds
 from dtrain.errors import ConfigurationError
-from dtrain.strategies.registry import NAMES
+from dtrain.option_fields import declare, own_fields, said
 
 if TYPE_CHECKING:
     from dtrain.bench.plan import Asked
@@ -29,37 +28,10 @@ _USUAL_SECONDS = 20.0  # that a run takes, until one has told
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of `dtrain bench`; what is not said is left to `plan.Asked`."""
+    """Declare the arguments of `dtrain bench`: the fields of `plan.Asked`, and where the files go."""
+    from dtrain.bench.plan import Asked
 
-    def add(name: str, help: str, metavar: str, **more: object) -> None:
-        parser.add_argument(name, help=help, metavar=metavar, default=argparse.SUPPRESS, **more)  # type: ignore[arg-type]
-
-    add(
-        "--strategies",
-        f"of {', '.join(NAMES[:-1])}, divided by commas; one device is always measured (default: all)",
-        "S,...",
-    )
-    add("--model", "digits, synthetic-cnn or synthetic-transformer (default: digits)", "MODEL")
-    add("--workers", "workers of multi_worker and parameter_server (default: 2)", "N", type=positive_integer)
-    add("--ps", "parameter servers (default: 1)", "M", type=positive_integer)
-    add(
-        "--devices",
-        "replicas of mirrored and central_storage: GPUs, or logical CPUs (default: 2)",
-        "K",
-        type=positive_integer,
-    )
-    add("--transports", "of multi_worker: ring, mpi, nccl (default: all that are here)", "T,...")
-    add(
-        "--epochs",
-        "at least 2, for the first is not measured (default: 10, or 4 of synthetic models)",
-        "E",
-        type=positive_integer,
-    )
-    add("--global-batch", "examples of one update (default: 64)", "B", type=positive_integer)
-    add("--size", "examples to train on, for synthetic models", "N", type=positive_integer)
-    add("--rounds", "how often all are measured, by turns (default: 1)", "R", type=positive_integer)
-    add("--seed", "of weights and data order (default: 1)", "N", type=int)
-    add("--time-limit", "seconds that one run may take (default: 180)", "S", type=seconds)
+    declare(parser, own_fields(Asked))
     parser.add_argument(
         "--output", metavar="DIR", help="where the files go; by default a new directory under runs/"
     )
@@ -82,8 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from dtrain.bench.results import Outcome, Results
     from dtrain.strategies.machine import look_at_machine
 
-    given = {name: value for name, value in vars(args).items() if name != "output"}
-    asked = Asked(**given)
+    asked = Asked(**said(args, own_fields(Asked)))
     if (topology := cluster.current()) is not None:
         raise ConfigurationError(
             f"This process is {topology.task} of a job, but a bench starts jobs of its own.",

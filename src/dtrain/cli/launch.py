@@ -6,31 +6,18 @@ It only reads the arguments; `dtrain.launch` does the work.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dtrain.errors import ConfigurationError
+from dtrain.option_fields import count, declare, option, own_fields, positive_integer, said, seconds
 
 HELP = "run a script in several processes on this machine"
 
 _DEFAULT_WORKERS = 2
-
-
-def positive_integer(text: str) -> int:
-    """An argument that counts something, so is an integer of at least 1."""
-    if not (text.isascii() and text.isdigit() and int(text) >= 1):
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
-    return int(text)
-
-
-def count(text: str) -> int:
-    """An argument that counts something which there may be none of."""
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 0")
-    return int(text)
 
 
 class Workers(NamedTuple):
@@ -57,23 +44,11 @@ def workers(text: str) -> Workers:
     return found
 
 
-def seconds(text: str) -> float:
-    """An argument that is a time."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not 0 < found < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
-    return found
-
-
 def _auto(text: str) -> float | None:
     return None if text == "auto" else seconds(text)
 
 
-def spares(text: str) -> int | None:
-    """An argument that counts processes in waiting; None for `auto`."""
+def _spares(text: str) -> int | None:
     if text in ("auto", "none"):
         return None if text == "auto" else 0
     try:
@@ -82,58 +57,72 @@ def spares(text: str) -> int | None:
         raise argparse.ArgumentTypeError(f"{error}, and neither 'auto' nor 'none'") from None
 
 
-def add_job_arguments(parser: argparse.ArgumentParser, *, ps_default: str) -> None:
-    """Declare what says which processes a job has beside its workers, and what becomes of them."""
-    parser.add_argument(
-        "--ps",
-        type=positive_integer,
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """Which processes a job has beside its workers, and what becomes of them: arguments of `launch_local`."""
+
+    ps: int | None = option(
+        None,
+        "number of parameter servers, beside a chief and the workers (default: none, and no chief; 1 where "
+        "the strategy is parameter_server)",
         metavar="M",
-        help=f"number of parameter servers, beside a chief and the workers (default: {ps_default})",
+        type=positive_integer,
     )
-    parser.add_argument(
-        "--max-restarts",
-        type=count,
+    max_restarts: int | None = option(
+        None,
+        "restarts within an hour before giving up: of all workers together, or with parameter servers also "
+        "of single ones (default: 3)",
         metavar="R",
-        help="restarts within an hour before giving up: of all workers together, or with parameter servers "
-        "also of single ones (default: 3)",
+        type=count,
     )
-    parser.add_argument(
-        "--spares",
-        type=spares,
+    spares: int | None = option(
+        None,
+        "processes that wait with TensorFlow imported, to take part in the next attempt: a number, none, or "
+        "auto, which is one for each worker (default: auto)",
         metavar="K",
-        help="processes that wait with TensorFlow imported, to take part in the next attempt: a number, "
-        "none, or auto, which is one for each worker (default: auto)",
+        type=_spares,
     )
-    parser.add_argument(
-        "--hang-timeout",
+    hang_timeout: float | None = option(
+        None,
+        "seconds without progress after which the worker that is stuck has failed (default: auto, at least "
+        "30 and 10 times the usual step)",
+        metavar="S",
         type=_auto,
-        metavar="S",
-        help="seconds without progress after which the worker that is stuck has failed (default: auto, at "
-        "least 30 and 10 times the usual step)",
     )
-    parser.add_argument(
-        "--grace",
+    grace: float | None = option(
+        None,
+        "seconds between asking processes to end and killing them (default: 5, or 30 where they save)",
+        metavar="S",
         type=seconds,
-        metavar="S",
-        help="seconds between asking processes to end and killing them (default: 5, or 30 where they save)",
     )
+    mpi: bool = option(
+        False,
+        "let MPI's own starter make the workers the ranks of an MPI start, so that they can talk over MPI "
+        "(pip install 'dtrain[mpi]')",
+    )
+    mpi_starter: str | None = option(
+        None,
+        "that starter, with --mpi: a path, srun, or a command with options (default: the mpirun beside this "
+        "Python, or the one in PATH)",
+        metavar="PATH",
+    )
+
+
+def add_job_arguments(parser: argparse.ArgumentParser, *, workers_default: str) -> None:
+    """Declare what says which processes a job has, and what becomes of them."""
+    parser.add_argument(
+        "-n",
+        "--workers",
+        type=workers,
+        metavar="N|MIN:MAX",
+        help=f"number of worker processes on this machine (default: {workers_default}); with MIN:MAX, MAX of "
+        "them, and the job goes on as long as MIN are left",
+    )
+    declare(parser, own_fields(JobOptions))
     parser.add_argument(
         "--log-device-placement",
         action="store_true",
         help="have TensorFlow say where it puts each operation, from the making of the strategy on",
-    )
-    parser.add_argument(
-        "--mpi",
-        action="store_true",
-        default=None,
-        help="let MPI's own starter make the workers the ranks of an MPI start, so that they can talk over "
-        "MPI (pip install 'dtrain[mpi]')",
-    )
-    parser.add_argument(
-        "--mpi-starter",
-        metavar="PATH",
-        help="that starter, with --mpi: a path, srun, or a command with options (default: the mpirun beside "
-        "this Python, or the one in PATH)",
     )
 
 
@@ -144,16 +133,16 @@ def note_placement(args: argparse.Namespace) -> None:
 
 
 def job_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What was said of them, as arguments of `launch_local`."""
-    return {
-        "ps": args.ps or 0,
-        "max_restarts": args.max_restarts,
-        "spares": args.spares,
-        "hang_timeout": args.hang_timeout,
-        "grace": args.grace,
-        "mpi": bool(args.mpi),
-        "mpi_starter": args.mpi_starter,
-    }
+    """What was said of `JobOptions`."""
+    return said(args, own_fields(JobOptions))
+
+
+def launch(command: list[str], processes: Workers, **options: Any) -> int:
+    """Run a job of so many workers; the options are those of `launch_local`."""
+    from dtrain.launch import launch_local
+
+    least = processes.fewest if processes.fewest < processes.most else None
+    return launch_local(command, workers=processes.most, min_workers=least, **options)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -162,16 +151,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "dtrain launch [-n N|MIN:MAX] [options] script.py [args ...]\n"
         "       dtrain launch [-n N|MIN:MAX] [options] -m module [args ...]"
     )
-    parser.add_argument(
-        "-n",
-        "--workers",
-        type=workers,
-        metavar="N|MIN:MAX",
-        help="number of worker processes (default: one for each GPU of this machine, which no other sees; "
-        f"without GPUs {_DEFAULT_WORKERS}); with MIN:MAX, MAX of them, and the job goes on as long as MIN "
-        "are left",
+    add_job_arguments(
+        parser,
+        workers_default="one for each GPU of this machine, which no other sees; without GPUs "
+        f"{_DEFAULT_WORKERS}",
     )
-    add_job_arguments(parser, ps_default="none, and no chief")
     parser.add_argument(
         "--devices-per-worker",
         type=positive_integer,
@@ -192,8 +176,6 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: there is no such script, or two arguments exclude each other.
     """
-    from dtrain.launch import launch_local
-
     note_placement(args)
     if args.is_module:
         target = ["-m", args.script]
@@ -204,29 +186,27 @@ def run(args: argparse.Namespace) -> int:
             f"There is no script {args.script!r} in {Path.cwd()}.",
             hint="Check the path, or write -m before the name of a module.",
         )
-    gpus: list[str] = []
-    if args.workers is None:
-        args.workers, gpus = _usual_workers(args)
-    return launch_local(
+    options = job_options(args)
+    processes, gpus = (args.workers, []) if args.workers else _usual_workers("ps" in options)
+    return launch(
         [sys.executable, *target, *args.args],
-        workers=args.workers.most,
-        min_workers=args.workers.fewest if args.workers.fewest < args.workers.most else None,
+        processes,
         devices_per_worker=args.devices_per_worker,
         gpus=gpus,
-        **job_options(args),
+        **options,
     )
 
 
-def _usual_workers(args: argparse.Namespace) -> tuple[Workers, list[str]]:
+def _usual_workers(servers: bool) -> tuple[Workers, list[str]]:
     """How many workers there are where nobody said, and a GPU for each, if there are any. It says so."""
     from dtrain.cluster.gpus import visible_gpus
 
-    gpus = [] if args.ps else visible_gpus()
+    gpus = [] if servers else visible_gpus()
     if gpus:
         print(
             f"dtrain launch: {len(gpus)} workers, one for each GPU (--workers says how many)", file=sys.stderr
         )
         return Workers(len(gpus), len(gpus)), gpus
-    why = "" if args.ps else "no GPU was found; "
+    why = "" if servers else "no GPU was found; "
     print(f"dtrain launch: {_DEFAULT_WORKERS} workers ({why}--workers says how many)", file=sys.stderr)
     return Workers(_DEFAULT_WORKERS, _DEFAULT_WORKERS), []

@@ -8,20 +8,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import Field
 from typing import Any
 
 from dtrain import cluster, job
-from dtrain.cli.launch import (
-    Workers,
-    add_job_arguments,
-    job_options,
-    note_placement,
-    positive_integer,
-    workers,
-)
+from dtrain.cli.launch import Workers, add_job_arguments, job_options, launch, note_placement
 from dtrain.errors import ConfigurationError
-from dtrain.recipes import RECIPES, RecipeOptions, arguments, check_recipe, load_recipe
-from dtrain.recipes.catalogue import all_options, recipes_with
+from dtrain.option_fields import declare, flag, help_of, own_fields, positive_integer
+from dtrain.recipes import RECIPES, RecipeOptions, check_recipe, load_recipe
+from dtrain.recipes.catalogue import options_of_single_recipes
 from dtrain.strategies.registry import resolve_name
 from dtrain.topology import Topology
 from dtrain.upstream import noise
@@ -44,22 +39,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     declared: dict[str, argparse.Action] = {}
     parser.add_argument("recipe", action=_ChooseRecipe, const=declared, help=f"what to train ({recipes})")
     group = parser.add_argument_group("how to train")
-    declared |= arguments.declare(group, arguments.own_fields(RecipeOptions))
-    _add_job_arguments(parser)
+    declared |= declare(group, own_fields(RecipeOptions))
+    add_job_arguments(
+        parser, workers_default=f"{_DEFAULT_WORKERS} with multi_worker and parameter_server, else 1"
+    )
+    parser.add_argument(
+        "--devices",
+        type=positive_integer,
+        metavar="K",
+        help=f"logical CPUs in a worker (default: {_DEFAULT_DEVICES} with mirrored and central_storage)",
+    )
     group = parser.add_argument_group("options of single recipes; dtrain train RECIPE --help tells more")
-    for field in all_options():
-        action = arguments.declare(group, [field])[field.name]
-        action.help = f"of {', '.join(_with_choices(field.name))}"
-        declared[field.name] = action
+    for name, by_recipe in options_of_single_recipes().items():
+        declared |= declare(group, [next(iter(by_recipe.values()))])
+        declared[name].help = f"of {', '.join(map(_with_words, by_recipe, by_recipe.values()))}"
 
 
-def _with_choices(option: str) -> list[str]:
-    """The recipes that have an option, each with what it may be where only some words are known."""
-    found = []
-    for name in recipes_with(option):
-        words = getattr(RECIPES[name].options, f"{option}s", None)
-        found.append(f"{name} ({' or '.join(words)})" if isinstance(words, tuple) else name)
-    return found
+def _with_words(recipe: str, field: Field[Any]) -> str:
+    """A recipe, with what an option of its may be where only some words are known."""
+    words = field.metadata["words"]
+    return f"{recipe} ({' or '.join(words)})" if words else recipe
 
 
 class _ChooseRecipe(argparse.Action):
@@ -74,28 +73,9 @@ class _ChooseRecipe(argparse.Action):
         namespace.recipe = check_recipe(values)
         recipe = RECIPES[namespace.recipe]
         parser.description = f"{namespace.recipe}: {recipe.line}"
-        own = {field.name: arguments.help_of(field) for field in arguments.own_fields(recipe.options)}
+        own = {field.name: help_of(field) for field in own_fields(recipe.options)}
         for name, action in self.const.items():
             action.help = own.get(name, argparse.SUPPRESS)
-
-
-def _add_job_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what says where a recipe runs."""
-    parser.add_argument(
-        "-n",
-        "--workers",
-        type=workers,
-        metavar="N|MIN:MAX",
-        help=f"worker processes on this machine (default: {_DEFAULT_WORKERS} with multi_worker and "
-        "parameter_server, else 1); with MIN:MAX, MAX of them, and the job goes on as long as MIN are left",
-    )
-    add_job_arguments(parser, ps_default=f"{_DEFAULT_PS} with parameter_server")
-    parser.add_argument(
-        "--devices",
-        type=positive_integer,
-        metavar="K",
-        help=f"logical CPUs in a worker (default: {_DEFAULT_DEVICES} with mirrored and central_storage)",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -126,15 +106,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _options(recipe: str, args: argparse.Namespace) -> RecipeOptions:
     """The recipe's options; an error for those that only others have."""
-    kind = RECIPES[recipe].options
-    own = {field.name for field in arguments.own_fields(kind)}
-    for name, value in arguments.said(args, all_options()).items():
-        if name not in own:
+    for name, by_recipe in options_of_single_recipes().items():
+        if recipe not in by_recipe and hasattr(args, name):
             raise ConfigurationError(
-                f"{arguments.flag(name)} is {value}, but the recipe {recipe!r} has no such option.",
-                hint=f"It is one of {', '.join(recipes_with(name))}; see dtrain train {recipe} --help.",
+                f"{flag(name)} is {getattr(args, name)}, but the recipe {recipe!r} has no such option.",
+                hint=f"It is one of {', '.join(by_recipe)}; see dtrain train {recipe} --help.",
             )
-    return kind.from_arguments(args)
+    return RECIPES[recipe].options.from_arguments(args)
 
 
 def _check_servers(strategy: str, args: argparse.Namespace) -> None:
@@ -146,7 +124,7 @@ def _check_servers(strategy: str, args: argparse.Namespace) -> None:
                 hint="Use --workers for more of them.",
             )
         return
-    if args.ps is not None:
+    if hasattr(args, "ps"):
         raise ConfigurationError(
             f"--ps is {args.ps}, but the strategy {strategy!r} has no parameter servers.",
             hint=f"Use --strategy {_PARAMETER_SERVER}, or leave --ps out.",
@@ -164,9 +142,9 @@ def _check_alone(strategy: str, args: argparse.Namespace) -> None:
 
 def _said_of_job(args: argparse.Namespace) -> list[tuple[str, Any]]:
     """The options given for how a job is watched, and their values."""
-    names = ("max_restarts", "spares", "hang_timeout", "grace", "mpi", "mpi_starter")
-    said = [(f"--{n.replace('_', '-')}", getattr(args, n)) for n in names if getattr(args, n) is not None]
-    return [(option, "set" if value is True else value) for option, value in said]
+    said = job_options(args)
+    said.pop("ps", None)
+    return [(flag(name), "set" if value is True else value) for name, value in said.items()]
 
 
 def _check_cluster(topology: Topology, args: argparse.Namespace) -> None:
@@ -182,7 +160,7 @@ def _check_cluster(topology: Topology, args: argparse.Namespace) -> None:
             hint=f"Leave --workers out where something else has started the processes{unset}.",
         )
     servers = len(topology.jobs.get("ps", ()))
-    if args.ps not in (None, servers):
+    if getattr(args, "ps", servers) != servers:
         raise ConfigurationError(
             f"--ps is {args.ps}, but TF_CONFIG describes a job with {servers} parameter servers.",
             hint=f"Leave --ps out where something else has started the processes{unset}.",
@@ -224,17 +202,9 @@ def _set_devices(strategy: str, asked: int | None) -> None:
 def _launch(
     recipe: str, options: RecipeOptions, processes: Workers, strategy: str, args: argparse.Namespace
 ) -> int:
-    from dtrain.launch import launch_local
-
-    ps = (args.ps or _DEFAULT_PS) if strategy == _PARAMETER_SERVER else 0
+    servers = {"ps": _DEFAULT_PS} if strategy == _PARAMETER_SERVER else {}
     command = [sys.executable, "-m", "dtrain", "train", recipe, *options.to_arguments()]
-    return launch_local(
-        command,
-        workers=processes.most,
-        min_workers=processes.fewest if processes.fewest < processes.most else None,
-        devices_per_worker=args.devices,
-        **{**job_options(args), "ps": ps},
-    )
+    return launch(command, processes, devices_per_worker=args.devices, **{**servers, **job_options(args)})
 
 
 def _train_here(recipe: str, options: RecipeOptions) -> int:

@@ -29,7 +29,7 @@ def precision_policy(word: str) -> str:
         ConfigurationError: listing the known words and the nearest. Keras' "float16" and "bfloat16", which
             keep weights in 16 bits too, are none of them.
     """
-    return known_word("precision", word, {each: each for each in PRECISIONS}, near=SHORT_PRECISIONS)
+    return known_word("precision", word, PRECISIONS, near=SHORT_PRECISIONS)
 
 
 @contextmanager

@@ -8,9 +8,7 @@ from __future__ import annotations
 import math
 
 from dtrain.errors import ConfigurationError
-from dtrain.words import known_word
-
-SCALINGS = ("linear", "sqrt", "none")
+from dtrain.words import SCALINGS, known_word
 
 
 def scaled_rate(rate: float, *, batch: int, base_batch: int, scaling: str = "linear") -> float:
@@ -30,7 +28,7 @@ def scaled_rate(rate: float, *, batch: int, base_batch: int, scaling: str = "lin
     Raises:
         ConfigurationError: the scaling is not known, or a number is not positive.
     """
-    kind = known_word("scaling", scaling, {word: word for word in SCALINGS})
+    kind = known_word("scaling", scaling, SCALINGS)
     for name, value in (("rate", rate), ("batch", batch), ("base_batch", base_batch)):
         if not (math.isfinite(value) and value > 0):
             raise ConfigurationError(

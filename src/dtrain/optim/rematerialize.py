@@ -51,7 +51,7 @@ def rematerialize(
         ConfigurationError: the mode is not known, or what it needs is missing. While training: a layer adds a
             loss or writes to its own weights within its call, or the strategy is ParameterServerStrategy.
     """
-    word = known_word("mode", mode, MODES)
+    word = MODES[known_word("mode", mode, MODES)]
     needs = {"larger_than": ("size", size is not None), "list_of_layers": ("layers", bool(layers))}
     name, given = needs.get(word, ("", True))
     if not given:

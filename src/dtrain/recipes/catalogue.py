@@ -11,10 +11,10 @@ from dataclasses import Field, dataclass
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
-from dtrain.errors import ConfigurationError, known_are
-from dtrain.recipes.arguments import flag, option, own_fields
-from dtrain.recipes.batches import at_least_one
-from dtrain.recipes.options import RecipeOptions, one_of
+from dtrain.errors import ConfigurationError
+from dtrain.option_fields import flag, option, own_fields
+from dtrain.recipes.options import RecipeOptions
+from dtrain.words import check_word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,21 +31,21 @@ class Cifar10Options(RecipeOptions):
     usual_batch: ClassVar[int] = 128
     usual_rate: ClassVar[float] = 1e-3
     usual_warmup: ClassVar[float] = 5.0
-    models: ClassVar[tuple[str, ...]] = ("resnet", "small")
 
-    epochs: int = option(60, "passes over the training data", metavar="E", type=int)
-    model: str = option("resnet", "resnet, or small for a CPU", metavar="MODEL")
+    epochs: int = option(60, "passes over the training data", metavar="E", least=1, noun="number of epochs")
+    model: str = option("resnet", "resnet, or small for a CPU", metavar="MODEL", words=("resnet", "small"))
     width: int | None = option(
-        None, "filters of the residual network's first convolution; by default 32", metavar="W", type=int
+        None,
+        "filters of the residual network's first convolution; by default 32",
+        metavar="W",
+        type=int,
+        least=1,
     )
     data: str | None = option(None, "the archive or its directory", metavar="PATH")
-    limit: int | None = option(None, "examples of each part, for trials", metavar="N", type=int)
+    limit: int | None = option(None, "examples of each part, for trials", metavar="N", type=int, least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("model", self.model, self.models)
-        at_least_one("limit", self.limit, "It is a number of examples.")
-        at_least_one("width", self.width, "It is a number of filters.")
         if self.width is not None and self.model != "resnet":
             raise ConfigurationError(
                 f"The width is {self.width}, but the model {self.model!r} has one size.",
@@ -76,25 +76,15 @@ class TextOptions(RecipeOptions):
         encoding: how the texts are written.
     """
 
-    models: ClassVar[tuple[str, ...]] = ("embedding", "transformer")
-
-    model: str = option("embedding", "embedding or transformer", metavar="MODEL")
-    vocabulary: int = option(10_000, "words that are known", metavar="V", type=int)
-    sequence_length: int = option(250, "words after which a text is cut", metavar="L", type=int)
+    model: str = option(
+        "embedding", "embedding or transformer", metavar="MODEL", words=("embedding", "transformer")
+    )
+    # The padding, the unknown word and at least one that is known.
+    vocabulary: int = option(10_000, "words that are known", metavar="V", least=3)
+    sequence_length: int = option(250, "words after which a text is cut", metavar="L", least=1)
     data: str | None = option(None, "where the texts are", metavar="PATH")
-    limit: int | None = option(None, "texts of each part, for trials", metavar="N", type=int)
+    limit: int | None = option(None, "texts of each part, for trials", metavar="N", type=int, least=1)
     encoding: str = option("utf-8", "how the texts are written", metavar="NAME")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("model", self.model, self.models)
-        at_least_one("sequence length", self.sequence_length, "It is a number of words.")
-        at_least_one("limit", self.limit, "It is a number of texts.")
-        if self.vocabulary < 3:
-            raise ConfigurationError(
-                f"The vocabulary is {self.vocabulary}.",
-                hint="It holds the padding, the unknown word and at least one known: set it to 3 or more.",
-            )
 
     def rate(self) -> float:
         """0.003 for the embedding, 0.0005 for the transformer."""
@@ -158,42 +148,42 @@ class SyntheticOptions(RecipeOptions):
         width: of the widest convolution, or of a word's vector; a multiple of 8.
     """
 
-    models: ClassVar[tuple[str, ...]] = ("cnn", "transformer")
     usual_rate: ClassVar[float] = 1e-3
-    # What each model takes that the other has no use for, and its usual value and smallest one.
-    own: ClassVar[dict[str, dict[str, tuple[int, int]]]] = {
-        "cnn": {"image_size": (32, 16)},
-        "transformer": {"sequence_length": (128, 1), "vocabulary": (10_000, 4)},
+    # What each model takes that the other has no use for, and its usual value.
+    own: ClassVar[dict[str, dict[str, int]]] = {
+        "cnn": {"image_size": 32},
+        "transformer": {"sequence_length": 128, "vocabulary": 10_000},
     }
 
-    epochs: int = option(3, "passes over the training data", metavar="E", type=int)
-    model: str = option("cnn", "cnn or transformer", metavar="MODEL")
-    size: int = option(2000, "examples to train on", metavar="N", type=int)
+    epochs: int = option(3, "passes over the training data", metavar="E", least=1, noun="number of epochs")
+    model: str = option("cnn", "cnn or transformer", metavar="MODEL", words=("cnn", "transformer"))
+    size: int = option(2000, "examples to train on", metavar="N", least=8)
     classes: int | None = option(
-        None, "how many to tell apart; by default 10 by the cnn, 2 by the transformer", metavar="C", type=int
+        None,
+        "how many to tell apart; by default 10 by the cnn, 2 by the transformer",
+        metavar="C",
+        type=int,
+        least=2,
     )
     image_size: int | None = option(
-        None, "height and width of an image, for the cnn; by default 32", metavar="P", type=int
+        None, "height and width of an image, for the cnn; by default 32", metavar="P", type=int, least=16
     )
     sequence_length: int | None = option(
-        None, "words in a text, for the transformer; by default 128", metavar="L", type=int
+        None, "words in a text, for the transformer; by default 128", metavar="L", type=int, least=1
     )
     vocabulary: int | None = option(
-        None, "words that there are, for the transformer; by default 10000", metavar="V", type=int
+        None, "words that there are, for the transformer; by default 10000", metavar="V", type=int, least=4
     )
-    width: int = option(256, "of the widest convolution, or of a word's vector", metavar="W", type=int)
+    width: int = option(256, "of the widest convolution, or of a word's vector", metavar="W", least=8)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("model", self.model, self.models)
-        self._check_least("size", 8)
-        self._check_least("classes", 2)
         for model, names in self.own.items():
-            for name, (_, least) in names.items():
-                self._check_least(name, least)
+            for name in names:
                 if model != self.model and getattr(self, name) is not None:
+                    noun = name.replace("_", " ")
                     raise ConfigurationError(
-                        f"The {_words(name)} is {getattr(self, name)}, but a {self.model} has none.",
+                        f"The {noun} is {getattr(self, name)}, but a {self.model} has none.",
                         hint=f"Leave {flag(name)} out, or use --model {model}.",
                     )
         if self.model == "transformer" and self.number("vocabulary") < self.class_count() + 2:
@@ -201,16 +191,11 @@ class SyntheticOptions(RecipeOptions):
                 f"The vocabulary is {self.vocabulary}, too small for {self.class_count()} classes.",
                 hint="Each class has a word of its own, and one is for all.",
             )
-        if self.width < 8 or self.width % 8:
+        if self.width % 8:
             raise ConfigurationError(
                 f"The width is {self.width}.",
                 hint="Set it to a multiple of 8: it is divided over 8 heads, or halved twice.",
             )
-
-    def _check_least(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if value is not None and value < least:
-            raise ConfigurationError(f"The {_words(name)} is {value}.", hint=f"Set it to {least} or more.")
 
     def class_count(self) -> int:
         """How many classes there are to tell apart."""
@@ -219,11 +204,7 @@ class SyntheticOptions(RecipeOptions):
     def number(self, name: str) -> int:
         """What was said of `image_size`, `sequence_length` or `vocabulary`, or the usual value."""
         given = getattr(self, name)
-        return int(self.own[self.model][name][0] if given is None else given)
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
+        return int(self.own[self.model][name] if given is None else given)
 
 
 class Recipe(NamedTuple):
@@ -258,9 +239,8 @@ def check_recipe(name: str) -> str:
         ConfigurationError: it does not; the message lists those that do, and the nearest.
     """
     canonical = name.replace("_", "-")
-    if canonical in RECIPES:
-        return canonical
-    raise ConfigurationError(f"The recipe {name!r} is not known.", hint=known_are(RECIPES, canonical))
+    check_word("recipe", canonical, RECIPES)
+    return canonical
 
 
 def load_recipe(name: str) -> ModuleType:
@@ -276,15 +256,10 @@ def load_recipe(name: str) -> ModuleType:
     return importlib.import_module(f"dtrain.recipes.{check_recipe(name).replace('-', '_')}")
 
 
-def recipes_with(option: str) -> list[str]:
-    """The recipes that have the option of this field's name."""
-    return [name for name, recipe in RECIPES.items() if option in recipe.options.__dataclass_fields__]
-
-
-def all_options() -> list[Field[Any]]:
-    """The fields of all recipes that are not common to all; of each name the first."""
-    found: dict[str, Field[Any]] = {}
-    for recipe in RECIPES.values():
+def options_of_single_recipes() -> dict[str, dict[str, Field[Any]]]:
+    """Each option that not all recipes have: its name, and the field of each recipe that has it."""
+    found: dict[str, dict[str, Field[Any]]] = {}
+    for name, recipe in RECIPES.items():
         for each in own_fields(recipe.options, beyond=RecipeOptions):
-            found.setdefault(each.name, each)
-    return list(found.values())
+            found.setdefault(each.name, {})[name] = each
+    return found

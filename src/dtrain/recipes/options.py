@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from dtrain.batches import Batches
-from dtrain.errors import ConfigurationError, known_are
+from dtrain.batches import Batches, check_batches, plan_batches
+from dtrain.errors import ConfigurationError
 from dtrain.monitor.run_directory import check_run_directory
-from dtrain.recipes.arguments import declare, option, own_fields, said, to_arguments
-from dtrain.recipes.batches import at_least_one, check_batches, resolve_batches
+from dtrain.option_fields import check, declare, option, own_fields, said, to_arguments
 from dtrain.strategies.registry import NAMES
-from dtrain.words import PRECISIONS, SHORT_PRECISIONS
+from dtrain.words import PRECISIONS, SCALINGS, SHORT_PRECISIONS
 
 _LARGEST_SEED = 2**32 - 1
-SCALINGS = ("none", "linear", "sqrt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +50,9 @@ class RecipeOptions:
     strategy: str = option(
         "auto", f"how to distribute: {', '.join(NAMES)}; dtrain strategies compares them", metavar="S"
     )
-    epochs: int = option(10, "passes over the training data", metavar="E", type=int)
+    epochs: int = option(10, "passes over the training data", metavar="E", least=1, noun="number of epochs")
     global_batch: int | None = option(
-        None, "examples behind one update, over all replicas", metavar="B", type=int
+        None, "examples behind one update, over all replicas", metavar="B", type=int, least=1
     )
     per_replica_batch: int | None = option(
         None,
@@ -62,45 +60,49 @@ class RecipeOptions:
         "the third",
         metavar="B",
         type=int,
+        least=1,
     )
     accumulation: int | None = option(
-        None, "micro-batches behind one update; divides the global batch", metavar="K", type=int
+        None, "micro-batches behind one update; divides the global batch", metavar="K", type=int, least=1
     )
     learning_rate: float | None = option(
         None, "the highest of the run, before scaling", metavar="R", type=float
     )
     scaling: str = option(
-        "none", "how the rate grows with the global batch: none, linear or sqrt", metavar="WORD"
+        "none",
+        "how the rate grows with the global batch: none, linear or sqrt",
+        metavar="WORD",
+        words=SCALINGS,
     )
     base_batch: int | None = option(
-        None, "the global batch that the rate is meant for, with --scaling", metavar="B", type=int
+        None, "the global batch that the rate is meant for, with --scaling", metavar="B", type=int, least=1
     )
     warmup: float | None = option(
         None, "epochs in which the rate rises to its highest, also parts of one", metavar="E", type=float
     )
-    precision: str = option("float32", "float32, mixed_float16 or mixed_bfloat16", metavar="WORD")
-    seed: int = option(1, "of weights and data order", metavar="N", type=int)
+    precision: str = option(
+        "float32",
+        "float32, mixed_float16 or mixed_bfloat16",
+        metavar="WORD",
+        words=PRECISIONS,
+        near=SHORT_PRECISIONS,
+    )
+    seed: int = option(1, "of weights and data order", metavar="N")
     run_dir: str | None = option(
         None, "where the files go; by default a new directory under runs/", metavar="DIR"
     )
 
     def __post_init__(self) -> None:
-        at_least_one("number of epochs", self.epochs, "One epoch is one pass over the training data.")
+        check(self)
         check_batches(self.global_batch, self.per_replica_batch, self.accumulation)
-        self._check_rate()
-        one_of("precision", self.precision, PRECISIONS, SHORT_PRECISIONS)
         if not 0 <= self.seed <= _LARGEST_SEED:
             raise ConfigurationError(
                 f"The seed is {self.seed}.", hint=f"Set it to an integer from 0 to {_LARGEST_SEED}."
             )
-
-    def _check_rate(self) -> None:
-        one_of("scaling", self.scaling, SCALINGS)
         if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
             raise ConfigurationError(
                 f"The learning rate is {self.learning_rate}.", hint="Set it to a number above 0."
             )
-        at_least_one("base batch", self.base_batch, "It is the global batch that the rate is meant for.")
         if self.base_batch is not None and self.scaling == "none":
             raise ConfigurationError(
                 f"The base batch is {self.base_batch}, but the scaling is 'none', which does not use it.",
@@ -114,12 +116,13 @@ class RecipeOptions:
 
     def batches(self, replicas: int) -> Batches:
         """The sizes of the batches with this number of replicas; ConfigurationError if they do not fit."""
-        return resolve_batches(
-            self.global_batch,
-            self.per_replica_batch,
-            self.accumulation,
-            usual=self.usual_batch,
+        usual = self.usual_batch if self.per_replica_batch is None else None
+        return plan_batches(
             replicas=replicas,
+            global_batch=self.global_batch or usual,
+            per_replica=self.per_replica_batch,
+            accumulation=self.accumulation,
+            uneven=True,
         )
 
     def rate(self) -> float:
@@ -167,13 +170,3 @@ class RecipeOptions:
         parser = argparse.ArgumentParser(allow_abbrev=False)
         cls.add_arguments(parser)
         return cls.from_arguments(parser.parse_args(argv))
-
-
-def one_of(name: str, value: str, known: Sequence[str], near: Mapping[str, str] | None = None) -> None:
-    """See that a word is one of those known; the ConfigurationError lists them, and the nearest.
-
-    `near` has other words, each with the known one to suggest.
-    """
-    if value in known:
-        return
-    raise ConfigurationError(f"The {name} {value!r} is not known.", hint=known_are(known, value, near))
