@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,68 +17,88 @@ import tensorflow as tf
 
 import dtrain
 import dtrain.upstream.collectives as of_collectives
-import dtrain.upstream.data_service as of_data_service
-import dtrain.upstream.grappler as of_grappler
 import dtrain.upstream.keras as of_keras
-import dtrain.upstream.stages as of_stages
 import dtrain.upstream.tensorflow as of_tensorflow
+from dtrain.errors import UnsupportedVersionError
 from dtrain.keras_engine import hook
-from dtrain.upstream.reach import Reach, replace
+from dtrain.upstream import all_reaches, reach
 from dtrain.upstream.versions import check_versions
 
-REACHES = [
-    *of_keras.REACHES,
-    *of_tensorflow.REACHES,
-    *of_collectives.REACHES,
-    *of_grappler.REACHES,
-    *of_stages.REACHES,
-    *of_data_service.REACHES,
-]
+REACHES = all_reaches()
 FOLDER = Path(of_keras.__file__).parent
 
 
-def label(reach: Reach) -> str:
-    return ".".join(part for part in (reach.owner, reach.name) if part)
-
-
-def check_signatures() -> None:
-    found = {label(reach): reach.found_signature() for reach in REACHES}
-    assert found == {label(reach): reach.signature for reach in REACHES}
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """What is installed, as the record has it; a test may change it before `write`."""
+    found: dict[str, list[str]] = json.loads(reach.RECORD.read_text(encoding="utf-8"))
+    monkeypatch.setattr(reach, "RECORD", tmp_path / "record.json")
+    return found
 
 
 def test_the_installed_versions_are_supported() -> None:
     check_versions()
 
 
-@pytest.mark.parametrize("reach", REACHES, ids=label)
-def test_a_reach_is_there_as_it_was_written_against(reach: Reach) -> None:
-    assert reach.resolve() is not None
-    assert reach.found_signature() == reach.signature
-    assert reach.signature, "callable, so its parameters must be on record"
-    assert reach.reason
-    assert reach.thread == "none" or "#" in reach.thread
-
-
-def test_replacing_keeps_the_record_true_and_is_done_once() -> None:
+@pytest.mark.parametrize("each", REACHES, ids=lambda each: each.label)
+def test_a_reach_is_there_as_it_was_written_against(each: reach.Reach) -> None:
     hook.install()
-    check_signatures()
-    replaced = {label(r): r.resolve() for r in REACHES if hasattr(r.resolve(), "_dtrain_original")}
-    assert "TensorFlowTrainer.make_train_function" in replaced
-    hook.install()
-    for reach in REACHES:
-        if label(reach) in replaced:
-            replace(reach, lambda original: pytest.fail("replaced a second time"))
-    assert {label(r): r.resolve() for r in REACHES if label(r) in replaced} == replaced
+    assert each.resolve() is not None
+    recorded = json.loads(reach.RECORD.read_text(encoding="utf-8"))
+    assert each.found() == recorded[each.place], "renew it: python -m dtrain.upstream --write"
+    assert each.found()[0], "callable, so its parameters must be on record"
+    assert each.reason
+    assert each.thread == "none" or "#" in each.thread
 
 
-def test_every_replacement_is_on_record() -> None:
-    """Nothing of Keras or TensorFlow is replaced but through a reach."""
+def test_the_record_has_what_is_reached_and_nothing_else() -> None:
+    recorded = json.loads(reach.RECORD.read_text(encoding="utf-8"))
+    assert recorded.keys() == {each.place for each in REACHES}
+
+
+def test_replacing_is_done_once_and_all_of_it_is_on_record() -> None:
     hook.install()
-    named = {id(reach.resolve()) for reach in REACHES}
-    for reach in REACHES:
-        for name, value in vars(reach.holder()).items():
+    replaced = {each.place: each.resolve() for each in REACHES if isinstance(each, reach.Replaced)}
+    assert all(hasattr(found, "_dtrain_original") for found in replaced.values())
+    reach.replace_all(REACHES)
+    assert {each.place: each.resolve() for each in REACHES if each.place in replaced} == replaced
+    known = {id(found) for found in replaced.values()}
+    for each in REACHES:
+        for name, value in vars(each.holder()).items():
             if hasattr(value, "_dtrain_original"):
-                assert id(value) in named, f"{reach.module}: {name}"
+                assert id(value) in known, f"{each.place}: {name}"
+
+
+@pytest.mark.parametrize("problem", ["is gone", "takes"])
+def test_nothing_is_replaced_where_a_name_has_changed(problem: str, record: dict[str, list[str]]) -> None:
+    changed = reach.Reach(
+        "keras.src.losses.loss:no_such_name" if problem == "is gone" else REACHES[-1].place, ""
+    )
+    record[changed.place] = ["(self, other)", ""]
+    reach.RECORD.write_text(json.dumps(record), encoding="utf-8")
+    with pytest.raises(UnsupportedVersionError, match=f"{changed.place}, which {problem}"):
+        reach.replace_all([*REACHES, changed])
+
+
+def test_a_body_that_has_changed_is_a_warning(
+    record: dict[str, list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    record[of_keras.SEED_NEXT.place][1] = "another"
+    reach.RECORD.write_text(json.dumps(record), encoding="utf-8")
+    with caplog.at_level("WARNING", logger="dtrain"):
+        reach.check(REACHES)
+    assert "SeedGenerator.next" in caplog.text
+    assert "Loss.__call__" not in caplog.text
+
+
+def test_the_names_are_listed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dtrain.upstream"], capture_output=True, text=True, timeout=120, check=True
+    )
+    replaced, _, used = done.stdout.partition("dtrain uses")
+    assert of_keras.SEED_NEXT.place in replaced
+    assert of_keras.SEED_NEXT.reason in replaced
+    assert of_tensorflow.GET_FUNCTION.place in used
 
 
 def private_imports() -> Iterator[tuple[str, str]]:

@@ -18,6 +18,7 @@ from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.cutting import typed_errors
 from dtrain.keras_engine.protocol import layout_of
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream.reach import replaces
 
 
 class FitSession(Protocol):
@@ -110,26 +111,23 @@ def epoch_goes_on(model: Any) -> None:
     _steps_done.add(model)
 
 
-def make_epoch_logs(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.EPOCH_LOGS)
+def epoch_logs(original: Callable[..., Any], self: Any, logs: Any) -> Any:
     """The replacement of what makes an epoch's logs of its last step's: it may have had no step here."""
-
-    def _get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
-        goes_on = self in _steps_done
-        _steps_done.discard(self)
-        layout = layout_of(self.distribute_strategy)
-        together = layout is not None and layout.workers > 1
-        # Metrics of several workers are there when all have given theirs.
-        with progress.waiting() if together else contextlib.nullcontext():
-            if goes_on and not logs:
-                return dict(self.get_metrics_result())
-            whole = getattr(self.train_function or self.test_function, "metrics", None)
-            found = None if whole is None else whole()
-            if found is None:
-                return original(self, logs)
-        # As Keras': where the step gives other names, it knows better.
-        return found if isinstance(logs, dict) and set(logs) == set(found) else logs
-
-    return _get_metrics_result_or_logs
+    goes_on = self in _steps_done
+    _steps_done.discard(self)
+    layout = layout_of(self.distribute_strategy)
+    together = layout is not None and layout.workers > 1
+    # Metrics of several workers are there when all have given theirs.
+    with progress.waiting() if together else contextlib.nullcontext():
+        if goes_on and not logs:
+            return dict(self.get_metrics_result())
+        whole = getattr(self.train_function or self.test_function, "metrics", None)
+        found = None if whole is None else whole()
+        if found is None:
+            return original(self, logs)
+    # As Keras': where the step gives other names, it knows better.
+    return found if isinstance(logs, dict) and set(logs) == set(found) else logs
 
 
 def wants_session(callbacks: Any) -> bool:

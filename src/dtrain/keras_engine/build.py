@@ -19,20 +19,20 @@ from dtrain.keras_engine.steps import step_is_stock, without_optionals
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream.reach import replaces
 
 
-def make_symbolic_build(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.SYMBOLIC_BUILD)
+def symbolic_build(
+    original: Callable[..., Any], self: Any, iterator: Any = None, data_batch: Any = None
+) -> Any:
     """The replacement of the trainer's `_maybe_symbolic_build`."""
-
-    def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
-        strategy = self.distribute_strategy
-        if layout_of(strategy) is None and servers_of(strategy) is None:
-            return original(self, iterator, data_batch)
-        spec = _global_spec(iterator.element_spec) if iterator is not None else batch_spec(data_batch)
-        build(self, spec)
-        return None
-
-    return _maybe_symbolic_build
+    strategy = self.distribute_strategy
+    if layout_of(strategy) is None and servers_of(strategy) is None:
+        return original(self, iterator, data_batch)
+    spec = _global_spec(iterator.element_spec) if iterator is not None else batch_spec(data_batch)
+    build(self, spec)
+    return None
 
 
 def build(model: Any, spec: Any) -> None:

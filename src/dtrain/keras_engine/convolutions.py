@@ -13,38 +13,38 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.keras_engine.protocol import layout_of
+from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream.reach import replaces
 
 _CHANNELS = 16  # those of one vector: with so many nothing is written too far
 
 
-def make_filter_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_tf.FILTER_GRADIENT)
+def filter_gradient(
+    original: Callable[..., Any],
+    input: Any,
+    filter_sizes: Any,
+    out_backprop: Any,
+    strides: Sequence[int],
+    padding: str,
+    use_cudnn_on_gpu: bool = True,
+    explicit_paddings: Sequence[int] = (),
+    data_format: str = "NHWC",
+    dilations: Sequence[int] = (1, 1, 1, 1),
+    name: str | None = None,
+) -> Any:
     """The replacement of the gradient for a convolution's weights: what strides leave out is left out before.
 
     The results have the same bits: the kernel itself copies those pixels first.
     """
-
-    def conv2d_backprop_filter(
-        input: Any,
-        filter_sizes: Any,
-        out_backprop: Any,
-        strides: Sequence[int],
-        padding: str,
-        use_cudnn_on_gpu: bool = True,
-        explicit_paddings: Sequence[int] = (),
-        data_format: str = "NHWC",
-        dilations: Sequence[int] = (1, 1, 1, 1),
-        name: str | None = None,
-    ) -> Any:
-        if (
-            tf.compat.as_str(padding) != "EXPLICIT"
-            and _in_replica_on_cpu()
-            and _kernel_size(filter_sizes) == [1, 1]
-        ):
-            input, strides = _left_out(input, list(strides), tf.compat.as_str(data_format))
-        more = (padding, use_cudnn_on_gpu, list(explicit_paddings), data_format, list(dilations), name)
-        return original(input, filter_sizes, out_backprop, strides, *more)
-
-    return conv2d_backprop_filter
+    if (
+        tf.compat.as_str(padding) != "EXPLICIT"
+        and _in_replica_on_cpu()
+        and _kernel_size(filter_sizes) == [1, 1]
+    ):
+        input, strides = _left_out(input, list(strides), tf.compat.as_str(data_format))
+    more = (padding, use_cudnn_on_gpu, list(explicit_paddings), data_format, list(dilations), name)
+    return original(input, filter_sizes, out_backprop, strides, *more)
 
 
 def _in_replica_on_cpu() -> bool:

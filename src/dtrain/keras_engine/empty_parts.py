@@ -21,46 +21,41 @@ from dtrain.keras_engine.replica_attributes import watch
 from dtrain.keras_engine.variables import holds_parts
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream.reach import replaces
 
 _local = threading.local()
 
 
-def make_layer_call(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.LAYER_CALL)
+def layer_call(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The replacement of `Layer.__call__`, which works on the outermost layer that a replica calls."""
-
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        if getattr(_local, "inside", False) or not in_replica():
+    if getattr(_local, "inside", False) or not in_replica():
+        return original(self, *args, **kwargs)
+    watch(self)
+    step = current_step()
+    if step is not None and step.probing:  # it has examples
+        return original(self, *args, **kwargs)
+    rows = _rows_of_first((args, kwargs))
+    compiled = (step is not None and step.compiled) or upstream_tf.in_xla_graph()
+    # XLA has kernels of its own, and knows all shapes.
+    known = None if rows is None else tf.get_static_value(rows)
+    if rows is None or compiled or (known is not None and int(known) > 0):
+        with _inside(None):
             return original(self, *args, **kwargs)
-        watch(self)
-        step = current_step()
-        if step is not None and step.probing:  # it has examples
-            return original(self, *args, **kwargs)
-        rows = _rows_of_first((args, kwargs))
-        compiled = (step is not None and step.compiled) or upstream_tf.in_xla_graph()
-        # XLA has kernels of its own, and knows all shapes.
-        known = None if rows is None else tf.get_static_value(rows)
-        if rows is None or compiled or (known is not None and int(known) > 0):
-            with _inside(None):
-                return original(self, *args, **kwargs)
-        empty = tf.equal(rows, 0)
-        args, kwargs = keras.tree.map_structure(lambda leaf: _with_row(leaf, empty), (args, kwargs))
-        with _inside(empty), _uncounted(self, empty):
-            found = original(self, *args, **kwargs)
-        return keras.tree.map_structure(lambda leaf: _without_row(leaf, empty), found)
-
-    return __call__
+    empty = tf.equal(rows, 0)
+    args, kwargs = keras.tree.map_structure(lambda leaf: _with_row(leaf, empty), (args, kwargs))
+    with _inside(empty), _uncounted(self, empty):
+        found = original(self, *args, **kwargs)
+    return keras.tree.map_structure(lambda leaf: _without_row(leaf, empty), found)
 
 
-def make_moments(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.SYNCHRONIZED_MOMENTS)
+def moments(original: Callable[..., Any], x: Any, axes: Any, keepdims: bool) -> Any:
     """The replacement of what a synchronized BatchNormalization computes over all replicas' examples."""
-
-    def _compute_moments_sync(x: Any, axes: Any, keepdims: bool) -> Any:
-        if in_replica():
-            check_not_compiled(current_step())
-        empty = getattr(_local, "empty", None)
-        return original(x if empty is None else _cut(x, empty), axes, keepdims)
-
-    return _compute_moments_sync
+    if in_replica():
+        check_not_compiled(current_step())
+    empty = getattr(_local, "empty", None)
+    return original(x if empty is None else _cut(x, empty), axes, keepdims)
 
 
 def in_layer() -> bool:

@@ -29,10 +29,12 @@ from dtrain.keras_engine.talk import exchange
 from dtrain.upstream import datasets as upstream_data
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream.reach import makes
 
 _OWN_POLICIES = (tf.data.experimental.AutoShardPolicy.FILE, tf.data.experimental.AutoShardPolicy.OFF)
 
 
+@makes(upstream_keras.EPOCH_ITERATOR)
 def make_epoch_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
     """The replacement of the trainer's epoch iterator class."""
 

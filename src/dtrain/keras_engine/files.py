@@ -18,64 +18,52 @@ from dtrain.keras_engine.asynchronous.snapshot import snapshot
 from dtrain.keras_engine.protocol import layout_of, servers_of
 from dtrain.keras_engine.scratch import scratch_beside
 from dtrain.log import logger
-from dtrain.upstream.keras import strategy_of
+from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream.reach import replaces
 from dtrain.upstream.tensorflow import creation_number
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 
 
-def make_save(original: Callable[..., Any], *, values: bool = True) -> Callable[..., Any]:
-    """The replacement of `Model.save`, `save_weights` and `export`.
-
-    Args:
-        original: Keras' own.
-        values: whether it writes the variables' values alone; an export traces the model, too.
-    """
-
-    def save(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        servers = servers_of(strategy_of(self))
-        if servers is not None and values:
-            with snapshot(self, servers):
-                return original(self, filepath, *args, **kwargs)
-        layout = layout_of(strategy_of(self))
-        if layout is None or layout.workers == 1 or not _is_local(filepath):
+@replaces(upstream_keras.MODEL_SAVE, upstream_keras.MODEL_SAVE_WEIGHTS, upstream_keras.MODEL_EXPORT)
+def save(original: Callable[..., Any], self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    """The replacement of `Model.save`, `save_weights` and `export`."""
+    servers = servers_of(upstream_keras.strategy_of(self))
+    # An export traces the model, too; the others write the values of its variables alone.
+    if servers is not None and original.__name__ != upstream_keras.MODEL_EXPORT.name:
+        with snapshot(self, servers):
             return original(self, filepath, *args, **kwargs)
-        if not _overwrites(original, args, kwargs) and Path(filepath).exists():
-            # Keras would ask on the terminal, and nobody sits at a worker's; it may be another worker's work.
-            logger.warning("%s exists and overwrite=False was set: it is kept as it is.", filepath)
-            return None
-        with whole(Path(filepath)) as beside:
-            return original(self, str(beside), *args, **kwargs)
+    layout = layout_of(upstream_keras.strategy_of(self))
+    if layout is None or layout.workers == 1 or not _is_local(filepath):
+        return original(self, filepath, *args, **kwargs)
+    if not _overwrites(original, args, kwargs) and Path(filepath).exists():
+        # Keras would ask on the terminal, and nobody sits at a worker's; it may be another worker's work.
+        logger.warning("%s exists and overwrite=False was set: it is kept as it is.", filepath)
+        return None
+    with whole(Path(filepath)) as beside:
+        return original(self, str(beside), *args, **kwargs)
 
-    return save
 
-
-def make_makedirs(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.MAKEDIRS)
+def makedirs(original: Callable[..., Any], path: Any) -> Any:
     """The replacement of Keras' `makedirs`: another worker may have made the directory a moment before."""
-
-    def makedirs(path: Any) -> Any:
-        try:
-            return original(path)
-        except FileExistsError:
-            if not Path(path).is_dir():
-                raise
-            return None
-
-    return makedirs
+    try:
+        return original(path)
+    except FileExistsError:
+        if not Path(path).is_dir():
+            raise
+        return None
 
 
-def make_exported_variables(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.EXPORTED_VARIABLES)
+def exported_variables(original: Callable[..., Any], fns: Any) -> Any:
     """The replacement of what lists the variables for `export`: in the order in which they were made.
 
     So every worker's export names them alike, and a reader who opens one worker's graph and then another's
     values, because the folder was exchanged in between, still reads one model.
     """
-
-    def exported_variables(fns: Any) -> Any:
-        return tuple(sorted(variables, key=creation_number) for variables in original(fns))
-
-    return exported_variables
+    return tuple(sorted(variables, key=creation_number) for variables in original(fns))
 
 
 @contextlib.contextmanager

@@ -44,31 +44,28 @@ from dtrain.keras_engine.time_report import TimeReport
 from dtrain.keras_engine.timed_callbacks import timed
 from dtrain.keras_engine.xla_rule import note_compiled
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream.reach import replaces
 
 
-def make_fit(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.FIT, inside=True)
+def fit(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The replacement of `fit`."""
-    signature = inspect.signature(original)
-
-    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        call = signature.bind(self, *args, **kwargs)
-        call.apply_defaults()
-        if datasets_in_place(call.arguments, "fit"):
-            call.arguments["shuffle"] = False  # of a dataset, Keras would only say that it cannot
-            args, kwargs = call.args[1:], call.kwargs
-        layout, servers = _layout(self), servers_of(self.distribute_strategy)
-        if layout is None and servers is None and not wants_session(call.arguments["callbacks"]):
-            with tensorflows_own_explained(self):
-                return original(self, *args, **kwargs)
-        with happenings.one_fit():
-            try:
-                return _fitted(self, original, call, layout, servers)
-            except BaseException as error:
-                saved = isinstance(error, SystemExit | KeyboardInterrupt)
-                happenings.tell("left", status="interrupted" if saved else "failed")
-                raise
-
-    return fit
+    call = inspect.signature(original).bind(self, *args, **kwargs)
+    call.apply_defaults()
+    if datasets_in_place(call.arguments, "fit"):
+        call.arguments["shuffle"] = False  # of a dataset, Keras would only say that it cannot
+        args, kwargs = call.args[1:], call.kwargs
+    layout, servers = _layout(self), servers_of(self.distribute_strategy)
+    if layout is None and servers is None and not wants_session(call.arguments["callbacks"]):
+        with tensorflows_own_explained(self):
+            return original(self, *args, **kwargs)
+    with happenings.one_fit():
+        try:
+            return _fitted(self, original, call, layout, servers)
+        except BaseException as error:
+            saved = isinstance(error, SystemExit | KeyboardInterrupt)
+            happenings.tell("left", status="interrupted" if saved else "failed")
+            raise
 
 
 def _fitted(
@@ -132,34 +129,32 @@ def _prepared(
     return own
 
 
-def make_evaluate(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.EVALUATE)
+def evaluate(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The replacement of `evaluate`."""
-    return _of_datasets(original, _prepared_for_servers(original, prepare_evaluate))
+    return _without_training(original, prepare_evaluate, self, args, kwargs)
 
 
-def make_predict(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.PREDICT)
+def predict(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The replacement of `predict`."""
-    return _of_datasets(original, _prepared_for_servers(original, prepare_predict))
+    return _without_training(original, prepare_predict, self, args, kwargs)
 
 
-def make_compile(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.COMPILE)
+def compile(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The replacement of `compile`: what it makes, it makes in the model's scope."""
-    signature = inspect.signature(original)
-
-    def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
-        strategy: Any = upstream_keras.strategy_of(self)
-        call = signature.bind(self, *args, **kwargs)
-        call.apply_defaults()
-        note_compiled(self, auto=call.arguments["jit_compile"] == "auto")
-        if layout_of(strategy) is None and servers_of(strategy) is None:
-            return original(self, *args, **kwargs)
-        if tf.distribute.in_cross_replica_context() and tf.distribute.get_strategy() is strategy:
-            return original(self, *args, **kwargs)
-        check_scope(self, strategy)
-        with strategy.scope():
-            return original(self, *args, **kwargs)
-
-    return compile
+    strategy: Any = upstream_keras.strategy_of(self)
+    call = inspect.signature(original).bind(self, *args, **kwargs)
+    call.apply_defaults()
+    note_compiled(self, auto=call.arguments["jit_compile"] == "auto")
+    if layout_of(strategy) is None and servers_of(strategy) is None:
+        return original(self, *args, **kwargs)
+    if tf.distribute.in_cross_replica_context() and tf.distribute.get_strategy() is strategy:
+        return original(self, *args, **kwargs)
+    check_scope(self, strategy)
+    with strategy.scope():
+        return original(self, *args, **kwargs)
 
 
 def _expand(model: Any, arguments: dict[str, Any]) -> None:
@@ -208,13 +203,13 @@ def _check_batch(arguments: dict[str, Any], layout: ReplicaLayout) -> None:
             f"batch_size={size} is the global batch, but there are {layout.replicas} replicas: "
             f"{layout.replicas - size} of them have nothing to do. The numbers are right all the same. "
             f"Hint: set batch_size to a multiple of {layout.replicas}.",
-            stacklevel=6,
+            stacklevel=7,
         )
 
 
-def _verbose(verbose: Any, layout: ReplicaLayout) -> Any:
+def _verbose(verbose: Any, layout: ReplicaLayout | None) -> Any:
     """One progress bar for the job: the first worker's."""
-    return 0 if layout.worker > 0 else verbose
+    return 0 if layout is not None and layout.worker > 0 else verbose
 
 
 def _callbacks(callbacks: Any, layout: ReplicaLayout, model: Any) -> Any:
@@ -237,53 +232,27 @@ def _watched(callbacks: Any, layout: ReplicaLayout | None, *kinds: str) -> list[
     return [any(found) for found in zip(*exchange(layout, seen), strict=True)]
 
 
-def _of_datasets(original: Callable[..., Any], prepared: Callable[..., Any]) -> Callable[..., Any]:
-    """`evaluate` or `predict`, with datasets in the place of what makes them."""
-    signature = inspect.signature(original)
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(self, *args, **kwargs)
-        if datasets_in_place(bound.arguments, original.__name__):
-            args, kwargs = bound.args[1:], bound.kwargs
-        return prepared(self, *args, **kwargs)
-
-    return call
-
-
-def _prepared_for_servers(
-    original: Callable[..., Any], prepare: Callable[[Any, dict[str, Any]], None]
-) -> Callable[..., Any]:
-    """Under parameter servers with its arguments made ready; elsewhere with one progress bar for the job."""
-    quiet = _quiet_on_followers(original)
-    signature = inspect.signature(original)
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if servers_of(self.distribute_strategy) is None:
-            return quiet(self, *args, **kwargs)
-        bound = signature.bind(self, *args, **kwargs)
-        bound.apply_defaults()
-        check_numbers(bound.arguments)
-        prepare(self, bound.arguments)
-        with reported(original.__name__):
-            return original(*bound.args, **bound.kwargs)
-
-    return call
-
-
-def _quiet_on_followers(original: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(original)
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        layout = _layout(self)
-        if layout is None:
-            return original(self, *args, **kwargs)
-        bound = signature.bind(self, *args, **kwargs)
-        bound.apply_defaults()
-        check_numbers(bound.arguments)
-        bound.arguments["verbose"] = _verbose(bound.arguments["verbose"], layout)
-        predicts = original.__name__ == "predict"
-        watched = [True] if predicts else _watched(bound.arguments["callbacks"], layout, "test")
-        with reported(original.__name__), watched_by(*watched):
-            return original(*bound.args, **bound.kwargs)
-
-    return call
+def _without_training(
+    original: Callable[..., Any],
+    prepare_for_servers: Callable[[Any, dict[str, Any]], None],
+    self: Any,
+    args: Any,
+    kwargs: Any,
+) -> Any:
+    """`evaluate` or `predict`: with datasets in the place of what makes them, and one progress bar a job."""
+    name = original.__name__
+    call = inspect.signature(original).bind(self, *args, **kwargs)
+    datasets_in_place(call.arguments, name)
+    layout, servers = _layout(self), servers_of(self.distribute_strategy)
+    if layout is None and servers is None:
+        return original(*call.args, **call.kwargs)
+    call.apply_defaults()
+    check_numbers(call.arguments)
+    if servers is not None:
+        prepare_for_servers(self, call.arguments)
+        with reported(name):
+            return original(*call.args, **call.kwargs)
+    call.arguments["verbose"] = _verbose(call.arguments["verbose"], layout)
+    watched = [True] if name == "predict" else _watched(call.arguments["callbacks"], layout, "test")
+    with reported(name), watched_by(*watched):
+        return original(*call.args, **call.kwargs)

@@ -19,48 +19,53 @@ from dtrain.keras_engine.scope import check_left_out
 from dtrain.keras_engine.step_function import StepFunction
 from dtrain.keras_engine.steps import StepProgram, step_is_stock
 from dtrain.log import logger
+from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream.reach import replaces
 
 
-def make_step_function(original: Callable[..., Any], *, training: bool) -> Callable[..., Any]:
-    """The replacement of `make_train_function` or `make_test_function`."""
-    attribute = "train_function" if training else "test_function"
+@replaces(upstream_keras.MAKE_TRAIN_FUNCTION)
+def make_train_function(original: Callable[..., Any], self: Any, force: bool = False) -> Any:
+    """The replacement of `make_train_function`."""
+    check_left_out(self)
+    return _step_function(original, self, force, "train_function")
 
-    def make_function(self: Any, force: bool = False) -> Any:
-        if training:
-            check_left_out(self)
-        if servers_of(self.distribute_strategy) is not None:
-            if getattr(self, attribute) is None or force:
-                setattr(self, attribute, AsynchronousFunction(self, "train" if training else "test"))
-            return getattr(self, attribute)
-        layout = layout_of(self.distribute_strategy)
+
+@replaces(upstream_keras.MAKE_TEST_FUNCTION)
+def make_test_function(original: Callable[..., Any], self: Any, force: bool = False) -> Any:
+    """The replacement of `make_test_function`."""
+    return _step_function(original, self, force, "test_function")
+
+
+def _step_function(original: Callable[..., Any], model: Any, force: bool, attribute: str) -> Any:
+    training = attribute == "train_function"
+    layout, servers = layout_of(model.distribute_strategy), servers_of(model.distribute_strategy)
+    if layout is None and servers is None:
+        return _made(original, model, force, attribute)
+    if getattr(model, attribute) is None or force:
         if layout is None:
-            return _made(original, self, force, attribute)
-        if getattr(self, attribute) is None or force:
-            program = _program(self, layout, training=training)
-            setattr(self, attribute, StepFunction(self, layout, program, training=training))
-        return getattr(self, attribute)
+            function: Any = AsynchronousFunction(model, "train" if training else "test")
+        else:
+            program = _program(model, layout, training=training)
+            function = StepFunction(model, layout, program, training=training)
+        setattr(model, attribute, function)
+    return getattr(model, attribute)
 
-    return make_function
 
-
-def make_predict_function(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.MAKE_PREDICT_FUNCTION)
+def make_predict_function(original: Callable[..., Any], self: Any, force: bool = False) -> Any:
     """The replacement of `make_predict_function`."""
-
-    def make_function(self: Any, force: bool = False) -> Any:
-        if servers_of(self.distribute_strategy) is not None:
-            if self.predict_function is None or force:
-                self.predict_function = AsynchronousPredict(self)
-            return self.predict_function
-        layout = layout_of(self.distribute_strategy)
-        if layout is None:
-            return _made(original, self, force, "predict_function")
-        if layout.replicas == 1:
-            return _made(original, self, force, "predict_function", _of_whole_batches)
+    if servers_of(self.distribute_strategy) is not None:
         if self.predict_function is None or force:
-            self.predict_function = _noted(PredictFunction(self, layout), self, train=False)
+            self.predict_function = AsynchronousPredict(self)
         return self.predict_function
-
-    return make_function
+    layout = layout_of(self.distribute_strategy)
+    if layout is None:
+        return _made(original, self, force, "predict_function")
+    if layout.replicas == 1:
+        return _made(original, self, force, "predict_function", _of_whole_batches)
+    if self.predict_function is None or force:
+        self.predict_function = _noted(PredictFunction(self, layout), self, train=False)
+    return self.predict_function
 
 
 def _made(

@@ -16,63 +16,64 @@ from dtrain.keras_engine.context import ReplicaStep, current_step, underlying, v
 from dtrain.keras_engine.input import as_tensor
 from dtrain.keras_engine.parts import is_split, joined_gradient, parts_of
 from dtrain.keras_engine.row_gradients import sum_gradients
+from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream.reach import replaces
 
 
-def make_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_tf.TAPE_GRADIENT)
+def gradient(
+    original: Callable[..., Any],
+    self: Any,
+    target: Any,
+    sources: Any,
+    output_gradients: Any = None,
+    unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+) -> Any:
     """The replacement of `tf.GradientTape.gradient`."""
-
-    def by_parts(self: Any, target: Any, sources: Any, *rest: Any) -> Any:
-        """Of a variable that is split, the tape knows the parts."""
-        flat = tf.nest.flatten(sources)
-        if not any(is_split(source) for source in flat):
-            return original(self, target, sources, *rest)
-        parts = [parts_of(source) if is_split(source) else [source] for source in flat]
-        found = iter(original(self, target, [part for each in parts for part in each], *rest))
-        gradients = [[next(found) for _ in each] for each in parts]
-        joined = [
-            joined_gradient(each, source) if is_split(source) else each[0]
-            for source, each in zip(flat, gradients, strict=True)
-        ]
-        return tf.nest.pack_sequence_as(sources, joined) if tf.nest.is_nested(sources) else joined[0]
-
-    def gradient(
-        self: Any,
-        target: Any,
-        sources: Any,
-        output_gradients: Any = None,
-        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
-    ) -> Any:
-        step = current_step()
-        if step is None or not step.training or not _has_variables(sources):
-            return by_parts(self, target, sources, output_gradients, unconnected_gradients)
-        weight = step.next_weight()
-        if step.weights is None and _adds_up(target):
-            weight = tf.ones_like(step.share)
-        seeds = _seeds(weight, target, output_gradients)
-        found = original(self, target, sources, seeds, unconnected_gradients)
-        flat = tf.nest.flatten(found)
-        # The gradients of inputs belong to this replica's examples; those of variables to all.
-        mine = [i for i, source in enumerate(tf.nest.flatten(sources)) if _is_variable(source)]
-        gradients = [flat[i] for i in mine]
-        if step.probing:
-            step.note(gradients, "a loss that train_step differentiates")
-            for i, whole_one in zip(mine, step.common(gradients), strict=True):
-                flat[i] = whole_one
-            return tf.nest.pack_sequence_as(found, flat) if tf.nest.is_nested(found) else flat[0]
-        if step.phase is not None:
-            check_dense(gradients)
-        if step.waits is not None:
-            step.waits.meet(target)
-        if step.compiled or step.phase is not None:
-            whole = no_whole_oneof_nothing(step, gradients)
-        else:
-            whole = reduce_gradients(step, gradients, scaled=True)
-        for i, whole_one in zip(mine, whole, strict=True):
+    step = current_step()
+    if step is None or not step.training or not _has_variables(sources):
+        return _by_parts(original, self, target, sources, output_gradients, unconnected_gradients)
+    weight = step.next_weight()
+    if step.weights is None and _adds_up(target):
+        weight = tf.ones_like(step.share)
+    seeds = _seeds(weight, target, output_gradients)
+    found = original(self, target, sources, seeds, unconnected_gradients)
+    flat = tf.nest.flatten(found)
+    # The gradients of inputs belong to this replica's examples; those of variables to all.
+    mine = [i for i, source in enumerate(tf.nest.flatten(sources)) if _is_variable(source)]
+    gradients = [flat[i] for i in mine]
+    if step.probing:
+        step.note(gradients, "a loss that train_step differentiates")
+        for i, whole_one in zip(mine, step.common(gradients), strict=True):
             flat[i] = whole_one
-        step.reduced |= variable_ids([tf.nest.flatten(sources)[i] for i in mine])
         return tf.nest.pack_sequence_as(found, flat) if tf.nest.is_nested(found) else flat[0]
+    if step.phase is not None:
+        check_dense(gradients)
+    if step.waits is not None:
+        step.waits.meet(target)
+    if step.compiled or step.phase is not None:
+        whole = no_whole_oneof_nothing(step, gradients)
+    else:
+        whole = reduce_gradients(step, gradients, scaled=True)
+    for i, whole_one in zip(mine, whole, strict=True):
+        flat[i] = whole_one
+    step.reduced |= variable_ids([tf.nest.flatten(sources)[i] for i in mine])
+    return tf.nest.pack_sequence_as(found, flat) if tf.nest.is_nested(found) else flat[0]
 
-    return gradient
+
+def _by_parts(original: Callable[..., Any], tape: Any, target: Any, sources: Any, *rest: Any) -> Any:
+    """Of a variable that is split, the tape knows the parts."""
+    flat = tf.nest.flatten(sources)
+    if not any(is_split(source) for source in flat):
+        return original(tape, target, sources, *rest)
+    parts = [parts_of(source) if is_split(source) else [source] for source in flat]
+    found = iter(original(tape, target, [part for each in parts for part in each], *rest))
+    gradients = [[next(found) for _ in each] for each in parts]
+    joined = [
+        joined_gradient(each, source) if is_split(source) else each[0]
+        for source, each in zip(flat, gradients, strict=True)
+    ]
+    return tf.nest.pack_sequence_as(sources, joined) if tf.nest.is_nested(sources) else joined[0]
 
 
 def reduce_gradients(step: ReplicaStep, gradients: list[Any], *, scaled: bool) -> list[Any]:

@@ -24,88 +24,80 @@ from dtrain.keras_engine.input import as_tensor, map_leaves
 from dtrain.keras_engine.protocol import current_layout, in_replica
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream.reach import replaces
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
-def make_scale(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+@replaces(upstream_keras.SCALE_LOSS, upstream_keras.UNSCALE_LOSS)
+def scale(original: Callable[..., Any], value: Any) -> Any:
     """The replacement of Keras' division by the number of replicas, and of its counterpart.
 
     Keras divides wherever a strategy is in force. A loss that a program computes in a scope, but in no
     replica, is that of the whole batch and no part of a sum.
     """
-
-    def scale(value: Any) -> Any:
-        whole = current_layout() is not None and not in_replica()
-        return value if whole or current_step() is not None else original(value)
-
-    return scale
+    whole = current_layout() is not None and not in_replica()
+    return value if whole or current_step() is not None else original(value)
 
 
-def make_additional_loss(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.ADDITIONAL_LOSS)
+def additional_loss(original: Callable[..., Any], self: Any, loss: Any) -> Any:
     """The replacement of what Keras does to a loss that a layer adds."""
-
-    def _aggregate_additional_loss(self: Any, loss: Any) -> Any:
-        found = original(self, loss)
-        step = current_step()
-        return found if step is None else step.additional_loss(found)
-
-    return _aggregate_additional_loss
+    found = original(self, loss)
+    step = current_step()
+    return found if step is None else step.additional_loss(found)
 
 
-def make_reduce_weighted(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.REDUCE_WEIGHTED)
+def reduce_weighted(
+    original: Callable[..., Any],
+    values: Any,
+    sample_weight: Any = None,
+    mask: Any = None,
+    reduction: str | None = "sum_over_batch_size",
+    dtype: Any = None,
+) -> Any:
     """The replacement of Keras' reduction of per-example losses to one value."""
-
-    def reduce_weighted_values(
-        values: Any,
-        sample_weight: Any = None,
-        mask: Any = None,
-        reduction: str | None = "sum_over_batch_size",
-        dtype: Any = None,
-    ) -> Any:
-        step = current_step()
-        if (step is None and not in_replica()) or (step is not None and step.layout.replicas == 1):
-            return original(values, sample_weight, mask, reduction, dtype)
-        if step is not None and step.sees_everything:
-            return original(values, sample_weight, mask, reduction, dtype)
-        values = as_tensor(values)
-        if step is None:
-            return _part_of_sum(original, values, sample_weight, mask, reduction, dtype)
-        if values.shape.rank == 0 and sample_weight is None and mask is None:
-            return values
-        unweighted = reduction != "mean_with_sample_weight" or sample_weight is None
-        if reduction in _MEANS and mask is None and unweighted:
-            # Keras returns the losses themselves where it is known that there are none.
-            return tf.reduce_sum(original(values, sample_weight, None, "sum_over_batch_size", dtype))
-        if reduction in (None, "none"):
-            if isinstance(values, tf.RaggedTensor):
-                raise DataError(
-                    "A loss gives ragged values and its reduction is None, which several replicas cannot "
-                    "combine.",
-                    hint="let the loss give one value an example, or set reduction='sum'",
-                )
-            return original(values, sample_weight, mask, reduction, dtype)
-        total = _total(original, values, sample_weight, mask, dtype)
-        if reduction == "sum":
-            return step.per_share(total)
-        divisor = _divisor(values, sample_weight, mask, reduction)
-        return step.per_share(tf.math.divide_no_nan(total, tf.cast(divisor, total.dtype)))
-
-    return reduce_weighted_values
+    step = current_step()
+    if (step is None and not in_replica()) or (step is not None and step.layout.replicas == 1):
+        return original(values, sample_weight, mask, reduction, dtype)
+    if step is not None and step.sees_everything:
+        return original(values, sample_weight, mask, reduction, dtype)
+    values = as_tensor(values)
+    if step is None:
+        return _part_of_sum(original, values, sample_weight, mask, reduction, dtype)
+    if values.shape.rank == 0 and sample_weight is None and mask is None:
+        return values
+    unweighted = reduction != "mean_with_sample_weight" or sample_weight is None
+    if reduction in _MEANS and mask is None and unweighted:
+        # Keras returns the losses themselves where it is known that there are none.
+        return tf.reduce_sum(original(values, sample_weight, None, "sum_over_batch_size", dtype))
+    if reduction in (None, "none"):
+        if isinstance(values, tf.RaggedTensor):
+            raise DataError(
+                "A loss gives ragged values and its reduction is None, which several replicas cannot "
+                "combine.",
+                hint="let the loss give one value an example, or set reduction='sum'",
+            )
+        return original(values, sample_weight, mask, reduction, dtype)
+    total = _total(original, values, sample_weight, mask, dtype)
+    if reduction == "sum":
+        return step.per_share(total)
+    divisor = _divisor(values, sample_weight, mask, reduction)
+    return step.per_share(tf.math.divide_no_nan(total, tf.cast(divisor, total.dtype)))
 
 
-def make_loss_call(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.LOSS_CALL)
+def loss_call(
+    original: Callable[..., Any], self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
+) -> Any:
     """The replacement of `Loss.__call__`: a loss that gives one value sees all replicas' examples."""
-
-    def __call__(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:  # noqa: N807
-        step = current_step()
-        if step is None or step.layout.replicas == 1 or step.sees_everything:
-            return original(self, y_true, y_pred, sample_weight)
-        if overrides_call(self) or not (couples_examples(self) or _gives_scalar(self, y_true, y_pred)):
-            return original(self, y_true, y_pred, sample_weight)
-        return _of_all_examples(step, lambda *all_: original(self, *all_), (y_true, y_pred, sample_weight))
-
-    return __call__
+    step = current_step()
+    if step is None or step.layout.replicas == 1 or step.sees_everything:
+        return original(self, y_true, y_pred, sample_weight)
+    if overrides_call(self) or not (couples_examples(self) or _gives_scalar(self, y_true, y_pred)):
+        return original(self, y_true, y_pred, sample_weight)
+    return _of_all_examples(step, lambda *all_: original(self, *all_), (y_true, y_pred, sample_weight))
 
 
 def watch_own_call(loss: Any) -> None:

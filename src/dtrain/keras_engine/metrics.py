@@ -19,89 +19,80 @@ from dtrain.keras_engine.input import as_tensor, map_leaves
 from dtrain.keras_engine.protocol import in_replica, layout_of
 from dtrain.keras_engine.variables import holds_parts
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream.reach import replaces
 
 _RESET = "_dtrain_reset"  # an attribute of a model: what resets its metrics, and of which variables
 
 
-def make_mean_update(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.MEAN_UPDATE)
+def mean_update(original: Callable[..., Any], self: Any, values: Any, sample_weight: Any = None) -> Any:
     """The replacement of `keras.metrics.Mean.update_state`."""
-
-    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
-        step = current_step()
-        if step is None or step.layout.replicas == 1:
-            return original(self, values, sample_weight)
-        found = as_tensor(values)
-        if found.shape.rank != 0:
-            return original(self, values, sample_weight)
-        found = tf.cast(found, self.dtype)
-        if step.sees_everything:
-            return original(self, found, sample_weight)
-        if sample_weight is None:
-            return original(self, step.whole_value(found), None)
-        return original(self, step.part_of_value(found), sample_weight)
-
-    return update_state
+    step = current_step()
+    if step is None or step.layout.replicas == 1:
+        return original(self, values, sample_weight)
+    found = as_tensor(values)
+    if found.shape.rank != 0:
+        return original(self, values, sample_weight)
+    found = tf.cast(found, self.dtype)
+    if step.sees_everything:
+        return original(self, found, sample_weight)
+    if sample_weight is None:
+        return original(self, step.whole_value(found), None)
+    return original(self, step.part_of_value(found), sample_weight)
 
 
-def make_sum_update(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.SUM_UPDATE)
+def sum_update(original: Callable[..., Any], self: Any, values: Any, sample_weight: Any = None) -> Any:
     """The replacement of `keras.metrics.Sum.update_state`: a number a step is added once, not by each."""
-
-    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
-        step = current_step()
-        if step is None or step.layout.replicas == 1 or step.sees_everything or sample_weight is not None:
-            return original(self, values, sample_weight)
-        found = as_tensor(values)
-        if found.shape.rank != 0:
-            return original(self, values, sample_weight)
-        whole = step.whole_value(tf.cast(found, self.dtype))
-        return original(self, whole / step.layout.replicas, None)
-
-    return update_state
+    step = current_step()
+    if step is None or step.layout.replicas == 1 or step.sees_everything or sample_weight is not None:
+        return original(self, values, sample_weight)
+    found = as_tensor(values)
+    if found.shape.rank != 0:
+        return original(self, values, sample_weight)
+    whole = step.whole_value(tf.cast(found, self.dtype))
+    return original(self, whole / step.layout.replicas, None)
 
 
-def make_wrapper_update(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.WRAPPER_UPDATE)
+def wrapper_update(
+    original: Callable[..., Any], self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
+) -> Any:
     """The replacement of `MeanMetricWrapper.update_state`: a scalar function sees all examples."""
-
-    def update_state(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        prepared = own_metrics.inside_update() or upstream_keras.in_stateless_scope()
-        if in_replica() and not prepared and own_metrics.is_own(self):
-            return own_metrics.update(original, self, (y_true, y_pred), {"sample_weight": sample_weight})
-        step = current_step()
-        if prepared or step is None or step.layout.replicas == 1:
-            return original(self, y_true, y_pred, sample_weight)
-        value = as_tensor(upstream_keras.metric_value(self, y_true, y_pred))
-        if value.shape.rank != 0:
-            return original(self, y_true, y_pred, sample_weight)
-        with step.seeing_everything():
-            return original(self, *map_leaves(gather_examples, (y_true, y_pred, sample_weight)))
-
-    return update_state
+    prepared = own_metrics.inside_update() or upstream_keras.in_stateless_scope()
+    if in_replica() and not prepared and own_metrics.is_own(self):
+        return own_metrics.update(original, self, (y_true, y_pred), {"sample_weight": sample_weight})
+    step = current_step()
+    if prepared or step is None or step.layout.replicas == 1:
+        return original(self, y_true, y_pred, sample_weight)
+    value = as_tensor(upstream_keras.metric_value(self, y_true, y_pred))
+    if value.shape.rank != 0:
+        return original(self, y_true, y_pred, sample_weight)
+    with step.seeing_everything():
+        return original(self, *map_leaves(gather_examples, (y_true, y_pred, sample_weight)))
 
 
-def make_reset(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.RESET_METRICS)
+def reset(original: Callable[..., Any], self: Any) -> Any:
     """The replacement of `reset_metrics`: one call for Keras' own metrics, not one a variable and replica."""
-
-    def reset_metrics(self: Any) -> Any:
-        strategy = self.distribute_strategy
-        layout = layout_of(strategy)
-        if layout is None or layout.replicas == 1 or self.run_eagerly or not tf.executing_eagerly():
-            return original(self)
-        metrics = self.metrics
-        inside = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
-        if inside or not all(_is_keras_own(metric, "reset_state") for metric in metrics):
-            return original(self)
-        variables = [id(variable) for metric in metrics for variable in metric.variables]
-        known, reset = vars(self).get(_RESET, (None, None))
-        if known != variables:
-            reset = tf.function(
-                lambda: strategy.run(lambda: [metric.reset_state() for metric in metrics]), autograph=False
-            )
-            vars(self)[_RESET] = variables, reset
-        with strategy.scope():
-            reset()
-        return None
-
-    return reset_metrics
+    strategy = self.distribute_strategy
+    layout = layout_of(strategy)
+    if layout is None or layout.replicas == 1 or self.run_eagerly or not tf.executing_eagerly():
+        return original(self)
+    metrics = self.metrics
+    inside = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+    if inside or not all(_is_keras_own(metric, "reset_state") for metric in metrics):
+        return original(self)
+    variables = [id(variable) for metric in metrics for variable in metric.variables]
+    known, reset = vars(self).get(_RESET, (None, None))
+    if known != variables:
+        reset = tf.function(
+            lambda: strategy.run(lambda: [metric.reset_state() for metric in metrics]), autograph=False
+        )
+        vars(self)[_RESET] = variables, reset
+    with strategy.scope():
+        reset()
+    return None
 
 
 def add_up(model: Any) -> bool:

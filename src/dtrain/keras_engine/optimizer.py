@@ -27,67 +27,66 @@ from dtrain.keras_engine.scope import check_optimizer_left_out, check_same_strat
 from dtrain.keras_engine.sharded_state import hand_out
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream.reach import replaces
 
 
-def make_apply(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(
+    upstream_keras.OPTIMIZER_APPLY, upstream_keras.LOSS_SCALE_APPLY, upstream_keras.MULTI_OPTIMIZER_APPLY
+)
+def apply(
+    original: Callable[..., Any],
+    self: Any,
+    grads: Sequence[Any],
+    trainable_variables: Sequence[Any] | None = None,
+) -> Any:
     """The replacement of an optimizer's `apply`."""
-
-    def apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
-        block = current_block()
-        if block is not None and not updating_locally() and len(grads) > 0:
-            return block.apply(original, self, grads, trainable_variables)
-        step = current_step()
-        if step is not None and step.probing:
-            if trainable_variables is not None:
-                _build(self, tf.distribute.get_strategy(), list(trainable_variables))
-            return None
-        if updating_locally() or len(grads) == 0:
-            return original(self, grads, trainable_variables)
-        strategy = tf.distribute.get_strategy()
-        own: Any = upstream_keras.strategy_of_optimizer(self)
-        if servers_of(own) is not None:
-            return _apply_on_servers(original, self, own, list(grads), trainable_variables)
-        if own is not strategy and layout_of(own) is not None and not tf.distribute.has_strategy():
-            # Outside of any scope, with gradients that the caller reduced: the optimizer's own strategy.
-            with own.scope():
-                return apply(self, grads, trainable_variables)
-        layout = layout_of(strategy)
-        if layout is None:
-            check_optimizer_left_out(self)
-            return original(self, grads, trainable_variables)
-        across = tf.distribute.in_cross_replica_context()
-        if layout.replicas == 1 and not across:
-            # Alone there is nobody to talk to; Keras would, in a `cond` too, where TensorFlow forbids it.
-            with local_update():
-                return original(self, grads, trainable_variables)
-        variables = list(trainable_variables) if trainable_variables is not None else None
-        check_same_strategy(self, strategy, variables)
-        grads = list(grads)
-        if across:
-            return _apply_across(original, self, strategy, layout, grads, variables)
-        return _apply_in_replica(original, self, strategy, layout, grads, variables)
-
-    return apply
-
-
-def make_tf_apply(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The replacement of loss scaling's own way through the replicas, which is done by then."""
-
-    def _tf_apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        if updating_locally():
-            return upstream_keras.common_apply(self, grads, trainable_variables)
+    block = current_block()
+    if block is not None and not updating_locally() and len(grads) > 0:
+        return block.apply(original, self, grads, trainable_variables)
+    step = current_step()
+    if step is not None and step.probing:
+        if trainable_variables is not None:
+            _build(self, tf.distribute.get_strategy(), list(trainable_variables))
+        return None
+    if updating_locally() or len(grads) == 0:
         return original(self, grads, trainable_variables)
+    strategy = tf.distribute.get_strategy()
+    own: Any = upstream_keras.strategy_of_optimizer(self)
+    if servers_of(own) is not None:
+        return _apply_on_servers(original, self, own, list(grads), trainable_variables)
+    if own is not strategy and layout_of(own) is not None and not tf.distribute.has_strategy():
+        # Outside of any scope, with gradients that the caller reduced: the optimizer's own strategy.
+        with own.scope():
+            return apply(original, self, grads, trainable_variables)
+    layout = layout_of(strategy)
+    if layout is None:
+        check_optimizer_left_out(self)
+        return original(self, grads, trainable_variables)
+    across = tf.distribute.in_cross_replica_context()
+    if layout.replicas == 1 and not across:
+        # Alone there is nobody to talk to; Keras would, in a `cond` too, where TensorFlow forbids it.
+        with local_update():
+            return original(self, grads, trainable_variables)
+    variables = list(trainable_variables) if trainable_variables is not None else None
+    check_same_strategy(self, strategy, variables)
+    grads = list(grads)
+    if across:
+        return _apply_across(original, self, strategy, layout, grads, variables)
+    return _apply_in_replica(original, self, strategy, layout, grads, variables)
 
-    return _tf_apply
+
+@replaces(upstream_keras.LOSS_SCALE_TF_APPLY)
+def tf_apply(original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    """The replacement of loss scaling's own way through the replicas, which is done by then."""
+    if updating_locally():
+        return upstream_keras.common_apply(self, grads, trainable_variables)
+    return original(self, grads, trainable_variables)
 
 
-def make_reduce(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.OPTIMIZER_REDUCE)
+def reduced_already(original: Callable[..., Any], self: Any, grads_and_vars: Any) -> Any:
     """The replacement of Keras' own reduction, which must not run a second time."""
-
-    def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
-        return list(grads_and_vars) if updating_locally() else original(self, grads_and_vars)
-
-    return _all_reduce_sum_gradients
+    return list(grads_and_vars) if updating_locally() else original(self, grads_and_vars)
 
 
 def _apply_in_replica(

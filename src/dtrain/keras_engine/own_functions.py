@@ -16,6 +16,7 @@ import tensorflow as tf
 from dtrain.keras_engine.context import current_step
 from dtrain.keras_engine.protocol import layout_of
 from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream.reach import replaces
 
 _local = threading.local()
 
@@ -31,19 +32,16 @@ def in_block() -> Iterator[None]:
         _local.block = outer
 
 
-def make_call(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_tf.FUNCTION_CALL)
+def call(original: Callable[..., Any], self: Any, /, *args: Any, **kwds: Any) -> Any:
     """The replacement of `tf.function`'s `__call__`."""
-
-    def call(self: Any, *args: Any, **kwds: Any) -> Any:
-        block = getattr(_local, "block", False) and not tf.executing_eagerly()
-        if not block and not _in_step():
-            return original(self, *args, **kwds)
-        if not upstream_tf.compiled_by_xla(self):
-            return upstream_tf.call_inline(self, original, args, kwds)
-        # XLA needs a function; the variables of an earlier block are gone.
-        return original(upstream_tf.same_function_untraced(self) if block else self, *args, **kwds)
-
-    return call
+    block = getattr(_local, "block", False) and not tf.executing_eagerly()
+    if not block and not _in_step():
+        return original(self, *args, **kwds)
+    if not upstream_tf.compiled_by_xla(self):
+        return upstream_tf.call_inline(self, original, args, kwds)
+    # XLA needs a function; the variables of an earlier block are gone.
+    return original(upstream_tf.same_function_untraced(self) if block else self, *args, **kwds)
 
 
 def _in_step() -> bool:

@@ -30,6 +30,7 @@ from dtrain.keras_engine.variables import combined_on_read
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream.reach import replaces
 
 _MADE = "_dtrain_made"  # an attribute of a graph or step: what was made of tensors, by their ids, with them
 
@@ -53,26 +54,26 @@ class _Known:
 _known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 
 
-def make_init(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.METRIC_INIT)
+def metric_init(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> None:
     """The replacement of `Metric.__init__`."""
-
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        original(self, *args, **kwargs)
-        watch(self)
-
-    return __init__
+    original(self, *args, **kwargs)
+    watch(self)
 
 
-def make_add_variable(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.ADD_METRIC_VARIABLE)
+def add_variable(
+    original: Callable[..., Any],
+    self: Any,
+    shape: Any,
+    initializer: Any,
+    dtype: Any = None,
+    aggregation: str = "sum",
+    name: Any = None,
+) -> Any:
     """The replacement of `Metric.add_variable`: until more is known, replicas hold the same value."""
-
-    def add_variable(
-        self: Any, shape: Any, initializer: Any, dtype: Any = None, aggregation: str = "sum", name: Any = None
-    ) -> Any:
-        alike = current_layout() is not None and is_own(self)
-        return original(self, shape, initializer, dtype, "only_first_replica" if alike else aggregation, name)
-
-    return add_variable
+    alike = current_layout() is not None and is_own(self)
+    return original(self, shape, initializer, dtype, "only_first_replica" if alike else aggregation, name)
 
 
 def watch(metric: Any) -> None:

@@ -13,6 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream.reach import replaces
+
 _local = threading.local()
 
 # The bits of a float32: those of its fraction, and those that say "from 1 to 2".
@@ -31,24 +34,22 @@ def same_random_numbers() -> Iterator[None]:
         _local.same = outer
 
 
-def make_uniform(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_tf.STATELESS_UNIFORM)
+def uniform(
+    original: Callable[..., Any],
+    shape: Any,
+    seed: Any,
+    minval: Any = 0,
+    maxval: Any = None,
+    dtype: Any = tf.float32,
+    name: Any = None,
+    alg: Any = "auto_select",
+) -> Any:
     """The replacement of TensorFlow's stateless uniform numbers."""
-
-    def stateless_random_uniform(
-        shape: Any,
-        seed: Any,
-        minval: Any = 0,
-        maxval: Any = None,
-        dtype: Any = tf.float32,
-        name: Any = None,
-        alg: Any = "auto_select",
-    ) -> Any:
-        plain = isinstance(minval, int) and minval == 0 and maxval is None and alg in ("auto_select", None)
-        if not (getattr(_local, "same", False) and plain and tf.as_dtype(dtype) == tf.float32):
-            return original(shape, seed, minval, maxval, dtype, name, alg)
-        bits = original(shape, seed, minval=None, maxval=None, dtype=tf.uint32, alg="philox")
-        fraction = tf.bitwise.bitwise_and(bits, tf.constant(_FRACTION, tf.uint32))
-        whole = tf.bitwise.bitwise_or(fraction, tf.constant(_FROM_ONE, tf.uint32))
-        return tf.bitcast(whole, tf.float32) - 1.0
-
-    return stateless_random_uniform
+    plain = isinstance(minval, int) and minval == 0 and maxval is None and alg in ("auto_select", None)
+    if not (getattr(_local, "same", False) and plain and tf.as_dtype(dtype) == tf.float32):
+        return original(shape, seed, minval, maxval, dtype, name, alg)
+    bits = original(shape, seed, minval=None, maxval=None, dtype=tf.uint32, alg="philox")
+    fraction = tf.bitwise.bitwise_and(bits, tf.constant(_FRACTION, tf.uint32))
+    whole = tf.bitwise.bitwise_or(fraction, tf.constant(_FROM_ONE, tf.uint32))
+    return tf.bitcast(whole, tf.float32) - 1.0

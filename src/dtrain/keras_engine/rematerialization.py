@@ -20,6 +20,7 @@ from dtrain.keras_engine.asynchronous.step import current_block
 from dtrain.keras_engine.protocol import current_layout
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream.reach import replaces
 
 _ELSEWHERE = "make this layer outside of the rematerialize context"
 _local = threading.local()
@@ -54,29 +55,25 @@ def drawn(draw: Callable[[], Any]) -> Any:
     return draw() if draws is None else draws.next(draw)
 
 
-def make_remat(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.REMAT)
+def remat(original: Callable[..., Any], f: Callable[..., Any]) -> Any:
     """The replacement of Keras' `remat`, for layers of dtrain's scopes and strategies."""
-
-    def remat(f: Callable[..., Any]) -> Any:
-        owner = f if isinstance(f, keras.layers.Layer) else getattr(f, "__self__", None)
-        layer = owner if isinstance(owner, keras.layers.Layer) else None
-        if current_layout() is None and not _made_in_own_scope(layer):
-            return original(f)
-        return lambda *args, **kwargs: _rematerialized(f, layer, args, kwargs)
-
-    return remat
+    owner = f if isinstance(f, keras.layers.Layer) else getattr(f, "__self__", None)
+    layer = owner if isinstance(owner, keras.layers.Layer) else None
+    if current_layout() is None and not _made_in_own_scope(layer):
+        return original(f)
+    return lambda *args, **kwargs: _rematerialized(f, layer, args, kwargs)
 
 
-def make_rematerialized_call(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.REMATERIALIZED_CALL)
+def rematerialized_call(
+    original: Callable[..., Any], self: Any, layer_call: Any, /, *args: Any, **kwargs: Any
+) -> Any:
     """The replacement of what chooses, by the scope's mode, what of a layer is rematerialized."""
-
-    def rematerialized_call(self: Any, layer_call: Any, *args: Any, **kwargs: Any) -> Any:
-        mode = upstream_keras.remat_mode_of(self)
-        if mode is not None and mode.mode == "activations" and _has_fixed_activation(self):
-            return layer_call
-        return original(self, layer_call, *args, **kwargs)
-
-    return rematerialized_call
+    mode = upstream_keras.remat_mode_of(self)
+    if mode is not None and mode.mode == "activations" and _has_fixed_activation(self):
+        return layer_call
+    return original(self, layer_call, *args, **kwargs)
 
 
 def _has_fixed_activation(layer: Any) -> bool:

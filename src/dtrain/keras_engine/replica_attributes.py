@@ -21,6 +21,7 @@ import tensorflow as tf
 from dtrain.keras_engine.protocol import layout_of
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream.reach import replaces
 
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, tf.DType, tf.TensorShape})
 _CONTAINERS = (list, dict, set, deque)
@@ -187,56 +188,47 @@ class _Snapshot:
                 _fill(container, held)
 
 
-def make_replica_threads(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_tf.REPLICA_THREADS)
+def replica_threads(original: Callable[..., Any], distribution: Any, fn: Any, args: Any, kwargs: Any) -> Any:
     """The replacement of what starts a thread for each replica."""
+    layout = layout_of(distribution)
+    if layout is None or layout.local_replicas == 1:
+        return original(distribution, fn, args, kwargs)
+    members = Members()
+    members.add(fn)
 
-    def _call_for_each_replica(distribution: Any, fn: Any, args: Any, kwargs: Any) -> Any:
-        layout = layout_of(distribution)
-        if layout is None or layout.local_replicas == 1:
-            return original(distribution, fn, args, kwargs)
-        members = Members()
-        members.add(fn)
-
-        def one_replica(*args: Any, **kwargs: Any) -> Any:
-            own = _local.own = OwnAttributes(members)
-            own.begin_turn()
-            found = fn(*args, **kwargs)
-            # As on one device, what the last call has written stays.
-            if upstream_tf.local_replica_index() < layout.local_replicas - 1:
-                own.end_turn()
-            return found
-
-        return original(distribution, one_replica, args, kwargs)
-
-    return _call_for_each_replica
-
-
-def make_merge_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The replacement of where a replica's thread stops until all others have come as far."""
-
-    def _merge_call(self: Any, fn: Any, args: Any, kwargs: Any) -> Any:
-        own = _own()
-        if own is None:
-            return original(self, fn, args, kwargs)
-        own.end_turn()
-        found = original(self, fn, args, kwargs)
+    def one_replica(*args: Any, **kwargs: Any) -> Any:
+        own = _local.own = OwnAttributes(members)
         own.begin_turn()
+        found = fn(*args, **kwargs)
+        # As on one device, what the last call has written stays.
+        if upstream_tf.local_replica_index() < layout.local_replicas - 1:
+            own.end_turn()
         return found
 
-    return _merge_call
+    return original(distribution, one_replica, args, kwargs)
 
 
-def make_maybe_build(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_tf.MERGE_CALL)
+def merge_call(original: Callable[..., Any], self: Any, fn: Any, args: Any, kwargs: Any) -> Any:
+    """The replacement of where a replica's thread stops until all others have come as far."""
+    own = _own()
+    if own is None:
+        return original(self, fn, args, kwargs)
+    own.end_turn()
+    found = original(self, fn, args, kwargs)
+    own.begin_turn()
+    return found
+
+
+@replaces(upstream_keras.MAYBE_BUILD)
+def maybe_build(original: Callable[..., Any], self: Any, call_spec: Any) -> Any:
     """The replacement of what builds a layer that is called for the first time."""
-
-    def _maybe_build(self: Any, call_spec: Any) -> Any:
-        own = None if self.built else _own()
-        found = original(self, call_spec)
-        if own is not None:
-            own.share(self)
-        return found
-
-    return _maybe_build
+    own = None if self.built else _own()
+    found = original(self, call_spec)
+    if own is not None:
+        own.share(self)
+    return found
 
 
 def watch(root: Any) -> None:

@@ -14,7 +14,9 @@ import tensorflow as tf
 from dtrain.keras_engine.asynchronous.step import Block, current_block
 from dtrain.keras_engine.protocol import in_replica
 from dtrain.keras_engine.rematerialization import drawn
+from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream.reach import replaces
 
 # An odd constant with well-spread bits (2**32 over the golden ratio): neighbours get distant seeds.
 _SPREAD = 0x9E3779B1
@@ -35,13 +37,10 @@ def program_seed() -> int | None:
     return None if found == _drawn else found
 
 
-def make_next(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.SEED_NEXT)
+def next_seed(original: Callable[..., Any], self: Any, ordered: bool = True) -> Any:
     """The replacement of `SeedGenerator.next`."""
-
-    def next(self: Any, ordered: bool = True) -> Any:
-        return drawn(lambda: _mixed(original(self, ordered)))
-
-    return next
+    return drawn(lambda: _mixed(original(self, ordered)))
 
 
 def _mixed(seed: Any) -> Any:

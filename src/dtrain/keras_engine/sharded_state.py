@@ -21,6 +21,7 @@ from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
 from dtrain.keras_engine.talk import exchange
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream.reach import replaces
 
 SAVE_SECONDS = 60.0
 _AT_ONCE = 64 * 2**20  # bytes that are gathered together when saving
@@ -95,44 +96,44 @@ def owner_of(optimizer: Any, variable: Any) -> int | None:
     return None if found is None else found[0].slots.get(id(variable))
 
 
-def make_add_slot(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.OPTIMIZER_ADD_SLOT)
+def add_slot(
+    original: Callable[..., Any],
+    self: Any,
+    reference_variable: Any,
+    name: str | None = None,
+    initializer: Any = "zeros",
+) -> Any:
     """The replacement of an optimizer's `add_variable_from_reference`: made where the owner is."""
-
-    def add_variable_from_reference(
-        self: Any, reference_variable: Any, name: str | None = None, initializer: Any = "zeros"
-    ) -> Any:
-        division = _divided.get(self)
-        if division is None or name == _ACCUMULATOR:
-            return original(self, reference_variable, name=name, initializer=initializer)
-        if not division.owners:
-            sizes = [_bytes(variable) for variable in upstream_keras.trainable_variables_of(self)]
-            division.owners = owners_of(sizes, division.layout.replicas)
-        owner = division.owners[upstream_keras.number_of_variable(self, reference_variable)]
-        with _made_by(division, owner):
-            made = original(self, reference_variable, name=name, initializer=initializer)
-        division.slots[id(made)] = owner
-        return made
-
-    return add_variable_from_reference
+    division = _divided.get(self)
+    if division is None or name == _ACCUMULATOR:
+        return original(self, reference_variable, name=name, initializer=initializer)
+    if not division.owners:
+        sizes = [_bytes(variable) for variable in upstream_keras.trainable_variables_of(self)]
+        division.owners = owners_of(sizes, division.layout.replicas)
+    owner = division.owners[upstream_keras.number_of_variable(self, reference_variable)]
+    with _made_by(division, owner):
+        made = original(self, reference_variable, name=name, initializer=initializer)
+    division.slots[id(made)] = owner
+    return made
 
 
-def make_update(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.OPTIMIZER_UPDATE)
+def update(
+    original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any, learning_rate: Any
+) -> Any:
     """The replacement of what updates the weights, given all gradients: a replica updates its own."""
-
-    def _backend_update_step(self: Any, grads: Any, trainable_variables: Any, learning_rate: Any) -> Any:
-        division = _divided.get(self)
-        if division is None or not division.owners:
-            return original(self, grads, trainable_variables, learning_rate)
-        mine = [
-            (gradient, variable)
-            for gradient, variable in zip(grads, trainable_variables, strict=True)
-            if division.is_this_replica(division.owners[upstream_keras.number_of_variable(self, variable)])
-        ]
-        if not mine:
-            return None
-        return original(self, [g for g, _ in mine], [v for _, v in mine], learning_rate)
-
-    return _backend_update_step
+    division = _divided.get(self)
+    if division is None or not division.owners:
+        return original(self, grads, trainable_variables, learning_rate)
+    mine = [
+        (gradient, variable)
+        for gradient, variable in zip(grads, trainable_variables, strict=True)
+        if division.is_this_replica(division.owners[upstream_keras.number_of_variable(self, variable)])
+    ]
+    if not mine:
+        return None
+    return original(self, [g for g, _ in mine], [v for _, v in mine], learning_rate)
 
 
 def hand_out(optimizer: Any, variables: Sequence[Any]) -> None:
@@ -177,39 +178,33 @@ def _hand_out_between_workers(division: Division, weights: list[Any], owners: li
             weight.assign(value)
 
 
-def make_save_own(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.OPTIMIZER_SAVE)
+def save_own(original: Callable[..., Any], self: Any, store: Any) -> Any:
     """The replacement of an optimizer's `save_own_variables`: the whole state, from all workers."""
-
-    def save_own_variables(self: Any, store: Any) -> Any:
-        found = _division_of(self)
-        if found is None or found[0].layout.workers == 1:
-            return original(self, store)
-        division = found[0]
-        _meet_to_save(division.layout)
-        variables = list(self.variables)
-        whole = _gathered(division, [v for v in variables if id(v) in division.slots])
-        for i, variable in enumerate(variables):
-            store[str(i)] = next(whole) if id(variable) in division.slots else variable.numpy()
-        return None
-
-    return save_own_variables
+    found = _division_of(self)
+    if found is None or found[0].layout.workers == 1:
+        return original(self, store)
+    division = found[0]
+    _meet_to_save(division.layout)
+    variables = list(self.variables)
+    whole = _gathered(division, [v for v in variables if id(v) in division.slots])
+    for i, variable in enumerate(variables):
+        store[str(i)] = next(whole) if id(variable) in division.slots else variable.numpy()
+    return None
 
 
-def make_load_own(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.OPTIMIZER_LOAD)
+def load_own(original: Callable[..., Any], self: Any, store: Any) -> Any:
     """The replacement of an optimizer's `load_own_variables`: of divided state what this process keeps."""
-
-    def load_own_variables(self: Any, store: Any) -> Any:
-        found = _division_of(self)
-        if found is None or len(store.keys()) != len(self.variables):
-            return original(self, store)
-        division = found[0]
-        for i, variable in enumerate(self.variables):
-            owner = division.slots.get(id(variable))
-            if owner is None or division.is_here(owner):
-                variable.assign(store[str(i)])
-        return None
-
-    return load_own_variables
+    found = _division_of(self)
+    if found is None or len(store.keys()) != len(self.variables):
+        return original(self, store)
+    division = found[0]
+    for i, variable in enumerate(self.variables):
+        owner = division.slots.get(id(variable))
+        if owner is None or division.is_here(owner):
+            variable.assign(store[str(i)])
+    return None
 
 
 def _meet_to_save(layout: ReplicaLayout) -> None:

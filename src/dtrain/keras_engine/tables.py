@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from dtrain.keras_engine.context import underlying
 from dtrain.keras_engine.parts import first_rows, is_split, parts_of, rows_of
+from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream.reach import replaces
 
 ELEMENTS = 1 << 16
 """Tables of fewer elements travel with the other weights, in one message."""
@@ -32,17 +34,14 @@ def stays_on_servers(variable: Any) -> bool:
     return on_server and int(raw.shape.num_elements() or 0) >= ELEMENTS
 
 
-def make_embedding_call(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_keras.EMBEDDING_CALL)
+def embedding_call(original: Callable[..., Any], self: Any, inputs: Any) -> Any:
     """The replacement of `Embedding.call`."""
-
-    def call(self: Any, inputs: Any) -> Any:
-        plain = not self.lora_enabled and self.quantization_mode is None
-        if not plain or not isinstance(inputs, tf.Tensor) or not stays_on_servers(self._embeddings):
-            return original(self, inputs)
-        ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
-        return tf.cast(lookup(underlying(self._embeddings), ids), self.compute_dtype)
-
-    return call
+    plain = not self.lora_enabled and self.quantization_mode is None
+    if not plain or not isinstance(inputs, tf.Tensor) or not stays_on_servers(self._embeddings):
+        return original(self, inputs)
+    ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
+    return tf.cast(lookup(underlying(self._embeddings), ids), self.compute_dtype)
 
 
 def lookup(table: Any, ids: tf.Tensor) -> tf.Tensor:

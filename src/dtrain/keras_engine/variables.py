@@ -15,57 +15,44 @@ import tensorflow as tf
 from dtrain.keras_engine.asynchronous.stand_in import StandIn
 from dtrain.keras_engine.context import underlying, updating_locally
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
+from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.keras import in_stateless_scope, value_of
+from dtrain.upstream.reach import replaces
 
 
-def make_assign_change(original: Callable[..., Any], method: str) -> Callable[..., Any]:
-    """The replacement of `assign_add` or `assign_sub` (`method`)."""
-
-    def change(self: Any, value: Any) -> Any:
-        variable: Any = value_of(self)
-        if isinstance(variable, StandIn) or _shared_by_workers(variable):
-            if in_stateless_scope():
-                return original(self, value)
-            getattr(variable, method)(tf.cast(value, variable.dtype))
-            return self.value
-        strategy = getattr(variable, "distribute_strategy", None)
-        if layout_of(strategy) is None or updating_locally() or not _in_replica_of(strategy):
-            return original(self, value)
-        if in_stateless_scope():
-            return original(self, value)
-        value = tf.cast(value, variable.dtype)
-        if not value.shape.is_compatible_with(variable.shape):
-            return original(self, value)
-        getattr(variable, method)(value)
-        return self.value
-
-    return change
+@replaces(upstream_keras.VARIABLE_ASSIGN_ADD, upstream_keras.VARIABLE_ASSIGN_SUB)
+def assign_change(original: Callable[..., Any], self: Any, value: Any) -> Any:
+    """The replacement of `assign_add` and `assign_sub`."""
+    variable: Any = value_of(self)
+    shared = isinstance(variable, StandIn) or _shared_by_workers(variable)
+    if in_stateless_scope() or not (shared or _written_in_step(variable)):
+        return original(self, value)
+    value = tf.cast(value, variable.dtype)
+    if not shared and not value.shape.is_compatible_with(variable.shape):
+        return original(self, value)
+    getattr(variable, original.__name__)(value)
+    return self.value
 
 
-def make_write_summed(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_tf.WRITE_SUMMED)
+def write_summed(original: Callable[..., Any], var: Any, value: Any, read_value: bool = True) -> Any:
     """The replacement of what writes a whole value to a variable that is summed over the replicas."""
-
-    def on_read_assign_cross_replica(var: Any, value: Any, read_value: bool = True) -> Any:
-        layout = _layout_of_integers(var)
-        if layout is None:
-            return original(var, value, read_value)
-        written = _write_parts(var, value, layout)
-        if not read_value:
-            return written
-        with tf.control_dependencies([] if written is None else [written]):
-            return var.read_value()
-
-    return on_read_assign_cross_replica
+    layout = _layout_of_integers(var)
+    if layout is None:
+        return original(var, value, read_value)
+    written = _write_parts(var, value, layout)
+    if not read_value:
+        return written
+    with tf.control_dependencies([] if written is None else [written]):
+        return var.read_value()
 
 
-def make_restore_summed(original: Callable[..., Any]) -> Callable[..., Any]:
+@replaces(upstream_tf.RESTORE_SUMMED)
+def restore_summed(original: Callable[..., Any], var: Any, tensor: Any, aggregation: Any) -> Any:
     """As `make_write_summed`, for a value that is read from a checkpoint of TensorFlow's."""
-
-    def get_on_read_restore_ops(var: Any, tensor: Any, aggregation: Any) -> Any:
-        layout = _layout_of_integers(var)
-        return original(var, tensor, aggregation) if layout is None else _write_parts(var, tensor, layout)
-
-    return get_on_read_restore_ops
+    layout = _layout_of_integers(var)
+    return original(var, tensor, aggregation) if layout is None else _write_parts(var, tensor, layout)
 
 
 def _layout_of_integers(variable: Any) -> ReplicaLayout | None:
@@ -90,7 +77,11 @@ def _shared_by_workers(variable: Any) -> bool:
     return servers_of(getattr(variable, "_distribute_strategy", None)) is not None
 
 
-def _in_replica_of(strategy: Any) -> bool:
+def _written_in_step(variable: Any) -> bool:
+    """Whether a replica of the variable's strategy, one of dtrain's, writes to it before the update."""
+    strategy = getattr(variable, "distribute_strategy", None)
+    if layout_of(strategy) is None or updating_locally():
+        return False
     return tf.distribute.get_strategy() is strategy and tf.distribute.get_replica_context() is not None
 
 

@@ -18,27 +18,20 @@ _COLLECTIVE = "tensorflow.python.distribute.collective_all_reduce_strategy"
 _UTILS = "tensorflow.python.distribute.cross_device_utils"
 
 LAUNCHER = Reach(
-    module=_UTILS, name="CollectiveReplicaLauncher",
-    signature=(
-        "(group_key: int, group_size: int, "
-        "collective_keys: tensorflow.python.distribute.cross_device_utils.CollectiveKeys, device: str, "
-        "options: tensorflow.python.distribute.collective_util.Options)"
-    ),
-    reason="the one place through which a strategy's sums and gatherings go",
-    thread="tf#60245",
-)  # fmt: skip
+    f"{_UTILS}:CollectiveReplicaLauncher",
+    "the one place through which a strategy's sums and gatherings go",
+    "tf#60245",
+)
 INITIAL_VALUE = Reach(
-    module=_COLLECTIVE, owner="CollectiveAllReduceExtended", name="_get_variable_creator_initial_value",
-    signature="(self, replica_id, device, primary_var, **kwargs)",
-    reason="the first worker's initial values go to the others by the chosen transport too",
-)  # fmt: skip
+    f"{_COLLECTIVE}:CollectiveAllReduceExtended._get_variable_creator_initial_value",
+    "the first worker's initial values go to the others by the chosen transport too",
+)
 
 CALLED_AS_IT_IS = Reach(
-    module="tensorflow.python.ops.script_ops", name="EagerFunc",
-    signature="(func, Tout, is_grad_func)",
-    reason="the kind of Python function that graphs call with the arguments as they come; the checks of what "
-    "numpy_function gives, for text and automatic control flow, take longer than a small sum",
-)  # fmt: skip
+    "tensorflow.python.ops.script_ops:EagerFunc",
+    "Python functions that graphs call with the arguments as they come: the checks of numpy_function take "
+    "longer than a small sum",
+)
 
 REACHES: tuple[Reach, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Reach))
 

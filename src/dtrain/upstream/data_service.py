@@ -12,15 +12,9 @@ from dtrain.upstream.reach import Reach
 _OPS = "tensorflow.python.data.experimental.ops.data_service_ops"
 
 FROM_DATASET_ID = Reach(
-    module=_OPS, name="_from_dataset_id",
-    signature=(
-        "(processing_mode, service, dataset_id, element_spec, job_name=None, consumer_index=None, "
-        "num_consumers=None, max_outstanding_requests=None, task_refresh_interval_hint_ms=None, "
-        "data_transfer_protocol=None, cross_trainer_cache=None, target_workers='AUTO') -> "
-        "tensorflow.python.data.ops.dataset_ops.DatasetV2"
-    ),
-    reason="how often a consumer asks whether all has been read cannot be set: once a second, each epoch",
-)  # fmt: skip
+    f"{_OPS}:_from_dataset_id",
+    "how often a consumer asks whether all has been read cannot be set: once a second, each epoch",
+)
 
 REACHES: tuple[Reach, ...] = (FROM_DATASET_ID,)
 

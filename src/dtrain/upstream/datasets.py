@@ -13,51 +13,32 @@ from dtrain.upstream.reach import Reach
 _ADAPTERS = "keras.src.trainers.data_adapters"
 
 ARRAYS = Reach(
-    module=f"{_ADAPTERS}.array_data_adapter", name="ArrayDataAdapter",
-    signature=(
-        "(x, y=None, sample_weight=None, batch_size=None, steps=None, shuffle=False, class_weight=None)"
-    ),
-    reason="the order of its batches cannot be asked for, nor can it begin in the middle of an epoch",
-    thread="tf#24408",
-)  # fmt: skip
-PY_DATASET = Reach(
-    module=f"{_ADAPTERS}.py_dataset_adapter", name="PyDatasetAdapter",
-    signature="(x, class_weight=None, shuffle=False)",
-    reason="as for arrays", thread="tf#24408",
-)  # fmt: skip
+    f"{_ADAPTERS}.array_data_adapter:ArrayDataAdapter",
+    "the order of its batches cannot be asked for, nor can it begin in the middle of an epoch",
+    "tf#24408",
+)
+PY_DATASET = Reach(f"{_ADAPTERS}.py_dataset_adapter:PyDatasetAdapter", "as for arrays", "tf#24408")
 PY_DATASET_ITERATOR = Reach(
-    module=f"{_ADAPTERS}.py_dataset_adapter", owner="PyDatasetAdapter", name="_get_iterator",
-    signature="(self)",
-    reason="the one place that draws an order and reads the batches",
-)  # fmt: skip
+    f"{_ADAPTERS}.py_dataset_adapter:PyDatasetAdapter._get_iterator",
+    "the one place that draws an order and reads the batches",
+)
 ENQUEUER_RUN = Reach(
-    module=f"{_ADAPTERS}.py_dataset_adapter", owner="OrderedEnqueuer", name="_run", signature="(self)",
-    reason="with several threads or processes the order is drawn here, each time it is started",
-)  # fmt: skip
+    f"{_ADAPTERS}.py_dataset_adapter:OrderedEnqueuer._run",
+    "with several threads or processes the order is drawn here, each time it is started",
+)
 TF_DATASET = Reach(
-    module=f"{_ADAPTERS}.tf_dataset_adapter", name="TFDatasetAdapter",
-    signature="(dataset, class_weight=None, distribution=None)",
-    reason="to know a dataset that was given from one that Keras has made",
-)  # fmt: skip
+    f"{_ADAPTERS}.tf_dataset_adapter:TFDatasetAdapter",
+    "to know a dataset that was given from one that Keras has made",
+)
 GENERATOR = Reach(
-    module=f"{_ADAPTERS}.generator_data_adapter", name="GeneratorDataAdapter", signature="(generator)",
-    reason="to say by its name what is read again",
-)  # fmt: skip
+    f"{_ADAPTERS}.generator_data_adapter:GeneratorDataAdapter", "to say by its name what is read again"
+)
 TO_SLICEABLE = Reach(
-    module=f"{_ADAPTERS}.array_slicing", name="convert_to_sliceable",
-    signature="(arrays, target_backend=None)",
-    reason="batches have the values that Keras' own have: types are changed on the way",
-)  # fmt: skip
-SLICE_SPARSE = Reach(
-    module=f"{_ADAPTERS}.array_slicing", name="slice_tensorflow_sparse_wrapper",
-    signature="(sparse_wrapper, indices)",
-    reason="as for the values",
-)  # fmt: skip
-SPARSE_WRAPPER = Reach(
-    module=f"{_ADAPTERS}.array_slicing", name="TensorflowSparseWrapper",
-    signature="(*args, **kwargs)",
-    reason="as for the values",
-)  # fmt: skip
+    f"{_ADAPTERS}.array_slicing:convert_to_sliceable",
+    "batches have the values that Keras' own have: types are changed on the way",
+)
+SLICE_SPARSE = Reach(f"{_ADAPTERS}.array_slicing:slice_tensorflow_sparse_wrapper", "as for the values")
+SPARSE_WRAPPER = Reach(f"{_ADAPTERS}.array_slicing:TensorflowSparseWrapper", "as for the values")
 
 REACHES: tuple[Reach, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Reach))
 

@@ -12,19 +12,14 @@ from typing import Any
 from dtrain.upstream.reach import Reach
 
 OPTIMIZE_GRAPH = Reach(
-    module="tensorflow.python.grappler.tf_optimizer", name="OptimizeGraph",
-    signature=(
-        "(config_proto, metagraph, verbose=True, graph_id=b'graph_to_optimize', cluster=None, "
-        "strip_default_attributes=False)"
-    ),
-    reason="what a step keeps in memory is decided by the graph that runs, not by the one that was traced",
-)  # fmt: skip
+    "tensorflow.python.grappler.tf_optimizer:OptimizeGraph",
+    "what a step keeps in memory is decided by the graph that runs, not by the one that was traced",
+)
 
 SET_ATTRIBUTE = Reach(
-    module="tensorflow.python.framework.ops", owner="Operation", name="_set_attr",
-    signature="(self, attr_name, attr_value) -> None",
-    reason="sums that the graph optimizer joins are added up in an order that depends on timing",
-)  # fmt: skip
+    "tensorflow.python.framework.ops:Operation._set_attr",
+    "sums that the graph optimizer joins are added up in an order that depends on timing",
+)
 
 REACHES: tuple[Reach, ...] = (OPTIMIZE_GRAPH, SET_ATTRIBUTE)
 

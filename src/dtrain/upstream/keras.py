@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dtrain.upstream.reach import Reach
+from dtrain.upstream.reach import Reach, Replaced
 
 _TRAINER = "keras.src.backend.tensorflow.trainer"
 _LOSS = "keras.src.losses.loss"
@@ -22,253 +22,171 @@ _METRICS = "keras.src.metrics.reduction_metrics"
 _OPTIMIZER = "keras.src.optimizers.base_optimizer"
 _TF_OPTIMIZER = "keras.src.backend.tensorflow.optimizer"
 
-MAKE_TRAIN_FUNCTION = Reach(
-    module=_TRAINER, owner="TensorFlowTrainer", name="make_train_function",
-    signature="(self, force=False)",
-    reason="fit calls it to get its step; the step must combine replicas by their share of the batch",
-    thread="keras#20585, keras#19246",
-)  # fmt: skip
-MAKE_TEST_FUNCTION = Reach(
-    module=_TRAINER, owner="TensorFlowTrainer", name="make_test_function",
-    signature="(self, force=False)",
-    reason="as for training", thread="keras#20585",
-)  # fmt: skip
-MAKE_PREDICT_FUNCTION = Reach(
-    module=_TRAINER, owner="TensorFlowTrainer", name="make_predict_function",
-    signature="(self, force=False)",
-    reason="as for training; outputs are put together in the order of the examples",
-    thread="keras#20585",
-)  # fmt: skip
-SYMBOLIC_BUILD = Reach(
-    module=_TRAINER, owner="TensorFlowTrainer", name="_maybe_symbolic_build",
-    signature="(self, iterator=None, data_batch=None)",
-    reason="it averages a first batch to build the model, which fails on strings and consumes data",
-    thread="keras#21172",
-)  # fmt: skip
-FIT = Reach(
-    module=_TRAINER, owner="TensorFlowTrainer", name="fit",
-    signature=(
-        "(self, x=None, y=None, batch_size=None, epochs=1, verbose='auto', callbacks=None, "
-        "validation_split=0.0, validation_data=None, shuffle=True, class_weight=None, "
-        "sample_weight=None, initial_epoch=0, steps_per_epoch=None, validation_steps=None, "
-        "validation_batch_size=None, validation_freq=1)"
-    ),
-    reason="callbacks that write must write once a path, and mistakes be named before training",
-)  # fmt: skip
-EVALUATE = Reach(
-    module=_TRAINER, owner="TensorFlowTrainer", name="evaluate",
-    signature=(
-        "(self, x=None, y=None, batch_size=None, verbose='auto', sample_weight=None, steps=None, "
-        "callbacks=None, return_dict=False, **kwargs)"
-    ),
-    reason="one progress bar for the job",
-)  # fmt: skip
-PREDICT = Reach(
-    module=_TRAINER, owner="TensorFlowTrainer", name="predict",
-    signature="(self, x, batch_size=None, verbose='auto', steps=None, callbacks=None)",
-    reason="one progress bar for the job",
-)  # fmt: skip
-EPOCH_ITERATOR = Reach(
-    module=_TRAINER, name="TFEpochIterator",
-    signature="(distribute_strategy=None, *args, **kwargs)",
-    reason="it splits by TensorFlow's rule, which leaves replicas empty and needs a collective a step",
-    thread="tf#36224",
-)  # fmt: skip
-COMPILE = Reach(
-    module="keras.src.trainers.trainer", owner="Trainer", name="compile",
-    signature=(
-        "(self, optimizer='rmsprop', loss=None, loss_weights=None, metrics=None, weighted_metrics=None, "
-        "run_eagerly=False, steps_per_execution=1, jit_compile='auto', auto_scale_loss=True)"
-    ),
-    reason="optimizer and metrics must be made in the model's own scope",
-)  # fmt: skip
+MAKE_TRAIN_FUNCTION = Replaced(
+    f"{_TRAINER}:TensorFlowTrainer.make_train_function",
+    "fit calls it to get its step; the step must combine replicas by their share of the batch",
+    "keras#20585, keras#19246",
+)
+MAKE_TEST_FUNCTION = Replaced(
+    f"{_TRAINER}:TensorFlowTrainer.make_test_function", "as for training", "keras#20585"
+)
+MAKE_PREDICT_FUNCTION = Replaced(
+    f"{_TRAINER}:TensorFlowTrainer.make_predict_function",
+    "as for training; outputs are put together in the order of the examples",
+    "keras#20585",
+)
+SYMBOLIC_BUILD = Replaced(
+    f"{_TRAINER}:TensorFlowTrainer._maybe_symbolic_build",
+    "it averages a first batch to build the model, which fails on strings and consumes data",
+    "keras#21172",
+)
+FIT = Replaced(
+    f"{_TRAINER}:TensorFlowTrainer.fit",
+    "callbacks that write must write once a path, and mistakes be named before training",
+)
+EVALUATE = Replaced(f"{_TRAINER}:TensorFlowTrainer.evaluate", "one progress bar for the job")
+PREDICT = Replaced(f"{_TRAINER}:TensorFlowTrainer.predict", "one progress bar for the job")
+EPOCH_ITERATOR = Replaced(
+    f"{_TRAINER}:TFEpochIterator",
+    "it splits by TensorFlow's rule, which leaves replicas empty and needs a collective a step",
+    "tf#36224",
+)
+COMPILE = Replaced(
+    "keras.src.trainers.trainer:Trainer.compile",
+    "optimizer and metrics must be made in the model's own scope",
+)
 GET_METRICS_RESULT = Reach(
-    module="keras.src.trainers.trainer", owner="Trainer", name="get_metrics_result", signature="(self)",
-    reason="the stock steps' results are computed once, after the reduction, not in every replica",
-)  # fmt: skip
-RESET_METRICS = Reach(
-    module="keras.src.trainers.trainer", owner="Trainer", name="reset_metrics", signature="(self)",
-    reason="each variable is reset by a call for each replica, milliseconds every epoch",
-)  # fmt: skip
-EPOCH_LOGS = Reach(
-    module="keras.src.trainers.trainer", owner="Trainer", name="_get_metrics_result_or_logs",
-    signature="(self, logs)",
-    reason=(
-        "an epoch that goes on after its last step has no step whose logs could be the epoch's; and each "
-        "metric's variables are added up by a call of their own"
-    ),
-)  # fmt: skip
-SCALE_LOSS = Reach(
-    module=_LOSS, name="scale_loss_for_distribution", signature="(value)",
-    reason="it divides by the number of replicas, which is wrong for uneven batches",
-    thread="tf#36224",
-)  # fmt: skip
-UNSCALE_LOSS = Reach(
-    module=_LOSS, name="unscale_loss_for_distribution", signature="(value)",
-    reason="the counterpart of the division above",
-)  # fmt: skip
-ADDITIONAL_LOSS = Reach(
-    module=_TRAINER,
-    owner="TensorFlowTrainer",
-    name="_aggregate_additional_loss",
-    signature="(self, loss)",
-    reason="a loss that a layer adds may be a sum over the batch, which must not be averaged",
+    "keras.src.trainers.trainer:Trainer.get_metrics_result",
+    "the stock steps' results are computed once, after the reduction, not in every replica",
 )
-LAYER_CALL = Reach(
-    module="keras.src.layers.layer", owner="Layer", name="__call__", signature="(self, *args, **kwargs)",
-    reason="a replica without examples cannot run convolutions, pooling and others on a CPU",
-)  # fmt: skip
-MAYBE_BUILD = Reach(
-    module="keras.src.layers.layer", owner="Layer", name="_maybe_build", signature="(self, call_spec)",
-    reason="attributes that a layer sets while it is built are for all replicas, those of a call for one",
-)  # fmt: skip
-SYNCHRONIZED_MOMENTS = Reach(
-    module="keras.src.backend.tensorflow.nn", name="_compute_moments_sync",
-    signature="(x, axes, keepdims)",
-    reason="the row that such a replica is given must not count among all replicas' examples",
-)  # fmt: skip
-REDUCE_WEIGHTED = Reach(
-    module=_LOSS, name="reduce_weighted_values",
-    signature="(values, sample_weight=None, mask=None, reduction='sum_over_batch_size', dtype=None)",
-    reason="masked and weighted means divide by what the whole batch holds, not one replica's part",
-)  # fmt: skip
+RESET_METRICS = Replaced(
+    "keras.src.trainers.trainer:Trainer.reset_metrics",
+    "each variable is reset by a call for each replica, milliseconds every epoch",
+)
+EPOCH_LOGS = Replaced(
+    "keras.src.trainers.trainer:Trainer._get_metrics_result_or_logs",
+    "an epoch that is resumed after its last step has no step whose logs could be the epoch's; and each "
+    "metric's variables are reduced by a call of their own",
+)
+SCALE_LOSS = Replaced(
+    f"{_LOSS}:scale_loss_for_distribution",
+    "it divides by the number of replicas, which is wrong for uneven batches",
+    "tf#36224",
+)
+UNSCALE_LOSS = Replaced(f"{_LOSS}:unscale_loss_for_distribution", "the counterpart of the division above")
+ADDITIONAL_LOSS = Replaced(
+    f"{_TRAINER}:TensorFlowTrainer._aggregate_additional_loss",
+    "a loss that a layer adds may be a sum over the batch, which must not be averaged",
+)
+LAYER_CALL = Replaced(
+    "keras.src.layers.layer:Layer.__call__",
+    "a replica without examples cannot run convolutions, pooling and others on a CPU",
+)
+MAYBE_BUILD = Replaced(
+    "keras.src.layers.layer:Layer._maybe_build",
+    "attributes that a layer sets while it is built are for all replicas, those of a call for one",
+)
+SYNCHRONIZED_MOMENTS = Replaced(
+    "keras.src.backend.tensorflow.nn:_compute_moments_sync",
+    "the row that such a replica is given must not count among all replicas' examples",
+)
+REDUCE_WEIGHTED = Replaced(
+    f"{_LOSS}:reduce_weighted_values",
+    "masked and weighted means divide by what the whole batch holds, not one replica's part",
+)
 APPLY_MASK = Reach(
-    module=_LOSS, name="apply_mask", signature="(sample_weight, mask, dtype, reduction)",
-    reason="the divisor of mean_with_sample_weight is the sum of what it returns",
-)  # fmt: skip
-LOSS_CALL = Reach(
-    module=_LOSS, owner="Loss", name="__call__", signature="(self, y_true, y_pred, sample_weight=None)",
-    reason="a loss that returns a scalar must see the examples of all replicas",
-)  # fmt: skip
-METRIC_INIT = Reach(
-    module="keras.src.metrics.metric", owner="Metric", name="__init__",
-    signature="(self, dtype=None, name=None)",
-    reason="the update of a user's metric must be seen, also in a loop of the user's own",
-)  # fmt: skip
-ADD_METRIC_VARIABLE = Reach(
-    module="keras.src.metrics.metric", owner="Metric", name="add_variable",
-    signature="(self, shape, initializer, dtype=None, aggregation='sum', name=None)",
-    reason="the first value of a metric that does not add up must not be summed over the replicas",
-)  # fmt: skip
-MEAN_UPDATE = Reach(
-    module=_METRICS, owner="Mean", name="update_state", signature="(self, values, sample_weight=None)",
-    reason="a value a step is one value for all replicas, not one each",
-)  # fmt: skip
-SUM_UPDATE = Reach(
-    module=_METRICS,
-    owner="Sum",
-    name="update_state",
-    signature="(self, values, sample_weight=None)",
-    reason="as for Mean",
+    f"{_LOSS}:apply_mask", "the divisor of mean_with_sample_weight is the sum of what it returns"
 )
-WRAPPER_UPDATE = Reach(
-    module=_METRICS, owner="MeanMetricWrapper", name="update_state",
-    signature="(self, y_true, y_pred, sample_weight=None)",
-    reason="a metric function that returns a scalar must see the examples of all replicas",
-)  # fmt: skip
-OPTIMIZER_APPLY = Reach(
-    module=_OPTIMIZER, owner="BaseOptimizer", name="apply",
-    signature="(self, grads, trainable_variables=None)",
-    reason="clipping, accumulation, EMA and constraints must come after the reduction",
-    thread="keras#20582, tf#33929",
-)  # fmt: skip
-LOSS_SCALE_APPLY = Reach(
-    module="keras.src.optimizers.loss_scale_optimizer", owner="LossScaleOptimizer", name="apply",
-    signature="(self, grads, trainable_variables=None)",
-    reason="overflow must be looked for after the reduction, so that all replicas decide alike",
-)  # fmt: skip
-LOSS_SCALE_TF_APPLY = Reach(
-    module="keras.src.optimizers.loss_scale_optimizer",
-    owner="LossScaleOptimizer",
-    name="_tf_apply",
-    signature="(self, grads, trainable_variables=None)",
-    reason="it merges the replicas, and refuses to run where they are merged already",
+LOSS_CALL = Replaced(
+    f"{_LOSS}:Loss.__call__", "a loss that returns a scalar must see the examples of all replicas"
 )
-MULTI_OPTIMIZER_APPLY = Reach(
-    module="keras.src.optimizers.multi_optimizer", owner="MultiOptimizer", name="apply",
-    signature="(self, grads, trainable_variables=None)",
-    reason="several optimizers, the same reduction",
-)  # fmt: skip
-OPTIMIZER_REDUCE = Reach(
-    module=_TF_OPTIMIZER, owner="TFOptimizer", name="_all_reduce_sum_gradients",
-    signature="(self, grads_and_vars)",
-    reason="gradients that are reduced already must not be reduced again",
-)  # fmt: skip
-OPTIMIZER_ADD_SLOT = Reach(
-    module=_TF_OPTIMIZER, owner="TFOptimizer", name="add_variable_from_reference",
-    signature="(self, reference_variable, name=None, initializer='zeros')",
-    reason="state that is divided over the replicas is made by one of them only",
-)  # fmt: skip
-OPTIMIZER_UPDATE = Reach(
-    module=_TF_OPTIMIZER, owner="TFOptimizer", name="_backend_update_step",
-    signature="(self, grads, trainable_variables, learning_rate)",
-    reason="the one place behind clipping and accumulation where weights can be left to their owners",
-)  # fmt: skip
-OPTIMIZER_SAVE = Reach(
-    module=_OPTIMIZER, owner="BaseOptimizer", name="save_own_variables", signature="(self, store)",
-    reason="divided state is gathered before it is written",
-)  # fmt: skip
-OPTIMIZER_LOAD = Reach(
-    module=_OPTIMIZER, owner="BaseOptimizer", name="load_own_variables", signature="(self, store)",
-    reason="of divided state each process takes what it keeps",
-)  # fmt: skip
-VARIABLE_ASSIGN_ADD = Reach(
-    module="keras.src.backend.common.variables", owner="Variable", name="assign_add",
-    signature="(self, value)",
-    reason="it is assign(self + value), which aggregates the old value too and loses concurrent updates",
-)  # fmt: skip
-VARIABLE_ASSIGN_SUB = Reach(
-    module="keras.src.backend.common.variables", owner="Variable", name="assign_sub",
-    signature="(self, value)",
-    reason="as for assign_add",
-)  # fmt: skip
-SEED_NEXT = Reach(
-    module="keras.src.random.seed_generator", owner="SeedGenerator", name="next",
-    signature="(self, ordered=True)",
-    reason="random layers drew the same mask on every replica",
-)  # fmt: skip
-MAKEDIRS = Reach(
-    module="keras.src.utils.file_utils",
-    name="makedirs",
-    signature="(path)",
-    reason="workers that make one directory at the same time must not fail: FileExistsError",
-    thread="ray#47464",
+METRIC_INIT = Replaced(
+    "keras.src.metrics.metric:Metric.__init__",
+    "the update of a user's metric must be seen, also in a loop of the user's own",
 )
-MODEL_SAVE = Reach(
-    module="keras.src.models.model", owner="Model", name="save",
-    signature="(self, filepath, overwrite=True, zipped=None, **kwargs)",
-    reason="workers that save to one path must not write into each other's file",
-    thread="ray#47464",
-)  # fmt: skip
-MODEL_SAVE_WEIGHTS = Reach(
-    module="keras.src.models.model", owner="Model", name="save_weights",
-    signature="(self, filepath, overwrite=True, max_shard_size=None)",
-    reason="as for save",
-)  # fmt: skip
-MODEL_EXPORT = Reach(
-    module="keras.src.models.model", owner="Model", name="export",
-    signature="(self, filepath, format='tf_saved_model', verbose=None, input_signature=None, **kwargs)",
-    reason="as for save",
-)  # fmt: skip
-EXPORTED_VARIABLES = Reach(
-    module="keras.src.export.saved_model_export_archive", name="_list_variables_used_by_fns",
-    signature="(fns)",
-    reason="it lists variables in the order of a set, so two workers' exports name them differently",
-)  # fmt: skip
-EMBEDDING_CALL = Reach(
-    module="keras.src.layers.core.embedding", owner="Embedding", name="call", signature="(self, inputs)",
-    reason="it fetches the whole table to look up a few rows",
-    thread="keras#18624",
-)  # fmt: skip
-REMAT = Reach(
-    module="keras.src.backend.tensorflow.core", name="remat", signature="(f)",
-    reason="a layer that is computed again must draw the same numbers and write nothing a second time",
-)  # fmt: skip
-REMATERIALIZED_CALL = Reach(
-    module="keras.src.layers.layer", owner="Layer", name="rematerialized_call",
-    signature="(self, layer_call, *args, **kwargs)",
-    reason="it sets the activation of layers, also of recurrent ones, where it cannot be set",
-)  # fmt: skip
+ADD_METRIC_VARIABLE = Replaced(
+    "keras.src.metrics.metric:Metric.add_variable",
+    "the first value of a metric that does not add up must not be summed over the replicas",
+)
+MEAN_UPDATE = Replaced(
+    f"{_METRICS}:Mean.update_state", "a value a step is one value for all replicas, not one each"
+)
+SUM_UPDATE = Replaced(f"{_METRICS}:Sum.update_state", "as for Mean")
+WRAPPER_UPDATE = Replaced(
+    f"{_METRICS}:MeanMetricWrapper.update_state",
+    "a metric function that returns a scalar must see the examples of all replicas",
+)
+OPTIMIZER_APPLY = Replaced(
+    f"{_OPTIMIZER}:BaseOptimizer.apply",
+    "clipping, accumulation, EMA and constraints must come after the reduction",
+    "keras#20582, tf#33929",
+)
+LOSS_SCALE_APPLY = Replaced(
+    "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer.apply",
+    "overflow must be looked for after the reduction, so that all replicas decide alike",
+)
+LOSS_SCALE_TF_APPLY = Replaced(
+    "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer._tf_apply",
+    "it merges the replicas, and refuses to run where they are merged already",
+)
+MULTI_OPTIMIZER_APPLY = Replaced(
+    "keras.src.optimizers.multi_optimizer:MultiOptimizer.apply", "several optimizers, the same reduction"
+)
+OPTIMIZER_REDUCE = Replaced(
+    f"{_TF_OPTIMIZER}:TFOptimizer._all_reduce_sum_gradients",
+    "gradients that are reduced already must not be reduced again",
+)
+OPTIMIZER_ADD_SLOT = Replaced(
+    f"{_TF_OPTIMIZER}:TFOptimizer.add_variable_from_reference",
+    "state that is divided over the replicas is made by one of them only",
+)
+OPTIMIZER_UPDATE = Replaced(
+    f"{_TF_OPTIMIZER}:TFOptimizer._backend_update_step",
+    "the one place behind clipping and accumulation where weights can be left to their owners",
+)
+OPTIMIZER_SAVE = Replaced(
+    f"{_OPTIMIZER}:BaseOptimizer.save_own_variables", "divided state is gathered before it is written"
+)
+OPTIMIZER_LOAD = Replaced(
+    f"{_OPTIMIZER}:BaseOptimizer.load_own_variables", "of divided state each process takes what it keeps"
+)
+VARIABLE_ASSIGN_ADD = Replaced(
+    "keras.src.backend.common.variables:Variable.assign_add",
+    "it is assign(self + value), which aggregates the old value too and loses concurrent updates",
+)
+VARIABLE_ASSIGN_SUB = Replaced("keras.src.backend.common.variables:Variable.assign_sub", "as for assign_add")
+SEED_NEXT = Replaced(
+    "keras.src.random.seed_generator:SeedGenerator.next", "random layers drew the same mask on every replica"
+)
+MAKEDIRS = Replaced(
+    "keras.src.utils.file_utils:makedirs",
+    "workers that make one directory at the same time must not fail: FileExistsError",
+    "ray#47464",
+)
+MODEL_SAVE = Replaced(
+    "keras.src.models.model:Model.save",
+    "workers that save to one path must not write into each other's file",
+    "ray#47464",
+)
+MODEL_SAVE_WEIGHTS = Replaced("keras.src.models.model:Model.save_weights", "as for save")
+MODEL_EXPORT = Replaced("keras.src.models.model:Model.export", "as for save")
+EXPORTED_VARIABLES = Replaced(
+    "keras.src.export.saved_model_export_archive:_list_variables_used_by_fns",
+    "it lists variables in the order of a set, so two workers' exports name them differently",
+)
+EMBEDDING_CALL = Replaced(
+    "keras.src.layers.core.embedding:Embedding.call",
+    "it fetches the whole table to look up a few rows",
+    "keras#18624",
+)
+REMAT = Replaced(
+    "keras.src.backend.tensorflow.core:remat",
+    "a layer that is computed again must draw the same numbers and write nothing a second time",
+)
+REMATERIALIZED_CALL = Replaced(
+    "keras.src.layers.layer:Layer.rematerialized_call",
+    "it sets the activation of layers, also of recurrent ones, where it cannot be set",
+)
 
 REACHES: tuple[Reach, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Reach))
 

@@ -1,43 +1,63 @@
-"""What a reach into a private name is: where it lies, why it is needed, how it looked when written.
+"""What dtrain reaches for, or replaces, in Keras and TensorFlow; all of it is checked before any is replaced.
 
-Pure bookkeeping: `keras.py` and `tensorflow.py` hold the reaches themselves.
+Pure bookkeeping: `keras.py`, `tensorflow.py` and their neighbours name the places, the engine's modules hold
+the replacements, and `record.json` has what each place looked like when dtrain was written.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import inspect
-from collections.abc import Callable
+import itertools
+import json
+import linecache
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
 from typing import Any
 
+from dtrain.errors import UnsupportedVersionError
+from dtrain.log import logger
 
-@dataclass(frozen=True, kw_only=True)
+RECORD = Path(__file__).parent / "record.json"
+
+Make = Callable[[Any], Any]
+"""Gives the replacement of an original."""
+
+
+@dataclass(frozen=True)
 class Reach:
-    """One private name that dtrain uses or replaces.
+    """One private name that dtrain uses.
 
     Attributes:
-        module: the module that holds it.
-        owner: the class inside the module, or "" for the module itself.
-        name: the attribute.
-        signature: the parameters it had when dtrain was written, as `inspect` prints them; for a class
-            those of its constructor; "" for what cannot be called.
+        place: `module:name` or `module:Class.name`.
         reason: what cannot be done without it.
         thread: the public issue about it, or "none".
     """
 
-    module: str
-    name: str
+    place: str
     reason: str
-    owner: str = ""
-    signature: str = ""
     thread: str = "none"
+
+    @property
+    def label(self) -> str:
+        """The name, with its class."""
+        return self.place.partition(":")[2]
+
+    @property
+    def name(self) -> str:
+        """The attribute."""
+        return self.label.rpartition(".")[2]
 
     def holder(self) -> Any:
         """The class or module that holds the name."""
-        module = importlib.import_module(self.module)
-        return getattr(module, self.owner) if self.owner else module
+        module, _, label = self.place.partition(":")
+        owner = label.rpartition(".")[0]
+        found = importlib.import_module(module)
+        return getattr(found, owner) if owner else found
 
     def resolve(self) -> Any:
         """The object itself, as installed now."""
@@ -45,51 +65,173 @@ class Reach:
 
     def original(self) -> Any:
         """The object as upstream defines it, also where dtrain has replaced it."""
-        found = self.holder().__dict__.get(self.name, None) or self.resolve()
+        found = vars(self.holder()).get(self.name) or self.resolve()
         return getattr(found, "_dtrain_original", found)
 
-    def found_signature(self) -> str:
-        """The parameters as installed; "" for what cannot be called."""
-        found = self.original()
-        if inspect.isclass(found):
-            # Not the class itself: where its metaclass is callable, that one's parameters would be shown.
-            signature = inspect.signature(found.__init__)
-            return str(signature.replace(parameters=list(signature.parameters.values())[1:]))
-        return str(inspect.signature(found)) if callable(found) else ""
+    def found(self) -> list[str]:
+        """The parameters as installed, without types, and a hash of the source; "" for what has none."""
+        original = self.original()
+        # Not of the class itself: where its metaclass is callable, that one's parameters would be shown.
+        function = original.__init__ if inspect.isclass(original) else original
+        if not callable(function):
+            return ["", ""]
+        signature = inspect.signature(function)
+        plain = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+        shown = signature.replace(parameters=plain, return_annotation=signature.empty)
+        return [str(shown), "" if inspect.isclass(original) else _hash_of_source(original)]
 
 
-def replace(reach: Reach, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Puts `make(original)` in the place of a reach; doing it twice changes nothing more."""
-    holder = reach.holder()
-    original = getattr(holder, reach.name)
-    if hasattr(original, "_dtrain_original"):
-        return
-    import tensorflow as tf
+class Replaced(Reach):
+    """One private name that dtrain replaces for the whole process.
 
-    replacement = make(original)
-    if inspect.isfunction(original):
-        # A user's tf.function must not try to rewrite what Keras itself is not rewritten for.
-        replacement = tf.autograph.experimental.do_not_convert(functools.wraps(original)(replacement))
-    replacement._dtrain_original = original  # type: ignore[attr-defined]
-    setattr(holder, reach.name, replacement)
-
-
-def replace_inside(reach: Reach, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """As `replace`, but also for who has looked the function up before, as `model.fit` does in
-
-        model.fit(x, callbacks=[what_installs_this()])
-
-    Keras' wrapper around the function, which shortens tracebacks, stays where it is, and calls another one.
+    Models that are not under a strategy of dtrain's go through every replacement unchanged.
     """
-    wrapper = getattr(reach.holder(), reach.name)
-    if hasattr(wrapper, "_dtrain_original"):
-        return
-    inner = inspect.unwrap(wrapper)
-    cells = [cell for cell in wrapper.__closure__ or () if cell.cell_contents is inner]
-    if len(cells) != 1:
-        replace(reach, make)
-        return
+
+
+_made: dict[Reach, tuple[Make, bool]] = {}
+
+
+def replaces(*reaches: Reach, inside: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Marks a function as the replacement of some names; it is given the original before their arguments.
+
+    Args:
+        reaches: what it replaces, once `replace_all` is called.
+        inside: replace it also for who has looked the function up before, as `model.fit` does in
+            `model.fit(x, callbacks=[what_installs_this()])`. Keras' wrapper around the function, which
+            shortens tracebacks, stays where it is, and calls another one.
+    """
+
+    def mark(function: Callable[..., Any]) -> Callable[..., Any]:
+        def make(original: Any) -> Any:
+            def replacement(*args: Any, **kwargs: Any) -> Any:
+                return function(original, *args, **kwargs)
+
+            return not_converted(functools.wraps(original)(replacement))
+
+        _made.update((reach, (make, inside)) for reach in reaches)
+        return function
+
+    return mark
+
+
+def makes(reach: Reach, *, inside: bool = False) -> Callable[[Make], Make]:
+    """As `replaces`, for a function that is given the original and makes what takes its place."""
+
+    def mark(make: Make) -> Make:
+        _made[reach] = (make, inside)
+        return make
+
+    return mark
+
+
+def not_converted(function: Any) -> Any:
+    """The function, which AutoGraph must not rewrite in a user's `tf.function`, as it does not Keras' own."""
     import tensorflow as tf
 
-    cells[0].cell_contents = tf.autograph.experimental.do_not_convert(functools.wraps(inner)(make(inner)))
-    wrapper._dtrain_original = inner
+    return tf.autograph.experimental.do_not_convert(function)
+
+
+def replace_all(reaches: Iterable[Reach]) -> None:
+    """Replaces what was marked: after all names were checked, all of them or none; doing it twice is as once.
+
+    Args:
+        reaches: every name that dtrain stands on.
+
+    Raises:
+        UnsupportedVersionError: a name is gone, or takes other parameters than when dtrain was written.
+    """
+    reaches = list(reaches)
+    check(reaches)
+    missing = [each.label for each in reaches if isinstance(each, Replaced) and each not in _made]
+    if missing:
+        raise LookupError(f"no module of the engine replaces {', '.join(missing)}")
+    ready = [_prepared(reach, *how) for reach, how in _made.items() if not _is_replaced(reach)]
+    for put in ready:
+        put()
+
+
+def check(reaches: Iterable[Reach]) -> None:
+    """Compares names with the record.
+
+    A body that differs under the same parameters is a warning: that happens with each release, and mostly
+    means nothing.
+
+    Raises:
+        UnsupportedVersionError: a name is gone, or takes other parameters than when dtrain was written.
+    """
+    record, changed = json.loads(RECORD.read_text(encoding="utf-8")), []
+    for reach in reaches:
+        known = record[reach.place]
+        try:
+            found = reach.found()
+        except (ImportError, AttributeError):
+            found = None
+        package = reach.place.partition(".")[0]
+        if found is None or found[0] != known[0]:
+            now = "is gone" if found is None else f"takes {found[0]} and not {known[0]}"
+            raise UnsupportedVersionError(
+                f"dtrain stands on {reach.place}, which {now} in the {package} that is installed. "
+                "Nothing was replaced.",
+                hint=f"install a version of {package} that this version of dtrain was tested with",
+            )
+        if found[1] != known[1]:
+            changed.append(reach.label)
+    if changed:
+        logger.warning(
+            "dtrain was not tested with the Keras and TensorFlow that are installed, where these differ: %s. "
+            "Hint: compare a few steps with those of one device.",
+            ", ".join(changed),
+        )
+
+
+def write_record(reaches: Iterable[Reach]) -> None:
+    """Takes what is installed now for what dtrain was tested with."""
+    found = {reach.place: reach.found() for reach in reaches}
+    RECORD.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _is_replaced(reach: Reach) -> bool:
+    return hasattr(reach.resolve(), "_dtrain_original")
+
+
+def _prepared(reach: Reach, make: Make, inside: bool) -> Callable[[], None]:
+    """What replaces a name; all that can fail is done before."""
+    holder, original = reach.holder(), reach.resolve()
+    inner = inspect.unwrap(original) if inside else original
+    cells = [cell for cell in original.__closure__ or () if cell.cell_contents is inner] if inside else []
+    replacement = make(inner if cells else original)
+
+    def put() -> None:
+        if cells:
+            cells[0].cell_contents = replacement
+            original._dtrain_original = inner
+        else:
+            replacement._dtrain_original = original
+            setattr(holder, reach.name, replacement)
+
+    return put
+
+
+def _hash_of_source(function: Any) -> str:
+    """A hash of a function's lines, decorators included; `inspect.getsource` takes ten times as long.
+
+    The first and the last line of its code are known; lines below that are indented deeper belong to it too.
+    """
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return ""
+    lines = linecache.getlines(code.co_filename)
+    first, last = code.co_firstlineno - 1, _last_line(code)
+    depth = _depth(lines[first])
+    more = itertools.takewhile(lambda line: not line.strip() or _depth(line) > depth, lines[last:])
+    text = "".join([*lines[first:last], *more]).rstrip()
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _last_line(code: CodeType) -> int:
+    inner = [_last_line(each) for each in code.co_consts if isinstance(each, CodeType)]
+    return max([*inner, *(line for *_, line in code.co_lines() if line)])
+
+
+def _depth(line: str) -> int:
+    return len(line) - len(line.lstrip())

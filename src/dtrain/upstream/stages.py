@@ -13,14 +13,13 @@ from typing import Any
 from dtrain.upstream.reach import Reach
 
 DATASET_INPUTS = Reach(
-    module="tensorflow.python.data.ops.dataset_ops", owner="DatasetV2", name="_inputs", signature="(self)",
-    reason="the datasets that one is made of cannot be asked for",
-)  # fmt: skip
+    "tensorflow.python.data.ops.dataset_ops:DatasetV2._inputs",
+    "the datasets that one is made of cannot be asked for",
+)
 DATASET_FUNCTIONS = Reach(
-    module="tensorflow.python.data.ops.dataset_ops", owner="DatasetV2", name="_functions",
-    signature="(self) -> list[tensorflow.python.data.ops.structured_function.StructuredFunctionWrapper]",
-    reason="whether a dataset calls Python, or reads variables, is written in its functions only",
-)  # fmt: skip
+    "tensorflow.python.data.ops.dataset_ops:DatasetV2._functions",
+    "whether a dataset calls Python, or reads variables, is written in its functions only",
+)
 
 REACHES: tuple[Reach, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Reach))
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from dtrain.upstream.reach import Reach
+from dtrain.upstream.reach import Reach, Replaced
 
 _VALUES = "tensorflow.python.distribute.values"
 _VALUES_UTIL = "tensorflow.python.distribute.values_util"
@@ -20,225 +20,149 @@ _MIRRORED = "tensorflow.python.distribute.mirrored_strategy"
 _REPLICAS = "tensorflow.python.distribute.mirrored_run"
 _COLLECTIVE = "tensorflow.python.distribute.collective_all_reduce_strategy"
 
-TAPE_GRADIENT = Reach(
-    module="tensorflow.python.eager.backprop", owner="GradientTape", name="gradient",
-    signature=(
-        "(self, target, sources, output_gradients=None, "
-        "unconnected_gradients=<UnconnectedGradients.NONE: 'none'>)"
-    ),
-    reason="a step's gradients are the whole batch's from here on, so what a user does to them is right",
-    thread="tf#33929",
-)  # fmt: skip
-FILTER_GRADIENT = Reach(
-    module="tensorflow.python.ops.gen_nn_ops", name="conv2d_backprop_filter",
-    signature=(
-        "(input: Annotated[Any, ~TV_Conv2DBackpropFilter_T], filter_sizes: Annotated[Any, "
-        "<class 'tensorflow.security.fuzzing.py.annotation_types.Int32'>], out_backprop: Annotated[Any, "
-        "~TV_Conv2DBackpropFilter_T], strides, padding: str, use_cudnn_on_gpu: bool = True, "
-        "explicit_paddings=[], data_format: str = 'NHWC', dilations=[1, 1, 1, 1], name=None) -> "
-        "Annotated[Any, ~TV_Conv2DBackpropFilter_T]"
-    ),
-    reason="one kernel for CPUs ends the process on odd numbers of examples, which replicas have",
-)  # fmt: skip
+TAPE_GRADIENT = Replaced(
+    "tensorflow.python.eager.backprop:GradientTape.gradient",
+    "a step's gradients are the whole batch's from here on, so what a user does to them is right",
+    "tf#33929",
+)
+FILTER_GRADIENT = Replaced(
+    "tensorflow.python.ops.gen_nn_ops:conv2d_backprop_filter",
+    "one kernel for CPUs ends the process on odd numbers of examples, which replicas have",
+)
 MIRRORED_EXTENDED = Reach(
-    module=_MIRRORED, name="MirroredExtended",
-    signature="(container_strategy, devices=None, cross_device_ops=None)",
-    reason="the only place where a strategy's variables and updates can be changed",
-)  # fmt: skip
+    f"{_MIRRORED}:MirroredExtended", "the only place where a strategy's variables and updates can be changed"
+)
 COLLECTIVE_EXTENDED = Reach(
-    module=_COLLECTIVE, name="CollectiveAllReduceExtended",
-    signature="(container_strategy, cluster_resolver, communication_options, devices=None)",
-    reason="as MirroredExtended, for several workers",
-)  # fmt: skip
+    f"{_COLLECTIVE}:CollectiveAllReduceExtended", "as MirroredExtended, for several workers"
+)
 CREATE_VARIABLE = Reach(
-    module=_MIRRORED, owner="MirroredExtended", name="_create_variable",
-    signature="(self, next_creator, **kwargs)",
-    reason="variables that a replica can update alone once the gradients are reduced",
-)  # fmt: skip
+    f"{_MIRRORED}:MirroredExtended._create_variable",
+    "variables that a replica can update alone once the gradients are reduced",
+)
 INITIAL_VALUE = Reach(
-    module=_MIRRORED, owner="MirroredExtended", name="_get_variable_creator_initial_value",
-    signature="(self, replica_id, device, primary_var, **kwargs)",
-    reason="gives every replica the whole initial value of a variable that is summed over them",
-)  # fmt: skip
+    f"{_MIRRORED}:MirroredExtended._get_variable_creator_initial_value",
+    "gives every replica the whole initial value of a variable that is summed over them",
+)
 USE_MERGE_CALL = Reach(
-    module=_MIRRORED, owner="MirroredExtended", name="_use_merge_call", signature="(self)",
-    reason="merge_call cannot stand inside cond; after the reduction no merge is needed",
-    thread="keras#20582",
-)  # fmt: skip
+    f"{_MIRRORED}:MirroredExtended._use_merge_call",
+    "merge_call cannot stand inside cond; after the reduction no merge is needed",
+    "keras#20582",
+)
 LOCAL_DEVICES = Reach(
-    module=_COLLECTIVE, owner="CollectiveAllReduceExtended", name="_initialize_local_devices",
-    signature="(self, cluster_resolver, worker_device)",
-    reason="a worker without a GPU may have several logical CPUs",
-)  # fmt: skip
-MIRRORED_VARIABLE = Reach(
-    module=_VALUES, name="MirroredVariable", signature="(strategy, values, aggregation, var_policy=None)",
-    reason="the class of variables under a strategy",
-)  # fmt: skip
+    f"{_COLLECTIVE}:CollectiveAllReduceExtended._initialize_local_devices",
+    "a worker without a GPU may have several logical CPUs",
+)
+MIRRORED_VARIABLE = Reach(f"{_VALUES}:MirroredVariable", "the class of variables under a strategy")
 UPDATE_REPLICA = Reach(
-    module=_VALUES, owner="MirroredVariable", name="_update_replica",
-    signature="(self, update_fn, value, **kwargs)",
-    reason="writes to a variable in a replica must be seen, and be local after the reduction",
-)  # fmt: skip
+    f"{_VALUES}:MirroredVariable._update_replica",
+    "writes to a variable in a replica must be seen, and be local after the reduction",
+)
 GET_REPLICA = Reach(
-    module=_VALUES, owner="DistributedVariable", name="_get_replica", signature="(self, replica_id)",
-    reason="a centrally stored variable is the same one for every replica",
-)  # fmt: skip
+    f"{_VALUES}:DistributedVariable._get_replica",
+    "a centrally stored variable is the same one for every replica",
+)
 SYNC_ON_READ = Reach(
-    module=_VALUES, name="SyncOnReadVariable", signature="(strategy, values, aggregation, var_policy=None)",
-    reason="metrics are summed over the replicas when they are read",
-)  # fmt: skip
-WRITE_SUMMED = Reach(
-    module=_VALUES_UTIL, name="on_read_assign_cross_replica", signature="(var, value, read_value=True)",
-    reason="cuts an integer into equal parts and drops the rest: a count of 1 becomes 0 on two replicas",
-)  # fmt: skip
-RESTORE_SUMMED = Reach(
-    module=_VALUES_UTIL, name="get_on_read_restore_ops", signature="(var, tensor, aggregation)",
-    reason="as WRITE_SUMMED, for a checkpoint of TensorFlow's",
-)  # fmt: skip
-PER_REPLICA = Reach(
-    module=_VALUES, name="PerReplica", signature="(values)",
-    reason="hands each replica its part of a batch inside a graph",
-)  # fmt: skip
-REPLICA_THREADS = Reach(
-    module=_REPLICAS, name="_call_for_each_replica", signature="(distribution, fn, args, kwargs)",
-    reason="replicas' threads take turns with the same Python objects: each is given attributes of its own",
-)  # fmt: skip
-MERGE_CALL = Reach(
-    module=_REPLICAS, owner="_MirroredReplicaContext", name="_merge_call",
-    signature="(self, fn, args, kwargs)",
-    reason="the one place where a replica's turn ends before its function does",
-)  # fmt: skip
+    f"{_VALUES}:SyncOnReadVariable", "metrics are summed over the replicas when they are read"
+)
+WRITE_SUMMED = Replaced(
+    f"{_VALUES_UTIL}:on_read_assign_cross_replica",
+    "cuts an integer into equal parts and drops the rest: a count of 1 becomes 0 on two replicas",
+)
+RESTORE_SUMMED = Replaced(
+    f"{_VALUES_UTIL}:get_on_read_restore_ops", "as WRITE_SUMMED, for a checkpoint of TensorFlow's"
+)
+PER_REPLICA = Reach(f"{_VALUES}:PerReplica", "hands each replica its part of a batch inside a graph")
+REPLICA_THREADS = Replaced(
+    f"{_REPLICAS}:_call_for_each_replica",
+    "replicas' threads take turns with the same Python objects: each is given attributes of its own",
+)
+MERGE_CALL = Replaced(
+    f"{_REPLICAS}:_MirroredReplicaContext._merge_call",
+    "the one place where a replica's turn ends before its function does",
+)
 REDUCTION_TO_ONE = Reach(
-    module="tensorflow.python.distribute.cross_device_ops", name="ReductionToOneDevice",
-    signature="(reduce_to_device=None, accumulation_fn=None)",
-    reason="on one machine's CPUs a plain sum needs no collective keys, which a second strategy would share",
-    thread="tf#62790",
-)  # fmt: skip
+    "tensorflow.python.distribute.cross_device_ops:ReductionToOneDevice",
+    "on one machine's CPUs a plain sum needs no collective keys, which a second strategy would share",
+    "tf#62790",
+)
 RUN_REPLICAS = Reach(
-    module="tensorflow.python.eager.polymorphic_function.polymorphic_function", name="Function",
-    signature=(
-        "(python_function, name, input_signature=None, autograph=True, jit_compile=None, "
-        "reduce_retracing=False, experimental_implements=None, experimental_autograph_options=None, "
-        "experimental_attributes=None)"
-    ),
-    reason="a replica function that is a tf.function itself must be unwrapped inside another",
-)  # fmt: skip
-FUNCTION_CALL = Reach(
-    module="tensorflow.python.eager.polymorphic_function.polymorphic_function", owner="Function",
-    name="__call__", signature="(self, *args, **kwds)",
-    reason="replicas cannot meet in a function of the user's own inside a step, which is part of the step",
-)  # fmt: skip
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function",
+    "a replica function that is a tf.function itself must be unwrapped inside another",
+)
+FUNCTION_CALL = Replaced(
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function.__call__",
+    "replicas cannot meet in a function of the user's own inside a step, which is part of the step",
+)
 FUNCTION_CLONE = Reach(
-    module="tensorflow.python.eager.polymorphic_function.polymorphic_function", owner="Function",
-    name="_clone", signature="(self, python_function)",
-    reason="what a function traced in one block on a worker holds variables that the next one does not have",
-)  # fmt: skip
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function._clone",
+    "what a function traced in one block on a worker holds variables that the next one does not have",
+)
 FROM_FUNCTION = Reach(
-    module="tensorflow.python.distribute.input_lib", name="DistributedDatasetsFromFunction",
-    signature=(
-        "(input_workers, strategy, input_contexts=None, dataset_fn=None, options=None, components=None, "
-        "element_spec=None, build=True, replica_order=None)"
-    ),
-    reason="its cardinality counts one replica's batches, not steps",
-)  # fmt: skip
+    "tensorflow.python.distribute.input_lib:DistributedDatasetsFromFunction",
+    "its cardinality counts one replica's batches, not steps",
+)
 PY_FUNCTIONS = Reach(
-    module="tensorflow.python.ops.script_ops", owner="FuncRegistry", name="get",
-    signature="(self, token, default=None)",
-    reason="the chief calls a function of a server by its name, over the connection that TensorFlow has",
-)  # fmt: skip
+    "tensorflow.python.ops.script_ops:FuncRegistry.get",
+    "the chief calls a function of a server by its name, over the connection that TensorFlow has",
+)
 PS_EXTENDED = Reach(
-    module="tensorflow.python.distribute.parameter_server_strategy_v2",
-    name="ParameterServerStrategyV2Extended",
-    signature=(
-        "(container_strategy, cluster_resolver: tensorflow.python.distribute.cluster_resolver."
-        "cluster_resolver.ClusterResolver, variable_partitioner)"
-    ),
-    reason="where variables are made, and how updates of one worker stay together",
-    thread="keras#18624",
-)  # fmt: skip
+    "tensorflow.python.distribute.parameter_server_strategy_v2:ParameterServerStrategyV2Extended",
+    "where variables are made, and how updates of one worker stay together",
+    "keras#18624",
+)
 RESOURCE_VARIABLE = Reach(
-    module="tensorflow.python.ops.resource_variable_ops", name="BaseResourceVariable",
-    signature=(
-        "(trainable=None, shape=None, dtype=None, handle=None, constraint=None, "
-        "synchronization=None, aggregation=None, distribute_strategy=None, name=None, "
-        "unique_id=None, handle_name=None, graph_element=None, initial_value=None, "
-        "initializer_op=None, is_initialized_op=None, cached_value=None, save_slice_info=None, "
-        "caching_device=None, in_graph_mode=None, validate_shape=True, **unused_kwargs)"
-    ),
-    reason="a variable that lives inside one call of a function has no public constructor",
-)  # fmt: skip
-STATELESS_UNIFORM = Reach(
-    module="tensorflow.python.ops.stateless_random_ops", name="stateless_random_uniform",
-    signature=(
-        "(shape, seed, minval=0, maxval=None, dtype=tf.float32, name=None, alg='auto_select')"
-    ),
-    reason="under XLA the same seed gives other numbers, and so other masks of dropout",
-)  # fmt: skip
+    "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable",
+    "a variable that lives inside one call of a function has no public constructor",
+)
+STATELESS_UNIFORM = Replaced(
+    "tensorflow.python.ops.stateless_random_ops:stateless_random_uniform",
+    "under XLA the same seed gives other numbers, and so other masks of dropout",
+)
 CLUSTER_SCHEDULE = Reach(
-    module="tensorflow.python.distribute.coordinator.cluster_coordinator", owner="Cluster", name="schedule",
-    signature="(self, function, args, kwargs)",
-    reason="a block is done when the chief has its results, so fetching them is part of what may run again",
-)  # fmt: skip
+    "tensorflow.python.distribute.coordinator.cluster_coordinator:Cluster.schedule",
+    "a block is done when the chief has its results, so fetching them is part of what may run again",
+)
 WORKER_FAILURE = Reach(
-    module="tensorflow.python.distribute.coordinator.cluster_coordinator", name="_is_worker_failure",
-    signature="(error)",
-    reason="an error of a step is the user's; one of a lost process means that its block must run elsewhere",
-)  # fmt: skip
+    "tensorflow.python.distribute.coordinator.cluster_coordinator:_is_worker_failure",
+    "an error of a step is the user's; one of a lost process means that its block must run elsewhere",
+)
 PS_FAILURE = Reach(
-    module="tensorflow.python.distribute.coordinator.cluster_coordinator", name="_is_ps_failure",
-    signature="(error)",
-    reason="as WORKER_FAILURE",
-)  # fmt: skip
+    "tensorflow.python.distribute.coordinator.cluster_coordinator:_is_ps_failure", "as WORKER_FAILURE"
+)
 RESOURCE_DELETER = Reach(
-    module="tensorflow.python.ops.resource_variable_ops", owner="EagerResourceDeleter", name="__del__",
-    signature="(self)",
-    reason="when the interpreter ends, a variable is deleted on its server, which may not answer any more",
-)  # fmt: skip
+    "tensorflow.python.ops.resource_variable_ops:EagerResourceDeleter.__del__",
+    "when the interpreter ends, a variable is deleted on its server, which may not answer any more",
+)
 COORDINATOR_DELETER = Reach(
-    module="tensorflow.python.distribute.coordinator.cluster_coordinator", owner="ClusterCoordinator",
-    name="__del__", signature="(self)",
-    reason="it waits for a lock that is held while the coordinator waits for a lost worker to come back",
-)  # fmt: skip
+    "tensorflow.python.distribute.coordinator.cluster_coordinator:ClusterCoordinator.__del__",
+    "it waits for a lock that is held while the coordinator waits for a lost worker to come back",
+)
 REMOVE_FUNCTION = Reach(
-    module="tensorflow.python.eager.context", owner="Context", name="remove_function",
-    signature="(self, name)",
-    reason="as RESOURCE_DELETER: a function is removed on every server",
-)  # fmt: skip
+    "tensorflow.python.eager.context:Context.remove_function",
+    "as RESOURCE_DELETER: a function is removed on every server",
+)
 RUN_INDEPENDENTLY = Reach(
-    module="tensorflow.python.framework.auto_control_deps", owner="AutomaticControlDependencies",
-    name="run_independently", signature="(self, op)",
-    reason="a clock that is read in a step must not cost a message between worker and servers",
-)  # fmt: skip
+    "tensorflow.python.framework.auto_control_deps:AutomaticControlDependencies.run_independently",
+    "a clock that is read in a step must not cost a message between worker and servers",
+)
 _CONTEXT = "tensorflow.python.distribute.distribute_lib"
 LONE_MERGE_CALL = Reach(
-    module=_CONTEXT, owner="ReplicaContextBase", name="_merge_call",
-    signature="(self, merge_fn, args, kwargs)",
-    reason="a replica that is tried out alone has nobody to be merged with",
-)  # fmt: skip
+    f"{_CONTEXT}:ReplicaContextBase._merge_call",
+    "a replica that is tried out alone has nobody to be merged with",
+)
 REDUCE_TO = Reach(
-    module=_CONTEXT, owner="StrategyExtendedV2", name="_reduce_to",
-    signature="(self, reduce_op, value, destinations, options)",
-    reason="as LONE_MERGE_CALL: what it reduces there is its own value",
-)  # fmt: skip
-BATCH_REDUCE_TO = Reach(
-    module=_CONTEXT, owner="StrategyExtendedV2", name="_batch_reduce_to",
-    signature="(self, reduce_op, value_destination_pairs, options)",
-    reason="as REDUCE_TO",
-)  # fmt: skip
-GATHER_TO = Reach(
-    module=_CONTEXT, owner="StrategyExtendedV2", name="_gather_to",
-    signature="(self, value, destinations, axis, options=None)",
-    reason="as REDUCE_TO",
-)  # fmt: skip
+    f"{_CONTEXT}:StrategyExtendedV2._reduce_to", "as LONE_MERGE_CALL: what it reduces there is its own value"
+)
+BATCH_REDUCE_TO = Reach(f"{_CONTEXT}:StrategyExtendedV2._batch_reduce_to", "as REDUCE_TO")
+GATHER_TO = Reach(f"{_CONTEXT}:StrategyExtendedV2._gather_to", "as REDUCE_TO")
 GET_FUNCTION = Reach(
-    module="tensorflow.python.framework.ops", owner="Graph", name="_get_function", signature="(self, name)",
-    reason="whether a function that a step calls draws random numbers",
-)  # fmt: skip
+    "tensorflow.python.framework.ops:Graph._get_function",
+    "whether a function that a step calls draws random numbers",
+)
 SHARDED_VARIABLE = Reach(
-    module="tensorflow.python.distribute.sharded_variable", name="ShardedVariable",
-    signature="(variables, name='ShardedVariable')",
-    reason="Keras needs more of a variable that a partitioner has split",
-)  # fmt: skip
+    "tensorflow.python.distribute.sharded_variable:ShardedVariable",
+    "Keras needs more of a variable that a partitioner has split",
+)
 
 REACHES: tuple[Reach, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Reach))
 

@@ -1,0 +1,35 @@
+"""Lists the private names of Keras and TensorFlow that dtrain replaces or uses, with reason and thread.
+
+python -m dtrain.upstream            # prints them
+python -m dtrain.upstream --check    # compares them with the record; fails where parameters differ
+python -m dtrain.upstream --write    # records what is installed, once the tests have passed with it
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from dtrain.upstream import all_reaches
+from dtrain.upstream.reach import Replaced, check, write_record
+
+
+def main() -> None:
+    """Prints, checks or records."""
+    parser = argparse.ArgumentParser(prog="python -m dtrain.upstream", description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="compare what is installed with the record")
+    parser.add_argument("--write", action="store_true", help="record what is installed")
+    chosen, reaches = parser.parse_args(), all_reaches()
+    if chosen.check or chosen.write:
+        (check if chosen.check else write_record)(reaches)
+        return
+    for verb, kind in (("replaces", Replaced), ("uses", type(None))):
+        found = [each for each in reaches if isinstance(each, Replaced) == (kind is Replaced)]
+        sys.stdout.write(f"dtrain {verb} {len(found)} names:\n")
+        for each in found:
+            thread = "" if each.thread == "none" else f" ({each.thread})"
+            sys.stdout.write(f"  {each.place}\n      {each.reason}{thread}\n")
+
+
+if __name__ == "__main__":
+    main()
