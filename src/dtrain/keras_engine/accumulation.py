@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from dtrain.keras_engine.context import ReplicaStep, all_reduce_sum, local_update
+from dtrain.keras_engine.gradients import zero_if_empty
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
@@ -209,31 +210,48 @@ def may_keep_apart(model: Any, layout: ReplicaLayout) -> bool:
     return bool(optimizer.gradient_accumulation_steps) and not overwritten
 
 
+class MicroBatch(ReplicaStep):
+    """A step on one micro-batch, whose gradients each replica sums up for itself until the update.
+
+    Args:
+        layout: how the replicas are spread.
+        last: whether it is the last micro-batch of an update.
+        known: as of `ReplicaStep`.
+    """
+
+    def __init__(self, layout: ReplicaLayout, *, last: bool, **known: Any) -> None:
+        super().__init__(layout, **known)
+        self.updates_weights = last
+
+    def whole_gradients(self, gradients: list[Any], target: Any) -> list[Any]:
+        """This replica's own, by its share."""
+        check_dense(gradients)
+        self.waits.meet(target)
+        return zero_if_empty(self, gradients)
+
+    def gradients_of_program(self, gradients: list[Any], lookups: Any) -> list[Any]:
+        """As `whole_gradients`, of what XLA has computed."""
+        check_dense(gradients)
+        return gradients
+
+    def gradients_to_apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        """What the replica's optimizer is to add: its own gradients, or at last everybody's sums."""
+        if not self.updates_weights:
+            return gradients
+        accumulators = upstream_keras.accumulators_of(optimizer)
+        pairs = [
+            (gradient, accumulators[upstream_keras.number_of_variable(optimizer, variable)])
+            for gradient, variable in zip(gradients, variables, strict=True)
+            if gradient is not None
+        ]
+        found = iter(all_reduce_sum([gradient + each.value for gradient, each in pairs]))
+        with local_update():
+            for _, each in pairs:
+                each.assign(tf.zeros(each.shape, each.dtype))
+        return [None if gradient is None else next(found) for gradient in gradients]
+
+
 def check_dense(gradients: Sequence[Any]) -> None:
     """Raises `SparseGradients` if one of them names rows."""
     if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
         raise SparseGradients
-
-
-def totals(step: ReplicaStep, optimizer: Any, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
-    """What a replica's optimizer is to be given: its own gradients to add, or at last everybody's sums.
-
-    Args:
-        step: in one of the two phases.
-        optimizer: it accumulates.
-        gradients: this replica's, by share, or None.
-        variables: what they are of.
-    """
-    if step.phase == ADD:
-        return gradients
-    accumulators = upstream_keras.accumulators_of(optimizer)
-    pairs = [
-        (gradient, accumulators[upstream_keras.number_of_variable(optimizer, variable)])
-        for gradient, variable in zip(gradients, variables, strict=True)
-        if gradient is not None
-    ]
-    found = iter(all_reduce_sum([gradient + each.value for gradient, each in pairs]))
-    with local_update():
-        for _, each in pairs:
-            each.assign(tf.zeros(each.shape, each.dtype))
-    return [None if gradient is None else next(found) for gradient in gradients]

@@ -6,47 +6,82 @@ leaves it is combined by shares (its examples over all examples). It is not a pl
 
 from __future__ import annotations
 
+import abc
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
 from dtrain.errors import CompilationError
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.waits import Waits
+from dtrain.keras_engine.waits import NoWaits, Waits
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
 _local = threading.local()
+_NO_WAITS = NoWaits()
 
 
-class ReplicaStep:
-    """One replica's part of one step.
+class Point(NamedTuple):
+    """A point of a step where the replicas are combined: a call of `tape.gradient`, or a value.
 
     Attributes:
-        layout: how the replicas are spread.
-        training: whether gradients are computed.
-        size: examples in this replica's part, int32 scalar; may be 0.
-        share: size over the examples of all replicas, float32 scalar.
-        compiled: whether the step is being compiled by XLA, which knows no collectives.
-        probing: whether a single replica tries the step out, to learn what its losses are (`probe.py`).
-        phase: what the step is among the micro-batches of an update, if replicas sum these up for themselves
-            (`accumulation.py`); None where gradients are reduced at once.
-        weights: for each point where the replicas are combined (a call of `tape.gradient`, a number that a
-            metric or the logs take), what this replica is weighted by; None for the share.
-        rows_at: which of these points gather the replicas' rows rather than combine numbers.
-        taken: while probing, what stood at each of these points.
-        names: while probing, what each of these points is called in messages.
-        coupled_losses: ids of the losses in which examples depend on each other.
+        weight: what this replica is weighted by, so that the sum over replicas is the whole batch's.
+        rows: whether the replicas' rows are put together rather than numbers combined.
+        known: whether a trial (`probe.py`) has found out what stands there.
+    """
+
+    weight: Any
+    rows: bool = False
+    known: bool = False
+
+
+class Kind(Protocol):
+    """What a trial has found at one point (`probe.LossKind`)."""
+
+    @property
+    def rows(self) -> bool:
+        """Whether it has a row for each example."""
+
+    def weight(self, share: Any) -> Any:
+        """What a replica is weighted by."""
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What trials have found out of a user's own step and losses.
+
+    Attributes:
+        kinds: what stands at each point where the replicas are combined; () where each goes by its share.
         summed_losses: which of the losses that layers add are sums over the batch.
+        coupled_losses: ids of the losses in which examples depend on each other.
+    """
+
+    kinds: Sequence[Kind] = ()
+    summed_losses: frozenset[int] = frozenset()
+    coupled_losses: frozenset[int] = frozenset()
+
+
+class ReplicaStep(abc.ABC):
+    """One replica's part of one step; a class for each way to treat the gradients, chosen before tracing.
+
+    Args:
+        layout: how the replicas are spread.
+        size: examples in this replica's part, int32 scalar; may be 0.
+        total: examples of all replicas.
+        training: whether gradients are computed.
+        learnt: what is known of a user's own step.
+        waits: where the waiting for other replicas is noted.
+
+    Attributes:
+        share: size over the examples of all replicas, float32 scalar.
         sees_everything: whether values are computed from all replicas' examples now.
-        captured: when compiled, what `optimizer.apply` was called with.
         reduced: ids of the variables whose gradients are the whole batch's already.
         assigned: variables that this step has written to, by id.
-        equal_everywhere: while probing, operations whose results are the same on all replicas.
-        waits: where the waiting for other replicas is noted, if somebody wants to know.
     """
 
     def __init__(
@@ -56,103 +91,79 @@ class ReplicaStep:
         size: Any,
         total: Any,
         training: bool,
-        compiled: bool = False,
-        probing: bool = False,
-        phase: str | None = None,
-        waits: Waits | None = None,
+        learnt: Learnt = Learnt(),
+        waits: Waits | NoWaits = _NO_WAITS,
     ) -> None:
         self.layout = layout
-        self.waits = waits
         self.training = training
         self.size = size
         self.share = tf.math.divide_no_nan(tf.cast(size, tf.float32), tf.cast(total, tf.float32))
-        self.compiled = compiled
-        self.probing = probing
-        self.phase = phase
-        self.weights: list[Any] | None = None
-        self.rows_at: frozenset[int] = frozenset()
-        self.coupled_losses: frozenset[int] = frozenset()
-        self.summed_losses: frozenset[int] = frozenset()
+        self.learnt = learnt
+        self.waits = waits
         self.sees_everything = False
-        self._points = 0
-        self._additional = 0
-        self._whole: list[Any] = []
-        self.taken: list[list[Any]] = []
-        self.names: list[str] = []
-        self.equal_everywhere: set[Any] = set()
-        self.captured: list[tuple[Any, list[Any], list[Any]]] = []
         self.reduced: set[int] = set()
         self.assigned: dict[int, Any] = {}
+        self._points = itertools.count()
+        self._additional = itertools.count()
+        self._whole: list[Any] = []
 
-    def next_weight(self) -> Any:
-        """What the replica's next loss is weighted by, so that the sum over replicas is the whole's."""
-        number = self._points
-        self._points += 1
-        if self.probing:
-            return tf.ones([], tf.float32)
-        if self.weights is None or number >= len(self.weights):
-            return self.share
-        return self.weights[number]
-
-    def whole_value(self, value: Any, name: str = "a number that train_step reports") -> Any:
-        """One value a step, such as a loss, for all replicas: a mean, a sum or rows, as `probe.py` found.
+    @abc.abstractmethod
+    def whole_gradients(self, gradients: list[Any], target: Any) -> list[Any]:
+        """What a step is to see of gradients that its tape gives.
 
         Args:
-            value: a float tensor, this replica's; mostly a scalar.
+            gradients: of variables, each by this replica's weight; tensors, `tf.IndexedSlices` or None.
+            target: what was differentiated.
+        """
+
+    @abc.abstractmethod
+    def gradients_to_apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> Any:
+        """What an optimizer is to apply of the gradients that it is given; None where it is to do nothing.
+
+        Args:
+            optimizer: it is built.
+            gradients: tensors, `tf.IndexedSlices` or None.
+            variables: what they are of.
+        """
+
+    updates_weights = True
+    """Whether what an optimizer applies changes weights."""
+
+    def next_point(self) -> Point:
+        """The next point where the replicas are combined."""
+        number = next(self._points)
+        if number >= len(self.learnt.kinds):
+            return Point(self.share)
+        kind = self.learnt.kinds[number]
+        return Point(kind.weight(self.share), kind.rows, known=True)
+
+    def whole_value(
+        self,
+        value: Any,
+        name: str = "a number that train_step reports",
+        *,
+        rows: bool | None = None,
+        gather: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """One value a step, such as a loss, for all replicas: a mean, a sum or rows, as a trial has found.
+
+        Args:
+            value: numbers, this replica's; mostly a scalar.
             name: what it is called in messages.
+            rows: whether it has a row for each example, where no trial has found out; None goes by its shape.
+            gather: puts rows together; None is `gather_examples`.
         """
         if any(value is known for known in self._whole):
             return value
-        number = self._points
-        weight = tf.cast(self.next_weight(), value.dtype)
-        if self.probing:
-            self.note([value], name)
-            return self.common(value)
-        if number in self.rows_at or (self.weights is None and value.shape.rank and value.shape[0] is None):
-            return gather_examples(value)
-        return self.sum(tf.math.multiply_no_nan(value, weight))
-
-    def note(self, values: list[Any], name: str) -> None:
-        """While probing: what stands at a point where the replicas are combined."""
-        self.taken.append(values)
-        self.names.append(name)
-
-    def common(self, values: Any) -> Any:
-        """While probing: values that all replicas would have in common, such as a sum over them."""
-
-        def one(value: Any) -> Any:
-            if value is None:
-                return None
-            found = tf.identity(value)
-            leaves = tf.nest.flatten(found, expand_composites=True)
-            self.equal_everywhere.update(leaf.op for leaf in leaves if not hasattr(leaf, "numpy"))
-            return found
-
-        return tf.nest.map_structure(one, values)
-
-    def whole_argument(self, value: Any, name: str, gather: Callable[[Any], Any], *, rows: bool) -> Any:
-        """What a metric of the user's is given, for all replicas: rows, or numbers as `whole_value` has them.
-
-        Args:
-            value: a tensor, this replica's.
-            name: what it is called in messages.
-            gather: puts rows together.
-            rows: whether it has rows, where `probe.py` has not found out.
-        """
-        if any(value is known for known in self._whole):
-            return value
-        number = self._points
-        weight = self.next_weight()
-        if self.probing:
-            self.note([tf.cast(value, tf.float64)], name)
-            return self.common(value)
-        known = self.weights is not None and number < len(self.weights)
-        if number in self.rows_at or (rows and not known):
-            return gather(value)
-        if value.dtype.is_floating:
-            return self.sum(tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype)))
-        whole = self.sum(tf.math.multiply_no_nan(tf.cast(value, tf.float64), tf.cast(weight, tf.float64)))
-        return tf.cast(tf.round(whole), value.dtype)
+        point = self.next_point()
+        if rows is None:
+            rows = bool(value.shape.rank) and value.shape[0] is None
+        if point.rows or (rows and not point.known):
+            return (gather or gather_examples)(value)
+        return as_floats(
+            lambda number: self.sum(tf.math.multiply_no_nan(number, tf.cast(point.weight, number.dtype))),
+            value,
+        )
 
     def part_of_value(self, value: Any) -> Any:
         """One number a step, as a mean over this replica's examples: such parts, by shares, make the whole.
@@ -160,13 +171,10 @@ class ReplicaStep:
         Args:
             value: a float scalar, this replica's.
         """
-        weight = tf.cast(self.next_weight(), value.dtype)
-        if self.probing:
-            self.note([value], "a number that a metric takes")
-            return value
-        if self.weights is None:
-            return value if self.never_empty() else tf.where(self.size > 0, value, tf.zeros_like(value))
-        return self.per_share(tf.math.multiply_no_nan(value, weight))
+        point = self.next_point()
+        if point.known:
+            return self.per_share(tf.math.multiply_no_nan(value, tf.cast(point.weight, value.dtype)))
+        return value if self.never_empty() else tf.where(self.size > 0, value, tf.zeros_like(value))
 
     def mark_whole(self, values: Any) -> None:
         """Says of a nest of tensors that they are the same on every replica already."""
@@ -183,14 +191,21 @@ class ReplicaStep:
 
     def additional_loss(self, value: Any) -> Any:
         """A loss that a layer added: a sum over the batch must count in full, a mean by its share."""
-        number = self._additional
-        self._additional += 1
-        return self.per_share(value) if number in self.summed_losses else value
+        return self.per_share(value) if next(self._additional) in self.learnt.summed_losses else value
 
     def never_empty(self) -> bool:
         """Whether the replica is known to have examples before the step runs."""
         known = tf.get_static_value(self.size)
         return known is not None and int(known) > 0
+
+    def note_write(self, variable: Any) -> None:
+        """Takes note of a variable that this replica writes to, of which each replica has a copy."""
+        if not updating_locally():
+            self.assigned[id(variable)] = variable
+
+    def note_shared_write(self, variable: Any) -> None:
+        """As `note_write`, of a variable that exists once: there is nothing to combine."""
+        del variable
 
     def weighted(self, value: Any) -> Any:
         """`value` times the share; 0, not NaN, where the replica has no examples."""
@@ -208,16 +223,99 @@ class ReplicaStep:
 
     def sum(self, values: Any) -> Any:
         """The sum over all replicas of a nest of tensors, the same on every replica."""
-        return all_reduce_sum(values)
+        return _all_reduced(values, self.waits)
+
+    def gather(self, value: Any) -> Any:
+        """The rows of all replicas of a tensor, ragged or sparse tensor, in the replicas' order."""
+        return _gathered(value, self.waits)
 
 
-def check_not_compiled(step: ReplicaStep | None) -> None:
+class TrialStep(ReplicaStep):
+    """A single replica tries a step out, to learn what its losses are: it talks to nobody.
+
+    Attributes:
+        taken: what stood at each point where the replicas are combined.
+        names: what each of these points is called in messages.
+        equal_everywhere: operations whose results are the same on all replicas.
+    """
+
+    def __init__(self, layout: ReplicaLayout, **known: Any) -> None:
+        super().__init__(layout, **known)
+        self.taken: list[list[Any]] = []
+        self.names: list[str] = []
+        self.equal_everywhere: set[Any] = set()
+
+    def next_point(self) -> Point:
+        """As it stands: what is noted must not be weighted."""
+        return Point(tf.ones([], tf.float32))
+
+    def whole_gradients(self, gradients: list[Any], target: Any) -> list[Any]:
+        """The gradients, noted."""
+        found: list[Any] = self._noted(gradients, "a loss that train_step differentiates")
+        return found
+
+    def gradients_to_apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
+        """Nothing: a trial keeps no change."""
+
+    def whole_value(
+        self,
+        value: Any,
+        name: str = "a number that train_step reports",
+        *,
+        rows: bool | None = None,
+        gather: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """The value, noted."""
+        if any(value is known for known in self._whole):
+            return value
+        return self._noted([value], name)[0]
+
+    def part_of_value(self, value: Any) -> Any:
+        """The value, noted."""
+        self.taken.append([value])
+        self.names.append("a number that a metric takes")
+        return value
+
+    def note_write(self, variable: Any) -> None:
+        """As of every step, in an update too."""
+        self.assigned[id(variable)] = variable
+
+    note_shared_write = note_write
+
+    def sum(self, values: Any) -> Any:
+        """The values: in a trial there is one replica."""
+        return self.common(values)
+
+    def gather(self, value: Any) -> Any:
+        """The rows: in a trial there is one replica."""
+        return self.common(value)
+
+    def common(self, values: Any) -> Any:
+        """Values that all replicas would have in common, such as a sum over them."""
+
+        def one(value: Any) -> Any:
+            if value is None:
+                return None
+            found = tf.identity(value)
+            leaves = tf.nest.flatten(found, expand_composites=True)
+            self.equal_everywhere.update(leaf.op for leaf in leaves if not hasattr(leaf, "numpy"))
+            return found
+
+        return tf.nest.map_structure(one, values)
+
+    def _noted(self, values: list[Any], name: str) -> Any:
+        self.taken.append(values)
+        self.names.append(name)
+        return self.common(values)
+
+
+def check_not_compiled() -> None:
     """Refuses to talk to other replicas inside a function that XLA compiles.
 
     Raises:
         CompilationError: saying what to compile instead.
     """
-    if upstream_tf.in_xla_graph() or (step is not None and step.compiled):
+    if upstream_tf.in_xla_graph():
         raise CompilationError(
             "A function with jit_compile=True needs what the other replicas have: gradients that "
             "optimizer.apply reduces, a loss over the whole batch or synchronized moments. XLA cannot "
@@ -230,6 +328,13 @@ def check_not_compiled(step: ReplicaStep | None) -> None:
         )
 
 
+def as_floats(function: Callable[[Any], Any], value: Any) -> Any:
+    """What a function of floats gives for a tensor of any numbers, in the tensor's own type."""
+    if value.dtype.is_floating:
+        return function(value)
+    return tf.cast(tf.round(function(tf.cast(value, tf.float64))), value.dtype)
+
+
 def all_reduce_sum(values: Any) -> Any:
     """The sum over all replicas of a nest of tensors and `tf.IndexedSlices`, one packed reduction a dtype.
 
@@ -238,16 +343,17 @@ def all_reduce_sum(values: Any) -> Any:
         RuntimeError: inside a nested tf.function, `cond` or loop, where replicas cannot be joined.
     """
     step = current_step()
-    if step is not None and step.probing:
-        return step.common(values)
-    check_not_compiled(step)
+    return _all_reduced(values, _NO_WAITS) if step is None else step.sum(values)
+
+
+def _all_reduced(values: Any, waits: Waits | NoWaits) -> Any:
+    check_not_compiled()
     # A reduction goes to the device of its values; a plain read of a variable names none.
     flat = [tf.identity(value) for value in tf.nest.flatten(values)]
     if not flat:
         return values
     context = tf.distribute.get_replica_context()
-    waits = None if step is None else step.waits
-    begun = None if waits is None else waits.begin(flat)
+    begun = waits.begin(flat)
     reduced: dict[int, Any] = {}
     kinds = [(type(value), value.dtype) for value in flat]
     for kind in dict.fromkeys(kinds):
@@ -258,8 +364,7 @@ def all_reduce_sum(values: Any) -> Any:
         totals = context.all_reduce(tf.distribute.ReduceOp.SUM, given)
         totals = [tf.cast(total, tf.int32) for total in totals] if narrow else totals
         reduced.update(zip(alike, totals, strict=True))
-    if waits is not None:
-        waits.end(begun, [*reduced.values()])
+    waits.end(begun, [*reduced.values()])
     return tf.nest.pack_sequence_as(values, [reduced[i] for i in range(len(flat))])
 
 
@@ -267,31 +372,31 @@ def gather_examples(value: Any) -> Any:
     """Puts the rows of all replicas together, in the replicas' order; gradients flow to own rows only.
 
     Args:
-        value: a tensor, ragged or sparse tensor of shape (own examples, ...).
+        value: a tensor, ragged or sparse tensor of shape (own examples, ...), or None.
 
     Returns:
         The same kind of tensor, of shape (all examples, ...).
     """
-    step = current_step()
     if value is None:
-        return value
-    if step is not None and step.probing:
-        return step.common(value)
+        return None
+    step = current_step()
+    return _gathered(value, _NO_WAITS) if step is None else step.gather(value)
+
+
+def _gathered(value: Any, waits: Waits | NoWaits) -> Any:
     if isinstance(value, tf.RaggedTensor):
         lengths = gather_examples(value.row_lengths())
         return tf.RaggedTensor.from_row_lengths(gather_examples(value.values), lengths, validate=False)
     if isinstance(value, tf.SparseTensor):
         return _gather_sparse(value)
-    check_not_compiled(step)
+    check_not_compiled()
     context = tf.distribute.get_replica_context()
     value = tf.convert_to_tensor(value)
     rows = tf.shape(value)[0]
-    waits = None if step is None else step.waits
-    begun = None if waits is None else waits.begin(value)
+    begun = waits.begin(value)
     counts = context.all_gather(tf.reshape(rows, [1]), axis=0)
     everyone = tf.stop_gradient(context.all_gather(tf.stop_gradient(value), axis=0))
-    if waits is not None:
-        waits.end(begun, [counts, everyone])
+    waits.end(begun, [counts, everyone])
     start = tf.reduce_sum(counts[: context.replica_id_in_sync_group])
     joined = tf.concat([everyone[:start], value, everyone[start + rows :]], axis=0)
     joined.set_shape([None, *value.shape[1:]])

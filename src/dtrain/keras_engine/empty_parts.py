@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain.keras_engine.context import check_not_compiled, current_step
+from dtrain.keras_engine.context import TrialStep, check_not_compiled, current_step
 from dtrain.keras_engine.protocol import in_replica
 from dtrain.keras_engine.replica_attributes import watch
 from dtrain.keras_engine.variables import holds_parts
@@ -32,14 +32,12 @@ def layer_call(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs:
     if getattr(_local, "inside", False) or not in_replica():
         return original(self, *args, **kwargs)
     watch(self)
-    step = current_step()
-    if step is not None and step.probing:  # it has examples
+    if isinstance(current_step(), TrialStep):  # it has examples
         return original(self, *args, **kwargs)
     rows = _rows_of_first((args, kwargs))
-    compiled = (step is not None and step.compiled) or upstream_tf.in_xla_graph()
     # XLA has kernels of its own, and knows all shapes.
     known = None if rows is None else tf.get_static_value(rows)
-    if rows is None or compiled or (known is not None and int(known) > 0):
+    if rows is None or upstream_tf.in_xla_graph() or (known is not None and int(known) > 0):
         with _inside(None):
             return original(self, *args, **kwargs)
     empty = tf.equal(rows, 0)
@@ -53,7 +51,7 @@ def layer_call(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs:
 def moments(original: Callable[..., Any], x: Any, axes: Any, keepdims: bool) -> Any:
     """The replacement of what a synchronized BatchNormalization computes over all replicas' examples."""
     if in_replica():
-        check_not_compiled(current_step())
+        check_not_compiled()
     empty = getattr(_local, "empty", None)
     return original(x if empty is None else _cut(x, empty), axes, keepdims)
 

@@ -11,11 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.keras_engine.accumulation import check_dense
 from dtrain.keras_engine.context import ReplicaStep, current_step, underlying, variable_ids
 from dtrain.keras_engine.input import as_tensor
 from dtrain.keras_engine.parts import is_split, joined_gradient, parts_of
-from dtrain.keras_engine.row_gradients import sum_gradients
+from dtrain.keras_engine.row_gradients import Lookups, sum_gradients
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import replaces
 
@@ -33,32 +32,41 @@ def gradient(
     step = current_step()
     if step is None or not step.training or not _has_variables(sources):
         return _by_parts(original, self, target, sources, output_gradients, unconnected_gradients)
-    weight = step.next_weight()
-    if step.weights is None and _adds_up(target):
-        weight = tf.ones_like(step.share)
+    point = step.next_point()
+    weight = point.weight if point.known or not _sums_examples(target) else tf.ones_like(step.share)
     seeds = _seeds(weight, target, output_gradients)
     found = original(self, target, sources, seeds, unconnected_gradients)
-    flat = tf.nest.flatten(found)
+    flat, each = tf.nest.flatten(found), tf.nest.flatten(sources)
     # The gradients of inputs belong to this replica's examples; those of variables to all.
-    mine = [i for i, source in enumerate(tf.nest.flatten(sources)) if _is_variable(source)]
-    gradients = [flat[i] for i in mine]
-    if step.probing:
-        step.note(gradients, "a loss that train_step differentiates")
-        for i, whole_one in zip(mine, step.common(gradients), strict=True):
-            flat[i] = whole_one
-        return tf.nest.pack_sequence_as(found, flat) if tf.nest.is_nested(found) else flat[0]
-    if step.phase is not None:
-        check_dense(gradients)
-    if step.waits is not None:
-        step.waits.meet(target)
-    if step.compiled or step.phase is not None:
-        whole = no_whole_oneof_nothing(step, gradients)
-    else:
-        whole = reduce_gradients(step, gradients, scaled=True)
-    for i, whole_one in zip(mine, whole, strict=True):
-        flat[i] = whole_one
-    step.reduced |= variable_ids([tf.nest.flatten(sources)[i] for i in mine])
+    mine = [i for i, source in enumerate(each) if _is_variable(source)]
+    for i, whole in zip(mine, step.whole_gradients([flat[i] for i in mine], target), strict=True):
+        flat[i] = whole
+    step.reduced |= variable_ids([each[i] for i in mine])
     return tf.nest.pack_sequence_as(found, flat) if tf.nest.is_nested(found) else flat[0]
+
+
+class AtOnce(ReplicaStep):
+    """A step whose gradients are reduced where its tape gives them."""
+
+    def whole_gradients(self, gradients: list[Any], target: Any) -> list[Any]:
+        """The sums over the replicas."""
+        self.waits.meet(target)
+        return _reduced(zero_if_empty(self, gradients))
+
+    def gradients_to_apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        """The whole batch's: those of `tape.gradient` are already, others are reduced here."""
+        missing = [
+            i
+            for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
+            if gradient is not None and not variable_ids([variable]) <= self.reduced
+        ]
+        by_share = [_scale(gradients[i], self.share) for i in missing]
+        whole = dict(zip(missing, _reduced(zero_if_empty(self, by_share)), strict=True))
+        return [whole.get(i, gradient) for i, gradient in enumerate(gradients)]
+
+    def gradients_of_program(self, gradients: list[Any], lookups: list[Lookups]) -> list[Any]:
+        """As `whole_gradients`, of what XLA has computed, where alone the lookups could be found."""
+        return sum_gradients(gradients, lookups)
 
 
 def _by_parts(original: Callable[..., Any], tape: Any, target: Any, sources: Any, *rest: Any) -> Any:
@@ -76,25 +84,12 @@ def _by_parts(original: Callable[..., Any], tape: Any, target: Any, sources: Any
     return tf.nest.pack_sequence_as(sources, joined) if tf.nest.is_nested(sources) else joined[0]
 
 
-def reduce_gradients(step: ReplicaStep, gradients: list[Any], *, scaled: bool) -> list[Any]:
-    """Sums gradients over the replicas, each by its replica's share.
-
-    Args:
-        step: the step they belong to.
-        gradients: tensors, `tf.IndexedSlices` or None.
-        scaled: whether the share is in them already.
-    """
-    if not scaled:
-        gradients = [_scale(g, step.share) for g in gradients]
-    gradients = no_whole_oneof_nothing(step, gradients)
-    present = [g for g in gradients if g is not None]
-    if not present:
-        return gradients
-    reduced = iter(sum_gradients(present))
+def _reduced(gradients: list[Any]) -> list[Any]:
+    reduced = iter(sum_gradients([g for g in gradients if g is not None]))
     return [None if g is None else next(reduced) for g in gradients]
 
 
-def no_whole_oneof_nothing(step: ReplicaStep, gradients: list[Any]) -> list[Any]:
+def zero_if_empty(step: ReplicaStep, gradients: list[Any]) -> list[Any]:
     """Zeros in the place of a replica's gradients where it has no examples: theirs may be NaN."""
     present = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
     if step.never_empty() or not present:
@@ -109,7 +104,7 @@ def no_whole_oneof_nothing(step: ReplicaStep, gradients: list[Any]) -> list[Any]
     return [None if g is None else one(g) for g in gradients]
 
 
-def _adds_up(target: Any) -> bool:
+def _sums_examples(target: Any) -> bool:
     """Whether the tape sums the target over examples: losses that were not reduced."""
     return any(as_tensor(t).shape.rank != 0 for t in tf.nest.flatten(target))
 

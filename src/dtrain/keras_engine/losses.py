@@ -16,6 +16,7 @@ import tensorflow as tf
 from dtrain.errors import CompilationError, DataError
 from dtrain.keras_engine.context import (
     ReplicaStep,
+    TrialStep,
     all_reduce_sum,
     current_step,
     gather_examples,
@@ -59,9 +60,8 @@ def reduce_weighted(
 ) -> Any:
     """The replacement of Keras' reduction of per-example losses to one value."""
     step = current_step()
-    if (step is None and not in_replica()) or (step is not None and step.layout.replicas == 1):
-        return original(values, sample_weight, mask, reduction, dtype)
-    if step is not None and step.sees_everything:
+    whole = not in_replica() if step is None else step.sees_everything
+    if whole:
         return original(values, sample_weight, mask, reduction, dtype)
     values = as_tensor(values)
     if step is None:
@@ -93,7 +93,7 @@ def loss_call(
 ) -> Any:
     """The replacement of `Loss.__call__`: a loss that gives one value sees all replicas' examples."""
     step = current_step()
-    if step is None or step.layout.replicas == 1 or step.sees_everything:
+    if step is None or step.sees_everything:
         return original(self, y_true, y_pred, sample_weight)
     if overrides_call(self) or not (couples_examples(self) or _gives_scalar(self, y_true, y_pred)):
         return original(self, y_true, y_pred, sample_weight)
@@ -120,7 +120,7 @@ def _make_own_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def __call__(self: Any, y_true: Any, y_pred: Any, *weights: Any, **named: Any) -> Any:  # noqa: N807
         step = current_step()
-        if step is None or step.layout.replicas == 1 or step.sees_everything:
+        if step is None or step.sees_everything:
             return original(self, y_true, y_pred, *weights, **named)
         given = [*weights, *named.values()]
         # What divides by weights or by what is not masked is no mean over a replica's examples.
@@ -147,7 +147,7 @@ def _of_all_examples(step: ReplicaStep, function: Callable[..., Any], arguments:
     are summed by the tape, and so are right as they are. A trial with the same examples twice over sees them
     once: for all replicas the loss is one value, and neither grows nor shrinks with a replica's part.
     """
-    if step.probing:
+    if isinstance(step, TrialStep):
         once = tf.cast(tf.round(step.per_share(tf.cast(step.size, tf.float32))), tf.int32)
         arguments = map_leaves(lambda leaf: _first(leaf, once), arguments)
     with step.seeing_everything():
@@ -185,7 +185,9 @@ def _unwrapped_call(kind: Any) -> Any:
 def couples_examples(loss: Any) -> bool:
     """Whether an example's loss depends on the other examples of the batch, as in metric learning."""
     step = current_step()
-    return isinstance(loss, keras.losses.Circle) or (step is not None and id(loss) in step.coupled_losses)
+    return isinstance(loss, keras.losses.Circle) or (
+        step is not None and id(loss) in step.learnt.coupled_losses
+    )
 
 
 def is_own_loss(loss: Any) -> bool:

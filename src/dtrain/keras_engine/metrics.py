@@ -28,14 +28,10 @@ _RESET = "_dtrain_reset"  # an attribute of a model: what resets its metrics, an
 def mean_update(original: Callable[..., Any], self: Any, values: Any, sample_weight: Any = None) -> Any:
     """The replacement of `keras.metrics.Mean.update_state`."""
     step = current_step()
-    if step is None or step.layout.replicas == 1:
-        return original(self, values, sample_weight)
-    found = as_tensor(values)
-    if found.shape.rank != 0:
+    found = as_tensor(values) if step is not None and not step.sees_everything else None
+    if step is None or found is None or found.shape.rank != 0:
         return original(self, values, sample_weight)
     found = tf.cast(found, self.dtype)
-    if step.sees_everything:
-        return original(self, found, sample_weight)
     if sample_weight is None:
         return original(self, step.whole_value(found), None)
     return original(self, step.part_of_value(found), sample_weight)
@@ -45,7 +41,7 @@ def mean_update(original: Callable[..., Any], self: Any, values: Any, sample_wei
 def sum_update(original: Callable[..., Any], self: Any, values: Any, sample_weight: Any = None) -> Any:
     """The replacement of `keras.metrics.Sum.update_state`: a number a step is added once, not by each."""
     step = current_step()
-    if step is None or step.layout.replicas == 1 or step.sees_everything or sample_weight is not None:
+    if step is None or step.sees_everything or sample_weight is not None:
         return original(self, values, sample_weight)
     found = as_tensor(values)
     if found.shape.rank != 0:
@@ -63,7 +59,7 @@ def wrapper_update(
     if in_replica() and not prepared and own_metrics.is_own(self):
         return own_metrics.update(original, self, (y_true, y_pred), {"sample_weight": sample_weight})
     step = current_step()
-    if prepared or step is None or step.layout.replicas == 1:
+    if prepared or step is None:
         return original(self, y_true, y_pred, sample_weight)
     value = as_tensor(upstream_keras.metric_value(self, y_true, y_pred))
     if value.shape.rank != 0:

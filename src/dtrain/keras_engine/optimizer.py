@@ -11,16 +11,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.keras_engine.accumulation import ADD, totals
 from dtrain.keras_engine.asynchronous.step import current_block
 from dtrain.keras_engine.asynchronous.updates import updating
 from dtrain.keras_engine.context import (
+    TrialStep,
     current_step,
     local_update,
     updating_locally,
-    variable_ids,
 )
-from dtrain.keras_engine.gradients import reduce_gradients
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
 from dtrain.keras_engine.row_gradients import sum_gradients
 from dtrain.keras_engine.scope import check_optimizer_left_out, check_same_strategy
@@ -44,7 +42,7 @@ def apply(
     if block is not None and not updating_locally() and len(grads) > 0:
         return block.apply(original, self, grads, trainable_variables)
     step = current_step()
-    if step is not None and step.probing:
+    if isinstance(step, TrialStep):
         if trainable_variables is not None:
             _build(self, tf.distribute.get_strategy(), list(trainable_variables))
         return None
@@ -100,17 +98,14 @@ def _apply_in_replica(
     step = current_step()
     targets = variables if variables is not None else upstream_keras.trainable_variables_of(optimizer)
     _build(optimizer, strategy, targets)
-    if step is not None and step.compiled:
-        step.captured.append((optimizer, grads, targets))
+    found = _reduced(grads) if step is None else step.gradients_to_apply(optimizer, grads, targets)
+    if found is None:
         return None
-    if step is not None and step.phase is not None:
-        grads = totals(step, optimizer, grads, targets)
-    else:
-        grads = _reduced(grads, targets)
+    grads = found
     if not layout.central:
         with local_update():
             original(optimizer, grads, variables)
-        if step is None or step.phase != ADD:
+        if step is None or step.updates_weights:
             hand_out(optimizer, [v for v, g in zip(targets, grads, strict=True) if g is not None])
         return None
 
@@ -183,21 +178,10 @@ def _apply_across(
     return None
 
 
-def _reduced(grads: list[Any], variables: list[Any]) -> list[Any]:
-    """The whole batch's gradients: those of `tape.gradient` are already, others are reduced here."""
-    step = current_step()
-    if step is None:
-        summed = iter(sum_gradients([g for g in grads if g is not None]))
-        return [None if g is None else next(summed) for g in grads]
-    missing = [
-        i for i, v in enumerate(variables) if grads[i] is not None and not variable_ids([v]) <= step.reduced
-    ]
-    if missing:
-        for i, g in zip(
-            missing, reduce_gradients(step, [grads[i] for i in missing], scaled=False), strict=True
-        ):
-            grads[i] = g
-    return grads
+def _reduced(grads: list[Any]) -> list[Any]:
+    """The sums over all replicas, in a loop of the user's own."""
+    summed = iter(sum_gradients([g for g in grads if g is not None]))
+    return [None if g is None else next(summed) for g in grads]
 
 
 def _build(optimizer: Any, strategy: Any, variables: list[Any]) -> None:

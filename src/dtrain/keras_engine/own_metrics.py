@@ -19,7 +19,14 @@ import keras
 import tensorflow as tf
 
 from dtrain.errors import CompilationError, StepError
-from dtrain.keras_engine.context import ReplicaStep, check_not_compiled, current_step, underlying
+from dtrain.keras_engine.context import (
+    ReplicaStep,
+    TrialStep,
+    as_floats,
+    check_not_compiled,
+    current_step,
+    underlying,
+)
 from dtrain.keras_engine.empty_parts import in_layer, without_row
 from dtrain.keras_engine.input import as_tensor
 from dtrain.keras_engine.losses import gathered
@@ -192,14 +199,14 @@ def _may_be_tried(metric: Any, arguments: Arguments) -> bool:
 
 def _check_place(metric: Any, step: ReplicaStep | None) -> None:
     """Refuses to meet where replicas cannot."""
-    if step is not None and step.probing:
+    if isinstance(step, TrialStep):
         return
     what = (
         f"update_state of the metric {metric.name!r} does not add up over examples, so it needs the examples "
         "of all replicas"
     )
     try:
-        check_not_compiled(step)
+        check_not_compiled()
     except CompilationError:
         raise CompilationError(
             f"{what}, and XLA cannot compile what replicas exchange.",
@@ -238,7 +245,7 @@ def _in_step(metric: Any, step: ReplicaStep, value: Any, kind: Any) -> Any:
     if isinstance(kind, Rows) and (not kind.dense or value.dtype == tf.string):
         return gathered(value)
     rows = isinstance(kind, Rows) and (value.shape[0] is None or not in_layer())
-    return step.whole_argument(value, f"what the metric {metric.name!r} is given", gathered, rows=rows)
+    return step.whole_value(value, f"what the metric {metric.name!r} is given", rows=rows, gather=gathered)
 
 
 def _mean(metric: Any, value: Any) -> Any:
@@ -250,10 +257,7 @@ def _mean(metric: Any, value: Any) -> Any:
         stacklevel=2,
     )
     context = tf.distribute.get_replica_context()
-    if value.dtype.is_floating:
-        return context.all_reduce(tf.distribute.ReduceOp.MEAN, value)
-    mean = context.all_reduce(tf.distribute.ReduceOp.MEAN, tf.cast(value, tf.float64))
-    return tf.cast(tf.round(mean), value.dtype)
+    return as_floats(lambda number: context.all_reduce(tf.distribute.ReduceOp.MEAN, number), value)
 
 
 @contextlib.contextmanager

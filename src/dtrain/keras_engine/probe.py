@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from dtrain.errors import StepError
 from dtrain.keras_engine import messages
-from dtrain.keras_engine.context import ReplicaStep, replica_step
+from dtrain.keras_engine.context import Learnt, TrialStep, replica_step
 from dtrain.keras_engine.input import batch_rows
 from dtrain.keras_engine.losses import is_own_loss, learn_coupling
 from dtrain.keras_engine.protocol import ReplicaLayout
@@ -56,32 +56,38 @@ class StepTrial:
     """The user's step, traced on one replica: what it uses is made by that, what it is can be found out.
 
     Args:
-        step: runs the user's step on a batch, with a `ReplicaStep` to write to.
+        step: runs the user's step on a batch, with a `TrialStep` to write to.
         part: a batch of one replica.
         model: the model.
         layout: its strategy's.
+        learnt: what is known of its losses already.
         rows: examples to try with.
         training: whether it is a train step.
     """
 
     def __init__(
         self,
-        step: Callable[[Any, ReplicaStep], None],
+        step: Callable[[Any, TrialStep], None],
         part: Any,
         model: Any,
         layout: ReplicaLayout,
+        learnt: Learnt,
         *,
         rows: int,
         training: bool,
     ) -> None:
         self._step, self._part, self._model, self._layout = step, part, model, layout
-        self._rows, self._training = rows, training
-        self._last: ReplicaStep | None = None
+        self._learnt, self._rows, self._training = learnt, rows, training
+        self._last: TrialStep | None = None
         self._trial = Trial(self._run, part, model.distribute_strategy)
 
     def _run(self, part: Any) -> list[list[Any]]:
-        trial = ReplicaStep(
-            self._layout, size=batch_rows(part), total=self._rows, training=self._training, probing=True
+        trial = TrialStep(
+            self._layout,
+            size=batch_rows(part),
+            total=self._rows,
+            training=self._training,
+            learnt=self._learnt,
         )
         with replica_step(trial):
             self._step(part, trial)
@@ -155,7 +161,7 @@ def summed_losses(model: Any, part: Any, layout: ReplicaLayout, rows: int) -> fr
     once = some_rows_of(x, 0, rows)
 
     def added(x: Any) -> list[Any]:
-        trial = ReplicaStep(layout, size=batch_rows(x), total=rows, training=True, probing=True)
+        trial = TrialStep(layout, size=batch_rows(x), total=rows, training=True)
         with replica_step(trial):
             model(x, training=True) if upstream_keras.takes_training(model) else model(x)
         return [tf.reduce_sum(loss) for loss in model.losses]
@@ -190,7 +196,7 @@ def coupled_losses(model: Any, part: Any, layout: ReplicaLayout, rows: int) -> l
     x, y_true = some_rows_of((x, y_true), 0, rows)
 
     def predict(x: Any) -> Any:
-        trial = ReplicaStep(layout, size=rows, total=rows, training=False, probing=True)
+        trial = TrialStep(layout, size=rows, total=rows, training=False)
         with replica_step(trial):
             return model(x, training=False) if upstream_keras.takes_training(model) else model(x)
 

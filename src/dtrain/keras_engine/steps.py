@@ -15,8 +15,16 @@ import tensorflow as tf
 
 from dtrain.errors import StepError
 from dtrain.keras_engine import metrics, own_metrics, state
-from dtrain.keras_engine.accumulation import check_dense
-from dtrain.keras_engine.context import ReplicaStep, gather_examples, replica_step, variable_ids
+from dtrain.keras_engine.accumulation import UPDATE, MicroBatch
+from dtrain.keras_engine.context import (
+    Learnt,
+    ReplicaStep,
+    as_floats,
+    gather_examples,
+    replica_step,
+    variable_ids,
+)
+from dtrain.keras_engine.gradients import AtOnce, zero_if_empty
 from dtrain.keras_engine.input import batch_rows, map_leaves
 from dtrain.keras_engine.losses import is_own_loss, watch_own_call
 from dtrain.keras_engine.probe import (
@@ -29,9 +37,9 @@ from dtrain.keras_engine.probe import (
 )
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.replica_attributes import watch
-from dtrain.keras_engine.row_gradients import Lookups, sum_gradients
+from dtrain.keras_engine.row_gradients import Lookups
 from dtrain.keras_engine.talk import exchange
-from dtrain.keras_engine.waits import Waits
+from dtrain.keras_engine.waits import NoWaits, Waits
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
@@ -59,19 +67,20 @@ class StepProgram:
         self.name = "train_step" if training else "test_step"
         # The results of Keras' own steps are computed once, after the last step of a call.
         self.stock = step_is_stock(model, self.name)
-        self.kinds: list[LossKind] = []
-        self.summed_losses: frozenset[int] = frozenset()
-        self.coupled: frozenset[int] = frozenset()
-        self._learnt = False
+        self._results_while_traced = silent_results if self.stock else metrics.whole_results
+        self._has_learnt = False
+        self._kinds: list[LossKind] = []
+        self._summed: frozenset[int] = frozenset()
         self._coupled: list[bool] = []
-        self._named = False  # whether `coupled` says what `_coupled` does
 
     def wants_part(self) -> bool:
         """Whether `learn` needs a batch to learn from."""
-        if self._learnt:
+        if self._has_learnt:
             return False
-        losses = [loss for _, loss in upstream_keras.compiled_losses(self.model)]
-        return self._own_step() or has_own_layers(self.model) or any(map(is_own_loss, losses))
+        return self._own_step() or has_own_layers(self.model) or any(map(is_own_loss, self._losses()))
+
+    def _losses(self) -> list[Any]:
+        return [loss for _, loss in upstream_keras.compiled_losses(self.model)]
 
     def _own_step(self) -> bool:
         return not (self.stock and _is_keras_own(self.model, "compute_loss"))
@@ -82,27 +91,25 @@ class StepProgram:
         Args:
             part: a batch of this process' first replica; needed where `wants_part` says so.
         """
-        if not self.wants_part():
-            if self._learnt:
-                self._name_coupled()
-            self._learnt = True
-            return
-        self._learnt = True
-        part = without_optionals(part)
-        rows = min(ROWS, int(batch_rows(part)))
-        # All workers trace the step, which makes what it makes; nothing talks, so one of them can try it.
-        trial = self._traced(part, rows) if self._own_step() and rows > 0 else None
-        # One worker decides for all: no worker's own examples may make it differ from the others.
-        mine = self._found(part, rows, trial) if self.layout.worker == 0 else None
-        self._coupled, self.summed_losses, self.kinds, refusal = exchange(self.layout, mine)[0]
-        if refusal:
-            raise StepError(refusal["message"], hint=refusal["hint"])
-        self._named = False
-        self._name_coupled()
+        if self.wants_part():
+            part = without_optionals(part)
+            rows = min(ROWS, int(batch_rows(part)))
+            # All workers trace the step, which makes what it makes; nothing talks, so one of them can try it.
+            trial = self._traced(part, rows) if self._own_step() and rows > 0 else None
+            # One worker decides for all: no worker's own examples may make it differ from the others.
+            mine = self._found(part, rows, trial) if self.layout.worker == 0 else None
+            self._coupled, self._summed, self._kinds, refusal = exchange(self.layout, mine)[0]
+            if refusal:
+                self._has_learnt = True
+                raise StepError(refusal["message"], hint=refusal["hint"])
+        self._has_learnt = True
+        self._watch_losses()
 
     def _traced(self, part: Any, rows: int) -> StepTrial | None:
         try:
-            return StepTrial(self._tried, part, self.model, self.layout, rows=rows, training=self.training)
+            return StepTrial(
+                self._tried, part, self.model, self.layout, self._learnt(), rows=rows, training=self.training
+            )
         except Exception as error:
             logger.debug("the step cannot be tried out: %s", error, exc_info=True)
             return None
@@ -112,11 +119,10 @@ class StepProgram:
         model, layout = self.model, self.layout
         built = all(layer.built for layer in upstream_keras.layers_of(model))
         if rows > 0 and built and has_own_layers(model):
-            self.summed_losses = summed_losses(model, part, layout, rows)
-        coupled = coupled_losses(model, part, layout, rows if built else 0)
-        if trial is not None and (self.summed_losses or any(coupled)):
-            self._coupled, self._named = coupled, False
-            self._name_coupled()
+            self._summed = summed_losses(model, part, layout, rows)
+        self._coupled = coupled_losses(model, part, layout, rows if built else 0)
+        if trial is not None and (self._summed or any(self._coupled)):
+            self._watch_losses()
             trial = self._traced(part, rows)
         kinds: list[LossKind] = []
         refusal: dict[str, str] = {}
@@ -128,42 +134,39 @@ class StepProgram:
             refusal = {"message": error.message, "hint": error.hint}
         except Exception as error:
             logger.debug("the step cannot be tried out: %s", error, exc_info=True)
-        return coupled, self.summed_losses, kinds, refusal
+        return self._coupled, self._summed, kinds, refusal
 
-    def _name_coupled(self) -> None:
-        if not self._named:
-            losses = [loss for _, loss in upstream_keras.compiled_losses(self.model)]
-            for loss in losses:
-                watch_own_call(loss)
-            pairs = zip(losses, self._coupled, strict=False)
-            self.coupled = frozenset(id(loss) for loss, found in pairs if found)
-            self._named = True
+    def _watch_losses(self) -> None:
+        for loss in self._losses():
+            watch_own_call(loss)
+
+    def _learnt(self) -> Learnt:
+        """What was learnt, of the losses as they are built now."""
+        pairs = zip(self._losses(), self._coupled, strict=False)
+        return Learnt(self._kinds, self._summed, frozenset(id(loss) for loss, coupled in pairs if coupled))
 
     @property
     def findings(self) -> dict[str, Any] | None:
         """What was learnt, as plain data; None before. A trial with other weights may find something else."""
-        if not self._learnt:
+        if not self._has_learnt:
             return None
-        kinds = [(kind.sums, kind.scale, kind.rows) for kind in self.kinds]
-        return {"coupled": list(self._coupled), "summed": sorted(self.summed_losses), "kinds": kinds}
+        kinds = [(kind.sums, kind.scale, kind.rows) for kind in self._kinds]
+        return {"coupled": list(self._coupled), "summed": sorted(self._summed), "kinds": kinds}
 
     @findings.setter
     def findings(self, found: dict[str, Any]) -> None:
-        self._learnt = True
+        self._has_learnt = True
         self._coupled = list(found["coupled"])
-        self.summed_losses = frozenset(found["summed"])
-        self.kinds = [
+        self._summed = frozenset(found["summed"])
+        self._kinds = [
             LossKind(sums=sums, scale=scale, rows=bool(rows and rows[0]))
             for sums, scale, *rows in found["kinds"]
         ]
-        self._named = False  # the losses may not be built yet
 
     def _tried(self, part: Any, step: ReplicaStep) -> None:
         """The user's step, all of its combining points included, on one replica alone."""
         self._watch_metrics()
-        step.summed_losses = self.summed_losses
-        step.coupled_losses = self.coupled
-        with silent_results(self.model) if self.stock else metrics.whole_results(self.model):
+        with self._results_while_traced(self.model):
             outputs = self._user_step(part)
         if not self.stock:
             combine(step, outputs)
@@ -176,13 +179,13 @@ class StepProgram:
         Args:
             parts: a batch for each replica of this process.
             total: examples in the whole batch, over all processes; None if not known yet.
-            phase: as `ReplicaStep.phase`.
+            phase: `ADD` or `UPDATE` for a micro-batch; None where gradients are reduced at once.
         """
         self._watch_metrics()
         strategy = self.model.distribute_strategy
         totals = upstream_tf.per_replica([total] * len(parts)) if total is not None else None
         # Set here, not in the replicas: they run in threads that take turns.
-        with silent_results(self.model) if self.stock else metrics.whole_results(self.model):
+        with self._results_while_traced(self.model):
             in_replica = upstream_keras.with_seed_generator(
                 lambda part, total: self._in_replica(part, total, phase)
             )
@@ -207,75 +210,79 @@ class StepProgram:
         watch(self.model)
         part = without_optionals(part)
         size = batch_rows(part)
-        waits = Waits() if self.measured else None
+        waits = Waits() if self.measured else NoWaits()
         if total is None:
             total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, size)
-            if waits is not None:
-                waits.expect(total)
-        if self.compiled:
-            outputs = self._compiled_step(part, size, total, phase, waits)
-        else:
-            step = self._knowing(
-                ReplicaStep(
-                    self.layout, size=size, total=total, training=self.training, phase=phase, waits=waits
-                )
-            )
-            with replica_step(step):
-                outputs = self._user_step(part)
-                state.synchronise(step)
-                outputs = {} if self.stock else combine(step, outputs)
-        return outputs, None if waits is None else waits.total()
-
-    def _knowing(self, step: ReplicaStep) -> ReplicaStep:
-        """Gives a step what was learnt of the user's losses."""
-        step.summed_losses = self.summed_losses
-        step.coupled_losses = self.coupled
-        if self.kinds:
-            step.weights = [kind.weight(step.share) for kind in self.kinds]
-            step.rows_at = frozenset(i for i, kind in enumerate(self.kinds) if kind.rows)
-        return step
+            waits.expect(total)
+        known = {"size": size, "total": total, "training": self.training}
+        step = _step_of_phase(self.layout, phase, **known, learnt=self._learnt(), waits=waits)
+        one = self._compiled_step if self.compiled else self._plain_step
+        with replica_step(step):
+            outputs = one(step, part, known)
+        return outputs, waits.total()
 
     def _user_step(self, part: Any) -> Any:
         return unwrapped(getattr(self.model, self.name))(part)
 
-    def _compiled_step(self, part: Any, size: Any, total: Any, phase: str | None, waits: Waits | None) -> Any:
+    def _plain_step(self, step: AtOnce | MicroBatch, part: Any, known: dict[str, Any]) -> Any:
+        del known
+        outputs = self._user_step(part)
+        state.synchronise(step)
+        return {} if self.stock else combine(step, outputs)
+
+    def _compiled_step(self, step: AtOnce | MicroBatch, part: Any, known: dict[str, Any]) -> Any:
         """Forward and backward in one XLA program; the reduction and the update after it."""
         captured: list[tuple[Any, list[Any], list[Any]]] = []
         kinds: list[list[tuple[str, ...]]] = []
-        written: dict[int, Any] = {}
 
         def inside(part: Any, size: Any, total: Any) -> Any:
-            step = self._knowing(
-                ReplicaStep(self.layout, size=size, total=total, training=self.training, compiled=True)
+            compiled = CompiledStep(
+                self.layout, size=size, total=total, training=self.training, learnt=step.learnt
             )
-            with replica_step(step):
+            with replica_step(compiled):
                 self._user_step(part)
-            captured[:] = step.captured
-            written.update(step.assigned)
-            present = [[g for g in grads if g is not None] for _, grads, _ in step.captured]
+            captured[:] = compiled.captured
+            step.assigned.update(compiled.assigned)
+            present = [[g for g in grads if g is not None] for _, grads, _ in captured]
             lookups = [[Lookups.of(g) for g in grads] for grads in present]
             kinds[:] = [[each.kinds for each in found] for found in lookups]
             return present, [[each.sizes for each in found] for found in lookups]
 
-        if waits is not None:
-            waits.meet(size)  # the program as a whole needs the total
-        gradients, sizes = tf.function(inside, jit_compile=True, autograph=False)(part, size, total)
-        step = ReplicaStep(
-            self.layout, size=size, total=total, training=self.training, phase=phase, waits=waits
-        )
-        step.assigned.update(written)
-        with replica_step(step):
-            for (optimizer, traced, variables), values, *rows in zip(
-                captured, gradients, kinds, sizes, strict=True
-            ):
-                if phase is not None:
-                    check_dense(values)
-                lookups = list(map(Lookups, *rows))
-                found = iter(values if phase is not None else sum_gradients(values, lookups))
-                step.reduced |= variable_ids(variables)
-                optimizer.apply([None if g is None else next(found) for g in traced], variables)
-            state.synchronise(step)
+        step.waits.meet(known["size"])  # the program as a whole needs the total
+        program = tf.function(inside, jit_compile=True, autograph=False)
+        gradients, sizes = program(part, known["size"], known["total"])
+        for (optimizer, traced, variables), values, *rows in zip(
+            captured, gradients, kinds, sizes, strict=True
+        ):
+            found = iter(step.gradients_of_program(values, list(map(Lookups, *rows))))
+            step.reduced |= variable_ids(variables)
+            optimizer.apply([None if g is None else next(found) for g in traced], variables)
+        state.synchronise(step)
         return {}
+
+
+class CompiledStep(ReplicaStep):
+    """A step inside a program that XLA compiles: its gradients leave it as they are, to be applied outside.
+
+    Attributes:
+        captured: the optimizers with what each was to apply.
+    """
+
+    def __init__(self, layout: ReplicaLayout, **known: Any) -> None:
+        super().__init__(layout, **known)
+        self.captured: list[tuple[Any, list[Any], list[Any]]] = []
+
+    def whole_gradients(self, gradients: list[Any], target: Any) -> list[Any]:
+        """This replica's own, by its share."""
+        return zero_if_empty(self, gradients)
+
+    def gradients_to_apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
+        """Nothing yet."""
+        self.captured.append((optimizer, gradients, variables))
+
+
+def _step_of_phase(layout: ReplicaLayout, phase: str | None, **known: Any) -> AtOnce | MicroBatch:
+    return AtOnce(layout, **known) if phase is None else MicroBatch(layout, last=phase == UPDATE, **known)
 
 
 def step_is_stock(model: Any, name: str) -> bool:
@@ -300,11 +307,8 @@ def combine(step: ReplicaStep, outputs: Any) -> Any:
             return _all_rows(step, value, name)
         value = tf.convert_to_tensor(value)
         name = f"what {'train_step' if step.training else 'test_step'} returns as {name!r}"
-        if value.dtype.is_floating:
-            return step.whole_value(value, name)
-        if value.dtype.is_integer or (value.dtype.is_bool and value.shape.rank):
-            whole = step.whole_value(tf.cast(value, tf.float64), name)
-            return tf.cast(tf.round(whole), value.dtype)
+        if value.dtype.is_floating or value.dtype.is_integer or (value.dtype.is_bool and value.shape.rank):
+            return as_floats(lambda number: step.whole_value(number, name), value)
         return value
 
     paths = keras.tree.flatten_with_path(outputs)

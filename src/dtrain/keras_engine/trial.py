@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.keras_engine.context import current_step, local_update, replicas_are
+from dtrain.keras_engine.context import TrialStep, current_step, local_update, replicas_are
 from dtrain.keras_engine.input import batch_spec, map_leaves
 from dtrain.keras_engine.protocol import layout_of
 from dtrain.upstream import tensorflow as upstream_tf
@@ -125,7 +125,7 @@ class _LoneReplica(tf.distribute.ReplicaContext):  # type: ignore[misc]
 
 def _whole(value: Any) -> Any:
     step = current_step()
-    return value if step is None else step.common(value)
+    return step.common(value) if isinstance(step, TrialStep) else value
 
 
 @contextlib.contextmanager

@@ -52,6 +52,25 @@ class Waits:
         return tf.add_n(self._spans) if self._spans else tf.zeros([], tf.float64)
 
 
+class NoWaits:
+    """Nobody wants to know how long a replica waits, or the transport does."""
+
+    def begin(self, values: Any) -> Any:
+        """Nothing."""
+
+    def end(self, begun: Any, values: Any) -> None:
+        """Nothing."""
+
+    def expect(self, value: Any) -> None:
+        """Nothing."""
+
+    def meet(self, values: Any) -> None:
+        """Nothing."""
+
+    def total(self) -> Any:
+        """Not known."""
+
+
 def _place() -> Any:
     """Where operations are put now."""
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dtrain.keras_engine.context import ReplicaStep, underlying
+from dtrain.keras_engine.context import TrialStep, underlying
 from dtrain.keras_engine.trial import Trial, some_rows_of, twice
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
@@ -66,7 +66,7 @@ _CLEAR = 0.25  # how far random numbers, which differ between the runs, may move
 
 
 def state_problems(
-    trial: Trial, step: ReplicaStep, part: Any, rows: int, model: Any
+    trial: Trial, step: TrialStep, part: Any, rows: int, model: Any
 ) -> tuple[list[str], list[str]]:
     """The variables that a step writes from its examples and that the replicas' means do not make right.
 
@@ -153,7 +153,7 @@ def _near(a: Any, b: Any, *, scale: Any = 0.0) -> bool:
 class _Flow:
     """What in a traced step comes from its own replica's examples alone, and what from random numbers."""
 
-    def __init__(self, trial: Trial, step: ReplicaStep) -> None:
+    def __init__(self, trial: Trial, step: TrialStep) -> None:
         self._operations = trial.graph.get_operations()
         self._variable_of = {inner.name: id(outer) for outer, inner in trial.graph.captures}
         whole = {op.name for op in step.equal_everywhere if op.graph is trial.graph}

@@ -39,9 +39,8 @@ class ReplicatedVariable(_Number, _Mirrored):  # type: ignore[misc]
 
     def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
         step = current_step()
-        noted = step is not None and (step.probing or not updating_locally())
-        if step is not None and noted and self.aggregation == tf.VariableAggregation.NONE:
-            step.assigned[id(self)] = self
+        if step is not None and self.aggregation == tf.VariableAggregation.NONE:
+            step.note_write(self)
         if updating_locally():
             return update_fn(self._get_on_device_or_primary(), value, **kwargs)
         return super()._update_replica(update_fn, value, **kwargs)
@@ -70,8 +69,8 @@ class CentralVariable(_Number, _Mirrored):  # type: ignore[misc]
 
     def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
         step = current_step()
-        if step is not None and step.probing:
-            step.assigned[id(self)] = self
+        if step is not None:
+            step.note_shared_write(self)
         if updating_locally():
             return update_fn(self._values[0], value, **kwargs)
         if self.aggregation != tf.VariableAggregation.NONE:
