@@ -2,6 +2,7 @@
 
 The parts are complementary: each program is run under one distributed strategy, half of them by the suite and
 the rest with the long tests. A program's name alone decides which, so that a new program moves no other one.
+A program that names its strategies runs under these, with the long tests.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 
 import pytest
+from tests.programs.registry import Listed
 
 # strategy -> (one in how many programs, and which): the first four cover half between them, and the
 # rest, which begins `_REST` later, the other half.
@@ -33,6 +35,14 @@ def lot(name: str) -> int:
     return int(hashlib.md5(name.encode(), usedforsecurity=False).hexdigest(), 16)
 
 
+def _chosen(strategy: str, entry: Listed, *, rest: bool) -> bool:
+    """Whether the suite's part, or the rest, has a program under a strategy."""
+    if entry.under:
+        return rest
+    every, first = PARTS.get(strategy, (1, 0))
+    return lot(entry.name) % every == first + (_REST if rest else 0)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     asked = config.getoption("--contract")
     if asked == "full" or config.getoption("keyword"):
@@ -40,11 +50,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left: list[pytest.Item] = []
     for item in items:
         params = getattr(getattr(item, "callspec", None), "params", {})
-        if "strategy" in params and "entry" in params:
-            every, first = PARTS.get(params["strategy"], (1, 0))
-            first += _REST if asked == "rest" else 0
-            if lot(params["entry"].name) % every != first:
-                left.append(item)
+        if "entry" in params and not _chosen(params["strategy"], params["entry"], rest=asked == "rest"):
+            left.append(item)
     if left:
         config.hook.pytest_deselected(items=left)
         gone = set(map(id, left))

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
+from tests.programs.registry import Listed, listed
+from tests.programs.strategies import STRATEGIES
 
 from . import harness
-from .registry import Listed, listed
-from .strategies import STRATEGIES
 
-ENTRIES = listed()
+ENTRIES = listed(*harness.HELD_KINDS)
 HELD = [name for name in STRATEGIES if name != "default"]
 Runs = dict[str, "Future[dict[str, harness.Report]]"]
 
@@ -61,8 +61,15 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-@pytest.mark.parametrize("strategy", HELD)
+@pytest.mark.parametrize(
+    ("strategy", "entry"),
+    [
+        pytest.param(strategy, entry, id=f"{strategy}-{entry.name}")
+        for strategy in HELD
+        for entry in ENTRIES
+        if entry.runs_under(strategy)
+    ],
+)
 def test_program(strategy: str, entry: Listed, runs: Runs) -> None:
     if reason := LIMITS.get((strategy, entry.name)):
         pytest.skip(reason)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import importlib
 import json
 import os
 import pickle
@@ -19,9 +18,10 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from tests.programs.registry import Env, find
+from tests.programs.strategies import LAYOUTS, api
+
 from .mpi_starter import mpi_rank
-from .registry import PROGRAMS, REGISTRY, Entry, Env
-from .strategies import LAYOUTS, api
 
 SEED = 1234
 
@@ -52,7 +52,7 @@ def telling_line(message: str) -> str:
     return (found or lines)[0]
 
 
-def run(entry: Entry, env: Env) -> dict[str, Any]:
+def run(name: str, env: Env) -> dict[str, Any]:
     """Run one program from a clean state and describe what came out of it."""
     import keras
     import numpy as np
@@ -69,7 +69,7 @@ def run(entry: Entry, env: Env) -> dict[str, Any]:
     begun = time.monotonic()
     report: dict[str, Any] = {"status": "ok", "values": {}, "error": "", "traceback": "", "fatal": False}
     try:
-        values = entry.function(env) or {}
+        values = find(name)(env) or {}
         report["values"] = {key: np.asarray(value) for key, value in values.items()}
     except Exception as error:
         report |= {
@@ -91,7 +91,6 @@ def main() -> None:
     parser.add_argument("--rank", type=int, help="this worker's number; an MPI starter tells it otherwise")
     parser.add_argument("--cluster", type=json.loads, help="the workers' addresses, where started by MPI")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--packages", nargs="+", default=[PROGRAMS], help="packages that hold programs")
     options = parser.parse_args()
 
     commands = sys.stdin
@@ -107,8 +106,6 @@ def main() -> None:
     strategy = start(options.strategy, options.engine, options.communication)
     if options.communication is not None and strategy.dtrain_communication.name != options.communication:
         raise RuntimeError(f"values travel by {strategy.dtrain_communication}")
-    for package in options.packages:
-        importlib.import_module(package).load()
     ready = options.out / f"ready.{options.rank}"
     unfinished = options.out / f"unfinished-ready.{options.rank}"
     unfinished.write_text(str(os.getpid()))
@@ -121,7 +118,7 @@ def main() -> None:
             rank=options.rank,
             workers=LAYOUTS[options.strategy].workers,
         )
-        report = run(REGISTRY[name], env)
+        report = run(name, env)
         done = options.out / f"{name}.{options.rank}.pickle"
         partial = done.with_suffix(".partial")
         partial.write_bytes(pickle.dumps(report))

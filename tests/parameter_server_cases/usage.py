@@ -10,11 +10,39 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import dtrain
 from dtrain.errors import ConfigurationError, DataError
 from dtrain.strategies.parameter_server import ParameterServerStrategy
 
 from .common import BATCH, ROWS, STEPS, assert_close, batches, classifier, data, iterations
 from .registry import Job, case
+
+
+@case
+def a_strategy_is_made_as_tutorials_make_it(job: Job) -> None:
+    """From a resolver and anew in the same chief; `fit` and the coordinator are used inside the scope."""
+    strategy = dtrain.ParameterServerStrategy(dtrain.cluster_resolver.TFConfigClusterResolver())
+    with strategy.scope():
+        model = classifier(strategy, "adam")
+        losses = model.fit(batches(), epochs=4, verbose=0).history["loss"]
+        assert losses[-1] < losses[0] and iterations(model) == 4 * STEPS
+        coordinator = dtrain.experimental.coordinator.ClusterCoordinator(strategy)
+        iterator = iter(coordinator.create_per_worker_dataset(lambda: batches().repeat()))
+
+        def train_step(inputs: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(inputs[0], training=True)))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            return loss
+
+        step = tf.function(lambda iterator: strategy.run(train_step, args=(next(iterator),)))
+        before = model.get_weights()
+        remote = [coordinator.schedule(step, args=(iterator,)) for _ in range(10)]
+        coordinator.join()
+    assert iterations(model) == 4 * STEPS + 10
+    assert all(np.isfinite(value.fetch()) for value in remote)
+    assert any(np.any(a != b) for a, b in zip(model.get_weights(), before, strict=True))
 
 
 class Picky(keras.Model):

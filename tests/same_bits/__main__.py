@@ -25,7 +25,7 @@ from pathlib import Path
 from tests.contract.harness import ROOT, Job, Report
 
 from .compare import Intended, difference, read_intended
-from .plan import PACKAGES, Comparison, comparisons
+from .plan import Comparison, comparisons
 from .planted import not_found
 
 PROGRAM_SECONDS = 120.0
@@ -51,7 +51,7 @@ def run_both(plan: Comparison, base: Path, now: Path = ROOT) -> Iterator[tuple[s
     """The reports of each program, those of the base and of the tree now, in the order of the programs."""
     out = Path(tempfile.mkdtemp(prefix="same-bits-"))
     jobs = [
-        Job(plan.strategy, "dtrain", out / name, plan.communication, source=tree / "src", packages=PACKAGES)
+        Job(plan.strategy, "dtrain", out / name, plan.communication, source=tree / "src")
         for name, tree in (("base", base), ("now", now))
     ]
     for job in jobs:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
 
-from tests.contract.registry import PROGRAMS, listed
-from tests.contract.strategies import STRATEGIES
-
-OWN_PROGRAMS = "tests.same_bits.programs"
-PACKAGES = (PROGRAMS, OWN_PROGRAMS)
-_OWN_FOLDER = Path(__file__).parent / "programs"
+from tests.contract.harness import HELD_KINDS
+from tests.programs.registry import listed
+from tests.programs.strategies import STRATEGIES
 
 SHORT_SHARE = 24
 """The short form takes one program of the contract in so many, each strategy others."""
@@ -43,7 +39,7 @@ class Comparison:
     """The programs that both trees run under one strategy.
 
     Attributes:
-        strategy: as in `tests.contract.strategies`.
+        strategy: as in `tests.programs.strategies`.
         communication: what the workers' values travel by; None for the strategy's own choice.
         programs: names, in the order in which they run.
     """
@@ -60,13 +56,14 @@ class Comparison:
 
 def comparisons(*, long: bool) -> list[Comparison]:
     """All that is to be compared; the long form runs every program of the contract."""
-    own = tuple(entry.name for entry in listed(_OWN_FOLDER))
-    contract = tuple(entry.name for entry in listed())
+    own = tuple(entry.name for entry in listed("recording"))
+    contract = listed(*HELD_KINDS)
     found = []
     for strategy in STRATEGIES:
         if strategy == "default":  # it is TensorFlow's own, and one device is compared as `one_device`
             continue
-        mine = contract if long else tuple(name for name in contract if _is_dealt(strategy, name))
+        mine = (entry.name for entry in contract if entry.runs_under(strategy))
+        mine = (name for name in mine if long or _is_dealt(strategy, name))
         here = tuple(n for n in own if not (STRATEGIES[strategy].served and n.startswith(_NOT_UNDER_SERVERS)))
         found.append(Comparison(strategy=strategy, programs=(*here, *mine)))
     travelling = own if long else _PROGRAMS_OF_TRANSPORTS

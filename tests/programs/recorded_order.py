@@ -9,13 +9,13 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from tests.contract.programs.common import Values
-from tests.contract.registry import Env, property_check
 
 import dtrain
 from dtrain.data import Pipeline, tfrecords
 
-from .common import BATCH, ROWS, everything, rows
+from .common import Values
+from .recorded_common import BATCH, ROWS, everything, rows
+from .registry import Env, recording
 
 EPOCHS = 2
 
@@ -167,21 +167,21 @@ def seen_by_all(recorder: Recorder, env: Env) -> Values:
     return every
 
 
-@property_check("order_of_arrays")
+@recording("order_of_arrays")
 def _(env: Env) -> Values:
     return orders(ARRAYS, env)
 
 
-@property_check("order_of_datasets")
+@recording("order_of_datasets")
 def _(env: Env) -> Values:
     return orders(DATASETS, env)
 
 
-@property_check("order_of_pipelines")
+@recording("order_of_pipelines")
 def _(env: Env) -> Values:
     return orders(PIPELINES, env)
 
 
-@property_check("order_of_files")
+@recording("order_of_files")
 def _(env: Env) -> Values:
     return orders(FILES, env)

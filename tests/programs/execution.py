@@ -7,8 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from ..registry import Env, program
 from .common import BatchLogs, Values, classes, dataset, history, mlp, outcome, regression, sgd
+from .registry import Env, program
 
 
 def several_steps(env: Env, steps: int, count: int) -> Values:

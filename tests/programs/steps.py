@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..registry import Env, program
 from .common import Values, classes, dataset, history, mlp, named, outcome, regression, sgd, weights
+from .registry import Env, program
 
 ops = keras.ops
 

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from ..registry import Env, program
 from .common import Values, classes, dataset, history, mlp, outcome, regression, sgd, weights
+from .registry import Env, program
 
 O = keras.optimizers  # noqa: E741
 Maker = Callable[[], keras.optimizers.Optimizer]

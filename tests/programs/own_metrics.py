@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..registry import Env, program
 from .common import BatchLogs, Values, dataset, mlp, named, outcome, regression, sgd
+from .registry import Env, program
 
 METRICS, OPS = keras.metrics, keras.ops
 

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..registry import Env, program
 from .common import Values, classes, dataset, mlp, regression, sgd, weights
+from .registry import Env, program
 
 BATCH = 16
 Sum, Mean = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN

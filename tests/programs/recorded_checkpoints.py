@@ -9,13 +9,13 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tests.contract.programs.common import Values
-from tests.contract.registry import Env, property_check
 
 import dtrain
 from dtrain.data import Pipeline
 
-from .common import BATCH, everything, model_in, numbered, rows
+from .common import Values
+from .recorded_common import BATCH, everything, model_in, numbered, rows
+from .registry import Env, recording
 
 EPOCHS = 4
 SAVE_EVERY = 3  # steps
@@ -75,22 +75,22 @@ def accumulating() -> keras.optimizers.Optimizer:
     return keras.optimizers.Adam(0.02, gradient_accumulation_steps=2)
 
 
-@property_check("interrupted_arrays")
+@recording("interrupted_arrays")
 def _(env: Env) -> Values:
     return interrupted(env, "arrays")
 
 
-@property_check("resumed_arrays")
+@recording("resumed_arrays")
 def _(env: Env) -> Values:
     return resumed(env, "arrays")
 
 
-@property_check("interrupted_pipeline")
+@recording("interrupted_pipeline")
 def _(env: Env) -> Values:
     return interrupted(env, "pipeline", optimizer=accumulating)
 
 
-@property_check("resumed_pipeline")
+@recording("resumed_pipeline")
 def _(env: Env) -> Values:
     return resumed(env, "pipeline", optimizer=accumulating)
 
@@ -98,14 +98,14 @@ def _(env: Env) -> Values:
 # Without a global seed the order follows from a seed that only the checkpoint tells to both trees.
 
 
-@property_check("interrupted_unseeded")
+@recording("interrupted_unseeded")
 def _(env: Env) -> Values:
     tf.random.set_seed(None)
     interrupted(env, "arrays")
     return {}
 
 
-@property_check("resumed_unseeded")
+@recording("resumed_unseeded")
 def _(env: Env) -> Values:
     tf.random.set_seed(None)
     return resumed(env, "arrays")

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from ..registry import Env, program
 from .common import BatchLogs, Values, classes, dataset, mlp, outcome, regression, sgd
+from .registry import Env, program
 
 METRICS = keras.metrics
 

@@ -10,7 +10,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..registry import Env, program
 from .common import (
     BatchLogs,
     Values,
@@ -26,6 +25,7 @@ from .common import (
     tokens,
     weights,
 )
+from .registry import Env, program
 
 
 @program("fit_numpy")

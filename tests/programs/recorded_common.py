@@ -7,8 +7,9 @@ from typing import Any
 
 import keras
 import numpy as np
-from tests.contract.programs.common import Values, history
-from tests.contract.registry import Env
+
+from .common import Values, history
+from .registry import Env
 
 ROWS, BATCH = 46, 8  # six batches, the last one short
 

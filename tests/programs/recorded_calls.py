@@ -6,10 +6,10 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tests.contract.programs.common import BatchLogs, Values
-from tests.contract.registry import Env, property_check
 
-from .common import everything, model_in, rows
+from .common import BatchLogs, Values
+from .recorded_common import everything, model_in, rows
+from .registry import Env, recording
 
 
 class OwnStep(keras.Model):
@@ -35,43 +35,43 @@ def trained(env: Env, kind: type[keras.Model] = keras.Model, **compiled: Any) ->
     return everything(model, record)
 
 
-@property_check("many_steps_a_call")
+@recording("many_steps_a_call")
 def _(env: Env) -> Values:
     return trained(env)
 
 
-@property_check("each_steps_loss")
+@recording("each_steps_loss")
 def _(env: Env) -> Values:
     model, logs = model_in(env), BatchLogs()
     record = model.fit(*rows(), batch_size=8, epochs=2, verbose=0, callbacks=[logs])
     return everything(model, record) | logs.values()
 
 
-@property_check("many_steps_of_an_own_step")
+@recording("many_steps_of_an_own_step")
 def _(env: Env) -> Values:
     return trained(env, OwnStep)
 
 
-@property_check("many_steps_accumulated")
+@recording("many_steps_accumulated")
 def _(env: Env) -> Values:
     return trained(
         env, optimizer=lambda: keras.optimizers.AdamW(0.02, gradient_accumulation_steps=3, clipnorm=0.5)
     )
 
 
-@property_check("many_steps_in_float16")
+@recording("many_steps_in_float16")
 def _(env: Env) -> Values:
     keras.config.set_dtype_policy("mixed_float16")
     return trained(env)
 
 
-@property_check("many_steps_in_bfloat16_accumulated")
+@recording("many_steps_in_bfloat16_accumulated")
 def _(env: Env) -> Values:
     keras.config.set_dtype_policy("mixed_bfloat16")
     return trained(env, optimizer=lambda: keras.optimizers.Adam(0.02, gradient_accumulation_steps=2))
 
 
-@property_check("long_fit_in_xla_by_rule")
+@recording("long_fit_in_xla_by_rule")
 def _(env: Env) -> Values:
     # 1,200 steps: on one device the rule chooses XLA.
     model = model_in(env)

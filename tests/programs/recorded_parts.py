@@ -8,13 +8,13 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from tests.contract.programs.common import Values
-from tests.contract.registry import Env, property_check
 
 import dtrain
 from dtrain.keras_engine.protocol import servers_of
 
-from .common import BATCH, adam, everything, model_in, numbered, rows
+from .common import Values
+from .recorded_common import BATCH, adam, everything, model_in, numbered, rows
+from .registry import Env, recording
 
 WORDS, LENGTH = 20, 6
 
@@ -29,7 +29,7 @@ def fitted(env: Env, **compiled: Any) -> Values:
     return everything(model, record)
 
 
-@property_check("divided_state")
+@recording("divided_state")
 def _(env: Env) -> Values:
     values = fitted(env, optimizer=divided)
     # Each worker shows its own part of the moments; what they do is in the weights.
@@ -43,7 +43,7 @@ class Noisy(keras.layers.Layer):
         return inputs * keras.random.uniform((1, 8), 0.5, 1.5)
 
 
-@property_check("layers_computed_again")
+@recording("layers_computed_again")
 def _(env: Env) -> Values:
     served = servers_of(env.strategy) is not None  # it is refused there
     with env.strategy.scope(), contextlib.nullcontext() if served else dtrain.optim.rematerialize("full"):
@@ -53,7 +53,7 @@ def _(env: Env) -> Values:
     return everything(model, model.fit(*rows(), batch_size=BATCH, epochs=2, verbose=0))
 
 
-@property_check("rows_of_tables")
+@recording("rows_of_tables")
 def _(env: Env) -> Values:
     words = np.random.default_rng(3).integers(0, WORDS, size=(46, LENGTH))
     with env.strategy.scope():
@@ -67,7 +67,7 @@ def _(env: Env) -> Values:
     return everything(model, record)
 
 
-@property_check("loop_of_ones_own")
+@recording("loop_of_ones_own")
 def _(env: Env) -> Values:
     model = model_in(env)
     optimizer = model.optimizer

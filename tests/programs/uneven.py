@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..registry import Env, program
 from .common import BatchLogs, Values, classes, dataset, images, mlp, named, outcome, regression, sgd, tokens
+from .registry import Env, program
 
 
 def trained(env: Env, count: int, batch: int, epochs: int = 2) -> Values:

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..registry import Env, program
 from .common import Values, dataset, history, mlp, outcome, regression, sgd, weights
+from .registry import Env, program
 
 
 def trained(env: Env, x: np.ndarray, y: np.ndarray) -> keras.Model:

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from ..registry import Env, program
 from .common import Values, dataset, history, outcome, regression, sgd, weights
+from .registry import Env, program
 
 ROUNDING = "halves of a batch are rounded to 16 bits before they are added up, a whole batch after"
 

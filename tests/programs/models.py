@@ -7,8 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from ..registry import Env, program
 from .common import Values, classes, dataset, images, mlp, outcome, regression, sgd, tokens
+from .registry import Env, program
 
 layers = keras.layers
 

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..registry import Env, property_check
 from .common import Values, dataset, images, mlp, regression, sgd, weights
+from .registry import Env, property_check
 
 layers = keras.layers
 FEATURES = 64

@@ -1,0 +1,73 @@
+"""Runs examples one after another in one process, and says what came of each.
+
+    python tests/run_examples.py OUT.jsonl FILE ...
+    dtrain launch --workers 2 [--ps 2] tests/run_examples.py OUT.jsonl FILE ...
+
+OUT.jsonl.RANK gets a line a file from each worker, or from the chief of parameter servers. One process alone
+has two logical CPUs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import dtrain
+
+
+def run(file: Path, folder: Path) -> dict[str, Any]:
+    """What an example's `main` returns; an error is a result too."""
+    arguments: dict[str, list[str]] = {
+        "multi_worker": [str(folder)],
+        "checkpoints": ["mirrored", str(folder)],
+        "fault_tolerant": ["mirrored", str(folder)],
+    }
+    for name in (
+        "tpu",
+        "multi_worker_by_hand",
+        "parameter_server",
+        "parameter_server_loop",
+        "after_mirrored",
+    ):
+        arguments[name] = []
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module
+    try:
+        spec.loader.exec_module(module)
+        found: dict[str, Any] = module.main(*arguments.get(file.stem, ["mirrored"]))
+    except Exception:
+        return {"error": traceback.format_exc()}
+    digest = hashlib.sha256(b"".join(w.tobytes() for w in found.pop("weights", [])))
+    return {**found, "weights": digest.hexdigest()}
+
+
+def main(report: str, *files: str) -> None:
+    """Runs the files; a worker that fails ends, for the others wait for it in the same example."""
+    if "TF_CONFIG" not in os.environ:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    for file in map(Path, files):
+        folder = Path(f"{report}.files") / file.stem
+        folder.mkdir(parents=True, exist_ok=True)
+        found = {"example": file.stem, **run(file, folder)}
+        with Path(f"{report}.{dtrain.rank()}").open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(found, default=float) + "\n")
+        if "error" in found and dtrain.world_size() > 1:
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
