@@ -26,19 +26,14 @@ import dtrain
 
 def run(file: Path, folder: Path) -> dict[str, Any]:
     """What an example's `main` returns; an error is a result too."""
-    arguments: dict[str, list[str]] = {
-        "multi_worker": [str(folder)],
+    arguments = {
         "checkpoints": ["mirrored", str(folder)],
+        "custom_loop": ["mirrored"],
         "fault_tolerant": ["mirrored", str(folder)],
+        "gradient_accumulation": ["mirrored"],
+        "mirrored_fit": ["mirrored"],
+        "multi_worker": [str(folder)],
     }
-    for name in (
-        "tpu",
-        "multi_worker_by_hand",
-        "parameter_server",
-        "parameter_server_loop",
-        "after_mirrored",
-    ):
-        arguments[name] = []
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
     spec = importlib.util.spec_from_file_location(file.stem, file)
@@ -47,7 +42,7 @@ def run(file: Path, folder: Path) -> dict[str, Any]:
     sys.modules[file.stem] = module
     try:
         spec.loader.exec_module(module)
-        found: dict[str, Any] = module.main(*arguments.get(file.stem, ["mirrored"]))
+        found: dict[str, Any] = module.main(*arguments.get(file.stem, []))
     except Exception:
         return {"error": traceback.format_exc()}
     digest = hashlib.sha256(b"".join(w.tobytes() for w in found.pop("weights", [])))
