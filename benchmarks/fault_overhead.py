@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
-import json
-import os
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jobs
+import workers as workers_of_jobs
+from networks import NETWORKS
 
-BATCH, WIDTH, LAYERS = 64, 974, 9
+NETWORK = NETWORKS["big"]
+
 SAVE_EVERY = 50
 BEFORE, AFTER = (
     20,
@@ -56,13 +57,8 @@ class Fit:
     """
 
     def __init__(self, strategy: Any, optimizer: str) -> None:
-        import keras
-
-        keras.utils.set_random_seed(1)
-        layers = keras.layers
         with contextlib.nullcontext() if strategy is None else strategy.scope():
-            hidden = [layers.Dense(WIDTH, activation="relu") for _ in range(LAYERS - 1)]
-            self._model = keras.Sequential([keras.Input((WIDTH,)), *hidden, layers.Dense(10)])
+            self._model = NETWORK.keras()
             self._model.compile(optimizer=optimizer, loss="mse")
         self._processor = 0.0
         self._excess: list[float] = []
@@ -78,7 +74,6 @@ class Fit:
             RuntimeError: not as many checkpoints were written as were to be.
         """
         import keras
-        import numpy as np
 
         import dtrain
 
@@ -88,10 +83,7 @@ class Fit:
             return statistics.median(self._excess)
         if way in HOOKS:
             return self._hook.seconds(way)
-        random = np.random.default_rng(0)
-        rows = (BEFORE + steps) * BATCH
-        x = random.standard_normal((rows, WIDTH), dtype="float32")
-        y = random.standard_normal((rows, 10), dtype="float32")
+        x, y = NETWORK.data((BEFORE + steps) * NETWORK.batch)
         ends: list[tuple[float, float]] = []
         saved: set[str] = set()
         with tempfile.TemporaryDirectory(prefix="dtrain-overhead-", ignore_cleanup_errors=True) as own:
@@ -112,7 +104,7 @@ class Fit:
                     return session
 
             saving = [Saving(folder, save_freq=SAVE_EVERY)] if way == "saving" else []
-            arguments = {"batch_size": BATCH, "verbose": 0, "shuffle": False}
+            arguments = {"batch_size": NETWORK.batch, "verbose": 0, "shuffle": False}
             self._model.fit(x, y, callbacks=[Note(), *saving], **arguments)
             dtrain.barrier()
         if saving and len(saved) != steps // SAVE_EVERY:
@@ -166,10 +158,7 @@ class _Hook:
 
 def serve(optimizer: str, workers: int, address: str) -> None:
     """One process of a job: the first one answers the benchmark, the others do as it says."""
-    task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"index": 0})
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[task["index"] % len(cores)]})
-
+    workers_of_jobs.pin(threads=False)
     import dtrain
 
     strategy = dtrain.MultiWorkerMirroredStrategy() if workers > 1 else None
@@ -182,51 +171,31 @@ def serve(optimizer: str, workers: int, address: str) -> None:
         fit(*asked)
 
 
-def start_alone(optimizer: str, workers: int, address: str) -> None:
-    """The processes of a job, without the launcher."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(workers)]
-        addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    command = [sys.executable, __file__, "--task", optimizer, str(workers), address]
-    processes = []
-    for index in range(workers):
-        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        processes.append(subprocess.Popen(command, env={**os.environ, "TF_CONFIG": json.dumps(task)}))
-    sys.exit(max(abs(process.wait()) for process in processes))
-
-
-def start(side: str, optimizer: str, workers: int) -> jobs.Job:
-    """One of the two jobs."""
+def starting(side: str, optimizer: str, workers: int) -> Callable[[], jobs.Job]:
+    """What starts one of the two jobs: with the launcher, or without it."""
 
     def command(address: str) -> list[str]:
-        task = [optimizer, str(workers), address]
+        task = [__file__, "--task", optimizer, str(workers), address]
         if side == "alone":
-            return [sys.executable, __file__, "--alone", *task]
+            return [sys.executable, workers_of_jobs.__file__, str(workers), *task]
         launch = ["-m", "dtrain", "launch", "--workers", str(workers), "--spares", "none"]
-        return [sys.executable, *launch, __file__, "--task", *task]
+        return [sys.executable, *launch, *task]
 
-    return jobs.Job(__file__, side, workers=workers, servers=0, command=command)
+    return lambda: jobs.Job(__file__, side, workers=workers, servers=0, command=command)
 
 
 def measure(optimizer: str, workers: int, rounds: int, steps: int, ways: list[str]) -> dict[str, Any]:
     """One case, the ways by turns."""
-    started: dict[str, jobs.Job] = {}
-    seconds: dict[str, list[jobs.Taken]] = {way: [] for way in ways}
-    try:
-        for side in sorted({WAYS[way][0] for way in ways}):
-            started[side] = start(side, optimizer, workers)
-        for number in range(rounds + 1):
-            for way in ways if number % 2 else ways[::-1]:
-                job = started[WAYS[way][0]]
-                wall = job.measure(way, steps).wall
-                taken = jobs.Taken(wall, job.measure("processor", steps).wall)
-                if number:  # the first round warms up
-                    seconds[way].append(taken)
+    sides = {WAYS[way][0]: starting(WAYS[way][0], optimizer, workers) for way in ways}
+    with jobs.opened(sides) as started:
+
+        def taken(way: str) -> jobs.Taken:
+            job = started[WAYS[way][0]]
+            return jobs.Taken(job.measure(way, steps).wall, job.measure("processor", steps).wall)
+
+        seconds = jobs.turns({way: functools.partial(taken, way) for way in ways}, rounds)
         hooks = {way: started["launched"].measure(way, steps).wall for way in HOOKS}
         more = started["launched"].measure("excess", steps).wall
-    finally:
-        for job in started.values():
-            job.close()
     return {
         "milliseconds_a_step": {way: jobs.summary(taken) for way, taken in seconds.items()},
         "overhead": {way: percent(seconds[way], seconds[ways[0]]) for way in ways[1:]},
@@ -242,21 +211,18 @@ def percent(over: list[jobs.Taken], under: list[jobs.Taken]) -> dict[str, float]
 
 def main() -> None:
     """Measures one case after the other, prints a table and writes JSON."""
-    parser = argparse.ArgumentParser(description="the cost of checkpoints and watchdog without faults")
-    parser.add_argument("--rounds", type=int, default=12)
+    parser = jobs.parser("the cost of checkpoints and watchdog without faults", rounds=12)
     parser.add_argument("--steps", type=int, default=50, help=f"a round; a multiple of {SAVE_EVERY}")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--optimizers", nargs="+", default=["sgd", "adam"])
     parser.add_argument(
         "--ways", nargs="+", choices=list(WAYS), default=list(WAYS), help="of which the first is the measure"
     )
-    parser.add_argument("--out", help="where the JSON goes instead of the screen")
     parser.add_argument("--task", nargs=3, help=argparse.SUPPRESS)
-    parser.add_argument("--alone", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.task or arguments.alone:
-        optimizer, workers, address = arguments.task or arguments.alone
-        (serve if arguments.task else start_alone)(optimizer, int(workers), address)
+    if arguments.task:
+        optimizer, workers, address = arguments.task
+        serve(optimizer, int(workers), address)
         return
     found: dict[str, Any] = jobs.circumstances()
     found["cases"] = {
@@ -272,11 +238,8 @@ def main() -> None:
 
 def print_table(cases: dict[str, Any]) -> None:
     """A row a case and way."""
-    print(
-        "| | | ms a step | overhead | min to max | in processor time | after saves | hook, µs | mean "
-        "| to begin a save |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    heads = ["", "", "ms a step", "overhead", "min to max", "in processor time", "after saves", "hook, µs"]
+    rows = []
     for name, case in cases.items():
         for way, taken in case["milliseconds_a_step"].items():
             over, hook = case["overhead"].get(way), case["hook_microseconds"]
@@ -286,7 +249,8 @@ def print_table(cases: dict[str, Any]) -> None:
                 row.append(f"{over['processor']:.1f}%")
             if way == "saving":
                 row += [f"{case['excess_percent']:.1f}%", *(f"{hook[each]:.0f}" for each in HOOKS)]
-            print("|", " | ".join([*row, *[""] * (10 - len(row))]), "|")
+            rows.append(row)
+    jobs.print_table([*heads, "mean", "to begin a save"], rows)
 
 
 if __name__ == "__main__":

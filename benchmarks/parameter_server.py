@@ -2,18 +2,22 @@
 
     python benchmarks/parameter_server.py [--network small] [--rounds 7] [--steps 400] [--out FILE.json]
     python benchmarks/parameter_server.py --overlap [--delay 2] [--rate 10] ...
+    python benchmarks/parameter_server.py --embeddings 10000 100000 [--optimizers sgd lazy_adam] ...
 
 Two jobs, each a chief, two workers and one parameter server, measure in turn. The stock one never imports
 dtrain. With `--overlap` all are dtrain's, one with `overlap=True`; with `--delay` or `--rate` the servers
-are on a network of their own, which needs root.
+are on a network of their own, which needs root. With `--embeddings` a model with a table of so many rows is
+trained, each size with each optimizer; `lazy_adam` is dtrain's alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import far_network
@@ -39,6 +43,14 @@ OVERLAP_WAYS = {
     "fit_overlap": ("overlapped", "model.fit, overlap=True"),
     "fit_usual": ("usual", "model.fit"),
 }
+# What the ways but `fit` are.
+LOOPS: dict[str, dict[str, Any]] = {
+    "dtrain_loop": {"optimizer": "sgd"},
+    "keras": {"optimizer": "sgd"},
+    "keras_loss": {"optimizer": "sgd", "keeps_loss": True},
+    "by_hand": {"optimizer": None},
+    "ten_by_hand": {"optimizer": None, "steps_a_call": STEPS_A_CALL},
+}
 LONG_BLOCK = 8  # steps
 # How many times more steps are made where a step is short, so that rounds are about as long.
 LONGER = {"fit": 5, "fit_overlap": 5, "fit_usual": 5, "ten_by_hand": 2}
@@ -50,6 +62,8 @@ class Trained:
     Args:
         name: in `networks.py`.
     """
+
+    optimizer: Any = "sgd"
 
     def __init__(self, name: str) -> None:
         self._network = NETWORKS[name]
@@ -63,16 +77,54 @@ class Trained:
         """What `compile` takes."""
         return self._network.keras_loss()
 
+    def arrays(self, examples: int) -> tuple[Any, Any]:
+        """Inputs and targets, the same every time."""
+        return self._network.data(examples)
+
     def data(self, steps: int) -> Any:
         """So many batches."""
         import tensorflow as tf
 
-        arrays = self._network.data(steps * self.batch)
+        arrays = self.arrays(steps * self.batch)
         return tf.data.Dataset.from_tensor_slices(arrays).batch(self.batch, drop_remainder=True)
 
     def endless(self) -> Any:
         """The data of one worker, as often as it asks."""
         return self.data(STEPS_OF_DATA).repeat().prefetch(8)
+
+
+class Embedding(Trained):
+    """A table of 64 columns, the mean over the 20 words of a text, and one output.
+
+    Args:
+        rows: of the table.
+        optimizer: as Keras calls it, or "lazy_adam".
+    """
+
+    words, width, batch = 20, 64, 32
+
+    def __init__(self, rows: int, optimizer: str) -> None:
+        self._rows, self.optimizer = rows, optimizer
+
+    def model(self) -> Any:
+        """A built Keras model."""
+        import keras
+
+        keras.utils.set_random_seed(1)
+        layers = [keras.Input((self.words,), dtype="int32"), keras.layers.Embedding(self._rows, self.width)]
+        return keras.Sequential([*layers, keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)])
+
+    def loss(self) -> Any:
+        """What `compile` takes."""
+        return "mse"
+
+    def arrays(self, examples: int) -> tuple[Any, Any]:
+        """Texts, and a number for each."""
+        import numpy as np
+
+        random = np.random.default_rng(0)
+        words = random.integers(0, self._rows, (examples, self.words)).astype("int32")
+        return words, random.normal(size=(examples, 1)).astype("float32")
 
 
 class Fit:
@@ -81,10 +133,14 @@ class Fit:
     def __init__(self, strategy: Any, trained: Trained) -> None:
         import keras
 
+        from dtrain.optim import LazyAdam
+
         self._trained = trained
+        name = trained.optimizer
         with strategy.scope():
+            optimizer = LazyAdam() if name == "lazy_adam" else keras.optimizers.get(name)
             self._model = trained.model()
-            self._model.compile(optimizer=keras.optimizers.SGD(0.01), loss=trained.loss())
+            self._model.compile(optimizer=optimizer, loss=trained.loss())
         self._data: dict[int, Any] = {}
         self._waited: list[float] = []
 
@@ -116,31 +172,34 @@ def loop(strategy: Any, trained: Trained, optimizer: str | None, **options: Any)
 
 
 def serve(side: str, address: str, network: str) -> None:
-    """One of the two jobs, in each of its processes."""
-    trained = Trained(network)
-    ways: dict[str, Any]
-    if side in ("long_blocks", "overlapped", "usual"):
+    """One of the jobs, in each of its processes."""
+    measures: dict[str, Any] = {}
+    if side == "stock":
+        strategy = jobs.stock_strategy()
+    else:
         import dtrain
 
         if side == "long_blocks":
             make_blocks_long()
-        fit = Fit(dtrain.ParameterServerStrategy(overlap=side == "overlapped"), trained)
-        ways = {way: fit for way, (other, _) in OVERLAP_WAYS.items() if other == side}
-        ways["waited"] = lambda _: fit.waited()
-    elif side == "dtrain":
-        import dtrain
+        strategy = dtrain.ParameterServerStrategy(overlap=side == "overlapped")
 
-        strategy = dtrain.ParameterServerStrategy()
-        ways = {"fit": Fit(strategy, trained), "dtrain_loop": loop(strategy, trained, "sgd")}
-    else:
-        strategy = jobs.stock_strategy()
-        ways = {
-            "keras": loop(strategy, trained, "sgd"),
-            "keras_loss": loop(strategy, trained, "sgd", keeps_loss=True),
-            "by_hand": loop(strategy, trained, None),
-            "ten_by_hand": loop(strategy, trained, None, steps_a_call=STEPS_A_CALL),
-        }
-    jobs.answer(address, lambda what, steps: ways[what](steps))
+    def make(what: str) -> Any:
+        if what in LOOPS:
+            return loop(strategy, Trained(network), **LOOPS[what])
+        if what in (*WAYS, *OVERLAP_WAYS):
+            return Fit(strategy, Trained(network))
+        optimizer, rows = what.split("/")
+        trained = Embedding(int(rows), optimizer)
+        return loop(strategy, trained, optimizer) if side == "stock" else Fit(strategy, trained)
+
+    def measure(what: str, steps: int) -> float:
+        if what == "waited":
+            return next(iter(measures.values())).waited()
+        if what not in measures:
+            measures[what] = make(what)
+        return measures[what](steps)
+
+    jobs.answer(address, measure)
 
 
 def make_blocks_long() -> None:
@@ -159,92 +218,98 @@ def make_blocks_long() -> None:
 
 
 def main() -> None:
-    """Starts both jobs, measures round after round, prints a table and writes JSON."""
-    parser = argparse.ArgumentParser(description="fit under dtrain beside stock TensorFlow's own loop")
+    """Starts the jobs, measures round after round, prints a table and writes JSON."""
+    parser = jobs.parser("fit under dtrain beside stock TensorFlow's own loop", rounds=7)
     parser.add_argument("--network", choices=NETWORKS, default="small")
-    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=400, help="a round of the plain loop; fit makes more")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--servers", type=int, default=1)
     parser.add_argument("--overlap", action="store_true", help="fit with and without overlap")
+    parser.add_argument("--embeddings", type=int, nargs="+", metavar="ROWS", help="tables to train")
+    parser.add_argument("--optimizers", nargs="+", default=["sgd", "adagrad", "lazy_adam"], help="of tables")
     parser.add_argument(
         "--delay", type=float, default=0.0, help="milliseconds each way between it and servers"
     )
     parser.add_argument("--rate", type=float, default=0.0, help="Gbit/s each way between it and servers")
-    parser.add_argument("--out", help="where the JSON goes instead of the screen")
-    parser.add_argument("--side", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.side:
         serve(*arguments.side, arguments.network)
         return
     ways = OVERLAP_WAYS if arguments.overlap else WAYS
+    if arguments.embeddings:
+        ways = embedding_ways(arguments.embeddings, arguments.optimizers)
     found = {**jobs.circumstances(), "workers": arguments.workers, "servers": arguments.servers}
-    found["network"] = NETWORKS[arguments.network].about
+    if not arguments.embeddings:
+        found["network"] = NETWORKS[arguments.network].about
     if arguments.delay or arguments.rate:
         found["link"] = {"delay_milliseconds": arguments.delay, "gigabits_a_second": arguments.rate}
-    started: dict[str, jobs.Job] = {}
-    try:
-        for side in dict.fromkeys(side for side, _ in ways.values()):
-            started[side] = start(side, arguments)
-        seconds = measure(ways, started, arguments.rounds, arguments.steps)
+    sides = dict.fromkeys(side for side, _ in ways.values())
+    with jobs.opened({side: starting(side, arguments) for side in sides}) as started:
+        taken = jobs.turns(
+            {
+                way: functools.partial(
+                    started[side].measure, way.removeprefix("stock/"), steps_of(way, arguments.steps)
+                )
+                for way, (side, _) in ways.items()
+            },
+            arguments.rounds,
+        )
         if arguments.overlap:
             found["share_waited"] = {side: job.measure("waited", 1).wall for side, job in started.items()}
-    finally:
-        for job in started.values():
-            job.close()
-
-    found["milliseconds_a_step"] = {way: jobs.summary(taken) for way, taken in seconds.items()}
-    found["times_faster_is_fit"] = {
-        way: jobs.ratio(taken, seconds["fit"]) for way, taken in seconds.items() if way != "fit"
+    bases = {way: smallest(way, arguments.embeddings) if arguments.embeddings else "fit" for way in ways}
+    found["milliseconds_a_step"] = {way: jobs.summary(each) for way, each in taken.items()}
+    found["times_smallest_table" if arguments.embeddings else "times_faster_is_fit"] = ratios = {
+        way: jobs.ratio(each, taken[bases[way]]) for way, each in taken.items() if way != bases[way]
     }
-    print_table(found, ways)
+    print_table(found["milliseconds_a_step"], ratios, ways)
     jobs.write(found, arguments.out)
 
 
-def start(side: str, arguments: argparse.Namespace) -> jobs.Job:
-    """One of the jobs, where it is asked for with its servers far away."""
+def embedding_ways(rows: list[int], optimizers: list[str]) -> dict[str, tuple[str, str]]:
+    """Each table with each optimizer, by both sides."""
+    return {
+        f"{'stock/' if side == 'stock' else ''}{optimizer}/{number}": (side, f"{optimizer}, {number:,} rows")
+        for optimizer in optimizers
+        for side in ("dtrain", "stock")
+        for number in rows
+        if (side, optimizer) != ("stock", "lazy_adam")
+    }
+
+
+def steps_of(way: str, steps: int) -> int:
+    """How many steps a round of a way has: stock TensorFlow's are slow where a table is large."""
+    return max(1, steps // 10) if way.startswith("stock/") else steps * LONGER.get(way, 1)
+
+
+def smallest(way: str, rows: list[int]) -> str:
+    """The same way with the first table."""
+    return f"{way.rpartition('/')[0]}/{rows[0]}"
+
+
+def starting(side: str, arguments: argparse.Namespace) -> Callable[[], jobs.Job]:
+    """What starts one of the jobs, where it is asked for with its servers far away."""
     size = {"workers": arguments.workers, "servers": arguments.servers}
     more = ["--network", arguments.network]
     if not arguments.delay and not arguments.rate:
-        return jobs.Job(__file__, side, **size, more=more)
+        return lambda: jobs.Job(__file__, side, **size, more=more)
 
     def command(address: str) -> list[str]:
         program = [sys.executable, __file__, *more, "--side", side, address]
         return far_network.command(program, **size, delay=arguments.delay, rate=arguments.rate)
 
-    return jobs.Job(__file__, side, **size, command=command)
+    return lambda: jobs.Job(__file__, side, **size, command=command)
 
 
-def measure(
-    ways: dict[str, tuple[str, str]], started: dict[str, jobs.Job], rounds: int, steps: int
-) -> dict[str, list[jobs.Taken]]:
-    """What a step takes, by way and round."""
-    seconds: dict[str, list[jobs.Taken]] = {way: [] for way in ways}
-    for number in range(rounds + 1):
-        order = list(ways) if number % 2 else list(ways)[::-1]
-        for way in order:
-            taken = started[ways[way][0]].measure(way, steps * LONGER.get(way, 1))
-            if number:  # the first round warms up
-                seconds[way].append(taken)
-    return seconds
-
-
-def print_table(found: dict[str, Any], ways: dict[str, tuple[str, str]]) -> None:
-    """A row a way."""
-    print(
-        "| | | ms a step | min to max | steps/s | processor ms a step | fit is faster by "
-        "| in processor time |\n"
-        "|---|---|---|---|---|---|---|---|"
-    )
+def print_table(times: dict[str, Any], ratios: dict[str, Any], ways: dict[str, tuple[str, str]]) -> None:
+    """A row a way; ratios are those to `fit`, or to the smallest table."""
+    rows = []
     for way, (side, name) in ways.items():
-        taken = found["milliseconds_a_step"][way]
-        times = found["times_faster_is_fit"].get(way)
-        faster = f"{times['median']:.1f} ({times['min']:.1f} to {times['max']:.1f})" if times else ""
-        print(
-            f"| {side} | {name} | {taken['median']:.2f} | {taken['min']:.2f} to {taken['max']:.2f} "
-            f"| {1e3 / taken['median']:.0f} | {taken['processor']:.2f} | {faster} "
-            f"| {format(times['processor'], '.1f') if times else ''} |"
-        )
+        taken, ratio = times[way], ratios.get(way)
+        row = [side, name, f"{taken['median']:.2f}", f"{taken['min']:.2f} to {taken['max']:.2f}"]
+        row += [f"{1e3 / taken['median']:.0f}", f"{taken['processor']:.2f}"]
+        rows.append(row + ([jobs.spread(ratio, 2), f"{ratio['processor']:.2f}"] if ratio else []))
+    heads = ["", "", "ms a step", "min to max", "steps/s", "processor ms a step", "ratio"]
+    jobs.print_table([*heads, "in processor time"], rows)
 
 
 if __name__ == "__main__":

