@@ -204,7 +204,7 @@ def may_keep_apart(model: Any, layout: ReplicaLayout) -> bool:
         or not isinstance(optimizer, keras.optimizers.Optimizer)
     ):
         return False
-    if isinstance(optimizer, upstream_keras.loss_scale_optimizer()):
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return False
     overwritten = any(getattr(v, "overwrite_with_gradient", False) for v in model.trainable_variables)
     return bool(optimizer.gradient_accumulation_steps) and not overwritten

@@ -149,7 +149,7 @@ def begin_session(model: Any, arguments: dict[str, Any]) -> FitSession:
         return NoSession()
     session: FitSession = wanting[0].dtrain_session(model, arguments)
     wrapped = session.callbacks(each_given)
-    if isinstance(given, upstream_keras.callback_list()):
+    if isinstance(given, keras.callbacks.CallbackList):
         # The list is the user's, who may give it to another fit.
         copied = copy.copy(given)
         copied.callbacks = wrapped
@@ -177,6 +177,6 @@ def reported(kind: str) -> Iterator[None]:
 
 def listed(callbacks: Any) -> list[Any]:
     """The callbacks that `fit` was given, in whatever form."""
-    if isinstance(callbacks, upstream_keras.callback_list()):
+    if isinstance(callbacks, keras.callbacks.CallbackList):
         return list(callbacks.callbacks)
     return [] if callbacks is None else list(keras.tree.flatten(callbacks))

@@ -18,6 +18,7 @@ import keras
 
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.talk import exchange
+from dtrain.upstream.keras import is_keras_own
 
 
 class RestoreOnly(keras.callbacks.Callback):  # type: ignore[misc]
@@ -76,7 +77,7 @@ def _follower(callback: Any) -> Any:
     """What runs in the place of a callback whose files another worker writes."""
     if isinstance(callback, keras.callbacks.BackupAndRestore):
         return RestoreOnly(callback)
-    if type(callback).__module__.startswith("keras."):
+    if is_keras_own(callback):
         return keras.callbacks.Callback()
     # A class of the user's own may do more than write: it goes on, its files go nowhere.
     quiet = copy.copy(callback)

@@ -160,7 +160,7 @@ def compile(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: An
 def _expand(model: Any, arguments: dict[str, Any]) -> None:
     """Puts in the place of callbacks that stand for several (`dtrain_callbacks`) those several."""
     given = arguments["callbacks"]
-    if isinstance(given, upstream_keras.callback_list()):
+    if isinstance(given, keras.callbacks.CallbackList):
         return
     found: list[Any] = []
     for each in listed(given):
@@ -181,7 +181,7 @@ def _add_own(arguments: dict[str, Any], layout: ReplicaLayout | None, report: Ti
 
     A `CallbackList` is left alone: then there is no report.
     """
-    if isinstance(arguments["callbacks"], upstream_keras.callback_list()):
+    if isinstance(arguments["callbacks"], keras.callbacks.CallbackList):
         return
     given = listed(arguments["callbacks"])
     shown = arguments["verbose"] not in (0, False) and not any(
@@ -213,7 +213,7 @@ def _verbose(verbose: Any, layout: ReplicaLayout | None) -> Any:
 
 
 def _callbacks(callbacks: Any, layout: ReplicaLayout, model: Any) -> Any:
-    if isinstance(callbacks, upstream_keras.callback_list()):
+    if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks.callbacks = [*shared_between_workers(callbacks.callbacks, layout)]
         return callbacks
     given = [] if callbacks is None else list(keras.tree.flatten(callbacks))

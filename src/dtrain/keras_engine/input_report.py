@@ -14,7 +14,6 @@ import keras
 from dtrain import progress
 from dtrain.keras_engine.input_advice import advice_for
 from dtrain.log import logger
-from dtrain.upstream import keras as upstream_keras
 
 WARN_SHARE = 0.2
 """From this part of an epoch's time on, waiting for data is worth a warning."""
@@ -116,7 +115,7 @@ def report_input(arguments: dict[str, Any], *, worker: int | None = None) -> Non
         worker: as `InputReport`'s.
     """
     given = arguments["callbacks"]
-    if isinstance(given, upstream_keras.callback_list()):
+    if isinstance(given, keras.callbacks.CallbackList):
         return
     listed = [] if given is None else list(keras.tree.flatten(given))
     if not any(isinstance(each, InputReport) for each in listed):

@@ -35,8 +35,10 @@ def in_block() -> Iterator[None]:
 @replaces(upstream_tf.FUNCTION_CALL)
 def call(original: Callable[..., Any], self: Any, /, *args: Any, **kwds: Any) -> Any:
     """The replacement of `tf.function`'s `__call__`."""
-    block = getattr(_local, "block", False) and not tf.executing_eagerly()
-    if not block and not _in_step():
+    eager = tf.executing_eagerly()
+    block = not eager and getattr(_local, "block", False)
+    in_step = current_step() is not None if eager else block or _in_replica()
+    if not in_step:
         return original(self, *args, **kwds)
     if not upstream_tf.compiled_by_xla(self):
         return upstream_tf.call_inline(self, original, args, kwds)
@@ -44,10 +46,8 @@ def call(original: Callable[..., Any], self: Any, /, *args: Any, **kwds: Any) ->
     return original(upstream_tf.same_function_untraced(self) if block else self, *args, **kwds)
 
 
-def _in_step() -> bool:
+def _in_replica() -> bool:
     """Whether this is part of what a replica computes under a strategy of dtrain's."""
-    if tf.executing_eagerly():
-        return current_step() is not None
     if not tf.distribute.has_strategy() or tf.distribute.get_replica_context() is None:
         return False
     return layout_of(tf.distribute.get_strategy()) is not None

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from dtrain import progress
@@ -331,7 +332,7 @@ class StepFunction:
         if not (uncounted and self._training and model.steps_per_execution == 1 and not model.run_eagerly):
             return
         optimizer = model.optimizer
-        if self._program.stock and not isinstance(optimizer, upstream_keras.loss_scale_optimizer()):
+        if self._program.stock and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             upstream_keras.iterations_of(optimizer).assign_add(1)
 
 

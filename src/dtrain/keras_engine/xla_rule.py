@@ -78,7 +78,7 @@ def _is_plain(model: Any) -> bool:
     optimizer = model.optimizer
     if not _is_keras(optimizer) or not isinstance(optimizer, keras.optimizers.Optimizer):
         return False
-    scaled = isinstance(optimizer, upstream_keras.loss_scale_optimizer())
+    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if scaled or optimizer.gradient_accumulation_steps:
         return False
     losses = [loss for _, loss in upstream_keras.compiled_losses(model)]

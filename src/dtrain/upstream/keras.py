@@ -245,20 +245,6 @@ def with_seed_generator(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def base_optimizer() -> Any:
-    """The class that every Keras optimizer derives from."""
-    from keras.src.optimizers.base_optimizer import BaseOptimizer
-
-    return BaseOptimizer
-
-
-def loss_scale_optimizer() -> Any:
-    """Keras' loss-scaling wrapper."""
-    from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
-
-    return LossScaleOptimizer
-
-
 def trainer_class() -> Any:
     """The TensorFlow trainer that `keras.Model` inherits."""
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
@@ -273,23 +259,9 @@ def epoch_iterator_base() -> Any:
     return EpochIterator
 
 
-def callback_list() -> Any:
-    """Keras' container of callbacks."""
-    from keras.src.callbacks.callback_list import CallbackList
-
-    return CallbackList
-
-
 def profiles_batches(tensorboard: Any) -> bool:
     """Whether Keras' `TensorBoard` counts batches, to profile some."""
     return bool(getattr(tensorboard, "_start_batch", 0) or getattr(tensorboard, "_stop_batch", 0))
-
-
-def variable_class() -> Any:
-    """`keras.Variable` for the TensorFlow backend."""
-    import keras
-
-    return keras.Variable
 
 
 def in_stateless_scope() -> bool:

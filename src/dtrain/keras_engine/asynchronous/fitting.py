@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from dtrain.errors import DataError
+from dtrain.keras_engine.between_steps import listed
 from dtrain.keras_engine.protocol import servers_of
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
@@ -47,12 +48,12 @@ def prepare_fit(model: Any, arguments: dict[str, Any]) -> None:
     arguments["x"] = _dataset(arguments["x"], "x")
     arguments["validation_data"] = _dataset(arguments["validation_data"], "validation_data")
     callbacks = arguments["callbacks"]
-    reported = any(isinstance(callback, StalenessReport) for callback in _listed(callbacks))
+    reported = any(isinstance(callback, StalenessReport) for callback in listed(callbacks))
     if layout is not None and (layout.workers > 1 or layout.overlap) and not reported:
-        if isinstance(callbacks, upstream_keras.callback_list()):
+        if isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks.callbacks.insert(0, _for_model(StalenessReport(), model))
         else:
-            callbacks = [StalenessReport(), *_listed(callbacks)]
+            callbacks = [StalenessReport(), *listed(callbacks)]
     arguments["callbacks"] = callbacks
     _watch_batches(model.make_train_function(), callbacks, "train")
     if arguments["validation_data"] is not None or arguments["validation_split"]:
@@ -88,13 +89,7 @@ def _dataset(data: Any, name: str) -> Any:
 
 
 def _watch_batches(function: Any, callbacks: Any, kind: str) -> None:
-    function.every_batch = any(watches(callback, kind) for callback in _listed(callbacks))
-
-
-def _listed(callbacks: Any) -> list[Any]:
-    if isinstance(callbacks, upstream_keras.callback_list()):
-        return list(callbacks.callbacks)
-    return [] if callbacks is None else list(keras.tree.flatten(callbacks))
+    function.every_batch = any(watches(callback, kind) for callback in listed(callbacks))
 
 
 def watches(callback: Any, kind: str) -> bool:
@@ -106,9 +101,9 @@ def watches(callback: Any, kind: str) -> bool:
     if _tracks_epochs(callback):
         return False
     if isinstance(callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore):
-        if type(callback).__module__.startswith("keras."):
+        if upstream_keras.is_keras_own(callback):
             return bool(callback.save_freq != "epoch")
-    elif isinstance(callback, keras.callbacks.TensorBoard) and type(callback).__module__.startswith("keras."):
+    elif isinstance(callback, keras.callbacks.TensorBoard) and upstream_keras.is_keras_own(callback):
         return bool(callback.update_freq != "epoch" or upstream_keras.profiles_batches(callback))
     base = keras.callbacks.Callback
     return any(

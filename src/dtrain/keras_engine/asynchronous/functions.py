@@ -203,7 +203,7 @@ class AsynchronousFunction:
         counted = getattr(iterator, "counted", True)
         if counted or self._kind != "train" or model.steps_per_execution > 1 or model.run_eagerly:
             return
-        scaled = isinstance(model.optimizer, upstream_keras.loss_scale_optimizer())
+        scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
         if self._strategy.dtrain_servers.workers == 1 and self._program.stock and not scaled:
             session.flush()
             session.finish()

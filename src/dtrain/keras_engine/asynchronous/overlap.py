@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
 from dtrain.keras_engine.asynchronous.clocks import between, time_of
@@ -121,7 +122,7 @@ class Overlapped(Block):
             if accumulator.optimizer is optimizer:
                 self._left = Left(*accumulator.collect(original, list(grads), targets))
                 return
-        if isinstance(optimizer, upstream_keras.loss_scale_optimizer()):
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             self._left = _left_of_scaled(original, optimizer, list(grads), targets)
             return
         self._left = Left(update_by(original, optimizer, targets), list(grads), targets)

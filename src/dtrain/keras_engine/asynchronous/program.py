@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -324,7 +325,7 @@ class BlockProgram:
         """Optimizers whose micro-batches each worker adds up; alone, the servers do as one device does."""
         if self._alone or self._kind != "train":
             return []
-        scaled = upstream_keras.loss_scale_optimizer()
+        scaled = keras.optimizers.LossScaleOptimizer
         return [
             o
             for o in self._optimizers
