@@ -16,8 +16,9 @@ from dtrain.cluster.secret import Secret
 from dtrain.collectives import connect
 from dtrain.collectives.buffers import ALIGNMENT, Buffers
 from dtrain.collectives.calls import Calls
-from dtrain.collectives.choice import Facts, asked_for, choose
 from dtrain.collectives.sockets import SocketCalls
+from dtrain.collectives.transport import Facts
+from dtrain.collectives.transports import asked_for, choose
 from dtrain.errors import ConfigurationError, DataError, MPIError, PeerMismatchError, PeerMissingError
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.signed_store import SignedStore
@@ -68,7 +69,7 @@ def test_only_what_there_is_can_be_asked_for() -> None:
     assert asked_for("MPI") == "mpi"
     with pytest.raises(ConfigurationError, match="There is no communication 'gloo'") as caught:
         asked_for("gloo")
-    assert caught.value.hint == "one of auto, ring, nccl, mpi"
+    assert caught.value.hint == "one of auto, nccl, mpi, ring"
 
 
 def test_memory_is_used_again_when_nobody_refers_to_it() -> None:
@@ -191,7 +192,7 @@ def test_a_peer_that_goes_is_noticed_at_once() -> None:
     gone, error = together(pairs(2), work)
     assert gone is None
     assert isinstance(error, PeerMissingError)
-    assert "Worker 0, which this one adds up with, is gone" in error.message
+    assert "Worker 0, with which this one reduces, is gone" in error.message
 
 
 def test_who_waits_asks_after_its_peers_and_knows_how_long_it_waited() -> None:

@@ -19,7 +19,7 @@ import pytest
 from dtrain.checkpoint.council import Vote
 from dtrain.cluster import secret as secrets
 from dtrain.cluster.secret import Secret, job_secret, on_loopback, read_secret, write_secret
-from dtrain.collectives.choice import Facts
+from dtrain.collectives.transport import Facts
 from dtrain.errors import AuthenticationError, ConfigurationError
 from dtrain.keras_engine import messages, talk
 from dtrain.launch import mpi_seat

@@ -12,7 +12,7 @@ import pytest
 
 from dtrain.cli.strategies import as_text
 from dtrain.strategies.facts import FACTS, readme_table
-from dtrain.strategies.here import judge
+from dtrain.strategies.feasibility import judge
 from dtrain.strategies.machine import Machine
 from dtrain.strategies.registry import NAMES, resolve_name
 

@@ -15,7 +15,7 @@ from dtrain.errors import ConfigurationError
 from dtrain.option_fields import check, option, positive_integer, seconds
 from dtrain.recipes.catalogue import RECIPES
 from dtrain.strategies.facts import FACTS
-from dtrain.strategies.here import judge
+from dtrain.strategies.feasibility import judge
 from dtrain.strategies.machine import Machine
 from dtrain.strategies.registry import resolve_name
 from dtrain.words import check_word

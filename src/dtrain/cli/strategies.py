@@ -1,6 +1,6 @@
 """`dtrain strategies`: all strategies in one table, and which of them this machine can run.
 
-It prints what `strategies/facts.py` and `strategies/here.py` know, as text or as JSON.
+It prints what `strategies/facts.py` and `strategies/feasibility.py` know, as text or as JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dtrain.text_table import lines_of
 
 if TYPE_CHECKING:
     from dtrain.strategies.facts import StrategyFacts
-    from dtrain.strategies.here import Here
+    from dtrain.strategies.feasibility import Feasibility
     from dtrain.strategies.machine import Machine
 
 HELP = "compare the strategies, and say which of them this machine can run"
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         UnsupportedVersionError: TensorFlow cannot be imported.
     """
     from dtrain.strategies.facts import FACTS
-    from dtrain.strategies.here import judge
+    from dtrain.strategies.feasibility import judge
     from dtrain.strategies.machine import look_at_machine
 
     machine = look_at_machine()
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def as_data(facts: Sequence[StrategyFacts], here: dict[str, Here], machine: Machine) -> dict[str, Any]:
+def as_data(facts: Sequence[StrategyFacts], here: dict[str, Feasibility], machine: Machine) -> dict[str, Any]:
     """What the table says, for JSON."""
     return {
         "strategies": [
@@ -74,7 +74,9 @@ def as_data(facts: Sequence[StrategyFacts], here: dict[str, Here], machine: Mach
     }
 
 
-def as_text(facts: Sequence[StrategyFacts], here: dict[str, Here], machine: Machine, *, width: int) -> str:
+def as_text(
+    facts: Sequence[StrategyFacts], here: dict[str, Feasibility], machine: Machine, *, width: int
+) -> str:
     """Two tables, in lines of `width` characters: what there is here, and what each is for."""
     gpus = {0: "no GPU", 1: "one GPU"}.get(len(machine.gpus), f"{len(machine.gpus)} GPUs")
     on_this = [_on_this_machine(each, here[each.name], each.name == machine.auto) for each in facts]
@@ -103,7 +105,7 @@ def as_text(facts: Sequence[StrategyFacts], here: dict[str, Here], machine: Mach
     ).rstrip()
 
 
-def _on_this_machine(facts: StrategyFacts, here: Here, chosen: bool) -> list[str]:
+def _on_this_machine(facts: StrategyFacts, here: Feasibility, chosen: bool) -> list[str]:
     replicas = ("as asked for" if here.can else "-") if here.replicas is None else f"{here.replicas}"
     said = f"{'yes' if here.can else 'no'}: {here.why}"
     return [f"{facts.name}{' *' if chosen else ''}", facts.class_name, replicas, said]

@@ -22,9 +22,9 @@ class Buffers:
     """Aligned arrays, kept for their next use. Not for several threads at a time."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, list[_Room]] = {}
-        # As it is asked in `take`: a reference of the room, and the call's.
-        idle = _Room(1)
+        self._kept: dict[int, list[_Block]] = {}
+        # As it is asked in `take`: a reference of the block, and the call's.
+        idle = _Block(1)
         self._idle = sys.getrefcount(idle.memory)
 
     def take(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -43,19 +43,19 @@ class Buffers:
             if len(self._kept) >= _SIZES:
                 return fresh(shape, dtype)
             kept = self._kept[size] = []
-        for room in kept:
-            if sys.getrefcount(room.memory) == self._idle:
-                return room.array(shape, dtype)
-        kept.append(_Room(size))
+        for block in kept:
+            if sys.getrefcount(block.memory) == self._idle:
+                return block.array(shape, dtype)
+        kept.append(_Block(size))
         return kept[-1].array(shape, dtype)
 
 
 def fresh(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """An aligned array that is not kept, for results whose size varies from step to step."""
-    return _Room(math.prod(shape) * np.dtype(dtype).itemsize).array(shape, dtype)
+    return _Block(math.prod(shape) * np.dtype(dtype).itemsize).array(shape, dtype)
 
 
-class _Room:
+class _Block:
     """Memory that holds an aligned array of so many bytes.
 
     Attributes:

@@ -77,7 +77,7 @@ class Calls(abc.ABC):
             self._meet(_SUM | _mark([value.nbytes for value in values]), size)
             for value, total in zip(values, totals, strict=True):
                 if value.size:
-                    self._add_up(value.reshape(-1), total.reshape(-1))
+                    self._all_reduce(value.reshape(-1), total.reshape(-1))
             return totals
 
     def gather(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -129,7 +129,7 @@ class Calls(abc.ABC):
         """Sends bytes to each other worker while receiving from each; None for nothing."""
 
     @abc.abstractmethod
-    def _add_up(self, value: np.ndarray, total: np.ndarray) -> None:
+    def _all_reduce(self, value: np.ndarray, total: np.ndarray) -> None:
         """Fills `total` with the sum of all workers' vectors, which are not empty."""
 
     def _send_first(self, found: np.ndarray) -> None:
@@ -158,7 +158,7 @@ class Calls(abc.ABC):
         self._swap(self._for_others([raw(value)] * self.size), self._for_others(places))
         return found
 
-    def _add_up_by_parts(self, value: np.ndarray, total: np.ndarray) -> None:
+    def _reduce_by_parts(self, value: np.ndarray, total: np.ndarray) -> None:
         """Each worker sums up one part of all workers' vectors, in their order, and sends it to all.
 
         Its own vector is read where it lies, and none is copied as a whole.
@@ -166,10 +166,10 @@ class Calls(abc.ABC):
         bounds = [len(value) * r // self.size for r in range(self.size + 1)]
         parts = [slice(bounds[r], bounds[r + 1]) for r in range(self.size)]
         own = bounds[self.rank + 1] - bounds[self.rank]
-        room = (self.size - 1) * own * value.itemsize
-        if self._scratch.nbytes < room:
-            self._scratch = np.empty(room, np.uint8)
-        places = iter(self._scratch[:room].view(value.dtype).reshape(self.size - 1, own))
+        needed = (self.size - 1) * own * value.itemsize
+        if self._scratch.nbytes < needed:
+            self._scratch = np.empty(needed, np.uint8)
+        places = iter(self._scratch[:needed].view(value.dtype).reshape(self.size - 1, own))
         mine = value[parts[self.rank]]
         terms = [mine if r == self.rank else next(places) for r in range(self.size)]
         self._swap(

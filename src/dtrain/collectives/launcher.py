@@ -106,7 +106,7 @@ class CallOperations:
         return list(found)
 
 
-def sums_in_groups(
+def all_reduce_in_groups(
     tensors: list[Any],
     large: Callable[[list[Any]], list[Any]],
     several: Callable[[list[Any]], list[Any]],
@@ -165,7 +165,7 @@ class CallLauncher(_Launcher):  # type: ignore[misc]
     def batch_all_reduce(self, input_tensor_packs: Any, options: Any = None) -> list[Any]:
         """The sums of many tensors: large ones in buckets, in the order given, small ones as one vector."""
         tensors = [tf.convert_to_tensor(t) for pack in input_tensor_packs for t in pack]
-        return sums_in_groups(tensors, self._sums, self._packed, bucket=BUCKET)
+        return all_reduce_in_groups(tensors, self._sums, self._packed, bucket=BUCKET)
 
     def all_gather(self, input_tensor: Any, axis: Any, options: Any = None) -> Any:
         """The values of all workers, put together along an axis; they may differ in length there."""

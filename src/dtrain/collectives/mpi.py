@@ -22,7 +22,7 @@ _PARTS_WORKERS = 8
 _EAGER_SECONDS = 2e-4
 _NAP = 5e-5  # seconds between two looks after that
 _MEETING = 1  # the tag of messages with which workers meet
-_LOOK_SECONDS = 1.0  # how often a worker that waits asks whether its peers are alive
+_CHECK_SECONDS = 1.0  # how often a worker that waits asks whether its peers are alive
 
 
 class MPICalls(Calls):
@@ -84,14 +84,14 @@ class MPICalls(Calls):
         if done():
             return
         begun = time.perf_counter()
-        next_look = begun + _LOOK_SECONDS
+        next_look = begun + _CHECK_SECONDS
         while not done():
             now = time.perf_counter()
             if now - begun < _EAGER_SECONDS:
                 continue
             time.sleep(_NAP)
             if now >= next_look:
-                next_look = now + _LOOK_SECONDS
+                next_look = now + _CHECK_SECONDS
                 try:
                     self._check()
                 except PeerMissingError:
@@ -99,9 +99,9 @@ class MPICalls(Calls):
                         return
                     raise
 
-    def _add_up(self, value: np.ndarray, total: np.ndarray) -> None:
+    def _all_reduce(self, value: np.ndarray, total: np.ndarray) -> None:
         if value.nbytes >= _PARTS_BYTES and self.size <= _PARTS_WORKERS:
-            self._add_up_by_parts(value, total)
+            self._reduce_by_parts(value, total)
         else:
             self._wait_for(self._world.Iallreduce(value, total).Test)
 

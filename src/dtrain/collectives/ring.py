@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.collectives.launcher import sums_in_groups
+from dtrain.collectives.launcher import all_reduce_in_groups
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.collectives import LAUNCHER
 
@@ -46,7 +46,7 @@ class RingLauncher(_Launcher):  # type: ignore[misc]
         """The sums of many tensors: large ones one by one, as soon as each is there, small ones packed."""
         options = self._options.merge(options)
         tensors = [tf.convert_to_tensor(t) for pack in input_tensor_packs for t in pack]
-        return sums_in_groups(
+        return all_reduce_in_groups(
             tensors,
             lambda large: [self.all_reduce(tensor, None, options) for tensor in large],
             lambda several: super(RingLauncher, self).batch_all_reduce([several], options),

@@ -18,7 +18,7 @@ from dtrain.collectives.calls import Calls, Parts, raw
 from dtrain.errors import PeerMissingError
 
 _AT_ONCE = 1 << 20  # bytes given to the system at a time, so that sending and receiving take turns
-_LOOK_SECONDS = 1.0  # how often a worker that waits asks whether its peers are alive
+_CHECK_SECONDS = 1.0  # how often a worker that waits asks whether its peers are alive
 
 # A peer behind a broken link is gone after half a minute, whether something is on its way to it or not; by
 # itself TCP tries for a quarter of an hour, or for ever. A peer that is busy answers all the same.
@@ -77,8 +77,8 @@ class SocketCalls(Calls):
         self.waited += time.perf_counter() - begun
         return found
 
-    def _add_up(self, value: np.ndarray, total: np.ndarray) -> None:
-        self._add_up_by_parts(value, total)
+    def _all_reduce(self, value: np.ndarray, total: np.ndarray) -> None:
+        self._reduce_by_parts(value, total)
 
     def _swap(self, out: Parts, into: Parts) -> None:
         sending = {r: part.data for r, part in enumerate(out) if part is not None and part.size}
@@ -130,7 +130,7 @@ class SocketCalls(Calls):
             events = (select.POLLIN if r in receiving else 0) | (select.POLLOUT if r in sending else 0)
             self._poll.register(self._peers[r], events)
         try:
-            while not self._poll.poll(_LOOK_SECONDS * 1000):
+            while not self._poll.poll(_CHECK_SECONDS * 1000):
                 self._check()
         finally:
             for r in watched:
@@ -139,6 +139,6 @@ class SocketCalls(Calls):
 
 def _gone(worker: int, why: str) -> PeerMissingError:
     return PeerMissingError(
-        f"Worker {worker}, which this one adds up with, is gone: {why}.",
+        f"Worker {worker}, with which this one reduces, is gone: {why}.",
         hint="see why it ended; `dtrain launch --max-restarts N` starts all workers again",
     )

@@ -1,6 +1,6 @@
 """What each strategy is for and what it promises, in words; the README's table is made of them.
 
-Facts that hold on every machine. What one machine can run is told by `here.py`.
+Facts that hold on every machine. What one machine can run is told by `feasibility.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What this machine has that decides which strategies it can run: cores, GPUs, a TPU's name, MPI, sockets.
 
-It gathers facts; what follows from them is said by `here.py`. TensorFlow is imported in another process.
+It gathers facts; `feasibility.py` draws the conclusions. TensorFlow is imported in another process.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def look_at_machine() -> Machine:
 def _look() -> dict[str, Any]:
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "dtrain.strategies.look"],
+            [sys.executable, "-m", "dtrain.strategies.probe_devices"],
             capture_output=True,
             stdin=subprocess.DEVNULL,
             text=True,

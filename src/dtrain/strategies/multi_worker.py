@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from dtrain import channel
 from dtrain.cluster import by_mpi_alone, check_peers, current, join
-from dtrain.collectives.choice import asked_for
-from dtrain.collectives.install import install
+from dtrain.collectives.transports import asked_for, implementation_of, install
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.scope import strategy_made
@@ -141,10 +140,7 @@ def _options(options: Any, communication: Any) -> tuple[str, Any]:
     if options is not None:
         return asked_for(options.implementation), options
     asked = asked_for(communication)
-    kinds = tf.distribute.experimental.CommunicationImplementation
-    # TensorFlow's own collectives stay in use for what comes before the choice.
-    name = "RING" if asked == "mpi" else asked.upper()
-    return asked, tf.distribute.experimental.CommunicationOptions(implementation=kinds(name))
+    return asked, tf.distribute.experimental.CommunicationOptions(implementation=implementation_of(asked))
 
 
 def _connect(strategy: Any, resolver: Any, options: Any) -> Any:

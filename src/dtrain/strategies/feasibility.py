@@ -11,7 +11,7 @@ from typing import NamedTuple
 from dtrain.strategies.machine import Machine
 
 
-class Here(NamedTuple):
+class Feasibility(NamedTuple):
     """A strategy on one machine.
 
     Attributes:
@@ -25,35 +25,35 @@ class Here(NamedTuple):
     why: str
 
 
-def judge(machine: Machine) -> dict[str, Here]:
+def judge(machine: Machine) -> dict[str, Feasibility]:
     """What of each strategy is true on this machine, by its name."""
     return {name: rule(machine) for name, rule in _RULES.items()}
 
 
-def _default(machine: Machine) -> Here:
-    return Here(True, 1, "on the first GPU" if machine.gpus else "on the CPU")
+def _default(machine: Machine) -> Feasibility:
+    return Feasibility(True, 1, "on the first GPU" if machine.gpus else "on the CPU")
 
 
-def _on_devices(machine: Machine) -> Here:
+def _on_devices(machine: Machine) -> Feasibility:
     """Of those that have a replica on each device of one machine."""
     if machine.gpus:
         count = len(machine.gpus)
-        return Here(True, count, "one GPU: the same as one device" if count == 1 else f"{count} GPUs")
+        return Feasibility(True, count, "one GPU: the same as one device" if count == 1 else f"{count} GPUs")
     if machine.logical_cpus > 1:
-        return Here(True, machine.logical_cpus, "no GPU; logical CPUs share the cores")
-    return Here(True, 1, "no GPU: one CPU, unless dtrain train --devices K divides it, for tests")
+        return Feasibility(True, machine.logical_cpus, "no GPU; logical CPUs share the cores")
+    return Feasibility(True, 1, "no GPU: one CPU, unless dtrain train --devices K divides it, for tests")
 
 
-def _multi_worker(machine: Machine) -> Here:
+def _multi_worker(machine: Machine) -> Feasibility:
     if machine.job_servers:
-        return Here(False, None, "this job has parameter servers")
+        return Feasibility(False, None, "this job has parameter servers")
     if machine.job_workers > 1:
-        return Here(True, _of_job(machine), f"this job has {machine.job_workers} workers")
+        return Feasibility(True, _of_job(machine), f"this job has {machine.job_workers} workers")
     if machine.servers_problem:
-        return Here(False, None, f"workers cannot reach each other: {machine.servers_problem}")
+        return Feasibility(False, None, f"workers cannot reach each other: {machine.servers_problem}")
     ways = ["NCCL"] if machine.gpus else ["ring", *([] if machine.mpi_problem else ["MPI"])]
     missing = f"; no MPI: {machine.mpi_problem}" if machine.mpi_problem and not machine.gpus else ""
-    return Here(True, None, f"with --workers N, over {' or '.join(ways)}{missing}")
+    return Feasibility(True, None, f"with --workers N, over {' or '.join(ways)}{missing}")
 
 
 def _of_job(machine: Machine) -> int:
@@ -61,24 +61,26 @@ def _of_job(machine: Machine) -> int:
     return machine.job_workers * (len(machine.gpus) or machine.logical_cpus)
 
 
-def _tpu(machine: Machine) -> Here:
+def _tpu(machine: Machine) -> Feasibility:
     if machine.tpu is None:
-        return Here(False, None, "the environment names no TPU (TPU_NAME)")
-    return Here(True, None, f"the environment names a TPU ({machine.tpu}); whether it answers was not tried")
+        return Feasibility(False, None, "the environment names no TPU (TPU_NAME)")
+    return Feasibility(
+        True, None, f"the environment names a TPU ({machine.tpu}); whether it answers was not tried"
+    )
 
 
-def _parameter_server(machine: Machine) -> Here:
+def _parameter_server(machine: Machine) -> Feasibility:
     if machine.job_servers:
         servers = f"{machine.job_servers} parameter server{'s' if machine.job_servers > 1 else ''}"
-        return Here(True, 1, f"this job has {servers}")
+        return Feasibility(True, 1, f"this job has {servers}")
     if machine.job_workers > 1:
-        return Here(False, None, "this job has no parameter servers")
+        return Feasibility(False, None, "this job has no parameter servers")
     if machine.servers_problem:
-        return Here(False, None, f"no process can serve others: {machine.servers_problem}")
-    return Here(True, 1, "with --workers N --ps M")
+        return Feasibility(False, None, f"no process can serve others: {machine.servers_problem}")
+    return Feasibility(True, 1, "with --workers N --ps M")
 
 
-_RULES: dict[str, Callable[[Machine], Here]] = {
+_RULES: dict[str, Callable[[Machine], Feasibility]] = {
     "default": _default,
     "one_device": _default,
     "mirrored": _on_devices,

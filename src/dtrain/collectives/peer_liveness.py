@@ -18,8 +18,8 @@ PATIENCE = 10.0  # seconds without an answer: as long as TensorFlow waits for a 
 _CONNECT = 1.0  # seconds that an answer may take
 
 
-class Lookout:
-    """Looks after the workers of a job.
+class PeerLiveness:
+    """Finds out whether the workers of a job are alive.
 
     Args:
         topology: of the job. The service runs in the task of rank 0.
@@ -31,9 +31,9 @@ class Lookout:
         self._service = None if topology.rank == 0 else split_address(topology.address_of(tasks[0]))
         self._name = str(tasks[0])
         self._silent_since: float | None = None
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Returns if it finds nothing wrong.
 
         Raises:
@@ -52,9 +52,9 @@ class Lookout:
 
     def _note_silence(self) -> None:
         now = time.monotonic()
-        if self._silent_since is None or now - self._looked_at > PATIENCE / 2:  # nobody waited in between
+        if self._silent_since is None or now - self._checked_at > PATIENCE / 2:  # nobody waited in between
             self._silent_since = now
-        self._looked_at = now
+        self._checked_at = now
         silent = now - self._silent_since
         if silent >= PATIENCE:
             raise PeerMissingError(
