@@ -16,6 +16,7 @@ import tensorflow as tf
 from dtrain.keras_engine.context import ReplicaStep, all_reduce_sum, local_update
 from dtrain.keras_engine.gradients import zero_if_empty
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.row_gradients import on_present
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
@@ -239,16 +240,16 @@ class MicroBatch(ReplicaStep):
         if not self.updates_weights:
             return gradients
         accumulators = upstream_keras.accumulators_of(optimizer)
-        pairs = [
-            (gradient, accumulators[upstream_keras.number_of_variable(optimizer, variable)])
-            for gradient, variable in zip(gradients, variables, strict=True)
-            if gradient is not None
-        ]
-        found = iter(all_reduce_sum([gradient + each.value for gradient, each in pairs]))
+        mine = [accumulators[upstream_keras.number_of_variable(optimizer, each)] for each in variables]
+        totals = on_present(
+            all_reduce_sum,
+            [None if g is None else g + own.value for g, own in zip(gradients, mine, strict=True)],
+        )
         with local_update():
-            for _, each in pairs:
-                each.assign(tf.zeros(each.shape, each.dtype))
-        return [None if gradient is None else next(found) for gradient in gradients]
+            for own, gradient in zip(mine, gradients, strict=True):
+                if gradient is not None:
+                    own.assign(tf.zeros(own.shape, own.dtype))
+        return totals
 
 
 def check_dense(gradients: Sequence[Any]) -> None:

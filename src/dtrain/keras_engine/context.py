@@ -9,7 +9,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import itertools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -18,11 +17,11 @@ import tensorflow as tf
 
 from dtrain.errors import CompilationError
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.thread_value import ThreadValue
 from dtrain.keras_engine.waits import NoWaits, Waits
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
-_local = threading.local()
 _NO_WAITS = NoWaits()
 
 
@@ -414,36 +413,16 @@ def _gather_sparse(value: tf.SparseTensor) -> tf.SparseTensor:
     return whole
 
 
-def current_step() -> ReplicaStep | None:
-    """The step that this replica computes now; None outside of `fit`, `evaluate` and `predict`."""
-    return getattr(_local, "step", None)
+current_step: ThreadValue[ReplicaStep | None] = ThreadValue(None)
+"""The step that this replica computes now; None outside of `fit`, `evaluate` and `predict`."""
+
+updating_locally = ThreadValue(False)
+"""Whether the code runs after the reduction, where each replica is a single device."""
 
 
-@contextlib.contextmanager
-def replica_step(step: ReplicaStep) -> Iterator[ReplicaStep]:
-    """Makes `step` the current one of this replica's thread."""
-    outer = current_step()
-    _local.step = step
-    try:
-        yield step
-    finally:
-        _local.step = outer
-
-
-def updating_locally() -> bool:
-    """Whether the code runs after the reduction, where each replica is a single device."""
-    return bool(getattr(_local, "updating", False))
-
-
-@contextlib.contextmanager
-def local_update() -> Iterator[None]:
+def local_update() -> contextlib.AbstractContextManager[bool]:
     """Marks code that must not talk to other replicas: every one of them does the same."""
-    outer = updating_locally()
-    _local.updating = True
-    try:
-        yield
-    finally:
-        _local.updating = outer
+    return updating_locally.set(True)
 
 
 class _Told:
@@ -459,24 +438,21 @@ class _Told:
         self.asked = False
 
 
-@contextlib.contextmanager
-def replicas_are(number: int | None) -> Iterator[_Told]:
+_told: ThreadValue[_Told | None] = ThreadValue(None)
+
+
+def replicas_are(number: int | None) -> contextlib.AbstractContextManager[_Told | None]:
     """While it is entered, notes whether `num_replicas_in_sync` is asked for, and answers with a number.
 
     Args:
         number: what it answers; None for the truth.
     """
-    outer = getattr(_local, "told", None)
-    _local.told = told = _Told(number)
-    try:
-        yield told
-    finally:
-        _local.told = outer
+    return _told.set(_Told(number))
 
 
 def replicas_told(number: int) -> int:
     """What `num_replicas_in_sync` answers where there are so many replicas."""
-    told: _Told | None = getattr(_local, "told", None)
+    told = _told()
     if told is None:
         return number
     told.asked = True

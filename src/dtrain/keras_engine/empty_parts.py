@@ -8,7 +8,6 @@ the outputs finds no examples.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,18 +17,21 @@ import tensorflow as tf
 from dtrain.keras_engine.context import TrialStep, check_not_compiled, current_step
 from dtrain.keras_engine.protocol import in_replica
 from dtrain.keras_engine.replica_attributes import watch
+from dtrain.keras_engine.thread_value import ThreadValue
 from dtrain.keras_engine.variables import holds_parts
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import replaces
 
-_local = threading.local()
+# Inside the outermost layer that a replica calls; and whether that layer was given a row of zeros.
+_inside = ThreadValue(False)
+_empty: ThreadValue[Any] = ThreadValue(None)
 
 
 @replaces(upstream_keras.LAYER_CALL)
 def layer_call(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The replacement of `Layer.__call__`, which works on the outermost layer that a replica calls."""
-    if getattr(_local, "inside", False) or not in_replica():
+    if _inside() or not in_replica():
         return original(self, *args, **kwargs)
     watch(self)
     if isinstance(current_step(), TrialStep):  # it has examples
@@ -38,11 +40,11 @@ def layer_call(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs:
     # XLA has kernels of its own, and knows all shapes.
     known = None if rows is None else tf.get_static_value(rows)
     if rows is None or upstream_tf.in_xla_graph() or (known is not None and int(known) > 0):
-        with _inside(None):
+        with _inside.set(True):
             return original(self, *args, **kwargs)
     empty = tf.equal(rows, 0)
     args, kwargs = keras.tree.map_structure(lambda leaf: _with_row(leaf, empty), (args, kwargs))
-    with _inside(empty), _uncounted(self, empty):
+    with _inside.set(True), _empty.set(empty), _uncounted(self, empty):
         found = original(self, *args, **kwargs)
     return keras.tree.map_structure(lambda leaf: _without_row(leaf, empty), found)
 
@@ -52,29 +54,19 @@ def moments(original: Callable[..., Any], x: Any, axes: Any, keepdims: bool) -> 
     """The replacement of what a synchronized BatchNormalization computes over all replicas' examples."""
     if in_replica():
         check_not_compiled()
-    empty = getattr(_local, "empty", None)
+    empty = _empty()
     return original(x if empty is None else _cut(x, empty), axes, keepdims)
 
 
 def in_layer() -> bool:
     """Whether the code runs inside a layer that a replica calls."""
-    return bool(getattr(_local, "inside", False))
+    return _inside()
 
 
 def without_row(leaf: Any) -> Any:
     """What a layer computed, without the row of zeros that it was given where there are no examples."""
-    empty = getattr(_local, "empty", None)
+    empty = _empty()
     return leaf if empty is None else _without_row(leaf, empty)
-
-
-@contextlib.contextmanager
-def _inside(empty: Any) -> Iterator[None]:
-    """While the outermost layer is called: those in it see what it was given."""
-    _local.inside, _local.empty = True, empty
-    try:
-        yield
-    finally:
-        _local.inside, _local.empty = False, None
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import tensorflow as tf
 from dtrain.keras_engine.context import ReplicaStep, current_step, underlying, variable_ids
 from dtrain.keras_engine.input import as_tensor
 from dtrain.keras_engine.parts import is_split, joined_gradient, parts_of
-from dtrain.keras_engine.row_gradients import Lookups, sum_gradients
+from dtrain.keras_engine.row_gradients import Lookups, on_present, sum_gradients
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import replaces
 
@@ -51,7 +51,7 @@ class AtOnce(ReplicaStep):
     def whole_gradients(self, gradients: list[Any], target: Any) -> list[Any]:
         """The sums over the replicas."""
         self.waits.meet(target)
-        return _reduced(zero_if_empty(self, gradients))
+        return on_present(sum_gradients, zero_if_empty(self, gradients))
 
     def gradients_to_apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> list[Any]:
         """The whole batch's: those of `tape.gradient` are already, others are reduced here."""
@@ -61,7 +61,7 @@ class AtOnce(ReplicaStep):
             if gradient is not None and not variable_ids([variable]) <= self.reduced
         ]
         by_share = [_scale(gradients[i], self.share) for i in missing]
-        whole = dict(zip(missing, _reduced(zero_if_empty(self, by_share)), strict=True))
+        whole = dict(zip(missing, on_present(sum_gradients, zero_if_empty(self, by_share)), strict=True))
         return [whole.get(i, gradient) for i, gradient in enumerate(gradients)]
 
     def gradients_of_program(self, gradients: list[Any], lookups: list[Lookups]) -> list[Any]:
@@ -84,24 +84,20 @@ def _by_parts(original: Callable[..., Any], tape: Any, target: Any, sources: Any
     return tf.nest.pack_sequence_as(sources, joined) if tf.nest.is_nested(sources) else joined[0]
 
 
-def _reduced(gradients: list[Any]) -> list[Any]:
-    reduced = iter(sum_gradients([g for g in gradients if g is not None]))
-    return [None if g is None else next(reduced) for g in gradients]
-
-
 def zero_if_empty(step: ReplicaStep, gradients: list[Any]) -> list[Any]:
-    """Zeros in the place of a replica's gradients where it has no examples: theirs may be NaN."""
-    present = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
-    if step.never_empty() or not present:
+    """Gradients, zeros where the replica has no examples: what is computed of none may be NaN."""
+    if step.never_empty():
         return gradients
-    kept = iter(tf.cond(step.size > 0, lambda: present, lambda: [tf.zeros_like(g) for g in present]))
 
-    def one(gradient: Any) -> Any:
-        if isinstance(gradient, tf.IndexedSlices):
-            return tf.IndexedSlices(next(kept), gradient.indices, gradient.dense_shape)
-        return next(kept)
+    def kept(present: list[Any]) -> list[Any]:
+        values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in present]
+        values = tf.cond(step.size > 0, lambda: values, lambda: [tf.zeros_like(g) for g in values])
+        return [
+            tf.IndexedSlices(value, g.indices, g.dense_shape) if isinstance(g, tf.IndexedSlices) else value
+            for value, g in zip(values, present, strict=True)
+        ]
 
-    return [None if g is None else one(g) for g in gradients]
+    return on_present(kept, gradients)
 
 
 def _sums_examples(target: Any) -> bool:

@@ -6,6 +6,7 @@ EMA, weight decay and constraints come after it, with no talk between replicas i
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,13 +15,14 @@ import tensorflow as tf
 from dtrain.keras_engine.asynchronous.step import current_block
 from dtrain.keras_engine.asynchronous.updates import updating
 from dtrain.keras_engine.context import (
+    ReplicaStep,
     TrialStep,
     current_step,
     local_update,
     updating_locally,
 )
-from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
-from dtrain.keras_engine.row_gradients import sum_gradients
+from dtrain.keras_engine.protocol import layout_of, servers_of
+from dtrain.keras_engine.row_gradients import on_present, sum_gradients
 from dtrain.keras_engine.scope import check_optimizer_left_out, check_same_strategy
 from dtrain.keras_engine.sharded_state import hand_out
 from dtrain.upstream import keras as upstream_keras
@@ -38,39 +40,56 @@ def apply(
     trainable_variables: Sequence[Any] | None = None,
 ) -> Any:
     """The replacement of an optimizer's `apply`."""
-    block = current_block()
-    if block is not None and not updating_locally() and len(grads) > 0:
-        return block.apply(original, self, grads, trainable_variables)
-    step = current_step()
+    variables = None if trainable_variables is None else list(trainable_variables)
+    return _way_of(self, len(grads))(original, self, list(grads), variables)
+
+
+Way = Callable[[Callable[..., Any], Any, list[Any], list[Any] | None], Any]
+
+
+def _way_of(optimizer: Any, gradients: int) -> Way:
+    """What is done with so many gradients, by where the code runs."""
+    block, step = current_block(), current_step()
     if isinstance(step, TrialStep):
-        if trainable_variables is not None:
-            _build(self, tf.distribute.get_strategy(), list(trainable_variables))
-        return None
-    if updating_locally() or len(grads) == 0:
-        return original(self, grads, trainable_variables)
-    strategy = tf.distribute.get_strategy()
-    own: Any = upstream_keras.strategy_of_optimizer(self)
+        return _only_build
+    if gradients == 0 or updating_locally():
+        return _as_keras
+    if block is not None:
+        return block.apply
+    strategy, own = tf.distribute.get_strategy(), upstream_keras.strategy_of_optimizer(optimizer)
     if servers_of(own) is not None:
-        return _apply_on_servers(original, self, own, list(grads), trainable_variables)
-    if own is not strategy and layout_of(own) is not None and not tf.distribute.has_strategy():
-        # Outside of any scope, with gradients that the caller reduced: the optimizer's own strategy.
-        with own.scope():
-            return apply(original, self, grads, trainable_variables)
+        return _on_servers
     layout = layout_of(strategy)
+    if own is not strategy and layout_of(own) is not None and not tf.distribute.has_strategy():
+        return _in_own_scope
     if layout is None:
-        check_optimizer_left_out(self)
-        return original(self, grads, trainable_variables)
-    across = tf.distribute.in_cross_replica_context()
-    if layout.replicas == 1 and not across:
-        # Alone there is nobody to talk to; Keras would, in a `cond` too, where TensorFlow forbids it.
-        with local_update():
-            return original(self, grads, trainable_variables)
-    variables = list(trainable_variables) if trainable_variables is not None else None
-    check_same_strategy(self, strategy, variables)
-    grads = list(grads)
-    if across:
-        return _apply_across(original, self, strategy, layout, grads, variables)
-    return _apply_in_replica(original, self, strategy, layout, grads, variables)
+        check_optimizer_left_out(optimizer)
+        return _as_keras
+    if tf.distribute.in_cross_replica_context():
+        return _across
+    return _alone if layout.replicas == 1 else _in_replica
+
+
+def _as_keras(original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: Any) -> Any:
+    return original(optimizer, grads, variables)
+
+
+def _only_build(original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: Any) -> None:
+    """In a trial, which keeps no change."""
+    if variables is not None:
+        _build(optimizer, tf.distribute.get_strategy(), variables)
+
+
+def _in_own_scope(original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: Any) -> Any:
+    """Outside of any scope, with gradients that the caller reduced: under the optimizer's own strategy."""
+    with upstream_keras.strategy_of_optimizer(optimizer).scope():
+        return _way_of(optimizer, len(grads))(original, optimizer, grads, variables)
+
+
+def _alone(original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: Any) -> Any:
+    """There is nobody to talk to; Keras would, in a `cond` too, where TensorFlow forbids it."""
+    with local_update():
+        return original(optimizer, grads, variables)
 
 
 @replaces(upstream_keras.LOSS_SCALE_TF_APPLY)
@@ -87,101 +106,103 @@ def reduced_already(original: Callable[..., Any], self: Any, grads_and_vars: Any
     return list(grads_and_vars) if updating_locally() else original(self, grads_and_vars)
 
 
-def _apply_in_replica(
-    original: Callable[..., Any],
-    optimizer: Any,
-    strategy: Any,
-    layout: ReplicaLayout,
-    grads: list[Any],
-    variables: list[Any] | None,
+def _in_replica(
+    original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: list[Any] | None
 ) -> Any:
-    step = current_step()
-    targets = variables if variables is not None else upstream_keras.trainable_variables_of(optimizer)
+    """Every replica applies the whole batch's gradients to its copy, or one does for all."""
+    strategy, step, targets = _checked(optimizer, variables)
     _build(optimizer, strategy, targets)
-    found = _reduced(grads) if step is None else step.gradients_to_apply(optimizer, grads, targets)
+    if step is None:
+        found = on_present(sum_gradients, grads)
+    else:
+        found = step.gradients_to_apply(optimizer, grads, targets)
     if found is None:
         return None
-    grads = found
-    if not layout.central:
+    if not strategy.dtrain_layout.central:
         with local_update():
-            original(optimizer, grads, variables)
+            original(optimizer, found, variables)
         if step is None or step.updates_weights:
-            hand_out(optimizer, [v for v, g in zip(targets, grads, strict=True) if g is not None])
+            hand_out(optimizer, _with_gradients(targets, found))
         return None
 
-    # One copy of the weights: the update runs once, for all replicas.
-    present = [g for g in grads if g is not None]
-
     def once(distribution: Any, *merged: Any) -> None:
-        first = iter([distribution.experimental_local_results(g)[0] for g in merged])
         with local_update():
-            original(optimizer, [None if g is None else next(first) for g in grads], variables)
+            original(
+                optimizer,
+                on_present(lambda _: [distribution.experimental_local_results(g)[0] for g in merged], found),
+                variables,
+            )
 
-    tf.distribute.get_replica_context().merge_call(once, args=tuple(present))
+    return _merge_call(once, found)
+
+
+def _across(
+    original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: list[Any] | None
+) -> Any:
+    """Gradients that the caller has reduced: every replica applies the same."""
+    strategy, _, targets = _checked(optimizer, variables)
+    _build_now(optimizer, strategy, targets)
+    if strategy.dtrain_layout.central:
+        with local_update():
+            return original(optimizer, grads, variables)
+
+    def alike(*each: Any) -> None:
+        with local_update():
+            original(optimizer, on_present(lambda _: each, grads), variables)
+        hand_out(optimizer, _with_gradients(targets, grads))
+
+    strategy.extended.call_for_each_replica(alike, args=tuple(g for g in grads if g is not None))
     return None
 
 
-def _apply_on_servers(
-    original: Callable[..., Any], optimizer: Any, strategy: Any, grads: list[Any], variables: Any
+def _on_servers(
+    original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: list[Any] | None
 ) -> Any:
     """In a loop of the user's own: the servers apply one worker's update whole before another's."""
-    targets = list(variables) if variables is not None else upstream_keras.trainable_variables_of(optimizer)
-    if tf.distribute.get_replica_context() is not None and tf.distribute.get_strategy() is strategy:
+    strategy: Any = upstream_keras.strategy_of_optimizer(optimizer)
+    targets = upstream_keras.trainable_variables_of(optimizer) if variables is None else variables
+    inside = tf.distribute.get_strategy() is strategy
+    if inside and tf.distribute.get_replica_context() is not None:
         _build(optimizer, strategy, targets)
     else:
         _build_now(optimizer, strategy, targets)
-    present = [g for g in grads if g is not None]
 
     def once(distribution: Any, *merged: Any) -> None:
-        found = iter(merged)
-        given = [None if g is None else next(found) for g in grads]
-
         def update() -> None:
             with local_update(), updating(optimizer):
-                original(optimizer, given, variables)
+                original(optimizer, on_present(lambda _: merged, grads), variables)
 
         if tf.executing_eagerly():
             update()
         else:
             strategy.dtrain_servers.servers.locked(update)
 
-    if tf.distribute.in_cross_replica_context():
-        return once(strategy, *present)
-    if tf.distribute.get_strategy() is strategy:
-        return tf.distribute.get_replica_context().merge_call(once, args=tuple(present))
-    with strategy.scope():
-        return once(strategy, *present)
+    if inside and not tf.distribute.in_cross_replica_context():
+        return _merge_call(once, grads)
+    with contextlib.nullcontext() if tf.distribute.in_cross_replica_context() else strategy.scope():
+        return once(strategy, *(g for g in grads if g is not None))
 
 
-def _apply_across(
-    original: Callable[..., Any],
-    optimizer: Any,
-    strategy: Any,
-    layout: ReplicaLayout,
-    grads: list[Any],
-    variables: list[Any] | None,
-) -> Any:
-    """Gradients that the caller has reduced: every replica applies the same."""
-    targets = variables if variables is not None else upstream_keras.trainable_variables_of(optimizer)
-    _build_now(optimizer, strategy, targets)
-    if layout.central:
-        with local_update():
-            return original(optimizer, grads, variables)
+def _checked(optimizer: Any, variables: list[Any] | None) -> tuple[Any, ReplicaStep | None, list[Any]]:
+    """The strategy and the step in force, and what is to be updated.
 
-    def alike(*each: Any) -> None:
-        found = iter(each)
-        with local_update():
-            original(optimizer, [None if g is None else next(found) for g in grads], variables)
-        hand_out(optimizer, [v for v, g in zip(targets, grads, strict=True) if g is not None])
-
-    strategy.extended.call_for_each_replica(alike, args=tuple(g for g in grads if g is not None))
-    return None
+    Raises:
+        ScopeError: the optimizer or a variable is of another strategy.
+    """
+    strategy = tf.distribute.get_strategy()
+    check_same_strategy(optimizer, strategy, variables)
+    targets = upstream_keras.trainable_variables_of(optimizer) if variables is None else variables
+    return strategy, current_step(), targets
 
 
-def _reduced(grads: list[Any]) -> list[Any]:
-    """The sums over all replicas, in a loop of the user's own."""
-    summed = iter(sum_gradients([g for g in grads if g is not None]))
-    return [None if g is None else next(summed) for g in grads]
+def _with_gradients(variables: list[Any], grads: list[Any]) -> list[Any]:
+    return [v for v, g in zip(variables, grads, strict=True) if g is not None]
+
+
+def _merge_call(function: Callable[..., None], grads: list[Any]) -> None:
+    """Calls a function once for all replicas, with the gradients that there are."""
+    present = tuple(g for g in grads if g is not None)
+    tf.distribute.get_replica_context().merge_call(function, args=present)
 
 
 def _build(optimizer: Any, strategy: Any, variables: list[Any]) -> None:

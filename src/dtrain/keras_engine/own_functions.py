@@ -7,36 +7,30 @@ outside. On parameter servers it would keep variables of one block that the next
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from dtrain.keras_engine.context import current_step
 from dtrain.keras_engine.protocol import layout_of
+from dtrain.keras_engine.thread_value import ThreadValue
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import replaces
 
-_local = threading.local()
+_in_block = ThreadValue(False)
 
 
-@contextlib.contextmanager
-def in_block() -> Iterator[None]:
+def in_block() -> contextlib.AbstractContextManager[bool]:
     """While it is entered, this thread traces a block of parameter servers."""
-    outer = getattr(_local, "block", False)
-    _local.block = True
-    try:
-        yield
-    finally:
-        _local.block = outer
+    return _in_block.set(True)
 
 
 @replaces(upstream_tf.FUNCTION_CALL)
 def call(original: Callable[..., Any], self: Any, /, *args: Any, **kwds: Any) -> Any:
     """The replacement of `tf.function`'s `__call__`."""
     eager = tf.executing_eagerly()
-    block = not eager and getattr(_local, "block", False)
+    block = not eager and _in_block()
     in_step = current_step() is not None if eager else block or _in_replica()
     if not in_step:
         return original(self, *args, **kwds)

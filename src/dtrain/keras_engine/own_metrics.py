@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -33,6 +32,7 @@ from dtrain.keras_engine.losses import gathered
 from dtrain.keras_engine.metric_arguments import Arguments, Number, Rows
 from dtrain.keras_engine.metric_trial import adds_up, calls_add_up
 from dtrain.keras_engine.protocol import current_layout, in_replica, layout_of
+from dtrain.keras_engine.thread_value import ThreadValue
 from dtrain.keras_engine.variables import combined_on_read
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
@@ -40,8 +40,6 @@ from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import replaces
 
 _MADE = "_dtrain_made"  # an attribute of a graph or step: what was made of tensors, by their ids, with them
-
-_local = threading.local()
 
 
 class _Known:
@@ -105,9 +103,10 @@ def is_own(metric: Any) -> bool:
     return function is not None and not upstream_keras.is_keras_own(function)
 
 
-def inside_update() -> bool:
-    """Whether the code runs inside an update that was prepared already."""
-    return bool(getattr(_local, "inside", False))
+inside_update = ThreadValue(False)
+"""Whether the code runs inside an update that was prepared already."""
+
+_by_several_workers = ThreadValue(False)
 
 
 def update(original: Callable[..., Any], metric: Any, args: Any, kwargs: Any) -> Any:
@@ -124,7 +123,7 @@ def update(original: Callable[..., Any], metric: Any, args: Any, kwargs: Any) ->
     """
     arguments = Arguments.of(args, kwargs)
     if _adds_up(metric, arguments):
-        with _inside():
+        with inside_update.set(True):
             return original(metric, *args, **kwargs)
     step = current_step()
     if arguments.have_rows or arguments.have_numbers:
@@ -134,7 +133,7 @@ def update(original: Callable[..., Any], metric: Any, args: Any, kwargs: Any) ->
     args, kwargs = arguments.filled(given)
     if upstream_tf.local_replica_index() and not all(map(_is_each_replicas, metric.variables)):
         return None  # the replicas of this process share a variable: the first one writes it
-    with _inside(), contextlib.nullcontext() if step is None else step.seeing_everything():
+    with inside_update.set(True), contextlib.nullcontext() if step is None else step.seeing_everything():
         return original(metric, *args, **kwargs)
 
 
@@ -148,9 +147,9 @@ def _make_update(original: Callable[..., Any]) -> Callable[..., Any]:
             return own(self, *args, **kwargs)
         if in_replica():
             return update(own, self, args, kwargs)
-        if getattr(_local, "apart", False):
+        if _by_several_workers():
             _warn_of_workers(self, args, kwargs)
-        with _inside():
+        with inside_update.set(True):
             return own(self, *args, **kwargs)
 
     return update_state
@@ -260,18 +259,13 @@ def _mean(metric: Any, value: Any) -> Any:
     return as_floats(lambda number: context.all_reduce(tf.distribute.ReduceOp.MEAN, number), value)
 
 
-@contextlib.contextmanager
-def updated_apart(*, alone: bool) -> Iterator[None]:
+def updated_apart(*, alone: bool) -> contextlib.AbstractContextManager[bool]:
     """While it is entered, a step is traced that workers make at the same time, each with a whole batch.
 
     Args:
         alone: whether there is one worker only.
     """
-    _local.apart = not alone
-    try:
-        yield
-    finally:
-        _local.apart = False
+    return _by_several_workers.set(not alone)
 
 
 def _warn_of_workers(metric: Any, args: Any, kwargs: Any) -> None:
@@ -323,13 +317,3 @@ def _hold_parts(variable: Any) -> None:
         for replica, part in enumerate(found.values, first):
             if replica:
                 part.assign(tf.zeros_like(part))
-
-
-@contextlib.contextmanager
-def _inside() -> Iterator[None]:
-    outer = inside_update()
-    _local.inside = True
-    try:
-        yield
-    finally:
-        _local.inside = outer

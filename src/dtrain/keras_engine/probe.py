@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from dtrain.errors import StepError
 from dtrain.keras_engine import messages
-from dtrain.keras_engine.context import Learnt, TrialStep, replica_step
+from dtrain.keras_engine.context import Learnt, TrialStep, current_step
 from dtrain.keras_engine.input import batch_rows
 from dtrain.keras_engine.losses import is_own_loss, learn_coupling
 from dtrain.keras_engine.protocol import ReplicaLayout
@@ -89,7 +89,7 @@ class StepTrial:
             training=self._training,
             learnt=self._learnt,
         )
-        with replica_step(trial):
+        with current_step.set(trial):
             self._step(part, trial)
         self._last = trial
         return trial.taken
@@ -162,7 +162,7 @@ def summed_losses(model: Any, part: Any, layout: ReplicaLayout, rows: int) -> fr
 
     def added(x: Any) -> list[Any]:
         trial = TrialStep(layout, size=batch_rows(x), total=rows, training=True)
-        with replica_step(trial):
+        with current_step.set(trial):
             model(x, training=True) if upstream_keras.takes_training(model) else model(x)
         return [tf.reduce_sum(loss) for loss in model.losses]
 
@@ -197,7 +197,7 @@ def coupled_losses(model: Any, part: Any, layout: ReplicaLayout, rows: int) -> l
 
     def predict(x: Any) -> Any:
         trial = TrialStep(layout, size=rows, total=rows, training=False)
-        with replica_step(trial):
+        with current_step.set(trial):
             return model(x, training=False) if upstream_keras.takes_training(model) else model(x)
 
     try:

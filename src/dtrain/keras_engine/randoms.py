@@ -7,31 +7,25 @@ TensorFlow's own kernels do it.
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from dtrain.keras_engine.thread_value import ThreadValue
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import replaces
 
-_local = threading.local()
+_same = ThreadValue(False)
 
 # The bits of a float32: those of its fraction, and those that say "from 1 to 2".
 _FRACTION = 0x7FFFFF
 _FROM_ONE = 0x3F800000
 
 
-@contextlib.contextmanager
-def same_random_numbers() -> Iterator[None]:
+def same_random_numbers() -> contextlib.AbstractContextManager[bool]:
     """What is traced within it draws what it would draw outside of XLA."""
-    outer = getattr(_local, "same", False)
-    _local.same = True
-    try:
-        yield
-    finally:
-        _local.same = outer
+    return _same.set(True)
 
 
 @replaces(upstream_tf.STATELESS_UNIFORM)
@@ -47,7 +41,7 @@ def uniform(
 ) -> Any:
     """The replacement of TensorFlow's stateless uniform numbers."""
     plain = isinstance(minval, int) and minval == 0 and maxval is None and alg in ("auto_select", None)
-    if not (getattr(_local, "same", False) and plain and tf.as_dtype(dtype) == tf.float32):
+    if not (_same() and plain and tf.as_dtype(dtype) == tf.float32):
         return original(shape, seed, minval, maxval, dtype, name, alg)
     bits = original(shape, seed, minval=None, maxval=None, dtype=tf.uint32, alg="philox")
     fraction = tf.bitwise.bitwise_and(bits, tf.constant(_FRACTION, tf.uint32))

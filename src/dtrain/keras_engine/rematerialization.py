@@ -8,7 +8,6 @@ summed over the replicas twice. Which layers are treated so is Keras' `RematScop
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,12 +17,12 @@ import tensorflow as tf
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.asynchronous.step import current_block
 from dtrain.keras_engine.protocol import current_layout
+from dtrain.keras_engine.thread_value import ThreadValue
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import replaces
 
 _ELSEWHERE = "make this layer outside of the rematerialize context"
-_local = threading.local()
 
 
 class OwnNames(tuple[str, ...]):
@@ -49,9 +48,12 @@ class Draws:
         return self.seeds[self.place - 1]
 
 
+_draws: ThreadValue[Draws | None] = ThreadValue(None)
+
+
 def drawn(draw: Callable[[], Any]) -> Any:
     """A random seed; inside a repetition the same as the first time."""
-    draws: Draws | None = getattr(_local, "draws", None)
+    draws = _draws()
     return draw() if draws is None else draws.next(draw)
 
 
@@ -91,7 +93,7 @@ def _rematerialized(f: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -
     """What `f` returns, with a gradient that computes `f` again; layers inside it are left as they are."""
     leaves = keras.tree.flatten((args, kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating]
-    outermost = getattr(_local, "draws", None) is None
+    outermost = _draws() is None
     # The model that is called itself: its inside is all there is, and computed twice it would all be kept.
     whole = isinstance(layer, keras.Model) and upstream_keras.called_first() is layer
     composite = any(isinstance(leaf, tf.SparseTensor | tf.RaggedTensor) for leaf in leaves)
@@ -135,7 +137,7 @@ class _Repeated:
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]
         def compute(*values: Any) -> Any:
-            with self._drawing(), upstream_tf.not_recording(), _no_losses_added(self._layer):
+            with _draws.set(self._draws), upstream_tf.not_recording(), _no_losses_added(self._layer):
                 outputs = self._call(list(values))
             first[:] = keras.tree.flatten(outputs)
             self._places = [i for i, leaf in enumerate(first) if _differentiable(leaf)]
@@ -171,19 +173,11 @@ class _Repeated:
         return (mine, theirs) if variables else mine
 
     @contextlib.contextmanager
-    def _drawing(self) -> Iterator[None]:
-        _local.draws = self._draws
-        try:
-            yield
-        finally:
-            _local.draws = None
-
-    @contextlib.contextmanager
     def _repeating(self) -> Iterator[None]:
         """As the first time: the same seeds and state, and what is written is forgotten."""
         self._draws.place = 0
         with (
-            self._drawing(),
+            _draws.set(self._draws),
             upstream_keras.in_surroundings(self._surroundings),
             keras.StatelessScope(state_mapping=self._state) as scope,
         ):

@@ -7,7 +7,7 @@ all examples, such as that of positions, has its slices once, not once a replica
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,13 @@ def sum_gradients(gradients: Sequence[Any], lookups: Sequence[Lookups] | None = 
         each.joined([next(reduced) for _ in found], gradient)
         for each, found, gradient in zip(lookups, parts, gradients, strict=True)
     ]
+
+
+def on_present(function: Callable[[list[Any]], Sequence[Any]], values: Sequence[Any]) -> list[Any]:
+    """What a function makes of the values that are there, each in its place; None where there is none."""
+    present = [value for value in values if value is not None]
+    made = iter(function(present) if present else ())
+    return [None if value is None else next(made) for value in values]
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from dtrain.keras_engine.context import (
     Learnt,
     ReplicaStep,
     as_floats,
+    current_step,
     gather_examples,
-    replica_step,
     variable_ids,
 )
 from dtrain.keras_engine.gradients import AtOnce, zero_if_empty
@@ -217,7 +217,7 @@ class StepProgram:
         known = {"size": size, "total": total, "training": self.training}
         step = _step_of_phase(self.layout, phase, **known, learnt=self._learnt(), waits=waits)
         one = self._compiled_step if self.compiled else self._plain_step
-        with replica_step(step):
+        with current_step.set(step):
             outputs = one(step, part, known)
         return outputs, waits.total()
 
@@ -239,7 +239,7 @@ class StepProgram:
             compiled = CompiledStep(
                 self.layout, size=size, total=total, training=self.training, learnt=step.learnt
             )
-            with replica_step(compiled):
+            with current_step.set(compiled):
                 self._user_step(part)
             captured[:] = compiled.captured
             step.assigned.update(compiled.assigned)

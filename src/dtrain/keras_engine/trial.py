@@ -85,7 +85,7 @@ class Trial:
                 replicas_are(self._replicas) as asked,
             ):
                 found = self._function(part)
-            self.asked = self.asked or asked.asked
+            self.asked = self.asked or (asked is not None and asked.asked)
             return found
 
         # In the scope, so that what is made outside of the graph, as Keras' layers do, is made there.

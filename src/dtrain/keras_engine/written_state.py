@@ -20,43 +20,15 @@ from dtrain.upstream import tensorflow as upstream_tf
 
 # Operations that make one value of many rows; what else leaves no rows behind has put them into places.
 _REDUCTIONS = frozenset(
-    [
-        "All",
-        "Any",
-        "ArgMax",
-        "ArgMin",
-        "BatchMatMul",
-        "BatchMatMulV2",
-        "BatchMatMulV3",
-        "BiasAddGrad",
-        "Bincount",
-        "Conv2DBackpropFilter",
-        "Conv3DBackpropFilterV2",
-        "DenseBincount",
-        "DepthwiseConv2dNativeBackpropFilter",
-        "Einsum",
-        "EuclideanNorm",
-        "FusedBatchNormV3",
-        "L2Loss",
-        "MatMul",
-        "Max",
-        "Mean",
-        "Min",
-        "Prod",
-        "ScatterNd",
-        "SegmentMean",
-        "SegmentSum",
-        "Shape",
-        "ShapeN",
-        "Size",
-        "Sum",
-        "TensorScatterAdd",
-        "UnsortedSegmentMax",
-        "UnsortedSegmentMin",
-        "UnsortedSegmentProd",
-        "UnsortedSegmentSum",
-    ]
-)
+    (
+        "All", "Any", "ArgMax", "ArgMin", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "BiasAddGrad",
+        "Bincount", "Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DenseBincount",
+        "DepthwiseConv2dNativeBackpropFilter", "Einsum", "EuclideanNorm", "FusedBatchNormV3", "L2Loss",
+        "MatMul", "Max", "Mean", "Min", "Prod", "ScatterNd", "SegmentMean", "SegmentSum", "Shape", "ShapeN",
+        "Size", "Sum", "TensorScatterAdd", "UnsortedSegmentMax", "UnsortedSegmentMin",
+        "UnsortedSegmentProd", "UnsortedSegmentSum",
+    )
+)  # fmt: skip
 _READS = frozenset(
     ["ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"]
 )
