@@ -10,13 +10,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.keras_engine.steps import first_replica, silent_results, step_is_stock, without_optionals
+from dtrain.keras_engine.groups import Part
+from dtrain.keras_engine.steps import Program, first_replica, silent_results, step_is_stock, without_optionals
 from dtrain.keras_engine.xla_rule import runs_in_xla
 from dtrain.keras_engine.xla_steps import XlaSteps
 from dtrain.log import logger
 
 
-class LocalProgram:
+class LocalProgram(Program):
     """A model's train or test step, on one device.
 
     Args:
@@ -35,7 +36,7 @@ class LocalProgram:
         self._step: Any = self._whole_step
         self._in_xla: bool | None = None
         self._restored = False
-        self.xla = XlaSteps(self._whole_step)
+        self._xla = XlaSteps(self._whole_step)
         if self.compiled:
             self._step = tf.function(self._whole_step, jit_compile=True, reduce_retracing=True)
 
@@ -66,12 +67,14 @@ class LocalProgram:
         self._in_xla = found.get("xla")
         self._restored = self._in_xla is not None
 
-    def wants_part(self) -> bool:
-        """There is nothing to learn from a batch."""
-        return False
+    @property
+    def traced(self) -> int:
+        """The programs of XLA."""
+        return self._xla.traced
 
-    def learn(self, part: Any) -> None:
-        """Nothing."""
+    def run_group(self, part: Part) -> None:
+        """Makes the steps of a part in one XLA program."""
+        self._xla.run(part)
 
     def run(self, parts: Sequence[Any], total: Any, phase: str | None = None) -> tuple[Any, Any]:
         """One step on one batch: what Keras' step returns, or {} where `results` will tell; and None."""

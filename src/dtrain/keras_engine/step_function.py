@@ -28,10 +28,10 @@ from dtrain.keras_engine.input import (
     split_batch,
     to_tensors,
 )
-from dtrain.keras_engine.local_steps import LocalProgram
 from dtrain.keras_engine.noted_function import note_first_step
 from dtrain.keras_engine.protocol import ReplicaLayout, communication_clock, waiting_clock
 from dtrain.keras_engine.runs import Run, can_loop
+from dtrain.keras_engine.steps import Program
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 
@@ -49,7 +49,7 @@ class StepFunction:
         training: whether it is the train step.
     """
 
-    def __init__(self, model: Any, layout: ReplicaLayout, program: Any, *, training: bool) -> None:
+    def __init__(self, model: Any, layout: ReplicaLayout, program: Program, *, training: bool) -> None:
         self._model = model
         self._layout = layout
         self._training = training
@@ -68,8 +68,7 @@ class StepFunction:
     @property
     def findings(self) -> dict[str, Any] | None:
         """What was found out of the user's own losses (`StepProgram.findings`), for those who go on later."""
-        found: dict[str, Any] | None = self._program.findings
-        return found
+        return self._program.findings
 
     @findings.setter
     def findings(self, found: dict[str, Any]) -> None:
@@ -110,8 +109,7 @@ class StepFunction:
 
     @property
     def _traced(self) -> int:
-        programs = self._retraced + len(self._functions) + len(self._runs)
-        return programs + (self._program.xla.traced if isinstance(self._program, LocalProgram) else 0)
+        return self._retraced + len(self._functions) + len(self._runs) + self._program.traced
 
     def _some(self, iterator: Any, most: int, *, exact: bool) -> tuple[int, Any]:
         """Some of the next steps, at least one: how many there were, and what the last returned.
@@ -150,7 +148,7 @@ class StepFunction:
         reading = progress.step_begins()
         if part is None:
             return 0, None
-        self._program.xla.run(part)
+        self._program.run_group(part)
         examples = part.size * part.steps
         self._step_ends(part.steps, reading, None, traced=traced, examples=examples)
         return part.steps, None
@@ -162,12 +160,11 @@ class StepFunction:
 
     def fit_ended(self) -> None:
         """What was restored for a `fit` does not hold for the next one."""
-        if isinstance(self._program, LocalProgram):
-            self._program.forget_restored()
+        self._program.forget_restored()
 
     def in_xla(self, steps: int | None, batch: int | None) -> bool:
-        """Whether the steps of a `fit` are made in XLA (`LocalProgram.in_xla`)."""
-        return isinstance(self._program, LocalProgram) and self._program.in_xla(steps, batch)
+        """Whether the steps of a `fit` are made in XLA (`Program.in_xla`)."""
+        return self._program.in_xla(steps, batch)
 
     def _loop(self, iterator: SplitIterator, most: int, traced: int, *, exact: bool) -> tuple[int, Any]:
         """The same, read and made in the graph."""

@@ -6,6 +6,7 @@ data comes from, is `functions.py`'s.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -45,7 +46,79 @@ from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
 
-class StepProgram:
+class Program(abc.ABC):
+    """A model's train or test step, as a function calls it.
+
+    Attributes:
+        stock: whether the step is Keras' own, so that `results` tells what a call returns.
+        compiled: whether it is compiled by XLA.
+    """
+
+    stock: bool
+    compiled: bool
+
+    @property
+    def traced(self) -> int:
+        """How many programs it has traced by itself."""
+        return 0
+
+    @property
+    def findings(self) -> dict[str, Any] | None:
+        """What was found out or decided, as plain data, for those who resume the training; None before."""
+        return None
+
+    @findings.setter
+    @abc.abstractmethod
+    def findings(self, found: dict[str, Any]) -> None: ...
+
+    def wants_part(self) -> bool:
+        """Whether `learn` needs a batch to learn from."""
+        return False
+
+    def learn(self, part: Any) -> None:
+        """Finds out what must be known before the step is traced.
+
+        Args:
+            part: a batch of this process' first replica; needed where `wants_part` says so.
+        """
+        del part
+
+    @abc.abstractmethod
+    def run(self, parts: Sequence[Any], total: Any, phase: str | None = None) -> tuple[Any, Any]:
+        """One step; what it returns is the whole batch's, or {} where `results` will tell.
+
+        Beside it, the seconds that this worker waited for the others, a scalar; None if not measured.
+
+        Args:
+            parts: a batch for each replica of this process.
+            total: examples in the whole batch, over all processes; None if not known yet.
+            phase: `ADD` or `UPDATE` for a micro-batch; None where gradients are reduced at once.
+        """
+
+    @abc.abstractmethod
+    def results(self) -> Any:
+        """The metrics over all replicas and all steps since they were reset."""
+
+    def in_xla(self, steps: int | None, batch: int | None) -> bool:
+        """Whether the runs of steps of a `fit` are made in XLA.
+
+        Args:
+            steps: how many are planned.
+            batch: examples in one.
+        """
+        del steps, batch
+        return False
+
+    def run_group(self, part: Any) -> None:
+        """Makes the steps of a part of a group of batches, where `in_xla` has said so."""
+        raise NotImplementedError
+
+    def forget_restored(self) -> None:
+        """The `fit` that findings were restored for is over."""
+        del self
+
+
+class StepProgram(Program):
     """A model's train or test step, made to run on every replica.
 
     Args:
@@ -172,15 +245,7 @@ class StepProgram:
             combine(step, outputs)
 
     def run(self, parts: Sequence[Any], total: Any, phase: str | None = None) -> tuple[Any, Any]:
-        """One step; what it returns is the whole batch's, or {} where `results` will tell.
-
-        Beside it, the seconds that this worker waited for the others, a scalar; None if not measured.
-
-        Args:
-            parts: a batch for each replica of this process.
-            total: examples in the whole batch, over all processes; None if not known yet.
-            phase: `ADD` or `UPDATE` for a micro-batch; None where gradients are reduced at once.
-        """
+        """One step on all replicas."""
         self._watch_metrics()
         strategy = self.model.distribute_strategy
         totals = upstream_tf.per_replica([total] * len(parts)) if total is not None else None
