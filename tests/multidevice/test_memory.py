@@ -13,7 +13,6 @@ import tensorflow as tf
 import dtrain
 from dtrain.errors import ConfigurationError, DataError
 from dtrain.optim import Memory, measure_memory, predict_memory, rematerialize
-from dtrain.upstream import grappler
 
 layers = keras.layers
 PARTS = ("parameters", "gradients", "optimizer", "activations")
@@ -186,8 +185,3 @@ def test_mistakes() -> None:
         predict_memory(compiled(mlp), (tf.TensorSpec((None, 100)), tf.TensorSpec((None,))))
     with pytest.raises(DataError, match="does not say what it takes"):
         predict_memory(compiled(lambda: keras.Sequential([layers.Dense(2)])), 4)
-
-
-def test_the_graph_optimizer_is_where_dtrain_reaches() -> None:
-    for reach in grappler.REACHES:
-        assert reach.found_signature() == reach.signature
