@@ -29,17 +29,13 @@ def test_the_largest_is_found_and_nothing_else_dies() -> None:
     """A whole search: its answer fits once more, and twice of it does not."""
     found = largest_batch(make, memory_limit=LIMIT, steps=2)
     assert 4 <= found <= 120
-    finder = batch_finder._Finder(make, memory_limit=LIMIT, steps=2, timeout=300)
+    finder = batch_finder.Finder(make, memory_limit=LIMIT, steps=2, timeout=300)
     assert finder.trial(2 * found).outcome == "too large"
 
 
 def test_too_little_for_tensorflow() -> None:
     with pytest.raises(ConfigurationError, match="TensorFlow alone holds"):
         largest_batch(make, memory_limit=50_000_000)
-
-
-def finder() -> batch_finder._Finder:
-    return batch_finder._Finder(make, memory_limit=LIMIT, steps=1, timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -51,12 +47,10 @@ def finder() -> batch_finder._Finder:
         (os.abort, None),
     ],
 )
-def test_what_the_death_of_a_trial_means(
-    end: Any, outcome: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batch_finder, "run_trial", lambda *_, **__: end())
+def test_what_the_death_of_a_trial_means(end: Any, outcome: str | None) -> None:
+    finder = batch_finder.Finder(make, memory_limit=LIMIT, timeout=60, run=lambda *_, **__: end())
     if outcome is None:
         with pytest.raises(TaskFailedError, match="SIGABRT"):
-            finder().trial(3)
+            finder.trial(3)
     else:
-        assert finder().trial(3).outcome == outcome
+        assert finder.trial(3).outcome == outcome

@@ -218,25 +218,20 @@ def test_servers_that_are_missing_are_named(cluster: dict[str, list[str]]) -> No
             wait_for_servers(topology(cluster), timeout=0.5)
 
 
-def test_who_is_waited_for_is_said(cluster: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    from dtrain.cluster import serving
-
-    monkeypatch.setattr(serving, "LOG_INTERVAL", 0.2)
+def test_who_is_waited_for_is_said(cluster: dict[str, list[str]]) -> None:
     lines: list[str] = []
     with pytest.raises(PeerMissingError):
-        wait_for_servers(topology(cluster), timeout=0.7, log=lines.append)
+        wait_for_servers(topology(cluster), timeout=0.7, log=lines.append, log_every=0.2)
     assert lines and lines[0].startswith(f"waiting for worker 0 ({cluster['worker'][0]}), ps 0 (")
 
 
-def test_the_chiefs_own_port(cluster: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    from dtrain.cluster import serving
-
-    monkeypatch.setattr(serving, "this_process_listens_on", lambda port: False)  # it stands for another one
+def test_the_chiefs_own_port(cluster: dict[str, list[str]]) -> None:
     with (
         socket.create_server(("127.0.0.1", int(cluster["chief"][0].partition(":")[2]))),
         pytest.raises(PortInUseError, match=cluster["chief"][0]),
     ):
-        wait_for_servers(topology(cluster), timeout=0.5)
+        # This process stands for another one.
+        wait_for_servers(topology(cluster), timeout=0.5, is_own_port=lambda port: False)
 
 
 def test_a_server_does_not_wait_for_servers(cluster: dict[str, list[str]]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dtrain.errors import ConfigurationError, TaskTimeoutError
-from dtrain.optim import batch_finder, batch_trial, largest_batch, memory
+from dtrain.optim import batch_finder, batch_trial, largest_batch
 from dtrain.optim.batch_trial import Trial
 
 pytestmark = pytest.mark.long
@@ -55,35 +55,51 @@ def test_a_trial_that_hangs() -> None:
     assert time.monotonic() - start < 30
 
 
-def searched(most: int, monkeypatch: pytest.MonkeyPatch, for_one: float = 0.0, **options: Any) -> Any:
-    """The search alone, where everything up to `most` fits: the answer and what was tried."""
-    tried = []
+class PretendFinder(batch_finder.Finder):
+    """Says that everything up to `most` fits, and notes what was tried."""
 
-    def trial(self: Any, batch: int, *, look: bool = False) -> Trial:
-        tried.append(batch)
-        fits = batch <= most
-        return Trial(outcome="fits" if fits else "too large", for_one=for_one if look else 0.0)
+    def __init__(self, most: int, for_one: float) -> None:
+        super().__init__(make, memory_limit=1000)
+        self.most = most
+        self.for_one = for_one
+        self.tried: list[int] = []
 
-    monkeypatch.setattr(batch_finder._Finder, "trial", trial)
-    return largest_batch(make, memory_limit=1000, **options), tried
+    def trial(self, batch: int, *, look: bool = False) -> Trial:
+        self.tried.append(batch)
+        fits = batch <= self.most
+        return Trial(outcome="fits" if fits else "too large", for_one=self.for_one if look else 0.0)
+
+
+def searched(
+    most: int,
+    for_one: float = 0.0,
+    *,
+    start: int | None = None,
+    limit: int = 1 << 20,
+    granularity: int | None = None,
+) -> tuple[int, list[int]]:
+    """The search alone: the answer and what was tried."""
+    finder = PretendFinder(most, for_one)
+    found = batch_finder.search(finder, start=start, limit=limit, granularity=granularity)
+    return found, finder.tried
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 15, 16, 17, 100, 1000, 4095, 4096])
 @pytest.mark.parametrize("start", [None, 1, 50, 5000])
-def test_the_search(most: int, start: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, tried = searched(most, monkeypatch, start=start)
+def test_the_search(most: int, start: int | None) -> None:
+    found, tried = searched(most, start=start)
     assert found <= most < found + max(1, found // 16) + 1
     assert len(tried) == len(set(tried)) <= 22
-    found, tried = searched(most, monkeypatch, start=start, limit=64)
+    found, tried = searched(most, start=start, limit=64)
     assert found <= 64 and max(tried) <= 64
     if most >= 10:
-        found, tried = searched(most, monkeypatch, start=start, granularity=10)
+        found, tried = searched(most, start=start, granularity=10)
         assert found == most // 10 * 10
         assert all(size % 10 == 0 for size in tried)
 
 
-def test_a_prediction_saves_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, tried = searched(1000, monkeypatch, for_one=1.0)  # a memory limit of 1000, and 1 byte an example
+def test_a_prediction_saves_trials() -> None:
+    found, tried = searched(1000, for_one=1.0)  # a memory limit of 1000, and 1 byte an example
     assert tried[:3] == [1, 512, 1024]
     assert 940 < found <= 1000
 
@@ -106,19 +122,11 @@ def test_the_machines_free_memory() -> None:
     assert 100_000_000 < batch_finder.free_memory() < 1 << 50
 
 
-def test_free_memory_where_no_cgroups_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = Path.read_text
-
-    def read_text(self: Path, *args: Any, **options: Any) -> str:
-        if self == Path("/proc/self/cgroup"):
-            raise FileNotFoundError(str(self))
-        return read(self, *args, **options)
-
-    monkeypatch.setattr(Path, "read_text", read_text)
-    assert 100_000_000 < batch_finder.free_memory() < 1 << 50
+def test_free_memory_where_no_cgroups_are_shown(tmp_path: Path) -> None:
+    assert 100_000_000 < batch_finder.free_memory(tmp_path / "cgroup") < 1 << 50
 
 
-def test_a_batch_fits_whatever_its_prediction_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_fits_whatever_its_prediction_takes() -> None:
     """Predicting what one example more takes may want memory, too; that says nothing of the batch."""
     looked = []
 
@@ -126,12 +134,9 @@ def test_a_batch_fits_whatever_its_prediction_takes(monkeypatch: pytest.MonkeyPa
         looked.append(True)
         raise MemoryError
 
-    monkeypatch.setattr(memory, "predict_memory", predict)
-    # This process is not one that may be limited or killed.
-    for name in ("_offer_to_be_killed", "_limit_memory"):
-        monkeypatch.setattr(batch_trial, name, lambda *_: None)
-    monkeypatch.setattr(batch_trial, "_start_tensorflow", lambda _: 0)
     model = SimpleNamespace(fit=lambda *_, **__: None)
     batch = (np.zeros((2, 1)), np.zeros((2, 1)))
-    found = batch_trial.run_trial(lambda _: (model, batch), 2, steps=1, memory_limit=1 << 50, look=True)
+    found = batch_trial.try_batch(
+        lambda _: (model, batch), 2, steps=1, memory_limit=1 << 50, look=True, predict=predict
+    )
     assert (found.outcome, found.for_one, looked) == ("fits", 0.0, [True])

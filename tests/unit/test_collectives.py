@@ -21,7 +21,6 @@ from dtrain.collectives.transport import Facts
 from dtrain.collectives.transports import asked_for, choose
 from dtrain.errors import ConfigurationError, DataError, MPIError, PeerMismatchError, PeerMissingError
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.signed_store import SignedStore
 
 SECONDS = 20.0
 
@@ -226,12 +225,13 @@ class Noticeboard:
         return found
 
 
-def connected(workers: int) -> list[Any]:
+def connected(workers: int, **how: Any) -> list[Any]:
     """What each of several workers, in threads of their own, has found of the others."""
     connections: list[Any] = [None] * workers
 
     def run(worker: int) -> None:
-        connections[worker] = connect.connect_all(ReplicaLayout(workers=workers, worker=worker), "127.0.0.1")
+        layout = ReplicaLayout(workers=workers, worker=worker)
+        connections[worker] = connect.connect_all(layout, "127.0.0.1", **how)
 
     threads = [threading.Thread(target=run, args=(worker,), daemon=True) for worker in range(workers)]
     for thread in threads:
@@ -242,25 +242,23 @@ def connected(workers: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("one_machine", [True, False])
-def test_workers_connect_locally_or_over_tcp(one_machine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    board = Noticeboard(3)
-    monkeypatch.setattr(connect, "exchange", board.exchange)
-    monkeypatch.setattr(connect, "store", lambda layout: SignedStore(None))
-    if not one_machine:
-        names = iter("abc")
-        monkeypatch.setattr(connect, "_machine", lambda: next(names))
-    connections = connected(3)
+def test_workers_connect_locally_or_over_tcp(one_machine: bool) -> None:
+    names = iter("aaa" if one_machine else "abc")
+    connections = connected(
+        3,
+        exchange=Noticeboard(3).exchange,
+        job_secret=lambda layout: None,
+        machine=lambda: next(names),
+    )
     family = socket.AF_UNIX if one_machine else socket.AF_INET
     assert all(sock.family == family for each in connections for sock in each.values())
     for total in together(connections, lambda calls: calls.sum(np.full(50_000, calls.rank + 1.0))):
         assert (total == 6.0).all()
 
 
-def test_strangers_are_not_taken_for_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_are_not_taken_for_workers() -> None:
     """One who does not know the secret, and many who say nothing, come first; the worker is taken at once."""
     board = Noticeboard(2)
-    monkeypatch.setattr(connect, "_machine", lambda: str(threading.get_ident()))
-
     silent: list[socket.socket] = []
 
     def exchange(layout: ReplicaLayout, value: Any) -> list[Any]:
@@ -275,10 +273,14 @@ def test_strangers_are_not_taken_for_workers(monkeypatch: pytest.MonkeyPatch) ->
             stranger.close()
         return found
 
-    monkeypatch.setattr(connect, "exchange", exchange)
-    monkeypatch.setattr(connect, "store", lambda layout: SignedStore(Secret(b"of the job", "a test")))
     begun = time.monotonic()
-    for total in together(connected(2), lambda calls: calls.sum(np.ones(3))):
+    connections = connected(
+        2,
+        exchange=exchange,
+        job_secret=lambda layout: Secret(b"of the job", "a test"),
+        machine=lambda: str(threading.get_ident()),
+    )
+    for total in together(connections, lambda calls: calls.sum(np.ones(3))):
         assert (total == 2.0).all()
     assert time.monotonic() - begun < 1.5  # not the time that each silent one has
     for each in silent:

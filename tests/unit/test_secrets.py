@@ -96,22 +96,21 @@ def test_where_a_jobs_secret_comes_from(file: Path, monkeypatch: pytest.MonkeyPa
 def test_a_users_own_file_is_not_taken_from_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its name can be guessed, so another user may have made the folder before."""
     monkeypatch.delenv("DTRAIN_SECRET_FILE", raising=False)
-    monkeypatch.setattr(secrets, "_SHARED", tmp_path)
     folder = tmp_path / f"dtrain-secret-{os.geteuid()}"
     real = tmp_path / "real"
     real.mkdir(mode=0o700)
     folder.symlink_to(real)
-    assert job_secret(HERE) is None
+    assert job_secret(HERE, tmp_path) is None
     folder.unlink()
     folder.mkdir()
     folder.chmod(0o770)
-    assert job_secret(HERE) is None
+    assert job_secret(HERE, tmp_path) is None
     if os.geteuid() == 0:
         folder.chmod(0o700)
         os.chown(folder, 12345, 12345)
-        assert job_secret(HERE) is None
+        assert job_secret(HERE, tmp_path) is None
     folder.rmdir()
-    assert job_secret(HERE) is not None
+    assert job_secret(HERE, tmp_path) is not None
     assert [path.name for path in folder.iterdir()] == ["secret"]
 
 

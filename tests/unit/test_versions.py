@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,8 +15,8 @@ from dtrain.errors import BackendError, UnsupportedVersionError
 from dtrain.upstream.versions import check_versions
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch, **installed: str) -> None:
-    """Make only these wheels look installed; dashes in their names are written as underscores."""
+def wheels(**installed: str) -> SimpleNamespace:
+    """Says that only these wheels are installed; dashes in their names are written as underscores."""
 
     def version(name: str) -> str:
         try:
@@ -23,9 +24,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch, **installed: str) -> None:
         except KeyError:
             raise importlib.metadata.PackageNotFoundError(name) from None
 
-    wheels = [name.replace("_", "-") for name in installed if name != "keras"]
-    monkeypatch.setattr(importlib.metadata, "version", version)
-    monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: {"tensorflow": wheels})
+    names = [name.replace("_", "-") for name in installed if name != "keras"]
+    return SimpleNamespace(version=version, packages_distributions=lambda: {"tensorflow": names})
 
 
 @pytest.mark.parametrize(
@@ -39,9 +39,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch, **installed: str) -> None:
         {"tf_nightly": "2.21.0.dev20260101"},
     ],
 )
-def test_what_is_supported(monkeypatch: pytest.MonkeyPatch, installed: dict[str, str]) -> None:
-    pretend(monkeypatch, keras="3.15.1", **installed)
-    check_versions()
+def test_what_is_supported(installed: dict[str, str]) -> None:
+    check_versions(wheels(keras="3.15.1", **installed))
 
 
 @pytest.mark.parametrize(
@@ -56,12 +55,9 @@ def test_what_is_supported(monkeypatch: pytest.MonkeyPatch, installed: dict[str,
         ({}, ["TensorFlow is not installed", "dtrain[cpu]", "dtrain[gpu]", "dtrain[tpu]"]),
     ],
 )
-def test_tensorflow_that_is_not(
-    monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], words: list[str]
-) -> None:
-    pretend(monkeypatch, keras="3.15.1", **installed)
+def test_tensorflow_that_is_not(installed: dict[str, str], words: list[str]) -> None:
     with pytest.raises(UnsupportedVersionError) as caught:
-        check_versions()
+        check_versions(wheels(keras="3.15.1", **installed))
     assert all(word in str(caught.value) for word in [*words, "pip install"])
     assert isinstance(caught.value, ImportError)
 
@@ -75,10 +71,10 @@ def test_tensorflow_that_is_not(
         (None, ["Keras is not installed"]),
     ],
 )
-def test_keras_that_is_not(monkeypatch: pytest.MonkeyPatch, keras: str | None, words: list[str]) -> None:
-    pretend(monkeypatch, tensorflow_cpu="2.21.0", **({} if keras is None else {"keras": keras}))
+def test_keras_that_is_not(keras: str | None, words: list[str]) -> None:
+    installed = wheels(tensorflow_cpu="2.21.0", **({} if keras is None else {"keras": keras}))
     with pytest.raises(UnsupportedVersionError) as caught:
-        check_versions()
+        check_versions(installed)
     assert all(word in str(caught.value) for word in [*words, "pip install 'keras>=3.15,<4'"])
 
 

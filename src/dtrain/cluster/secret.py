@@ -24,7 +24,7 @@ VARIABLE = "DTRAIN_SECRET_FILE"
 SIZE = 32
 """Bytes of a secret that dtrain makes, and of a signature."""
 
-_SHARED = Path("/tmp")  # where all processes of a machine look
+SHARED = Path("/tmp")  # where all processes of a machine look
 _SHORTEST, _LONGEST = 16, 4096  # bytes of one that a user makes
 _HINT = "Make one for this user alone: (umask 077; head -c 32 /dev/urandom | base64 > FILE)."
 
@@ -63,11 +63,15 @@ class Secret:
         raise TypeError("A secret is not pickled.")
 
 
-def job_secret(topology: Topology) -> Secret | None:
+def job_secret(topology: Topology, shared: Path = SHARED) -> Secret | None:
     """The secret of the job that this process is part of; None where its processes share none.
 
     DTRAIN_SECRET_FILE comes first, which the launcher sets for its tasks. Then what the ranks of an MPI start
     have agreed on. Where all addresses are this machine's loopback interface, it is a file of this user's.
+
+    Args:
+        topology: the job's.
+        shared: the folder where all processes of a machine look for this user's file.
 
     Raises:
         ConfigurationError: the file of DTRAIN_SECRET_FILE is missing, not this user's alone, or too short.
@@ -78,7 +82,7 @@ def job_secret(topology: Topology) -> Secret | None:
     agreed = mpi.agreed_secret()
     if agreed is not None:
         return Secret(agreed, "the MPI start")
-    return _of_this_user() if on_loopback(topology) else None
+    return _of_this_user(shared) if on_loopback(topology) else None
 
 
 def on_loopback(topology: Topology) -> bool:
@@ -137,12 +141,12 @@ def _what_is_wrong(status: os.stat_result) -> str:
     return ""
 
 
-def _of_this_user() -> Secret | None:
+def _of_this_user(shared: Path) -> Secret | None:
     """One for all jobs of this user on this machine; None where it cannot be kept from others.
 
     Its place does not depend on variables, which may differ between the processes of a job.
     """
-    folder = _SHARED / f"dtrain-secret-{os.geteuid()}"
+    folder = shared / f"dtrain-secret-{os.geteuid()}"
     path = folder / "secret"
     with contextlib.suppress(OSError, ConfigurationError):
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -201,7 +201,12 @@ class _ChiefWatch:
 
 
 def wait_for_servers(
-    topology: Topology, timeout: float | None = None, *, log: Callable[[str], None] | None = None
+    topology: Topology,
+    timeout: float | None = None,
+    *,
+    log: Callable[[str], None] = log_to_stderr,
+    log_every: float = LOG_INTERVAL,
+    is_own_port: Callable[[int], bool] = this_process_listens_on,
 ) -> None:
     """On the chief, before TensorFlow connects: return when every worker and parameter server listens.
 
@@ -210,7 +215,10 @@ def wait_for_servers(
     Args:
         topology: the job; this process is its chief.
         timeout: seconds to wait for all of them; None is `settings.peer_timeout()`.
-        log: gets a line every 10 seconds on who is missing; by default standard error does.
+        log: gets a line now and then on who is missing; by default standard error does.
+        log_every: seconds between two lines.
+        is_own_port: whether this process itself listens on a port, as TensorFlow does from the first strategy
+            of a process on.
 
     Raises:
         PeerMissingError: not all listened in time; the message names those, with their addresses.
@@ -221,10 +229,10 @@ def wait_for_servers(
     if not topology.is_chief:
         raise ClusterConfigError(f"{topology.task} is not the chief, so no servers wait for it.")
     timeout = settings.peer_timeout() if timeout is None else timeout
-    if topology.has_address:
-        _check_own_port(topology.address)
+    if topology.has_address and not is_own_port(port := split_address(topology.address)[1]):
+        hold_port(topology.address, port).close()
     start = time.monotonic()
-    next_log = start + LOG_INTERVAL
+    next_log = start + log_every
     missing = list(topology.servers())
     while missing := [task for task in missing if not answers_at(topology.address_of(task))]:
         waited = time.monotonic() - start
@@ -236,15 +244,9 @@ def wait_for_servers(
                 "DTRAIN_PEER_TIMEOUT to a longer time in seconds.",
             )
         if time.monotonic() >= next_log:
-            next_log += LOG_INTERVAL
-            (log or log_to_stderr)(f"waiting for {names}{giving_up(timeout - waited)}")
+            next_log += log_every
+            log(f"waiting for {names}{giving_up(timeout - waited)}")
         time.sleep(0.2)
-
-
-def _check_own_port(address: str) -> None:
-    port = split_address(address)[1]
-    if not this_process_listens_on(port):  # TensorFlow does, from the first strategy of this process on
-        hold_port(address, port).close()
 
 
 def with_chief(topology: Topology) -> Topology:

@@ -12,9 +12,11 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dtrain.cluster.secret import Secret
 from dtrain.cluster.sockets import connect_to, listen_at
 from dtrain.collectives.reception import HELLO, SECRET, Reception, word
 from dtrain.keras_engine.protocol import ReplicaLayout
@@ -23,7 +25,27 @@ from dtrain.keras_engine.talk import exchange, store
 _SECONDS = 10.0  # for all connections; a port that a firewall closes must not cost more
 
 
-def connect_all(layout: ReplicaLayout, host: str) -> dict[int, socket.socket] | None:
+def _job_secret(layout: ReplicaLayout) -> Secret | None:
+    return store(layout).secret
+
+
+def _machine() -> str:
+    """What two processes must have in common for a name to lead from one to the other."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/net').readlink()}"
+    except OSError:
+        return secrets.token_hex(16)
+
+
+def connect_all(
+    layout: ReplicaLayout,
+    host: str,
+    *,
+    exchange: Callable[[ReplicaLayout, Any], list[Any]] = exchange,
+    job_secret: Callable[[ReplicaLayout], Secret | None] = _job_secret,
+    machine: Callable[[], str] = _machine,
+) -> dict[int, socket.socket] | None:
     """A connected socket for each other worker; None, on all workers, where any two cannot be connected.
 
     All workers must call it.
@@ -31,13 +53,18 @@ def connect_all(layout: ReplicaLayout, host: str) -> dict[int, socket.socket] | 
     Args:
         layout: the strategy's.
         host: where the others reach this worker.
+        exchange: gives every worker's value to all of them.
+        job_secret: gives what the job's processes share.
+        machine: gives the same text to workers that reach each other by a name on their machine.
     """
     meeting = secrets.token_bytes(SECRET)
     with contextlib.ExitStack() as stack:
         listeners = _listen(stack, host)
-        where = {"host": host, "machine": _machine(), **{kind: name for kind, (name, _) in listeners.items()}}
+        where = {"host": host, "machine": machine(), **{kind: name for kind, (name, _) in listeners.items()}}
         told = exchange(layout, (where, meeting if layout.worker == 0 else None))
-        secret = _common_secret(layout, told[0][1])
+        shared, meeting = job_secret(layout), told[0][1]
+        # Without a job's secret, whoever reaches the first worker reads the meeting's word.
+        secret = meeting if shared is None else shared.sign("transport", meeting)
         found: dict[int, socket.socket] = {}
         accepting = threading.Thread(
             target=_receive_others,
@@ -59,12 +86,6 @@ def connect_all(layout: ReplicaLayout, host: str) -> dict[int, socket.socket] | 
     return None
 
 
-def _common_secret(layout: ReplicaLayout, meeting: bytes) -> bytes:
-    """What only the workers know; the meeting's word is read by whoever reaches the first worker."""
-    shared = store(layout).secret
-    return meeting if shared is None else shared.sign("transport", meeting)
-
-
 def _listen(stack: contextlib.ExitStack, host: str) -> dict[str, tuple[Any, socket.socket]]:
     """A TCP port, and a name on this machine, where systems have such names, which is cheaper."""
     listeners: dict[str, tuple[Any, socket.socket]] = {}
@@ -77,15 +98,6 @@ def _listen(stack: contextlib.ExitStack, host: str) -> dict[str, tuple[Any, sock
         local.listen(128)
         listeners["name"] = (name, local)
     return listeners
-
-
-def _machine() -> str:
-    """What two processes must have in common for a name to lead from one to the other."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {Path('/proc/self/ns/net').readlink()}"
-    except OSError:
-        return secrets.token_hex(16)
 
 
 def _connect(here: dict[str, Any], there: dict[str, Any], worker: int, secret: bytes) -> socket.socket | None:

@@ -27,6 +27,7 @@ from dtrain.log import logger
 from dtrain.optim.batch_trial import Trial, names_memory, run_trial
 from dtrain.topology import Task, Topology
 
+_CGROUP = Path("/proc/self/cgroup")
 _TASK = Task("worker", 0)
 _SHARE = 0.95  # of what is free now, by default: other programs go on meanwhile
 _FRACTION = 16  # the answer is exact to this part of it
@@ -88,15 +89,24 @@ def largest_batch(
         raise ConfigurationError(f"limit is {limit}, below the granularity, which is {unit}.")
     if memory_limit is None:
         memory_limit = int(free_memory() * _SHARE)
-    finder = _Finder(make, memory_limit=memory_limit, steps=steps, timeout=timeout)
+    finder = Finder(make, memory_limit=memory_limit, steps=steps, timeout=timeout)
+    return search(finder, start=start, limit=limit, granularity=granularity)
+
+
+def search(finder: Finder, *, start: int | None, limit: int, granularity: int | None) -> int:
+    """The largest size that a finder's trials fit; the arguments are those of `largest_batch`."""
+    unit = 1 if granularity is None else granularity
     most = limit // unit * unit
     first = unit if start is None else max(unit, min(start, most) // unit * unit)
     low, high = _bracket(finder, first, unit=unit, most=most, look=start is None)
     return _narrow(finder, low, high, None if granularity is None else unit)
 
 
-def free_memory() -> int:
+def free_memory(cgroup: Path = _CGROUP) -> int:
     """Bytes that a new process could take now: what is free on the machine, or in this process's cgroup.
+
+    Args:
+        cgroup: the file that names this process's cgroups.
 
     Raises:
         ConfigurationError: the system does not say.
@@ -107,13 +117,13 @@ def free_memory() -> int:
         raise ConfigurationError(
             f"How much memory is free cannot be read: {error}.", hint="Give memory_limit, in bytes."
         ) from error
-    return min([free, *_free_in_cgroups()])
+    return min([free, *_free_in_cgroups(cgroup)])
 
 
-def _free_in_cgroups() -> list[int]:
+def _free_in_cgroups(cgroup: Path) -> list[int]:
     """What each cgroup around this process that has a limit leaves of it; version 2, then version 1."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = cgroup.read_text().splitlines()
     except OSError:
         return []  # a kernel without cgroups, or a sandbox that hides them
     found: list[int] = []
@@ -143,7 +153,7 @@ def _free_in_cgroup(folder: Path, limit: str, used: str, cached: str) -> list[in
     return [max(0, int(most) - now + dropped)] if most.isdigit() else []
 
 
-def _bracket(finder: _Finder, first: int, *, unit: int, most: int, look: bool) -> tuple[int, int | None]:
+def _bracket(finder: Finder, first: int, *, unit: int, most: int, look: bool) -> tuple[int, int | None]:
     """A size that fits, and a larger one that does not; None where `most` fits."""
     low, high, size = 0, None, first
     while True:
@@ -163,7 +173,7 @@ def _bracket(finder: _Finder, first: int, *, unit: int, most: int, look: bool) -
         look = False
 
 
-def _narrow(finder: _Finder, low: int, high: int | None, granularity: int | None) -> int:
+def _narrow(finder: Finder, low: int, high: int | None, granularity: int | None) -> int:
     """Halves the gap between what fits and what does not until it is as small as was asked."""
     while high is not None:
         step = granularity or max(1, 1 << (low // _FRACTION).bit_length() >> 1)
@@ -177,11 +187,20 @@ def _narrow(finder: _Finder, low: int, high: int | None, granularity: int | None
     return low
 
 
-class _Finder:
+class Finder:
     """Makes trials, each in a process of its own."""
 
-    def __init__(self, make: Callable[[int], Any], *, memory_limit: int, steps: int, timeout: float) -> None:
+    def __init__(
+        self,
+        make: Callable[[int], Any],
+        *,
+        memory_limit: int,
+        steps: int = 3,
+        timeout: float = 600.0,
+        run: Callable[..., Trial] = run_trial,
+    ) -> None:
         self._make = make
+        self._call = run
         self._steps = steps
         self._timeout = timeout
         self.memory_limit = memory_limit
@@ -196,7 +215,7 @@ class _Finder:
         options = {"steps": self._steps, "memory_limit": self.memory_limit, "look": look}
         with tempfile.TemporaryDirectory(prefix="dtrain-batch-") as name:
             folder = Path(name)
-            child.call_file(folder).write_bytes(_pickled(run_trial, (self._make, batch), options))
+            child.call_file(folder).write_bytes(_pickled(self._call, (self._make, batch), options))
             said = io.StringIO()
             trial = self._answer(batch, folder, self._run(folder, said), said.getvalue())
         if trial.outcome == "error":

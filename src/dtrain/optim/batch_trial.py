@@ -72,6 +72,21 @@ def run_trial(make: Callable[[int], Any], batch: int, *, steps: int, memory_limi
     if started > memory_limit:
         return Trial(outcome="no start", resident=started)
     _limit_memory(memory_limit)
+    return try_batch(make, batch, steps=steps, memory_limit=memory_limit, look=look)
+
+
+def try_batch(
+    make: Callable[[int], Any],
+    batch: int,
+    *,
+    steps: int,
+    memory_limit: int,
+    look: bool,
+    predict: Callable[..., Any] | None = None,
+) -> Trial:
+    """Trains some steps in this process as it is; see `run_trial`. `predict` takes the place of
+    `predict_memory`, which is asked where `look` is set.
+    """
     try:
         model, data = _made(make, batch)
         model.fit(_dataset(data, batch, steps), steps_per_epoch=steps, epochs=1, verbose=0)
@@ -83,7 +98,9 @@ def run_trial(make: Callable[[int], Any], batch: int, *, steps: int, memory_limi
     resident = peak_resident()
     if resident > memory_limit:
         return Trial(outcome="too large", resident=resident, reason="more than the limit was held")
-    return Trial(outcome="fits", resident=resident, for_one=_for_one(model, data, batch) if look else 0.0)
+    return Trial(
+        outcome="fits", resident=resident, for_one=_for_one(model, data, batch, predict) if look else 0.0
+    )
 
 
 def peak_resident() -> int:
@@ -163,15 +180,16 @@ def _dataset(data: Any, batch: int, steps: int) -> Any:
     return data.repeat().take(steps)
 
 
-def _for_one(model: Any, data: Any, batch: int) -> float:
+def _for_one(model: Any, data: Any, batch: int, predict: Callable[..., Any] | None) -> float:
     import tensorflow as tf
 
     from dtrain.optim.memory import predict_memory
 
+    predict = predict or predict_memory
     example = data.element_spec if isinstance(data, tf.data.Dataset) else data
     sizes = (8 * batch, 16 * batch)
     try:
-        small, large = (predict_memory(model, example, batch_size=size).activations for size in sizes)
+        small, large = (predict(model, example, batch_size=size).activations for size in sizes)
     except Exception:
         # A model whose graph depends on the batch, or too little memory left for this. The batch has fitted,
         # and the search goes without.

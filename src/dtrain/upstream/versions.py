@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import sys
+from typing import Any
 
 from dtrain.errors import BackendError, UnsupportedVersionError
 
@@ -20,20 +21,23 @@ _INSTALL_KERAS = "pip install 'keras>=3.15,<4'"
 _INSTALL = "install one of: pip install 'dtrain[cpu]', 'dtrain[gpu]', 'dtrain[tpu]'"
 
 
-def installed_tensorflow() -> tuple[str, str]:
+def installed_tensorflow(wheels: Any = importlib.metadata) -> tuple[str, str]:
     """The wheel that provides TensorFlow and its version.
+
+    Args:
+        wheels: says what is installed, as `importlib.metadata` does.
 
     Raises:
         UnsupportedVersionError: if none is installed.
     """
     for wheel in _TENSORFLOW_WHEELS:
         try:
-            return wheel, importlib.metadata.version(wheel)
+            return wheel, wheels.version(wheel)
         except importlib.metadata.PackageNotFoundError:
             continue
     # Other wheels bring it as well: nightly builds, those of hardware vendors.
-    for wheel in importlib.metadata.packages_distributions().get("tensorflow", ()):
-        return wheel, importlib.metadata.version(wheel)
+    for wheel in wheels.packages_distributions().get("tensorflow", ()):
+        return wheel, wheels.version(wheel)
     raise UnsupportedVersionError("TensorFlow is not installed.", hint=_INSTALL)
 
 
@@ -42,14 +46,17 @@ def _numbers(version: str) -> tuple[int, int]:
     return (numbers[0], numbers[1] if len(numbers) > 1 else 0)
 
 
-def check_versions() -> None:
+def check_versions(wheels: Any = importlib.metadata) -> None:
     """Refuses a TensorFlow, a Keras or a Keras backend that dtrain does not support.
+
+    Args:
+        wheels: says what is installed, as `importlib.metadata` does.
 
     Raises:
         UnsupportedVersionError: TensorFlow or Keras is missing or outside the supported range.
         BackendError: Keras runs on another backend.
     """
-    wheel, version = installed_tensorflow()
+    wheel, version = installed_tensorflow(wheels)
     low, high = TENSORFLOW_TPU if wheel == "tensorflow-tpu" else TENSORFLOW
     if not low <= _numbers(version) < high:
         raise UnsupportedVersionError(
@@ -61,7 +68,7 @@ def check_versions() -> None:
             hint="unset TF_USE_LEGACY_KERAS",
         )
     try:
-        keras_version = importlib.metadata.version("keras")
+        keras_version = wheels.version("keras")
     except importlib.metadata.PackageNotFoundError:
         raise UnsupportedVersionError("Keras is not installed.", hint=_INSTALL_KERAS) from None
     if not KERAS[0] <= _numbers(keras_version) < KERAS[1]:
