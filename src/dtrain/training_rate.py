@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from dtrain import progress
+from dtrain.step_counts import Counts, counter
+from dtrain.time_breakdown import breakdown
 
 NAME = "examples_per_second"
 """The rate's name in logs and files."""
@@ -56,46 +57,40 @@ class Mark(NamedTuple):
 
     Attributes:
         at: when, by `time.perf_counter`.
-        steps: made so far.
-        examples: seen so far, by the whole job.
-        waiting: seconds until batches were there.
-        seconds: of all steps.
+        parts: seconds so far, by part.
+        trained: all steps so far.
+        traced: of them, those for which something was traced.
     """
 
     at: float
-    steps: int
-    examples: progress.Examples
-    waiting: float
-    seconds: float
+    parts: dict[str, float]
+    trained: Counts
+    traced: Counts
 
-    def since(self, earlier: Mark) -> Figures:
-        """What lies between two marks."""
+    def since(self, earlier: Mark, *, start: bool = False) -> Figures:
+        """What lies between two marks.
+
+        Args:
+            earlier: the first of them.
+            start: whether steps for which something was traced count, too, with all that this took.
+        """
+        traced = Counts() if start else self.traced
+        traced_before = Counts() if start else earlier.traced
+        spent = {part: seconds - earlier.parts[part] for part, seconds in self.parts.items()}
+        reading = traced.reading - traced_before.reading
+        training = sum(spent[part] for part in TRAINING) + (spent["start"] if start else 0.0)
+        examples = self.trained.examples.without(traced.examples)
         return Figures(
-            self.steps - earlier.steps,
-            self.seconds - earlier.seconds,
-            self.examples.since(earlier.examples),
-            self.waiting - earlier.waiting,
+            self.trained.steps - earlier.trained.steps - (traced.steps - traced_before.steps),
+            training - reading,
+            examples.since(earlier.trained.examples.without(traced_before.examples)),
+            spent["input"] - reading,
         )
 
 
-def mark(*, start: bool = False) -> Mark:
-    """Now.
-
-    Args:
-        start: whether steps for which something was traced count, too, with all that this took.
-    """
-    parts, traced = progress.ledger.seconds(), progress.traced()
-    training = sum(parts[part] for part in TRAINING)
-    steps, examples, now = progress.trained(), progress.examples(), time.perf_counter()
-    if start:
-        return Mark(now, steps, examples, parts["input"], training + parts["start"])
-    return Mark(
-        now,
-        steps - traced.steps,
-        examples.without(traced.examples),
-        parts["input"] - traced.reading,
-        training - traced.reading,
-    )
+def mark() -> Mark:
+    """Now."""
+    return Mark(time.perf_counter(), breakdown.seconds(), counter.trained, counter.traced)
 
 
 def of_epoch(record: Mapping[str, Any]) -> Figures:

@@ -15,7 +15,7 @@ import pytest
 from dtrain.monitor.report import text
 from dtrain.monitor.report.header import figures
 from dtrain.monitor.run_reader import read_run
-from dtrain.time_parts import PARTS
+from dtrain.time_breakdown import PARTS
 
 pytestmark = pytest.mark.timeout(300)
 

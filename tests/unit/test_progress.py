@@ -13,15 +13,24 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dtrain import channel, progress
+from dtrain import channel, events
 from dtrain.channel import Listener, Message, Progress
+from dtrain.progress import ProgressReporter, StepMeans
+from dtrain.step_counts import StepCounter, Totals
+from dtrain.time_breakdown import TimeBreakdown
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process has done nothing yet."""
-    monkeypatch.setattr(progress, "_now", progress._State())
-    monkeypatch.setattr(progress, "_told", (0, 0))
+def fresh(monkeypatch: pytest.MonkeyPatch) -> ProgressReporter:
+    """This process has done nothing yet; gives what it would report."""
+    monkeypatch.setattr(events, "_always", {})
+    breakdown = TimeBreakdown()
+    breakdown.listen()
+    counter = StepCounter(breakdown)
+    counter.listen()
+    reporter = ProgressReporter(breakdown, counter)
+    reporter.listen()
+    return reporter
 
 
 @pytest.fixture
@@ -36,86 +45,106 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return wait
 
 
-def test_the_seconds_of_a_step_go_where_they_were_spent(clock: Callable[[float], None]) -> None:
-    progress.begin("fit")
+def step(waiting: float | None = None) -> None:
+    events.emit(events.StepBegins())
+    events.emit(events.StepsEnd(waiting=waiting))
+    events.emit(events.CallEnds(train=True))
+
+
+def test_the_seconds_of_a_step_go_where_they_were_spent(
+    fresh: ProgressReporter, clock: Callable[[float], None]
+) -> None:
     data = object()
-    for _ in range(2):
-        progress.input_begins(data)
-        clock(0.5)
-        reading = progress.step_begins()
-        assert reading == 0.5
-        clock(2.0)
-        progress.step_ends(reading, 1.5, train=True)
-        clock(0.25)
-        progress.call_ends(train=True)
-        clock(4.0)
-        with progress.waiting():
-            assert progress._now.phase == "step"
-            clock(8.0)
-        assert progress._now.phase == "callbacks"
-    assert progress._now.totals == progress.Totals(2, 1.0, 4.0, 3.0, 8.5, 4.0, True)
+    with events.loop("fit"):
+        for _ in range(2):
+            events.emit(events.InputBegins(data))
+            assert fresh.phase == "input"
+            clock(0.5)
+            events.emit(events.StepBegins())
+            assert fresh.phase == "step"
+            clock(2.0)
+            events.emit(events.StepsEnd(waiting=1.5))
+            clock(0.25)
+            events.emit(events.CallEnds(train=True))
+            clock(4.0)
+            with events.part("callbacks", "Saver"), events.waiting_for_others():
+                assert fresh.phase == "step"
+                clock(8.0)
+            assert fresh.phase == "callbacks"
+    assert fresh._counter.totals == Totals(2, 1.0, 4.0, 3.0, 8.5, 4.0, True)
+    assert fresh._breakdown.named() == {"Saver": 16.0} and fresh._breakdown.part_of("Saver") == "callbacks"
 
 
-def test_a_pause_between_two_epochs_is_no_part_of_a_step(clock: Callable[[float], None]) -> None:
-    progress.begin("fit")
-    for data in (object(), object()):
-        progress.input_begins(data)
-        progress.step_ends(progress.step_begins(), None, train=True)
-        progress.call_ends(train=True)
-        clock(50.0)
-    assert progress._now.totals.between == 0.0
+def test_a_pause_between_two_epochs_is_no_part_of_a_step(
+    fresh: ProgressReporter, clock: Callable[[float], None]
+) -> None:
+    with events.loop("fit"):
+        for data in (object(), object()):
+            events.emit(events.InputBegins(data))
+            step()
+            clock(50.0)
+    assert fresh._counter.totals.steps == 2 and fresh._counter.totals.between == 0.0
 
 
-def test_what_begins_inside_of_fit_ends_there() -> None:
-    progress.begin("fit")
-    progress.begin("evaluate")
-    assert progress._now.phase == "evaluate"
-    progress.step_ends(0.0, None, train=False)
-    progress.end()
-    assert (progress._now.phase, progress._now.kinds, progress._now.done) == ("callbacks", ("fit",), 1)
-    progress.end()
-    assert progress._now.phase == "idle"
+def test_what_begins_inside_of_fit_ends_there(fresh: ProgressReporter) -> None:
+    with events.loop("fit"):
+        assert fresh.phase == "callbacks"
+        with events.loop("evaluate"):
+            assert fresh.phase == "evaluate"
+            events.emit(events.StepsEnd(train=False))
+        assert (fresh.phase, fresh.step, fresh.done) == ("callbacks", 0, 1)
+        with events.loop("fit"):
+            step()
+            assert fresh._counter.trained.steps == 1
+        assert fresh._counter.trained.steps == 0
+    assert fresh.phase == "idle"
 
 
-def test_steps_count_from_the_optimizers_number_and_once() -> None:
-    progress.begin("fit")
-    progress.step_done(0)
-    assert progress.needs_step()
-    progress.training_from(120)
-    assert not progress.needs_step()
-    for done in (1, 2):
-        progress.step_ends(0.0, None, train=True)
-        progress.step_done(done)
-    progress.step_done(2)  # again, at the end of data of unknown length
-    assert (progress._now.step, progress._now.done) == (122, 2)
-    progress.step_done(3)  # of a function that notes nothing itself
-    assert (progress._now.step, progress._now.done) == (123, 3)
+def test_steps_count_from_the_optimizers_number_and_once(
+    fresh: ProgressReporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dtrain.progress.watched", lambda: True)
+    monkeypatch.setattr(fresh, "_start", lambda: None)
+    with events.loop("fit", lambda: 120):
+        events.emit(events.BetweenSteps(0))
+        for done in (1, 2):
+            events.emit(events.InputBegins(None))
+            step()
+            events.emit(events.BetweenSteps(done))
+        events.emit(events.BetweenSteps(2))  # again, at the end of data of unknown length
+        assert (fresh.step, fresh.done) == (122, 2)
+        events.emit(events.BetweenSteps(3))  # of a function that emits nothing itself
+        assert (fresh.step, fresh.done) == (123, 3)
+    with events.loop("fit", lambda: 0):
+        events.emit(events.TrainingFrom(200))  # a checkpoint knows better
+        events.emit(events.InputBegins(None))
+        step()
+        assert fresh.step == 201
 
 
 def test_means_are_over_enough_steps_and_enough_time() -> None:
-    usual = progress._Usual()
+    usual = StepMeans()
     found = [
-        usual.after(float(number), progress.Totals(number * 10, stepping=number * 1.0, measured=True))[0]
+        usual.after(float(number), Totals(number * 10, stepping=number * 1.0, measured=True))[0]
         for number in range(8)
     ]
     assert found == [None] * 5 + [0.1] * 3
-    slow = progress._Usual()
-    found = [slow.after(n * 6.0, progress.Totals(n, stepping=n * 6.0))[0] for n in range(4)]
+    slow = StepMeans()
+    found = [slow.after(n * 6.0, Totals(n, stepping=n * 6.0))[0] for n in range(4)]
     assert found == [None, None, 6.0, 6.0]
 
 
 PROGRAM = """
 import sys, threading
-from dtrain import progress
-progress.begin("fit")
-progress.training_from(40)
-progress.step_ends(0.0, None, train=True)
-progress.phase("checkpoint")
-print("ready", flush=True)
+from dtrain import events, progress
 def stuck():
     sys.stdin.readline()
-stuck()
-progress.end()
+with events.loop("fit"):
+    events.emit(events.TrainingFrom(40))
+    events.emit(events.StepsEnd())
+    with events.part("checkpoint"):
+        print("ready", flush=True)
+        stuck()
 sys.stdin.readline()
 """
 

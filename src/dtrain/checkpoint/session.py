@@ -14,7 +14,7 @@ from typing import Any
 
 import keras
 
-from dtrain import channel, happenings, progress
+from dtrain import channel, events
 from dtrain.checkpoint.callback_state import CallbackStates
 from dtrain.checkpoint.content import (
     Found,
@@ -214,7 +214,7 @@ class Session:
         self._build()
         self._variables = TrainingVariables(self._model)
         self._program = program_facts(self._model.optimizer)
-        with progress.ledger.within("checkpoint", _NAME):
+        with events.part("checkpoint", _NAME):
             found = self._find()
             if found is not None:
                 self._take(found)
@@ -245,7 +245,7 @@ class Session:
         worker = found.worker(self._layout.worker)
         self._total, self._serial = found.step, found.serial
         # The launcher tells errors of one step from those of another, whatever life they are of.
-        progress.training_from(self._total)
+        events.emit(events.TrainingFrom(self._total))
         self._epoch, self._done = worker["epoch"], worker["done"]
         over = self._epoch >= self._epochs or (worker["stopped"] and self._epochs <= worker["epochs"])
         if over:
@@ -336,7 +336,7 @@ class Session:
             "stopped": bool(boundary and self._model.stop_training),
         }
         begun = time.perf_counter()
-        with progress.ledger.within("checkpoint", _NAME):
+        with events.part("checkpoint", _NAME):
             tensors, notes = content(
                 self._variables,
                 self._layout,
@@ -379,14 +379,12 @@ class Session:
 
     def _wait(self) -> bool:
         """Whether the checkpoint that is being written was, in the time that one may take."""
-        progress.phase("checkpoint")
-        with progress.ledger.within("checkpoint", _NAME):
+        with events.part("checkpoint", _NAME):
             written = self._store.wait(_LAST_SECONDS)
-        progress.phase("callbacks")
         return written
 
     def _close(self) -> None:
-        with progress.ledger.within("checkpoint", _NAME):
+        with events.part("checkpoint", _NAME):
             self._store.close(_LAST_SECONDS)
         self._say_late()
         self._tell_committed()
@@ -411,7 +409,7 @@ class Session:
             "save_freq."
         )
         logger.warning("%s", line)
-        happenings.tell("alarm", alarm="slow_checkpoint", step=self._total, value=written.seconds, text=line)
+        events.emit(events.Alarm("slow_checkpoint", written.seconds, line, {"step": self._total}))
 
     def _tell_committed(self) -> None:
         """Tells who writes the run down of a checkpoint that counts now."""
@@ -420,7 +418,7 @@ class Session:
             return
         self._noted = committed
         text = f"The checkpoint of step {committed} is in {self._plan.folder}."
-        happenings.tell("checkpoint", step=committed, seconds=round(self._stood, 6), text=text)
+        events.emit(events.CheckpointSaved(committed, round(self._stood, 6), text))
 
     def _report(self) -> None:
         """Says what has become of checkpoints that were being written."""

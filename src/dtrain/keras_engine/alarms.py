@@ -15,7 +15,7 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from dtrain import happenings
+from dtrain import events
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.protocol import servers_of
 from dtrain.keras_engine.steps import step_is_stock
@@ -127,9 +127,7 @@ class LossAlarm(keras.callbacks.Callback):  # type: ignore[misc]
         if self._says:
             if self._lines <= _MOST_LINES:
                 logger.warning("%s", line)
-            happenings.tell(
-                "alarm", alarm="spike", epoch=self._epoch, epoch_step=last, value=recent, text=line
-            )
+            self._emit("spike", recent, last, line)
 
     def _nan(self, loss: float, steps: int | None) -> None:
         if self._on_nan == "stop":
@@ -146,4 +144,7 @@ class LossAlarm(keras.callbacks.Callback):  # type: ignore[misc]
         )
         warnings.warn(line, stacklevel=2)
         if self._says:
-            happenings.tell("alarm", alarm="nan", epoch=self._epoch, epoch_step=steps, value=loss, text=line)
+            self._emit("nan", loss, steps, line)
+
+    def _emit(self, alarm: str, value: float, step: int | None, text: str) -> None:
+        events.emit(events.Alarm(alarm, value, text, {"epoch": self._epoch, "epoch_step": step}))

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import keras
 
-from dtrain import progress
+from dtrain import events
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.cutting import typed_errors
 from dtrain.keras_engine.protocol import layout_of
@@ -100,7 +100,7 @@ def announce(iterator: Any) -> None:
 
 
 def _note(iterator: Any, done: int) -> None:
-    progress.step_done(done)
+    events.emit(events.BetweenSteps(done))
 
 
 _steps_done: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -119,7 +119,7 @@ def epoch_logs(original: Callable[..., Any], self: Any, logs: Any) -> Any:
     layout = layout_of(self.distribute_strategy)
     together = layout is not None and layout.workers > 1
     # Metrics of several workers are there when all have given theirs.
-    with progress.waiting() if together else contextlib.nullcontext():
+    with events.waiting_for_others() if together else contextlib.nullcontext():
         if goes_on and not logs:
             return dict(self.get_metrics_result())
         whole = getattr(self.train_function or self.test_function, "metrics", None)
@@ -161,18 +161,18 @@ def begin_session(model: Any, arguments: dict[str, Any]) -> FitSession:
 
 
 @contextlib.contextmanager
-def reported(kind: str) -> Iterator[None]:
-    """Whoever watches this process knows that it is in `fit`, `evaluate` or `predict`.
+def reported(kind: str, step: Callable[[], int] | None = None) -> Iterator[None]:
+    """Whoever listens knows that this process is in `fit`, `evaluate` or `predict`.
+
+    Args:
+        kind: which of them.
+        step: as in `events.LoopBegins`.
 
     Raises:
         DataError: in the place of TensorFlow's error for a batch that cannot be cut.
     """
-    progress.begin(kind)
-    try:
-        with typed_errors():
-            yield
-    finally:
-        progress.end()
+    with events.loop(kind, step), typed_errors():
+        yield
 
 
 def listed(callbacks: Any) -> list[Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain import happenings
+from dtrain import events
 from dtrain.keras_engine.accumulation import KeptApart, left_by_error, may_keep_apart
 from dtrain.keras_engine.alarms import LossAlarm
 from dtrain.keras_engine.asynchronous.fitting import prepare_evaluate, prepare_fit, prepare_predict, watches
@@ -27,6 +27,7 @@ from dtrain.keras_engine.between_steps import (
 from dtrain.keras_engine.blocks import Plan, watched_by
 from dtrain.keras_engine.callbacks import shared_between_workers
 from dtrain.keras_engine.input_report import report_input
+from dtrain.keras_engine.noted_function import steps_counted
 from dtrain.keras_engine.numbers import check_numbers
 from dtrain.keras_engine.progress_bar import ProgressBar
 from dtrain.keras_engine.protocol import (
@@ -59,12 +60,12 @@ def fit(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -
     if layout is None and servers is None and not wants_session(call.arguments["callbacks"]):
         with tensorflows_own_explained(self):
             return original(self, *args, **kwargs)
-    with happenings.one_fit():
+    with events.one_fit():
         try:
             return _fitted(self, original, call, layout, servers)
         except BaseException as error:
             saved = isinstance(error, SystemExit | KeyboardInterrupt)
-            happenings.tell("left", status="interrupted" if saved else "failed")
+            events.emit(events.FitEnds("interrupted" if saved else "failed"))
             raise
 
 
@@ -82,7 +83,7 @@ def _fitted(
     session = begin_session(self, call.arguments)
     try:
         plan = Plan(self, int(call.arguments["epochs"]) - int(call.arguments["initial_epoch"]))
-        with reported("fit"):
+        with reported("fit", lambda: steps_counted(self)):
             with timed(own), at_steps_of_training(session), watched_by(*watched, plan=plan):
                 history = original(*call.args, **call.kwargs)
             session.end(history)
@@ -98,9 +99,9 @@ def _fitted(
     if layout is not None:
         # What callbacks wrote is complete when fit returns, whichever worker wrote it.
         published = exchange(layout, report.publish())
-    happenings.tell("trained", history=history)
+    events.emit(events.Trained(history))
     report.ended(published)
-    happenings.tell("ended", history=history)
+    events.emit(events.FitEnds("finished", history))
     return history
 
 

@@ -1,6 +1,6 @@
 """Says when training waits for its data: once an epoch, with what would help, and as numbers in the history.
 
-The numbers are those of `dtrain.progress`; what helps is `input_advice.py`'s to find.
+The numbers are those of `dtrain.step_counts`; what helps is `input_advice.py`'s to find.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 import keras
 
-from dtrain import progress
 from dtrain.keras_engine.input_advice import advice_for
 from dtrain.log import logger
+from dtrain.step_counts import counter
 
 WARN_SHARE = 0.2
 """From this part of an epoch's time on, waiting for data is worth a warning."""
@@ -40,7 +40,7 @@ class InputReport(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self._data = data
         self._worker = worker
-        self._begun = progress.totals()
+        self._begun = counter.totals
         self._clock = self._processor = 0.0
         self._advised = False
         self.epochs: list[dict[str, Any]] = []
@@ -63,12 +63,12 @@ class InputReport(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes where the epoch begins."""
-        self._begun = progress.totals()
+        self._begun = counter.totals
         self._clock, self._processor = time.perf_counter(), time.process_time()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Takes the epoch's share, and warns where it is large."""
-        now, before = progress.totals(), self._begun
+        now, before = counter.totals, self._begun
         steps = now.steps - before.steps
         waiting = now.reading - before.reading
         seconds = now.seconds - before.seconds

@@ -1,4 +1,4 @@
-"""Notes of what a function of `fit`'s does, for whoever watches the process: a launcher, or a report.
+"""Events of a function of Keras' own, which emits none itself.
 
 It changes neither what the function is given nor what it returns.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from dtrain import progress
+from dtrain import events
 from dtrain.upstream import keras as upstream_keras
 
 
 class NotedFunction:
-    """A function that `fit`, `evaluate` or `predict` calls, with a note of each call for whoever watches."""
+    """A function that `fit`, `evaluate` or `predict` calls; each call emits the events of its steps."""
 
     def __init__(self, function: Any, model: Any, *, train: bool) -> None:
         self._function = function
@@ -27,18 +27,16 @@ class NotedFunction:
         Raises:
             StopIteration: if the iterator has no batch left; or OutOfRangeError.
         """
-        if self._train:
-            note_first_step(self._model)
-        progress.input_begins(data)
-        reading = progress.step_begins()
+        events.emit(events.InputBegins(data))
+        events.emit(events.StepBegins())
         try:
             outputs = self._function(data)
         except BaseException:
-            progress.phase("callbacks")
+            events.emit(events.PartChanges("callbacks"))
             raise
         steps = self._model.steps_per_execution
-        progress.step_ends(reading, None, train=self._train, usual=self._called, steps=steps)
-        progress.call_ends(train=self._train)
+        events.emit(events.StepsEnd(steps, self._train, usual=self._called))
+        events.emit(events.CallEnds(self._train))
         self._called = True
         return outputs
 
@@ -46,13 +44,9 @@ class NotedFunction:
         return getattr(self._function, name)
 
 
-def note_first_step(model: Any) -> None:
-    """The first step of a `fit` says where the training stands, which a checkpoint may have set."""
-    if not progress.needs_step():
-        return
-    done = 0
-    if progress.watched():
-        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-        with contextlib.suppress(AttributeError):  # an optimizer of the user's own need not count
-            done = int(upstream_keras.iterations_of(optimizer).numpy())
-    progress.training_from(done)
+def steps_counted(model: Any) -> int:
+    """The steps that a model's optimizer has counted; 0 where one of the user's own does not count."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    with contextlib.suppress(AttributeError):
+        return int(upstream_keras.iterations_of(optimizer).numpy())
+    return 0

@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from dtrain import progress
 from dtrain.errors import AuthenticationError
 from dtrain.keras_engine import messages
 from dtrain.keras_engine.protocol import ReplicaLayout
@@ -21,6 +20,7 @@ from dtrain.keras_engine.signed_store import HINT
 from dtrain.keras_engine.talk import store
 from dtrain.plain_text import cleaned
 from dtrain.slowness import is_slow, slow_line
+from dtrain.step_counts import Totals
 
 _TOPIC = "times"
 _PARTS = {
@@ -55,11 +55,9 @@ class Workers:
         self._sent_at = self._looked_at = -_INTERVAL
         self._found: dict[int, dict[str, Any]] = {}
 
-    def publish(
-        self, epoch: int, before: progress.Totals, now: progress.Totals, parts: dict[str, float]
-    ) -> None:
+    def publish(self, epoch: int, before: Totals, now: Totals, parts: dict[str, float]) -> None:
         """This worker's numbers of an epoch."""
-        each, own, reading, between = progress.per_step(before, now)
+        each, own, reading, between = now.per_step(before)
         if each is None:
             return
         self._mine = {

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain import progress
+from dtrain import events
 from dtrain.errors import CompilationError
 from dtrain.keras_engine import metrics
 from dtrain.keras_engine.accumulation import ADD, GROUP, UPDATE, SparseGradients, Sums, sums_of
@@ -28,7 +28,6 @@ from dtrain.keras_engine.input import (
     split_batch,
     to_tensors,
 )
-from dtrain.keras_engine.noted_function import note_first_step
 from dtrain.keras_engine.protocol import ReplicaLayout, communication_clock, waiting_clock
 from dtrain.keras_engine.runs import Run, can_loop
 from dtrain.keras_engine.steps import Program
@@ -80,8 +79,6 @@ class StepFunction:
         Raises:
             StopIteration: if the iterator has no batch left.
         """
-        if self._training:
-            note_first_step(self._model)
         call = getattr(iterator, "call", None)
         planned = call is not None
         if call is None:
@@ -99,12 +96,12 @@ class StepFunction:
             call.ran += steps
         if not call.ran:
             self._count_failed_call(iterator)
-            progress.phase("callbacks")
+            events.emit(events.PartChanges("callbacks"))
             raise StopIteration
         usual = usual and self._traced == traced
         call.seconds = time.perf_counter() - begun if usual else None
         outputs = self._results() if self._program.stock else outputs
-        progress.call_ends(train=self._training, communication=self._communicated() or 0.0, usual=usual)
+        events.emit(events.CallEnds(self._training, usual, self._communicated() or 0.0))
         return outputs
 
     @property
@@ -120,7 +117,7 @@ class StepFunction:
             exact: whether so many batches are left where their number was known beforehand.
         """
         traced = self._traced
-        progress.input_begins(iterator)
+        events.emit(events.InputBegins(iterator))
         if isinstance(iterator, GroupIterator):
             return self._in_xla(iterator, most, traced)
         looped = isinstance(iterator, SplitIterator) and not self._model.run_eagerly
@@ -131,26 +128,26 @@ class StepFunction:
         try:
             batch = next(iterator)
         except (StopIteration, tf.errors.OutOfRangeError):
-            progress.step_begins()
+            events.emit(events.StepBegins())
             return 0, None
-        reading = progress.step_begins()
+        events.emit(events.StepBegins())
         parts, total, specs = self._parts(iterator, batch)
         self._program.learn(parts[0])
         outputs, waited = self._step(parts, total, specs)
         waiting = None if waited is None else float(waited)
         examples = self._count(parts, total)
-        self._step_ends(1, reading, waiting, traced=traced, examples=examples)
+        self._step_ends(1, waiting, traced=traced, examples=examples)
         return 1, outputs
 
     def _in_xla(self, iterator: GroupIterator, most: int, traced: int) -> tuple[int, Any]:
         """The same in one XLA program."""
         part = iterator.take(most)
-        reading = progress.step_begins()
+        events.emit(events.StepBegins())
         if part is None:
             return 0, None
         self._program.run_group(part)
         examples = part.size * part.steps
-        self._step_ends(part.steps, reading, None, traced=traced, examples=examples)
+        self._step_ends(part.steps, None, traced=traced, examples=examples)
         return part.steps, None
 
     def metrics(self) -> dict[str, Any] | None:
@@ -168,7 +165,7 @@ class StepFunction:
 
     def _loop(self, iterator: SplitIterator, most: int, traced: int, *, exact: bool) -> tuple[int, Any]:
         """The same, read and made in the graph."""
-        progress.step_begins()
+        events.emit(events.StepBegins())
         sums = self._sums()
         self._program.learn(None)
         phase, rounds = (None, most) if sums is None else sums.next_run(most, grouped=exact)
@@ -181,14 +178,7 @@ class StepFunction:
         if sums is not None and phase is not None and ran.steps:
             sums.note(phase)
         if ran.steps:
-            self._step_ends(
-                ran.steps,
-                ran.reading,
-                ran.waiting,
-                traced=traced,
-                inside=ran.reading,
-                examples=ran.examples,
-            )
+            self._step_ends(ran.steps, ran.waiting, traced=traced, inside=ran.reading, examples=ran.examples)
         return ran.steps, ran.outputs
 
     def _can_loop(self, iterator: SplitIterator) -> bool:
@@ -203,7 +193,7 @@ class StepFunction:
             if phase == GROUP:
                 rounds = [(ADD, self._model.optimizer.gradient_accumulation_steps - 1), (UPDATE, 1)]
             traced = [(self._traced_step(specs, each), times) for each, times in rounds]
-            with progress.tracing():
+            with events.part("start", doing="compute"):
                 self._runs[key] = Run(traced, iterator, exact=exact)
         return self._runs[key]
 
@@ -217,7 +207,7 @@ class StepFunction:
                 return program.run(parts, total, phase)
 
             function = tf.function(run, autograph=False)
-            with progress.tracing():
+            with events.part("start", doing="compute"):
                 self._functions[key] = function.get_concrete_function(*specs)
         return self._functions[key]
 
@@ -244,7 +234,6 @@ class StepFunction:
     def _step_ends(
         self,
         steps: int,
-        reading: float,
         waited: float | None,
         *,
         traced: int,
@@ -254,15 +243,16 @@ class StepFunction:
         """Notes some steps; `traced` is what had been traced when they began."""
         usual, self._began = self._began and self._traced == traced, True
         since = self._waited()
-        progress.step_ends(
-            reading,
-            waited if since is None else since,
-            train=self._training,
-            usual=usual,
-            steps=steps,
-            inside=inside,
-            communication=self._communicated(),
-            examples=examples,
+        events.emit(
+            events.StepsEnd(
+                steps,
+                self._training,
+                usual,
+                inside,
+                waiting=waited if since is None else since,
+                communication=self._communicated(),
+                examples=examples,
+            )
         )
 
     def _sums(self) -> Sums | None:

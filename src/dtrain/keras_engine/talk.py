@@ -18,7 +18,7 @@ from typing import Any
 
 import cloudpickle
 
-from dtrain import cluster, progress
+from dtrain import cluster, events
 from dtrain.cluster import mpi
 from dtrain.cluster.secret import SIZE, Secret, job_secret, on_loopback
 from dtrain.errors import AuthenticationError, ConfigurationError, PeerMissingError
@@ -74,7 +74,7 @@ def exchange(
     body = _written(value, here.secret, objects=objects)
     number = next(_rounds)
     found = {layout.worker: body}
-    with progress.waiting():
+    with events.waiting_for_others():
         here.put(_TOPIC, number, layout.worker, body)
         # Here, where the service is needed anyway: at the end of a job it may be gone.
         _remove_read(here, layout.worker)
@@ -104,7 +104,7 @@ def store(layout: ReplicaLayout, *, timeout: float | None = None) -> SignedStore
     plain.put("hello", 0, layout.worker, _hello(secret, layout.worker))
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     nonces = {layout.worker: _nonce}  # never what is there in its place: that may be of an earlier start
-    with progress.waiting():
+    with events.waiting_for_others():
         for other in (worker for worker in range(layout.workers) if worker != layout.worker):
             hello = _wait(plain, layout, "hello", 0, other, timeout, deadline)
             nonces[other] = _checked(hello, secret, other, layout.worker)

@@ -1,6 +1,6 @@
 """Says where each epoch's time went, in the history, and names what training lost much of it to.
 
-The numbers are those of `dtrain.progress`; every moment of `fit` counts for one epoch and one part.
+The numbers are those of `dtrain.time_breakdown`; every moment of `fit` counts for one epoch and one part.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 import keras
 
-from dtrain import happenings, progress, training_rate
+from dtrain import events, training_rate
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.slow_workers import Workers, slow_worker
 from dtrain.log import logger
-from dtrain.time_parts import PARTS
+from dtrain.progress import watched
+from dtrain.step_counts import Totals, counter
+from dtrain.time_breakdown import PARTS, breakdown
 
 _LEAST_SECONDS = 0.25  # of an epoch: less is not worth anybody's time
 _WATCHDOG_SECONDS = 15.0  # of training that a launcher needs to see who is slow
@@ -33,7 +35,7 @@ class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
     `History` gets the attribute `time_report`: a dictionary an epoch with `epoch` (from 0), `seconds` (wall
     time from the end of the epoch before, or from the beginning of `fit`), `steps`, `examples` (None where
     they are not known), `steady` (`steps`, `seconds`, `examples` and `waiting`, as `training_rate.Figures`,
-    of the steps for which nothing was traced), `parts` (seconds by `time_parts.PARTS`, which add up to
+    of the steps for which nothing was traced), `parts` (seconds by `time_breakdown.PARTS`, which add up to
     `seconds`), `callbacks` (seconds by class), `causes` (a list of `cause`, `share` and `text`, of what took
     much of the time) and `workers` (of each worker: `task`, `host`, `step_seconds`, `own_step_seconds`,
     `parts`). On other workers than the first, `workers` is empty.
@@ -49,7 +51,7 @@ class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
         self.epochs: list[dict[str, Any]] = []
         self._workers = Workers(layout)
         # The time of a fit inside of another is the other's.
-        self._speaks = self._workers.first and not progress.nested()
+        self._speaks = self._workers.first and not events.in_loop()
         self._said: set[str] = set()
         self._logs: dict[str, Any] = {}
         self._ended = False  # whether an epoch has, here
@@ -73,14 +75,14 @@ class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
         """Takes the epoch down."""
         before, now = self._before, _standing()
         self._before = now
-        parts = {part: round(now.parts[part] - before.parts[part], 6) for part in PARTS}
+        parts = {part: round(now.mark.parts[part] - before.mark.parts[part], 6) for part in PARTS}
         callbacks = {name: round(each - before.named.get(name, 0.0), 6) for name, each in now.named.items()}
         found: dict[str, Any] = {
             "epoch": epoch,
             "seconds": round(sum(parts.values()), 6),
-            "steps": now.steps - before.steps,
-            "examples": now.examples.since(before.examples),
-            "steady": _rounded(now.steady.since(before.steady)),
+            "steps": now.mark.trained.steps - before.mark.trained.steps,
+            "examples": now.mark.trained.examples.since(before.mark.trained.examples),
+            "steady": _rounded(now.mark.since(before.mark)),
             "parts": parts,
             "callbacks": {name: each for name, each in callbacks.items() if each > 0},
             "causes": [],
@@ -90,7 +92,7 @@ class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
         self.epochs.append(found)
         self._look(found)
         self._logs, self._ended = dict(logs or {}), True
-        happenings.tell("epoch", record=found, logs=self._logs)
+        events.emit(events.EpochEnds(found, self._logs))
 
     def publish(self) -> int:
         """This worker's last numbers, for the first one; says how many messages it has sent so far."""
@@ -106,14 +108,15 @@ class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
             return
         last, before, now = self.epochs[-1], self._before, _standing()
         for part in PARTS:
-            last["parts"][part] = round(last["parts"][part] + now.parts[part] - before.parts[part], 6)
+            more = now.mark.parts[part] - before.mark.parts[part]
+            last["parts"][part] = round(last["parts"][part] + more, 6)
         for name, each in now.named.items():
             more = each - before.named.get(name, 0.0)
             if more > 0:
                 last["callbacks"][name] = round(last["callbacks"].get(name, 0.0) + more, 6)
         last["seconds"] = round(sum(last["parts"].values()), 6)
         self._look(last, published)
-        happenings.tell("epoch", record=last, logs=self._logs)
+        events.emit(events.EpochEnds(last, self._logs))
 
     def _look(self, found: dict[str, Any], published: Sequence[int] | None = None) -> None:
         """Finds what took much of an epoch's time, and says each kind of it once."""
@@ -132,30 +135,19 @@ class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
     def _others_say(self, *, ended: bool) -> bool:
         """Whether a launcher names who is slow; where a fit was over too soon for it, the report does."""
         seconds = sum(each["seconds"] - each["parts"]["start"] for each in self.epochs)
-        return progress.watched() and not (ended and seconds < _WATCHDOG_SECONDS)
+        return watched() and not (ended and seconds < _WATCHDOG_SECONDS)
 
 
 class _Standing(NamedTuple):
     """What was counted by a moment: one reading ends an epoch and begins the next, so none of it is lost."""
 
-    parts: dict[str, float]
+    mark: training_rate.Mark
     named: dict[str, float]
-    totals: progress.Totals
-    examples: progress.Examples
-    steps: int
-    steady: training_rate.Mark
+    totals: Totals
 
 
 def _standing() -> _Standing:
-    ledger = progress.ledger
-    return _Standing(
-        ledger.seconds(),
-        ledger.named(),
-        progress.totals(),
-        progress.examples(),
-        progress.trained(),
-        training_rate.mark(),
-    )
+    return _Standing(training_rate.mark(), breakdown.named(), counter.totals)
 
 
 def _rounded(figures: training_rate.Figures) -> dict[str, Any]:
@@ -188,5 +180,5 @@ def _words(found: dict[str, Any], part: str, spent: float, share: float) -> str:
 
 
 def _slowest(found: dict[str, Any], part: str) -> list[tuple[str, float]]:
-    named = [item for item in found["callbacks"].items() if progress.ledger.part_of(item[0]) == part]
+    named = [item for item in found["callbacks"].items() if breakdown.part_of(item[0]) == part]
     return sorted(named, key=lambda item: -item[1])[:3]

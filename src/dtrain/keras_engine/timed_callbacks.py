@@ -1,6 +1,6 @@
 """Finds out what each callback of a `fit` takes, without being one: their hooks are timed while it lasts.
 
-Those that save count as checkpoints, all others as callbacks; `progress.ledger` keeps the seconds.
+Those that save count as checkpoints, all others as callbacks; `time_breakdown` keeps the seconds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from dtrain import progress
+from dtrain import events
 
 # Hooks that are called at each batch may run in threads of Keras' own, beside the training.
 _HOOKS = (
@@ -40,7 +40,7 @@ class TimedHook:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the hook does."""
-        with progress.ledger.within(self._part, self._whose):
+        with events.part(self._part, self._whose):
             return self._plain(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from dtrain import happenings, job, progress
+from dtrain import events, job
 from dtrain.cluster import settings
 from dtrain.keras_engine.protocol import servers_of
 from dtrain.log import logger
@@ -46,7 +46,7 @@ class EventLog(keras.callbacks.Callback):  # type: ignore[misc]
         self._first_epoch: int | None = None
         self._steps_before = 0  # steps of training when the epoch began
         self._in_epoch = 0
-        self._mark, self._trained = mark(), progress.trained()
+        self._mark = mark()
 
     def get_state(self) -> dict[str, Any]:
         """Nothing of it goes on in another process: the file is appended to."""
@@ -59,7 +59,10 @@ class EventLog(keras.callbacks.Callback):  # type: ignore[misc]
         """Begins to listen; the first line is written with the first epoch."""
         self._first_epoch = None
         if self._writes:
-            happenings.listen(self._hear)
+            events.listen(events.EpochEnds, self._epoch_ends)
+            events.listen(events.Alarm, self._alarm)
+            events.listen(events.CheckpointSaved, self._checkpoint_saved)
+            events.listen(events.FitEnds, self._fit_ends)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """The first one says what the run is."""
@@ -68,7 +71,6 @@ class EventLog(keras.callbacks.Callback):  # type: ignore[misc]
         # A run that goes on begins with a later epoch.
         self._steps_before = epoch * steps if steps else self._steps_before + self._in_epoch
         self._epoch, self._in_epoch, self._mark = epoch, 0, mark()
-        self._trained = progress.trained()
         if self._first_epoch is None:
             self._first_epoch = epoch
             self._write(
@@ -87,8 +89,7 @@ class EventLog(keras.callbacks.Callback):  # type: ignore[misc]
         if not self._writes or time.perf_counter() - self._mark.at < _INTERVAL:
             return
         before, self._mark = self._mark, mark()
-        trained, self._trained = self._trained, progress.trained()
-        if self._trained <= trained:
+        if self._mark.trained.steps <= before.trained.steps:
             return
         found = self._mark.since(before)
         self._write(
@@ -105,17 +106,24 @@ class EventLog(keras.callbacks.Callback):  # type: ignore[misc]
             learning_rate=_rate(self.model),
         )
 
-    def _hear(self, kind: str, facts: dict[str, Any]) -> None:
-        if kind == "epoch":
-            record = facts["record"]
-            rate = _rounded(of_epoch(record).examples_per_second, 2)
-            self._write("epoch", **record, examples_per_second=rate, logs=facts["logs"])
-        elif kind in ("alarm", "checkpoint"):
-            step = self._steps_before + (facts.get("epoch_step") or self._in_epoch)
-            self._write(kind, **{"epoch": self._epoch, "step": step, **facts})
-        elif kind in ("ended", "left"):
-            self._write("end", status=facts.get("status", "finished"))
-            self._close()
+    def _epoch_ends(self, event: events.EpochEnds) -> None:
+        rate = _rounded(of_epoch(event.record).examples_per_second, 2)
+        self._write("epoch", **event.record, examples_per_second=rate, logs=event.logs)
+
+    def _alarm(self, event: events.Alarm) -> None:
+        step = self._steps_before + (event.place.get("epoch_step") or self._in_epoch)
+        place = {"epoch": self._epoch, "step": step, **event.place}
+        self._write("alarm", **place, alarm=event.alarm, value=event.value, text=event.text)
+
+    def _checkpoint_saved(self, event: events.CheckpointSaved) -> None:
+        self._write("checkpoint", epoch=self._epoch, **event._asdict())
+
+    def _fit_ends(self, event: events.FitEnds) -> None:
+        self._write("end", status=event.status)
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
 
     def _write(self, kind: str, **facts: Any) -> None:
         if not self._writes:
@@ -131,12 +139,6 @@ class EventLog(keras.callbacks.Callback):  # type: ignore[misc]
         except OSError as error:
             self._writes = False
             logger.warning("%s cannot be written: %s. Training goes on without it.", self._path, error)
-
-    def _close(self) -> None:
-        with self._lock:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
 
 
 def _rounded(value: float | None, places: int) -> float | None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
-from dtrain import happenings, job, progress
+from dtrain import events, job
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.alarms import LossAlarm, OnNan
 from dtrain.keras_engine.functions import trained_in_xla
@@ -122,7 +123,8 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         if self._profile is not None:
             found.append(Profile(run.tensorboard, *self._profile))
         if job.is_chief():
-            happenings.listen(self._hear)
+            events.listen(events.Trained, self._trained)
+            events.listen(events.FitEnds, self._fit_ends)
         return found
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -149,17 +151,24 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
             **self._notes,
         }
 
-    def _hear(self, kind: str, facts: dict[str, Any]) -> None:
+    def _trained(self, event: events.Trained) -> None:
+        def draw(run: RunDirectory) -> None:
+            series, title = event.history.history, self._record["strategy"]
+            with events.part("other", type(self).__name__):
+                drawn(run.curves, lambda path: plot_curves(series, path, title=title))
+
+        self._write(draw)
+
+    def _fit_ends(self, event: events.FitEnds) -> None:
+        if event.status == "finished":
+            self._write(lambda run: self._finish(run, event.history))
+
+    def _write(self, write: Callable[[RunDirectory], None]) -> None:
+        """A directory that cannot be written to does not end a training that is done."""
         if self.run is None:
             return
         try:
-            if kind == "trained":
-                with progress.ledger.within("other", type(self).__name__):
-                    series = facts["history"].history
-                    title = self._record["strategy"]
-                    drawn(self.run.curves, lambda path: plot_curves(series, path, title=title))
-            elif kind == "ended":
-                self._finish(self.run, facts["history"])
+            write(self.run)
         except OSError as error:
             logger.warning("%s cannot be written to: %s. The training itself is done.", self.run.path, error)
 

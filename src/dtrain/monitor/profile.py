@@ -11,8 +11,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain import happenings, job, progress
+from dtrain import events, job
 from dtrain.log import logger
+from dtrain.step_counts import counter
 
 
 class Profile(keras.callbacks.Callback):  # type: ignore[misc]
@@ -42,12 +43,12 @@ class Profile(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Steps count from here."""
-        self._before = progress.trained()
-        happenings.listen(self._hear)
+        self._before = counter.trained.steps
+        events.listen(events.FitEnds, lambda _: self.on_train_end())
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Begins, if the next call makes the first of the steps or comes after it."""
-        if self._state != "waits" or progress.trained() - self._before + 1 < self._first:
+        if self._state != "waits" or counter.trained.steps - self._before + 1 < self._first:
             return
         self._state = "done"
         try:
@@ -59,16 +60,12 @@ class Profile(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Ends, if the last of the steps was made."""
-        if self._state == "runs" and progress.trained() - self._before >= self._last:
+        if self._state == "runs" and counter.trained.steps - self._before >= self._last:
             self._stop()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Ends, if training was shorter."""
+        """Ends, if training was shorter, or ended by an error."""
         if self._state == "runs":
-            self._stop()
-
-    def _hear(self, kind: str, facts: dict[str, Any]) -> None:
-        if kind == "left" and self._state == "runs":
             self._stop()
 
     def _stop(self) -> None:

@@ -24,17 +24,16 @@ class RateLogs(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self._begun = mark(), mark(start=True)
+        self._begun = mark()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes where the epoch begins."""
-        self._begun = mark(), mark(start=True)
+        self._begun = mark()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the epoch's rate."""
-        steady, whole = self._begun
-        found = mark().since(steady)
-        found = found if found.steps > 0 else mark(start=True).since(whole)
+        found = mark().since(self._begun)
+        found = found if found.steps > 0 else mark().since(self._begun, start=True)
         rate = found.examples_per_second
         if logs is not None and rate:
             logs[NAME] = rate

@@ -17,7 +17,7 @@ from dtrain.errors import UnknownStrategyError
 from dtrain.monitor.origin import origin
 from dtrain.monitor.run_directory import RunDirectory
 from dtrain.strategies.registry import resolve_name
-from dtrain.time_parts import PARTS
+from dtrain.time_breakdown import PARTS
 from dtrain.training_rate import of_epoch, of_run
 
 VERSION = 1

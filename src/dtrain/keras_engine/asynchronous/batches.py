@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dtrain import progress
+from dtrain import events
 from dtrain.keras_engine.input import map_leaves, present_leaves, to_tensors
 
 
@@ -63,10 +63,9 @@ class BlockReader:
 
     def read(self, iterator: Any, most: int) -> BlockData | None:
         """The next batches, at most so many; None at the end of the data."""
-        before = progress.ledger.enter("input")
-        sizes, values = self._read(iterator, tf.constant(most))
-        count = int(sizes.shape[0])
-        progress.ledger.enter(before)
+        with events.part("input"):
+            sizes, values = self._read(iterator, tf.constant(most))
+            count = int(sizes.shape[0])
         return BlockData(self.spec, True, sizes.numpy().T, values, count) if count else None
 
     def _take(self, iterator: Any, most: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:

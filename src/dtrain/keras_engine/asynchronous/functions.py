@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dtrain import progress
+from dtrain import events
 from dtrain.errors import DataError
 from dtrain.keras_engine.asynchronous import stuck
 from dtrain.keras_engine.asynchronous.batches import BlockReader
@@ -25,6 +25,7 @@ from dtrain.keras_engine.asynchronous.session import BlockTimes, Session, Stalen
 from dtrain.keras_engine.input import Split, rows_of, to_tensors
 from dtrain.keras_engine.protocol import servers_of
 from dtrain.log import logger
+from dtrain.time_breakdown import breakdown
 from dtrain.upstream import keras as upstream_keras
 
 _LOGS_SECONDS = 0.1
@@ -62,7 +63,7 @@ class AsynchronousFunction:
         self._reader: BlockReader | None = None
         self._read_from: Any = None
         self._logs_at = 0.0
-        self._counted = progress.ledger.seconds()  # when the epoch began
+        self._counted = breakdown.seconds()  # when the epoch began
         self.every_batch = False
         self.staleness = Staleness()
         self._times = BlockTimes()
@@ -100,32 +101,32 @@ class AsynchronousFunction:
         if epochs.function is None:
             epochs.function = self
             self._session = self._new_session(epochs.total)
-            self._counted = progress.ledger.seconds()
+            self._counted = breakdown.seconds()
             self._ahead = 0
             self._logs, self._logs_at = {}, 0.0
         session = self._session
         if session is None:
             raise RuntimeError("an epoch goes on after its end")
-        progress.ledger.enter("compute")
+        events.emit(events.PartChanges("compute"))
         try:
             self._take(session, iterator)
             session.called()
             self._refresh_logs(session)
         finally:
-            progress.ledger.enter("callbacks")
+            events.emit(events.PartChanges("callbacks"))
         return self._logs
 
     def end(self) -> None:
         """The epoch is over: waits for its blocks; the logs that were returned are then all of it."""
         session, self._session = self._session, None
         if session is not None:
-            progress.ledger.enter("compute")
+            events.emit(events.PartChanges("compute"))
             session.finish()
             self.staleness = session.staleness
             self._times = self._times.and_more(session.times)
             self._note_exchange(session.times)
             self._renew_logs(session)
-            progress.ledger.enter("callbacks")
+            events.emit(events.PartChanges("callbacks"))
 
     def rest(self) -> bool:
         """Whether the model stands still now, after the calls that were made and before any other step.
@@ -152,9 +153,9 @@ class AsynchronousFunction:
                 return
         for step in range(self._model.steps_per_execution):
             try:
-                progress.ledger.enter("input")
+                events.emit(events.PartChanges("input"))
                 batch = next(iterator)
-                progress.ledger.enter("compute")
+                events.emit(events.PartChanges("compute"))
             except (StopIteration, tf.errors.OutOfRangeError):
                 if step:
                     return
@@ -182,14 +183,14 @@ class AsynchronousFunction:
     def _note(self, steps: int, examples: int | None) -> None:
         """Takes note of batches that workers get, where they train on them."""
         if self._kind == "train":
-            progress.note_batches(steps, examples)
+            events.emit(events.BatchesTaken(steps, examples))
 
     def _note_exchange(self, times: BlockTimes) -> None:
         """Says which part of the epoch's time its workers spent on the servers."""
         if times.seconds > 0:
-            spent = progress.ledger.seconds()["compute"] - self._counted["compute"]
+            spent = breakdown.seconds()["compute"] - self._counted["compute"]
             exchanged = spent * times.exchange / times.seconds
-            progress.ledger.move("compute", "communication", exchanged, since=self._counted)
+            breakdown.move("compute", "communication", exchanged, since=self._counted)
 
     def _reader_of(self, spec: Any) -> BlockReader | None:
         key = str(spec)

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dtrain import progress
+from dtrain import events
 from dtrain.errors import StepError
 from dtrain.keras_engine import own_metrics
 from dtrain.keras_engine.asynchronous.accumulator import Accumulator
@@ -120,11 +120,10 @@ class BlockProgram:
         """
         key = f"{many}{unrolled}{spec}"
         if key not in self._functions:
-            before = progress.ledger.enter("start")
-            self._rehearse(spec)
-            self.turns.add(unrolled)
-            self._functions[key] = self._many(spec, unrolled) if many else self._one(spec)
-            progress.ledger.enter(before)
+            with events.part("start"):
+                self._rehearse(spec)
+                self.turns.add(unrolled)
+                self._functions[key] = self._many(spec, unrolled) if many else self._one(spec)
         return self._functions[key]
 
     def _choose_variables(self) -> int:
