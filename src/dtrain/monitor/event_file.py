@@ -1,53 +1,21 @@
 """What a run's event file says: `events.jsonl`, one JSON object a line, read as far as it can be read.
 
-It parses and counts what it could not parse. It neither writes the file nor knows what its events mean.
+It parses and tells what it could not parse. It neither writes the file nor knows what its events mean.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+NAME = "events.jsonl"
 
 VERSIONS = (0, 1)
 """The formats of a run directory that this dtrain reads; 0 is that of runs without an event file."""
 
 _SHOWN = 5
 _TOGETHER = 500
-
-
-@dataclass(frozen=True)
-class EventProblems:
-    """What could not be read of an event file.
-
-    Attributes:
-        lines: the numbers, from 1, of the lines that hold no event.
-        torn_end: whether the last line lacks its end, as it does while it is written and after a crash.
-        version: the format that the file says it has, where it is one that is not read; else None.
-        unreadable: why nothing of the file could be read; empty if it could.
-    """
-
-    lines: tuple[int, ...] = ()
-    torn_end: bool = False
-    version: Any = None
-    unreadable: str = ""
-
-    def messages(self, *, running: bool = False) -> list[str]:
-        """One sentence a problem. The torn end of a run that is still written is none."""
-        if self.unreadable:
-            return [f"events.jsonl cannot be read: {self.unreadable}."]
-        if self.version is not None:
-            return [f"events.jsonl has format version {self.version!r}; this dtrain reads {versions()}."]
-        found = []
-        if self.lines:
-            count = len(self.lines)
-            which = ", ".join(map(str, self.lines[:_SHOWN])) + (", ..." if count > _SHOWN else "")
-            found.append(f"events.jsonl: {count} of its lines cannot be read and were left out ({which}).")
-        if self.torn_end and not running:
-            found.append("events.jsonl: its last line is torn and was left out.")
-        return found
 
 
 def versions() -> str:
@@ -60,25 +28,17 @@ def is_known_version(version: object) -> bool:
     return type(version) is int and version in VERSIONS
 
 
-def read_events(path: Path) -> tuple[list[dict[str, Any]], EventProblems]:
+def parse_events(content: bytes, *, running: bool = False) -> tuple[list[dict[str, Any]], list[str]]:
     """The events of a file, in its order.
 
     Args:
-        path: the file.
+        content: of the file.
+        running: whether it is still written, so that its last line may be torn.
 
     Returns:
-        Each event as a dictionary with a text `kind` and a finite number `time`, all else unchecked; and what
-        could not be read. A file of a format that is not known gives no events.
-
-    Raises:
-        FileNotFoundError: there is no such file.
+        Each event as a dictionary with a text `kind` and a finite number `time`, all else unchecked; and a
+        sentence for each thing that could not be read. A file of a format that is not known gives no events.
     """
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        return [], EventProblems(unreadable=error.strerror or str(error))
     lines = content.split(b"\n")
     last = lines.pop()
     events: list[dict[str, Any]] = []
@@ -99,10 +59,29 @@ def read_events(path: Path) -> tuple[list[dict[str, Any]], EventProblems]:
         events.append(event)
     for each in events:
         if each["kind"] == "begin" and not is_known_version(each.get("version", 0)):
-            return [], EventProblems(version=each.get("version"))
+            said = f"{NAME} has format version {each.get('version')!r}; this dtrain reads {versions()}."
+            return [], [said]
     # A line that an attempt left torn when it died is not damage: the next attempt began behind it.
     bad = [number for number in bad if number + 1 not in begins]
-    return events, EventProblems(lines=tuple(bad), torn_end=bool(last.strip()) and event is None)
+    torn = bool(last.strip()) and event is None
+    return events, lines_left_out(NAME, bad, torn=torn and not running)
+
+
+def lines_left_out(file: str, bad: list[int], *, torn: bool) -> list[str]:
+    """What is said of the lines of a file that could not be read.
+
+    Args:
+        file: its name.
+        bad: the numbers of those lines.
+        torn: whether the last line, besides, lacks its end, as after a crash.
+    """
+    found = []
+    if bad:
+        which = ", ".join(map(str, bad[:_SHOWN])) + (", ..." if len(bad) > _SHOWN else "")
+        found.append(f"{file}: {len(bad)} of its lines cannot be read and were left out ({which}).")
+    if torn:
+        found.append(f"{file}: its last line is torn and was left out.")
+    return found
 
 
 def _parsed(lines: list[bytes]) -> list[dict[str, Any] | None]:

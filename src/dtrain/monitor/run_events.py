@@ -6,16 +6,15 @@ kind than they should be, count as not known.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from math import nan
-from typing import Any
+from typing import Any, TypeVar
 
 from dtrain.monitor.event_file import finite
 from dtrain.monitor.run_data import (
     RATE,
-    STEP_COLUMNS,
     Alarm,
     Attempt,
     Cause,
@@ -24,9 +23,10 @@ from dtrain.monitor.run_data import (
     Steps,
     WorkerEpoch,
 )
-from dtrain.training_rate import TRAINING, Figures
+from dtrain.training_rate import Figures, of_epoch
 
 Event = Mapping[str, Any]
+_T = TypeVar("_T")
 _LONGEST = 1000  # characters of a text in an event
 
 
@@ -57,8 +57,12 @@ def tell(events: Sequence[Event]) -> Story:
     return Story(
         epochs=tuple(epochs[number] for number in sorted(epochs)),
         steps=_steps([events[start:stop] for start, stop in spans], attempts),
-        alarms=tuple(_alarm(event) for event in events if event["kind"] == "alarm"),
-        checkpoints=tuple(_checkpoint(event) for event in events if event["kind"] == "checkpoint"),
+        alarms=tuple(
+            _made(Alarm, event, kind=_text(event.get("alarm")) or "alarm")
+            for event in events
+            if event["kind"] == "alarm"
+        ),
+        checkpoints=tuple(_made(Checkpoint, event) for event in events if event["kind"] == "checkpoint"),
         attempts=attempts,
         end=attempts[-1].status,
         last=max(float(event["time"]) for event in events),
@@ -76,21 +80,19 @@ def _attempt(number: int, events: Sequence[Event]) -> Attempt:
     begin: Event = next((event for event in events if event["kind"] == "begin"), {})
     end = next((event for event in reversed(events) if event["kind"] == "end"), {})
     said = _count(begin.get("attempt"))
-    return Attempt(
+    return _made(
+        Attempt,
+        begin,
         number=number if said is None else said,
         began=float(events[0]["time"]),
         last=max(float(event["time"]) for event in events),
-        strategy=_text(begin.get("strategy")),
-        workers=_count(begin.get("workers")),
-        replicas=_count(begin.get("replicas")),
-        first_epoch=_count(begin.get("first_epoch")),
         status=_text(end.get("status")),
     )
 
 
 def _steps(parts: Iterable[Sequence[Event]], attempts: Sequence[Attempt]) -> Steps:
     found = Steps()
-    columns = [(name, found.values[name]) for name in STEP_COLUMNS]
+    columns = {"step": found.step, "seconds": found.seconds, "steps": found.steps, **found.values}
     before = latest = 0.0
     for attempt, events in zip(attempts, parts, strict=True):
         for event in events:
@@ -99,100 +101,49 @@ def _steps(parts: Iterable[Sequence[Event]], attempts: Sequence[Attempt]) -> Ste
             # A clock that was set back must not draw a line backwards.
             latest = max(latest, before + float(event["time"]) - attempt.began)
             found.clock.append(latest)
-            for name, column in (
-                ("step", found.step),
-                ("seconds", found.seconds),
-                ("steps", found.steps),
-                *columns,
-            ):
-                value = event.get(name)
-                column.append(_or_nan(value))
+            for name, column in columns.items():
+                value = finite(event.get(name))
+                column.append(nan if value is None else value)
         before += attempt.seconds
         latest = max(latest, before)
     return found
 
 
-def _or_nan(value: object) -> float:
-    found = finite(value)
-    return nan if found is None else found
-
-
 def _epoch(number: int, event: Event) -> Epoch:
     logs = event.get("logs")
-    workers, causes = event.get("workers"), event.get("causes")
-    return Epoch(
+    return _made(
+        Epoch,
+        event,
         number=number,
-        steps=_count(event.get("steps")),
-        seconds=finite(event.get("seconds")),
-        examples_per_second=finite(event.get("examples_per_second")),
         steady=_steady(event),
-        parts=_seconds(event.get("parts")),
-        callbacks=_seconds(event.get("callbacks")),
         logs={
             name: finite(value)
             for name, value in (logs.items() if isinstance(logs, dict) else ())
             if name != RATE and (value is None or isinstance(value, int | float))
         },
-        workers=tuple(_worker(each) for each in workers if isinstance(each, dict))
-        if isinstance(workers, list)
-        else (),
-        causes=tuple(_cause(each) for each in causes if isinstance(each, dict))
-        if isinstance(causes, list)
-        else (),
+        workers=tuple(
+            _made(WorkerEpoch, each, task=_text(each.get("task")) or "a worker")
+            for each in _dictionaries(event.get("workers"))
+        ),
+        causes=tuple(_made(Cause, each) for each in _dictionaries(event.get("causes"))),
     )
 
 
 def _steady(event: Event) -> Figures | None:
     """The epoch's steps for which nothing was traced; None where the event does not tell them."""
-    found = event.get("steady")
-    told: dict[str, float | None]
-    if isinstance(found, dict):
-        told = {name: finite(found.get(name)) for name in Figures._fields}
-    else:  # of an earlier version: all of its steps
-        parts = _seconds(event.get("parts"))
-        told = {name: finite(event.get(name)) for name in ("steps", "examples")}
-        told["seconds"] = sum(parts.get(part, 0.0) for part in TRAINING)
-        told["waiting"] = parts.get("input")
-    steps, seconds, examples, waiting = (told[name] for name in Figures._fields)
+    steady = event.get("steady")
+    record: dict[str, Any] = {name: finite(event.get(name)) for name in ("steps", "examples")}
+    record["parts"] = _seconds(event.get("parts"))
+    if isinstance(steady, dict):
+        record["steady"] = {name: finite(steady.get(name)) for name in Figures._fields}
+    steps, seconds, examples, waiting = of_epoch(record)
     if not steps or not seconds:
         return None
     return Figures(int(steps), seconds, None if examples is None else int(examples), waiting or 0.0)
 
 
-def _worker(value: Event) -> WorkerEpoch:
-    return WorkerEpoch(
-        task=_text(value.get("task")) or "a worker",
-        host=_text(value.get("host")),
-        step_seconds=finite(value.get("step_seconds")),
-        own_step_seconds=finite(value.get("own_step_seconds")),
-        parts=_seconds(value.get("parts")),
-    )
-
-
-def _cause(value: Event) -> Cause:
-    return Cause(
-        cause=_text(value.get("cause")), share=finite(value.get("share")), text=_text(value.get("text"))
-    )
-
-
-def _alarm(event: Event) -> Alarm:
-    return Alarm(
-        kind=_text(event.get("alarm")) or "alarm",
-        time=float(event["time"]),
-        epoch=_count(event.get("epoch")),
-        step=_count(event.get("step")),
-        value=finite(event.get("value")),
-        text=_text(event.get("text")),
-    )
-
-
-def _checkpoint(event: Event) -> Checkpoint:
-    return Checkpoint(
-        time=float(event["time"]),
-        step=_count(event.get("step")),
-        seconds=finite(event.get("seconds")),
-        text=_text(event.get("text")),
-    )
+def _dictionaries(value: object) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def _seconds(value: object) -> dict[str, float]:
@@ -203,6 +154,10 @@ def _seconds(value: object) -> dict[str, float]:
     return {name: seconds for name, seconds in found.items() if seconds is not None and seconds > 0}
 
 
+def _number(value: object) -> float:
+    return finite(value) or 0.0
+
+
 def _count(value: object) -> int | None:
     found = finite(value)
     return int(found) if found is not None and found >= 0 else None
@@ -210,3 +165,28 @@ def _count(value: object) -> int | None:
 
 def _text(value: object) -> str:
     return value[:_LONGEST] if isinstance(value, str) else ""
+
+
+_BY_TYPE: Mapping[str, Callable[[object], Any]] = {
+    "str": _text,
+    "float": _number,
+    "float | None": finite,
+    "int | None": _count,
+    "Mapping[str, float]": _seconds,
+}
+
+
+def _made(cls: type[_T], event: Event, /, **known: Any) -> _T:
+    """An object of a dataclass, each field read by its type from what the event says under its name.
+
+    Args:
+        cls: the dataclass.
+        event: what is not of the field's type counts as not known.
+        known: fields that are not read that way.
+    """
+    read = {
+        each.name: _BY_TYPE[str(each.type)](event.get(each.name))
+        for each in fields(cls)  # type: ignore[arg-type]
+        if each.name not in known
+    }
+    return cls(**read, **known)

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.errors import ConfigurationError
-from dtrain.monitor.event_file import EventProblems, is_known_version, read_events, versions
-from dtrain.monitor.metrics_file import read_metrics
+from dtrain.monitor.event_file import NAME as EVENTS
+from dtrain.monitor.event_file import is_known_version, parse_events, versions
+from dtrain.monitor.metrics_file import parse_metrics
 from dtrain.monitor.run_data import RATE, Epoch, Run, State
 from dtrain.monitor.run_directory import RunDirectory, is_locked
 from dtrain.monitor.run_events import Story, tell
 from dtrain.monitor.tensorboard_file import Scalars, read_tensorboard
 
-EVENTS = "events.jsonl"
 _LOOKED_FOR = ("run.json", EVENTS, "metrics.csv", "tensorboard/")
 _HOLDS = f"a run directory holds {', '.join(_LOOKED_FOR[:-1])} or {_LOOKED_FOR[-1]}"
 
@@ -67,14 +67,24 @@ def read_run(path: str | os.PathLike[str], *, name: str = "") -> Run:
     record, problems = _record(directory)
     process = is_locked(directory)
     running = process is True and record.get("status") != "finished"
-    story, event_problems = _events(directory)
-    by_epoch, sources, found = _epochs(directory, story, running=running)
-    problems += event_problems.messages(running=running) + found
+    sources = ["run.json"] if record else []
+    story = Story()
+    by_epoch: dict[int, dict[str, float | None]] = {}
+    if (content := _read(directory.events, problems)) is not None:
+        events, found = parse_events(content, running=running)
+        story = tell(events)
+        problems += found
+        sources += [EVENTS] if events else []
+    # A run that has just begun has no metrics yet, and a record alone is told elsewhere.
+    if (content := _read(directory.metrics, problems)) is not None:
+        by_epoch, found = parse_metrics(content, running=running)
+        problems += found
+        sources += ["metrics.csv"] if by_epoch else []
     scalars: dict[str, tuple[tuple[float, float], ...]] = {}
     if not story.epochs and not by_epoch and directory.tensorboard.is_dir():
         by_epoch, scalars, found = _tensorboard(directory)
         problems += found
-        sources = [*sources, "tensorboard/"]
+        sources.append("tensorboard/")
     state, text = _state(record, story, process, _last_sign(directory, story))
     return Run(
         path=directory.path,
@@ -89,7 +99,7 @@ def read_run(path: str | os.PathLike[str], *, name: str = "") -> Run:
         attempts=story.attempts,
         scalars=scalars,
         problems=tuple(problems),
-        sources=tuple((["run.json"] if record else []) + sources),
+        sources=tuple(sources),
     )
 
 
@@ -134,12 +144,12 @@ def _record(directory: RunDirectory) -> tuple[dict[str, Any], list[str]]:
     Raises:
         ConfigurationError: it has a format that is not known.
     """
+    problems: list[str] = []
+    content = _read(directory.record, problems)
+    if content is None:
+        return {}, problems or ["run.json is missing: what was run, and how, is not known."]
     try:
-        record = json.loads(directory.record.read_bytes())
-    except FileNotFoundError:
-        return {}, ["run.json is missing: what was run, and how, is not known."]
-    except OSError as error:
-        return {}, [f"run.json cannot be read: {error.strerror or error}."]
+        record = json.loads(content)
     except (ValueError, RecursionError) as error:
         return {}, [f"run.json is no JSON, or only a part of it: {error}."]
     if not isinstance(record, dict):
@@ -153,27 +163,15 @@ def _record(directory: RunDirectory) -> tuple[dict[str, Any], list[str]]:
     return record, []
 
 
-def _events(directory: RunDirectory) -> tuple[Story, EventProblems]:
+def _read(file: Path, problems: list[str]) -> bytes | None:
+    """What a file holds; None where there is none. One that cannot be read is added to `problems`."""
     try:
-        events, problems = read_events(directory.path / EVENTS)
+        return file.read_bytes()
     except FileNotFoundError:
-        return Story(), EventProblems()
-    return tell(events), problems
-
-
-def _epochs(
-    directory: RunDirectory, story: Story, *, running: bool
-) -> tuple[dict[int, dict[str, float | None]], list[str], list[str]]:
-    """What `metrics.csv` says of each epoch, the files that were read, and what was wrong."""
-    sources = [EVENTS] if story.attempts else []
-    try:
-        by_epoch, torn, problems = read_metrics(directory.metrics)
-    except FileNotFoundError:
-        # A run that has just begun has none yet, and a record alone is told elsewhere.
-        return {}, sources, []
-    if torn and not running:
-        problems.append("metrics.csv: its last line is torn and was left out.")
-    return by_epoch, [*sources, "metrics.csv"] if by_epoch else sources, problems
+        return None
+    except OSError as error:
+        problems.append(f"{file.name} cannot be read: {error.strerror or error}.")
+        return None
 
 
 def _tensorboard(

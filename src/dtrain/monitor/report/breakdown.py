@@ -5,6 +5,7 @@ It adds up what the runs' events say; the judgement why an epoch was slow is the
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,8 +24,7 @@ from dtrain.monitor.report.bars import (
 )
 from dtrain.monitor.report.markup import drawings
 from dtrain.monitor.report.markup import parts as markup
-from dtrain.monitor.report.names import run_name
-from dtrain.monitor.report.tables import Cell, Column, Row, table
+from dtrain.monitor.report.tables import Row, numbers, table
 from dtrain.monitor.report.thinning import thin_list
 from dtrain.monitor.run_data import Run
 from dtrain.slowness import SLOW, is_slow
@@ -61,32 +61,19 @@ def time_section(runs: Sequence[Run]) -> tuple[Markup, list[str]]:
     if not told:
         return Markup(), []
     notes: list[str] = []
-    body = _of_one(runs[0], notes) if len(runs) == 1 else _of_several(told, notes)
-    several = len(runs) > 1
-    return body + _callbacks(told, several=several) + _causes(told, several=several), notes
+    body = _of_one(runs[0], notes) if len(runs) == 1 else _of_several(runs, told, notes)
+    return body + _callbacks(told, several=len(runs) > 1) + _causes(runs, told), notes
 
 
 def _of_one(run: Run, notes: list[str]) -> Markup:
     parts = run.parts
     total = sum(parts.values())
-    rows = [
-        Row(
-            [
-                part_name(name),
-                text.seconds(parts[name]),
-                text.percent(parts[name] / total),
-                _EXPLAINED.get(name, ""),
-            ]
-        )
-        for name in ordered(parts)
-    ]
+    rows = []
+    for name in ordered(parts):
+        share = text.percent(parts[name] / total)
+        rows.append(Row([part_name(name), text.seconds(parts[name]), share, _EXPLAINED.get(name, "")]))
     rows.append(Row(["all", text.seconds(total), "100%", ""], style="sum"))
-    columns = [
-        Column("part"),
-        Column("time", numbers=True),
-        Column("share", numbers=True),
-        Column("what it is"),
-    ]
+    columns = [("part", ""), *numbers("time", "share"), ("what it is", "")]
     shown = table("Where the time of all epochs went", columns, rows)
     return markup.beside(epoch_bars(run, "time of each epoch", notes), shown) + _by_epoch(run, notes)
 
@@ -117,23 +104,20 @@ def _by_epoch(run: Run, notes: list[str]) -> Markup:
         rate = text.number(epoch.examples_per_second)
         named = ", ".join(f"{_worded(cause.cause)} {text.percent(cause.share)}" for cause in epoch.causes)
         rows.append(Row([f"{epoch.number + 1}", text.seconds(epoch.seconds or total), rate, *cells, named]))
-    columns = [Column("epoch"), Column("time", numbers=True), Column("examples/s", numbers=True)]
-    columns += [*(Column(name, numbers=True) for name in names), Column("causes")]
+    columns = [("epoch", ""), *numbers("time", "examples/s", *names), ("causes", "")]
     found = table("Time of each epoch by part", columns, rows, tall=True)
     return markup.folded("each epoch in numbers", found)
 
 
-def _of_several(told: Sequence[tuple[int, Run]], notes: list[str]) -> Markup:
+def _of_several(runs: Sequence[Run], told: Sequence[tuple[int, Run]], notes: list[str]) -> Markup:
     names = ordered({name: 0.0 for _, run in told for name in run.parts})
     rows = []
     for place, run in told:
         parts, total = run.parts, sum(run.parts.values())
         shares = [text.percent(parts.get(name, 0.0) / total) for name in names]
-        bar = flat_bar(parts, run.name)
-        rows.append(Row([run_name(run, place), bar, text.seconds(total), *shares], run=place))
-    columns = [Column("run"), Column("shares", style="wide"), Column("epochs", numbers=True)]
-    columns += [Column(name, numbers=True) for name in names]
-    shown = part_legend(names) + table("Where the time of all epochs went, by run", columns, rows)
+        rows.append(Row([flat_bar(parts, run.name), text.seconds(total), *shares], run=place))
+    columns = [("shares", "wide"), *numbers("epochs", *names)]
+    shown = part_legend(names) + table("Where the time of all epochs went, by run", columns, rows, runs=runs)
     if len(told) > _MOST_BY_EPOCH:
         return shown
     charts = [epoch_bars(run, run.name, notes, most=20) for _, run in told]
@@ -155,7 +139,7 @@ def _callbacks(told: Sequence[tuple[int, Run]], *, several: bool) -> Markup:
     return markup.longest_callbacks(said) if said else Markup()
 
 
-def _causes(told: Sequence[tuple[int, Run]], *, several: bool) -> Markup:
+def _causes(runs: Sequence[Run], told: Sequence[tuple[int, Run]]) -> Markup:
     """What epochs were lost to, each cause of a run once."""
     rows = []
     for place, run in told:
@@ -164,27 +148,13 @@ def _causes(told: Sequence[tuple[int, Run]], *, several: bool) -> Markup:
             for cause in epoch.causes:
                 named.setdefault(cause.cause or "other", []).append((cause.share or 0.0, cause.text))
         for name, found in sorted(named.items(), key=lambda item: -sum(share for share, _ in item[1])):
-            worst = max(found)
-            cells: list[str | Cell] = [
-                _worded(name),
-                f"{len(found)} of {len(run.epochs)}",
-                text.percent(statistics.fmean(share for share, _ in found)),
-                Cell(worst[1], style="long"),
-            ]
-            rows.append(
-                Row([run_name(run, place), *cells] if several else cells, run=place if several else None)
-            )
+            share = text.percent(statistics.fmean(share for share, _ in found))
+            cells = [_worded(name), f"{len(found)} of {len(run.epochs)}", share, max(found)[1]]
+            rows.append(Row(cells, run=place))
     if not rows:
         return markup.quiet("No epoch named a cause for lost time.")
-    columns = [
-        Column("cause"),
-        Column("epochs", numbers=True),
-        Column("share in them", numbers=True),
-        Column("where it was worst", style="long"),
-    ]
-    return markup.causes(
-        table("What time was lost to", [Column("run"), *columns] if several else columns, rows)
-    )
+    columns = [("cause", ""), *numbers("epochs", "share in them"), ("where it was worst", "long")]
+    return markup.causes(table("What time was lost to", columns, rows, runs=runs))
 
 
 def _worded(cause: str) -> str:
@@ -193,7 +163,6 @@ def _worded(cause: str) -> str:
 
 def worker_section(runs: Sequence[Run]) -> Markup:
     """One row a worker, the slow ones marked."""
-    several = len(runs) > 1
     most = max(_MOST_WORKERS // len(runs), 4)
     rows, slow_count, left_out = [], 0, 0
     for place, run in enumerate(runs):
@@ -204,21 +173,11 @@ def worker_section(runs: Sequence[Run]) -> Markup:
         if len(workers) > most:
             left_out += len(workers) - most
             workers = sorted(workers, key=lambda worker: -(worker.own_step or 0.0))[:most]
-        for worker in workers:
-            rows.append(_worker_row(worker, usual, worker.task in slow, run, place if several else None))
+        rows += [_worker_row(worker, usual, worker.task in slow, place) for worker in workers]
     if not rows:
         return Markup()
-    columns = [
-        Column("worker"),
-        Column("host"),
-        Column("step", numbers=True),
-        Column("own step", numbers=True),
-        Column("to the usual", numbers=True),
-        Column("time", style="wide"),
-        Column("input", numbers=True),
-        Column("compute", numbers=True),
-        Column("communication", numbers=True),
-    ]
+    columns = [("worker", ""), ("host", ""), *numbers("step", "own step", "to the usual"), ("time", "wide")]
+    columns += numbers(*_OF_WORKERS)
     said = (
         "A worker's own step is what it takes without waiting for the others. "
         f"Slow is who needs {SLOW:g} times the usual worker's and holds up others, or was named as a cause."
@@ -226,18 +185,18 @@ def worker_section(runs: Sequence[Run]) -> Markup:
     if left_out:
         said += f" Of {text.plural(left_out, 'faster worker')} no row is shown."
     verdict = f"{text.plural(slow_count, 'worker')} slow. " if slow_count else "No worker is slow. "
-    shown = table("Workers", [Column("run"), *columns] if several else columns, rows, tall=True)
+    shown = table("Workers", columns, rows, tall=True, runs=runs)
     return markup.workers(verdict, said, shown)
 
 
-def _worker_row(worker: _Worker, usual: float | None, slow: bool, run: Run, place: int | None) -> Row:
+def _worker_row(worker: _Worker, usual: float | None, slow: bool, place: int) -> Row:
     own = worker.own_step
     ratio = f"{own / usual:.2f} \N{MULTIPLICATION SIGN}" if own is not None and usual else text.UNKNOWN
     total = sum(worker.parts.values())
     shares = [
         text.percent(worker.parts.get(name, 0.0) / total) if total else text.UNKNOWN for name in _OF_WORKERS
     ]
-    cells: list[str | Cell] = [
+    cells = [
         markup.worker(worker.task, slow),
         ", ".join(worker.hosts),
         text.seconds(worker.whole_step),
@@ -246,8 +205,6 @@ def _worker_row(worker: _Worker, usual: float | None, slow: bool, run: Run, plac
         flat_bar(worker.parts, worker.task),
         *shares,
     ]
-    if place is not None:
-        cells.insert(0, run_name(run, place))
     return Row(cells, style="slow" if slow else "", run=place)
 
 
@@ -286,13 +243,7 @@ def _slow(run: Run, workers: Sequence[_Worker]) -> set[str]:
 
 def _mentions(sentence: str, task: str) -> bool:
     """Whether a sentence names a task; `worker 1` is not named by `worker 12`."""
-    place = sentence.find(task)
-    while place >= 0:
-        after = sentence[place + len(task) : place + len(task) + 1]
-        if not after.isalnum():
-            return True
-        place = sentence.find(task, place + 1)
-    return False
+    return re.search(rf"{re.escape(task)}(?![^\W_])", sentence) is not None
 
 
 _OF_WORKERS = ("input", "compute", "communication")

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from dtrain.monitor.report import text
 from dtrain.monitor.report.markup import parts
 from dtrain.monitor.report.names import run_name
-from dtrain.monitor.report.tables import Cell, Column, Row, table
+from dtrain.monitor.report.tables import Row, table
 from dtrain.monitor.run_data import Run
 
 _OUTCOME = (
@@ -53,7 +53,7 @@ def configuration(runs: Sequence[Run]) -> Markup:
         *(_row(key, records) for key in same),
         *(_row(key, records, style="outcome") for key in outcome),
     ]
-    columns = [Column("setting"), *(Column(run.name if several else "value") for run in runs)]
+    columns = [("setting", ""), *((run.name if several else "value", "value") for run in runs)]
     shown = table("Configuration", columns, rows, tall=len(rows) > _SCROLLED)
     if not several:
         return shown
@@ -63,9 +63,8 @@ def configuration(runs: Sequence[Run]) -> Markup:
 
 
 def _row(key: str, records: Sequence[Mapping[str, str]], *, style: str = "") -> Row:
-    cells: list[str | Cell] = [parts.setting(key, style == "differs")]
-    cells += [Cell(record.get(key, text.UNKNOWN), style="value") for record in records]
-    return Row(cells, style=style)
+    values = [record.get(key, text.UNKNOWN) for record in records]
+    return Row([parts.setting(key, style == "differs"), *values], style)
 
 
 def _differs(records: Sequence[Mapping[str, str]], key: str) -> bool:

@@ -18,7 +18,7 @@ from dtrain.monitor.event_file import finite
 from dtrain.monitor.report import text
 from dtrain.monitor.report.markup import parts
 from dtrain.monitor.report.names import run_name, state_badge
-from dtrain.monitor.report.tables import Cell, Column, Row, table
+from dtrain.monitor.report.tables import Row, numbers, table
 from dtrain.monitor.run_data import Run
 from dtrain.training_rate import Figures, of_run
 
@@ -214,7 +214,7 @@ def comparison(runs: Sequence[Run], failed: Sequence[tuple[str, str]]) -> Markup
     metrics = [name for name in _METRICS if any(run.final(name) is not None for run in runs)][:_MOST_METRICS]
     rows = []
     for place, run in enumerate(runs):
-        cells: list[str | Cell] = [
+        cells = [
             run_name(run, place),
             state_badge(run),
             _where(run),
@@ -227,11 +227,8 @@ def comparison(runs: Sequence[Run], failed: Sequence[tuple[str, str]]) -> Markup
             text.percent(part_share(run, "communication")),
         ]
         rows.append(Row(cells, run=place))
-    columns = [
-        *_FIRST_COLUMNS,
-        *(Column(_in_words(name), numbers=True) for name in metrics),
-        *_LAST_COLUMNS,
-    ]
+    columns = [("run", ""), ("state", ""), ("strategy", ""), *numbers(*map(_in_words, metrics))]
+    columns += numbers("examples/s", "step", "wall time", "epochs", "waiting for data", "communication")
     for path, _ in failed:
         said = parts.badge("failed", "✕", "no report")
         blank = [text.UNKNOWN] * (len(columns) - 2)
@@ -257,12 +254,3 @@ def _where(run: Run) -> str:
 
 _METRICS = ("test_accuracy", "val_accuracy", "accuracy", "test_loss", "val_loss", "loss")
 _MOST_METRICS = 4
-_FIRST_COLUMNS = [Column("run"), Column("state"), Column("strategy")]
-_LAST_COLUMNS = [
-    Column("examples/s", numbers=True),
-    Column("step", numbers=True),
-    Column("wall time", numbers=True),
-    Column("epochs", numbers=True),
-    Column("waiting for data", numbers=True),
-    Column("communication", numbers=True),
-]

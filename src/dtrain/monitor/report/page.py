@@ -16,7 +16,7 @@ from dtrain.monitor.report.breakdown import time_section, worker_section
 from dtrain.monitor.report.charts import Chart, swatch
 from dtrain.monitor.report.configuration import configuration
 from dtrain.monitor.report.curves import metric_curves, speed_curves
-from dtrain.monitor.report.happenings import alarm_section, attempt_section, checkpoint_section
+from dtrain.monitor.report.event_tables import alarm_section, attempt_section, checkpoint_section
 from dtrain.monitor.report.header import comparison, facts, tiles
 from dtrain.monitor.report.names import state_badge
 from dtrain.monitor.report.output import GENERATOR

@@ -1,49 +1,41 @@
-"""Tables of the page: cells in, markup out, each in a box that scrolls sideways where it is too wide.
-
-It knows nothing of runs.
-"""
+"""Tables of the page: cells in, markup out, each in a box that scrolls sideways where it is too wide."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from markupsafe import Markup
 
 from dtrain.monitor.report.markup import parts
+from dtrain.monitor.report.names import run_name
+from dtrain.monitor.run_data import Run
+
+Column = tuple[str, str]
+"""A column's heading, and the style of its cells: "number" (to the right), "long", "wide", "value" or ""."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A cell with a style; one without is its text, or markup, alone."""
+class Row(NamedTuple):
+    """Cells, each text or markup, the style of the row, and the number of the run that it is about."""
 
-    text: str
-    style: str = ""
-
-
-@dataclass(frozen=True)
-class Row:
-    """Cells, the style of the row, and the run that it is about where the page's legend can hide it."""
-
-    cells: Sequence[str | Cell]
+    cells: Sequence[str]
     style: str = ""
     run: int | None = None
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column's heading, and whether it holds numbers, which stand to the right."""
-
-    name: str
-    numbers: bool = False
-    style: str = ""
-
-    def classes(self, more: str = "") -> str:
-        """The styles of a cell of this column."""
-        return " ".join(filter(None, ("number" if self.numbers else "", self.style, more)))
+def numbers(*headings: str) -> list[Column]:
+    """Columns of numbers."""
+    return [(heading, "number") for heading in headings]
 
 
-def table(caption: str, columns: Sequence[Column], rows: Sequence[Row], *, tall: bool = False) -> Markup:
+def table(
+    caption: str,
+    columns: Sequence[Column],
+    rows: Sequence[Row],
+    *,
+    tall: bool = False,
+    runs: Sequence[Run] = (),
+) -> Markup:
     """A table.
 
     Args:
@@ -51,11 +43,12 @@ def table(caption: str, columns: Sequence[Column], rows: Sequence[Row], *, tall:
         columns: of each row.
         rows: the first cell of each is its heading.
         tall: whether it scrolls upright, too, since it may have many rows.
+        runs: those of the page, where each row is about one. Of several, a row begins with the run's name,
+            and the page's legend hides it.
     """
-    return parts.table(caption, columns, [(row, _styled(row, columns)) for row in rows], tall)
-
-
-def _styled(row: Row, columns: Sequence[Column]) -> list[tuple[str, str]]:
-    """The classes and the content of each cell."""
-    cells = [cell if isinstance(cell, Cell) else Cell(cell) for cell in row.cells]
-    return [(column.classes(cell.style), cell.text) for cell, column in zip(cells, columns, strict=True)]
+    if len(runs) > 1:
+        columns = [("run", ""), *columns]
+        rows = [row._replace(cells=[run_name(runs[row.run or 0], row.run or 0), *row.cells]) for row in rows]
+    elif runs:
+        rows = [row._replace(run=None) for row in rows]
+    return parts.table(caption, columns, rows, tall)

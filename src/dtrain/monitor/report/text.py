@@ -52,6 +52,11 @@ def count(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:,.0f}"
 
 
+def position(place: int | None) -> str:
+    """What is counted from 0, as people count it."""
+    return count(None if place is None else place + 1)
+
+
 def seconds(value: float | None) -> str:
     """A time, from microseconds to hours."""
     if value is None or not math.isfinite(value):
