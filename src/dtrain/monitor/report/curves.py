@@ -47,6 +47,10 @@ class Curves:
         return drawings.charts([chart.html for chart in self.charts], few)
 
 
+Points = Callable[[Run], tuple[Sequence[float], Sequence[float]]]
+"""Positions and values of a run's curve, NaN for a gap."""
+
+
 def metric_curves(runs: Sequence[Run]) -> Curves:
     """Loss, accuracy and all other metrics by epoch, and the loss by step."""
     names = _metrics(runs)
@@ -54,9 +58,9 @@ def metric_curves(runs: Sequence[Run]) -> Curves:
     charts: list[Chart] = []
     for name in names[:_MOST_METRICS]:
         charts += _of_one(runs[0], name, most) if len(runs) == 1 else _of_several(runs, name, most)
-    charts.append(_by_step(runs, "loss", "loss, step by step", most))
+    charts.append(_by_step(runs, _LOSS, "loss, step by step", most))
     for tag in sorted({tag for run in runs for tag in run.scalars})[:_MOST_METRICS]:
-        charts.append(_scalar(runs, tag, most))
+        charts.append(line_chart(tag, _lines(runs, _scalar(tag)), _STEPS, most=most))
     notes = []
     if len(names) > _MOST_METRICS:
         notes.append(f"{len(names) - _MOST_METRICS} of {len(names)} metrics are not drawn.")
@@ -66,19 +70,19 @@ def metric_curves(runs: Sequence[Run]) -> Curves:
 def speed_curves(runs: Sequence[Run]) -> Curves:
     """Examples a second, the time of a step, the wait for data and the learning rate."""
     most = _points(runs, len(_metrics(runs)))
-    noted = [run for run in runs if run.steps.has("examples_per_second")]
     charts = []
-    if len(noted) == len(runs):
-        charts.append(_by_clock(runs, "examples_per_second", "examples/s", most))
-    else:  # what all runs have, so that all are in one chart
-        charts.append(_rate_by_epoch(runs, most))
-        charts.append(_by_clock(runs, "examples_per_second", "examples/s", most))
+    if not all(run.steps.has("examples_per_second") for run in runs):
+        # What all runs have, so that all are in one chart.
+        rates = _lines(runs, _by_epoch(lambda epoch: epoch.examples_per_second))
+        charts.append(line_chart("examples/s", rates, _EPOCHS, from_zero=True, most=most))
+    charts.append(_by_clock(runs, "examples_per_second", "examples/s", most))
     charts.append(_by_clock(runs, "step_seconds", "time of a step", most, unit="seconds"))
     charts.append(_by_clock(runs, "data_wait", "waiting for data", most, unit="percent"))
-    if any(run.steps.has("learning_rate") for run in runs):
-        charts.append(_by_step(runs, "learning_rate", "learning rate", most))
+    if any(run.steps.has(_RATE_LOG) for run in runs):
+        charts.append(_by_step(runs, _RATE_LOG, "learning rate", most))
     else:
-        charts.append(_log_by_epoch(runs, _RATE_LOG, "learning rate", most))
+        rates = _lines(runs, _log(_RATE_LOG))
+        charts.append(line_chart("learning rate", rates, _EPOCHS, from_zero=True, most=most))
     return Curves(tuple(chart for chart in charts if chart.html))
 
 
@@ -96,107 +100,82 @@ def _metrics(runs: Sequence[Run]) -> list[str]:
     return [name for name in _FIRST if name in found] + sorted(found - set(_FIRST))
 
 
+def _lines(runs: Sequence[Run], points: Points) -> list[Line]:
+    """A curve of each run, which the page's legend hides where there are several."""
+    return [Line(run.name, *points(run), place, _place(runs, place)) for place, run in enumerate(runs)]
+
+
+def _by_epoch(value: Callable[[Epoch], float | None]) -> Points:
+    def points(run: Run) -> tuple[list[float], list[float]]:
+        values = [value(epoch) for epoch in run.epochs]
+        places = [float(epoch.number + 1) for epoch in run.epochs]
+        return places, [math.nan if each is None else each for each in values]
+
+    return points
+
+
+def _log(name: str) -> Points:
+    return _by_epoch(lambda epoch: epoch.logs.get(name))
+
+
+def _scalar(tag: str) -> Points:
+    def points(run: Run) -> tuple[list[float], list[float]]:
+        found = run.scalars.get(tag, ())
+        return [x for x, _ in found], [y for _, y in found]
+
+    return points
+
+
+def _counted(column: str) -> Points:
+    """By step, without those that a later attempt made again."""
+
+    def points(run: Run) -> tuple[list[float], list[float]]:
+        kept, values = run.steps.counted, run.steps.values[column]
+        return [run.steps.step[each] for each in kept], [values[each] for each in kept]
+
+    return points
+
+
 def _of_one(run: Run, name: str, most: int) -> list[Chart]:
-    lines = [
-        _epoch_line(run, name, "training", 0),
-        _epoch_line(run, _VALIDATION + name, "validation", 1),
-    ]
-    marks = _epoch_marks([run], None)
-    return [line_chart(name, lines, _EPOCHS, marks=marks, most=most, adjustable=name == _LOSS)]
+    kinds = (("training", name), ("validation", _VALIDATION + name))
+    lines = [Line(label, *_log(key)(run), style) for style, (label, key) in enumerate(kinds)]
+    return [line_chart(name, lines, _EPOCHS, marks=_epoch_marks([run]), most=most, adjustable=name == _LOSS)]
 
 
 def _of_several(runs: Sequence[Run], name: str, most: int) -> list[Chart]:
-    training = [_epoch_line(run, name, run.name, place, place) for place, run in enumerate(runs)]
-    validation = [
-        _epoch_line(run, _VALIDATION + name, run.name, place, place) for place, run in enumerate(runs)
-    ]
+    training, validation = _lines(runs, _log(name)), _lines(runs, _log(_VALIDATION + name))
     values = [value for line in training + validation for value in line.y]
+    shown = {f"{name}, training": training, f"{name}, validation": validation}
     if not any(value == value for line in validation for value in line.y):
-        marks = _epoch_marks(runs, True)
-        return [line_chart(name, training, _EPOCHS, marks=marks, most=most, adjustable=name == _LOSS)]
+        shown = {name: training}
+    marks, adjustable = _epoch_marks(runs), name == _LOSS
     return [
-        line_chart(
-            f"{name}, {kind}",
-            lines,
-            _EPOCHS,
-            marks=_epoch_marks(runs, True),
-            values=values,
-            most=most,
-            adjustable=name == _LOSS,
-        )
-        for kind, lines in (("training", training), ("validation", validation))
+        line_chart(title, lines, _EPOCHS, marks=marks, values=values, most=most, adjustable=adjustable)
+        for title, lines in shown.items()
     ]
-
-
-def _epoch_line(run: Run, name: str, label: str, style: int, place: int | None = None) -> Line:
-    return _line_of(run, lambda epoch: epoch.logs.get(name), label, style, place)
-
-
-def _line_of(
-    run: Run, value: Callable[[Epoch], float | None], label: str, style: int, place: int | None
-) -> Line:
-    values = [value(epoch) for epoch in run.epochs]
-    return Line(
-        label,
-        [float(epoch.number + 1) for epoch in run.epochs],
-        [math.nan if each is None else each for each in values],
-        style,
-        place,
-    )
-
-
-def _rate_by_epoch(runs: Sequence[Run], most: int) -> Chart:
-    lines = [
-        _line_of(run, lambda epoch: epoch.examples_per_second, run.name, place, _place(runs, place))
-        for place, run in enumerate(runs)
-    ]
-    return line_chart("examples/s", lines, _EPOCHS, from_zero=True, most=most)
-
-
-def _log_by_epoch(runs: Sequence[Run], name: str, title: str, most: int) -> Chart:
-    lines = [_epoch_line(run, name, run.name, place, _place(runs, place)) for place, run in enumerate(runs)]
-    return line_chart(title, lines, _EPOCHS, from_zero=True, most=most)
 
 
 def _by_step(runs: Sequence[Run], column: str, title: str, most: int) -> Chart:
     if not any(run.steps.has(column) for run in runs):
         return Chart()
-    lines, marks = [], []
-    for place, run in enumerate(runs):
-        kept = run.steps.counted
-        values = run.steps.values[column]
-        lines.append(
-            Line(
-                run.name,
-                [run.steps.step[each] for each in kept],
-                [values[each] for each in kept],
-                place,
-                _place(runs, place),
-            )
-        )
-        marks += [
-            Mark(float(alarm.step), "alarm", told, _place(runs, place))
-            for alarm, told in _alarms(run, len(runs) > 1)
-            if alarm.step is not None
-        ]
+    loss = column == _LOSS
+    marks = _alarm_marks(runs, lambda run, alarm: None if alarm.step is None else float(alarm.step))
     return line_chart(
         title,
-        lines,
+        _lines(runs, _counted(column)),
         _STEPS,
-        marks=marks if column == _LOSS else (),
+        marks=marks if loss else (),
         from_zero=column == _RATE_LOG,
         most=most,
-        adjustable=column == _LOSS,
+        adjustable=loss,
     )
 
 
 def _by_clock(runs: Sequence[Run], column: str, title: str, most: int, *, unit: Unit = "number") -> Chart:
     if not any(run.steps.has(column) for run in runs):
         return Chart()
-    lines, marks = [], []
-    for place, run in enumerate(runs):
-        lines.append(Line(run.name, run.steps.clock, run.steps.values[column], place, _place(runs, place)))
-        marks += _attempt_marks(run, _place(runs, place))
+    lines = _lines(runs, lambda run: (run.steps.clock, run.steps.values[column]))
+    marks = [mark for place, run in enumerate(runs) for mark in _attempt_marks(run, _place(runs, place))]
     longest = max((line.x[-1] for line in lines if line.x), default=0.0)
     axis = Axis("time trained", start=0.0, told=_clock_unit(longest), unit="seconds")
     return line_chart(title, lines, axis, unit=unit, marks=marks, from_zero=True, most=most)
@@ -210,39 +189,26 @@ def _clock_unit(longest: float) -> Callable[[float], str]:
     return lambda value: f"{value:.3g} s"
 
 
-def _scalar(runs: Sequence[Run], tag: str, most: int) -> Chart:
-    lines = []
-    for place, run in enumerate(runs):
-        points = run.scalars.get(tag, ())
-        lines.append(
-            Line(run.name, [x for x, _ in points], [y for _, y in points], place, _place(runs, place))
-        )
-    return line_chart(tag, lines, _STEPS, most=most)
-
-
 def _place(runs: Sequence[Run], place: int) -> int | None:
     """The run's number for the page's legend, if there is one."""
     return place if len(runs) > 1 else None
 
 
-def _epoch_marks(runs: Sequence[Run], several: bool | None) -> list[Mark]:
+def _epoch_marks(runs: Sequence[Run]) -> list[Mark]:
+    return _alarm_marks(runs, lambda run, alarm: run.epoch_position(alarm.epoch, alarm.step))
+
+
+def _alarm_marks(runs: Sequence[Run], position: Callable[[Run, Alarm], float | None]) -> list[Mark]:
+    """A mark and a sentence for each alarm that has a position."""
     marks = []
     for place, run in enumerate(runs):
-        for alarm, told in _alarms(run, bool(several)):
-            x = run.epoch_position(alarm.epoch, alarm.step)
-            if x is not None:
-                marks.append(Mark(x, "alarm", told, place if several else None))
+        for alarm in run.alarms:
+            name = f"{run.name}: " if len(runs) > 1 else ""
+            where = f" (step {alarm.step:,})" if alarm.step is not None else ""
+            if (x := position(run, alarm)) is not None:
+                said = f"{name}{alarm.text or alarm.kind}{where}"
+                marks.append(Mark(x, "alarm", said, _place(runs, place)))
     return marks
-
-
-def _alarms(run: Run, several: bool) -> list[tuple[Alarm, str]]:
-    """The alarms and a sentence on each."""
-    found = []
-    for alarm in run.alarms:
-        where = f"step {alarm.step:,}" if alarm.step is not None else ""
-        said = alarm.text or alarm.kind
-        found.append((alarm, f"{run.name + ': ' if several else ''}{said}{f' ({where})' if where else ''}"))
-    return found
 
 
 def _attempt_marks(run: Run, place: int | None) -> list[Mark]:
