@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,8 +28,13 @@ STEP_COLUMNS = (RATE, "step_seconds", "data_wait", "loss", "learning_rate")
 _FEWEST = 3
 
 
-def _column() -> array[float]:
-    return array("d")
+def summed(several: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The sums of values by name."""
+    total: dict[str, float] = {}
+    for each in several:
+        for name, value in each.items():
+            total[name] = total.get(name, 0.0) + value
+    return total
 
 
 @dataclass(frozen=True)
@@ -43,10 +48,10 @@ class Steps:
         seconds, steps: of training since the note before; steps for which something was traced do not count.
     """
 
-    clock: array[float] = field(default_factory=_column)
-    step: array[float] = field(default_factory=_column)
-    seconds: array[float] = field(default_factory=_column)
-    steps: array[float] = field(default_factory=_column)
+    clock: array[float] = field(default_factory=lambda: array("d"))
+    step: array[float] = field(default_factory=lambda: array("d"))
+    seconds: array[float] = field(default_factory=lambda: array("d"))
+    steps: array[float] = field(default_factory=lambda: array("d"))
     values: Mapping[str, array[float]] = field(
         default_factory=lambda: {name: array("d") for name in STEP_COLUMNS}
     )
@@ -192,11 +197,7 @@ class Run:
     @cached_property
     def parts(self) -> dict[str, float]:
         """Seconds of each part, over all epochs."""
-        total: dict[str, float] = {}
-        for epoch in self.epochs:
-            for name, seconds in epoch.parts.items():
-                total[name] = total.get(name, 0.0) + seconds
-        return total
+        return summed(epoch.parts for epoch in self.epochs)
 
     def clock(self, time: float) -> float:
         """How many seconds had been trained at a Unix time, without the pauses between attempts."""

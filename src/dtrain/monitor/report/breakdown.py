@@ -26,7 +26,7 @@ from dtrain.monitor.report.markup import drawings
 from dtrain.monitor.report.markup import parts as markup
 from dtrain.monitor.report.tables import Row, numbers, table
 from dtrain.monitor.report.thinning import thin_list
-from dtrain.monitor.run_data import Run
+from dtrain.monitor.run_data import Run, summed
 from dtrain.slowness import SLOW, is_slow
 
 _MOST_EPOCHS = 60
@@ -128,10 +128,7 @@ def _callbacks(told: Sequence[tuple[int, Run]], *, several: bool) -> Markup:
     """The callbacks that took longest."""
     said = []
     for _, run in told:
-        seconds: dict[str, float] = {}
-        for epoch in run.epochs:
-            for name, each in epoch.callbacks.items():
-                seconds[name] = seconds.get(name, 0.0) + each
+        seconds = summed(epoch.callbacks for epoch in run.epochs)
         longest = sorted(seconds.items(), key=lambda item: -item[1])[:_MOST_CALLBACKS]
         if longest:
             names = ", ".join(f"{name} {text.seconds(each)}" for name, each in longest)

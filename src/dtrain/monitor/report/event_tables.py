@@ -5,7 +5,6 @@ It lists; the curves mark the same alarms and attempts where they lie.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
 
 from markupsafe import Markup
@@ -96,7 +95,5 @@ def _listed(caption: str, runs: Sequence[Run], columns: Sequence[Column], rows: 
 
 def _moment(time: float) -> str:
     """A Unix time as people here write it."""
-    try:
-        return datetime.datetime.fromtimestamp(time).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    except (OverflowError, OSError, ValueError):
-        return text.UNKNOWN
+    found = text.moment(time)
+    return text.UNKNOWN if found is None else f"{found:%Y-%m-%d %H:%M:%S}"

@@ -5,12 +5,11 @@ It takes them from what a run's record says, and where that is silent from its e
 
 from __future__ import annotations
 
-import datetime
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from markupsafe import Markup
 
@@ -34,25 +33,20 @@ class Figure:
 
 def rate(run: Run) -> float | None:
     """Examples a second over all replicas: as recorded, else that of the epochs but the first."""
-    recorded = finite(run.record.get("examples_per_second"))
-    if recorded is not None:
-        return recorded
-    if (found := _steady(run).examples_per_second) is not None:
-        return found
     rates = [epoch.examples_per_second for epoch in run.epochs if epoch.examples_per_second is not None]
-    if rates:
-        return statistics.median(rates[1:] or rates)
     noted = [value for value in run.steps.values["examples_per_second"] if value == value]
-    return statistics.median(noted) if noted else None
+    return _first(
+        finite(run.record.get("examples_per_second")),
+        _steady(run).examples_per_second,
+        statistics.median(rates[1:] or rates) if rates else None,
+        statistics.median(noted) if noted else None,
+    )
 
 
 def wall_time(run: Run) -> float | None:
     """Seconds from start to end; of a run without that record, of all its attempts together."""
-    recorded = finite(run.record.get("wall_time_seconds"))
-    if recorded is not None:
-        return recorded
-    seconds = sum(attempt.seconds for attempt in run.attempts)
-    return seconds if seconds > 0 else None
+    attempts = sum(attempt.seconds for attempt in run.attempts)
+    return _first(finite(run.record.get("wall_time_seconds")), attempts if attempts > 0 else None)
 
 
 def part_share(run: Run, part: str) -> float | None:
@@ -64,10 +58,10 @@ def part_share(run: Run, part: str) -> float | None:
 
 def data_wait(run: Run) -> float | None:
     """The share of the time spent waiting for data."""
-    share = part_share(run, "input")
-    if share is None and isinstance(found := run.record.get("input"), dict):
-        share = finite(found.get("share"))
-    return share
+    recorded = run.record.get("input")
+    return _first(
+        part_share(run, "input"), finite(recorded.get("share")) if isinstance(recorded, dict) else None
+    )
 
 
 def figures(run: Run) -> list[Figure]:
@@ -87,10 +81,12 @@ def figures(run: Run) -> list[Figure]:
 def _step(run: Run) -> float | None:
     """Seconds of a step: as recorded, else that of the epochs but the first, else the median of the notes."""
     recorded = finite(run.record.get("step_seconds"))
-    if recorded is not None:
-        return recorded
-    found = _steady(run).step_seconds
-    return run.steps.step_seconds if found is None else found
+    return _first(recorded, _steady(run).step_seconds, run.steps.step_seconds)
+
+
+def _first(*values: float | None) -> float | None:
+    """The first value that is known."""
+    return next((value for value in values if value is not None), None)
 
 
 def _steady(run: Run) -> Figures:
@@ -108,59 +104,57 @@ def _epoch_count(run: Run) -> str:
 
 def _metric(run: Run, name: str) -> Figure:
     """A metric on the data that tells most: held out for the test, for validation, or else trained on."""
-    for prefix, data in (("test_", "test"), ("val_", "validation")):
+    trained = run.final(name)
+    for prefix, data in _DATA.items():
         if (value := run.final(prefix + name)) is not None:
-            return Figure(f"{data} {name}", text.number(value), f"training {text.number(run.final(name))}")
-    return Figure(
-        f"final {name}", text.number(run.final(name)), "training" if run.final(name) is not None else ""
-    )
+            return Figure(f"{data} {name}", text.number(value), f"training {text.number(trained)}")
+    return Figure(f"final {name}", text.number(trained), "" if trained is None else "training")
 
 
 def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """What stands below the heading: the facts of one run, or what several have between them."""
     found = _facts(runs[0]) if len(runs) == 1 else _common_facts(runs)
-    return [(name, value) for name, value in found if value]
+    return [(name, value) for name, value in found.items() if value]
 
 
-def _common_facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
+def _common_facts(runs: Sequence[Run]) -> dict[str, str]:
     """What several runs have between them."""
     found = [_facts(run) for run in runs]
-    states = [run.state for run in runs]
-    facts = [("runs", ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)))]
-    for name in ("recipe", "strategy", "versions"):
-        values = dict.fromkeys(
-            value for facts_of in found for key, value in facts_of if key == name and value
-        )
-        facts.append((name, "; ".join(values)))
-    started = sorted(value for facts_of in found for key, value in facts_of if key == "started" and value)
-    facts.append(("started", " to ".join(dict.fromkeys([*started[:1], *started[-1:]]))))
-    return facts
+    states = Counter(run.state for run in runs)
+    started = sorted(filter(None, (each["started"] for each in found)))
+    common = {
+        name: "; ".join(dict.fromkeys(each[name] for each in found if each[name]))
+        for name in ("recipe", "strategy", "versions")
+    }
+    return {
+        "runs": ", ".join(f"{count} {state}" for state, count in states.items()),
+        **common,
+        "started": " to ".join(dict.fromkeys([*started[:1], *started[-1:]])),
+    }
 
 
-def _facts(run: Run) -> list[tuple[str, str]]:
+def _facts(run: Run) -> dict[str, str]:
     record = run.record
     versions = record.get("versions")
     begin = run.attempts[-1] if run.attempts else None
-    return [
-        ("recipe", _said(record.get("recipe"))),
-        ("strategy", _said(record.get("strategy")) or (begin.strategy if begin else "")),
-        ("replicas", _said(record.get("replicas"))),
-        ("workers", _said(record.get("workers"))),
-        ("parameter servers", _said(record.get("parameter_servers"))),
-        ("communication", _communication(record.get("communication"))),
-        ("started", _said(record.get("started_at")).replace("T", " ") or _started(run)),
-        ("command", _command(record.get("command"))),
-        ("host", _said(record.get("host"))),
-        ("commit", _commit(record.get("commit"))),
-        ("parameters", _parameters(record)),
-        (
-            "versions",
-            ", ".join(f"{name} {version}" for name, version in versions.items())
-            if isinstance(versions, dict)
-            else "",
-        ),
-        ("directory", str(run.path)),
-    ]
+    # Earlier versions called the parameters weights.
+    parameters = finite(record.get("parameters", record.get("weights")))
+    named = versions.items() if isinstance(versions, dict) else ()
+    return {
+        "recipe": _said(record.get("recipe")),
+        "strategy": _said(record.get("strategy")) or (begin.strategy if begin else ""),
+        "replicas": _said(record.get("replicas")),
+        "workers": _said(record.get("workers")),
+        "parameter servers": _said(record.get("parameter_servers")),
+        "communication": _communication(record.get("communication")),
+        "started": _said(record.get("started_at")).replace("T", " ") or _started(run),
+        "command": _command(record.get("command")),
+        "host": _said(record.get("host")),
+        "commit": _commit(record.get("commit")),
+        "parameters": "" if parameters is None else f"{parameters:,.0f}",
+        "versions": ", ".join(f"{name} {version}" for name, version in named),
+        "directory": str(run.path),
+    }
 
 
 def _said(value: object) -> str:
@@ -175,13 +169,8 @@ def _communication(value: object) -> str:
 
 
 def _started(run: Run) -> str:
-    if not run.attempts:
-        return ""
-    try:
-        began = datetime.datetime.fromtimestamp(run.attempts[0].began).astimezone()
-    except (OverflowError, OSError, ValueError):
-        return ""
-    return began.isoformat(sep=" ", timespec="seconds")
+    began = text.moment(run.attempts[0].began) if run.attempts else None
+    return "" if began is None else began.isoformat(sep=" ", timespec="seconds")
 
 
 def _commit(value: object) -> str:
@@ -189,12 +178,6 @@ def _commit(value: object) -> str:
     if not isinstance(value, dict) or not (said := _said(value.get("id"))):
         return ""
     return said[:12] + (", with changes that are not committed" if value.get("changed") is True else "")
-
-
-def _parameters(record: Mapping[str, Any]) -> str:
-    """Of the model; earlier versions called them weights."""
-    found = finite(record.get("parameters", record.get("weights")))
-    return "" if found is None else f"{found:,.0f}"
 
 
 def _command(value: object) -> str:
@@ -237,20 +220,18 @@ def comparison(runs: Sequence[Run], failed: Sequence[tuple[str, str]]) -> Markup
 
 
 def _in_words(metric: str) -> str:
-    for prefix, data in (("test_", "test"), ("val_", "validation")):
+    for prefix, data in _DATA.items():
         if metric.startswith(prefix):
             return f"{data} {metric.removeprefix(prefix)}"
     return f"training {metric}"
 
 
 def _where(run: Run) -> str:
-    strategy = _said(run.record.get("strategy"))
     replicas = finite(run.record.get("replicas"))
-    return (
-        strategy + (f", {text.plural(int(replicas), 'replica')}" if replicas is not None else "")
-        or text.UNKNOWN
-    )
+    many = "" if replicas is None else f", {text.plural(int(replicas), 'replica')}"
+    return _said(run.record.get("strategy")) + many or text.UNKNOWN
 
 
 _METRICS = ("test_accuracy", "val_accuracy", "accuracy", "test_loss", "val_loss", "loss")
 _MOST_METRICS = 4
+_DATA = {"test_": "test", "val_": "validation"}

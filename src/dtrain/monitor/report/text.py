@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 from typing import Any
@@ -55,6 +56,14 @@ def count(value: float | None) -> str:
 def position(place: int | None) -> str:
     """What is counted from 0, as people count it."""
     return count(None if place is None else place + 1)
+
+
+def moment(time: float) -> datetime.datetime | None:
+    """A Unix time in the time zone here; None for what is none."""
+    try:
+        return datetime.datetime.fromtimestamp(time).astimezone()
+    except (OverflowError, OSError, ValueError):
+        return None
 
 
 def seconds(value: float | None) -> str:
