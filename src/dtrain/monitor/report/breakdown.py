@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 
 from markupsafe import Markup
 
@@ -26,7 +25,7 @@ from dtrain.monitor.report.markup import drawings
 from dtrain.monitor.report.markup import parts as markup
 from dtrain.monitor.report.tables import Row, numbers, table
 from dtrain.monitor.report.thinning import thin_list
-from dtrain.monitor.run_data import Run, summed
+from dtrain.monitor.run_data import Run, WorkerEpoch, summed
 from dtrain.slowness import SLOW, is_slow
 
 _MOST_EPOCHS = 60
@@ -35,24 +34,20 @@ _MOST_CALLBACKS = 6
 _MOST_WORKERS = 300  # in all runs together
 
 
-@dataclass
 class _Worker:
-    """One worker over all epochs."""
+    """One worker over all epochs: its mean step, and its mean step without what it waited for others."""
 
-    task: str
-    hosts: list[str] = field(default_factory=list)
-    step: list[float] = field(default_factory=list)
-    own: list[float] = field(default_factory=list)
-    parts: dict[str, float] = field(default_factory=dict)
-    epochs: int = 0
+    def __init__(self, epochs: Sequence[WorkerEpoch]) -> None:
+        self.task = epochs[0].task
+        self.hosts = list(dict.fromkeys(each.host for each in epochs if each.host))
+        self.step = _mean(each.step_seconds for each in epochs)
+        self.own = _mean(each.own_step_seconds for each in epochs)
+        self.parts = summed(each.parts for each in epochs)
 
-    @property
-    def own_step(self) -> float | None:
-        return statistics.fmean(self.own) if self.own else None
 
-    @property
-    def whole_step(self) -> float | None:
-        return statistics.fmean(self.step) if self.step else None
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
 
 
 def time_section(runs: Sequence[Run]) -> tuple[Markup, list[str]]:
@@ -80,8 +75,11 @@ def _of_one(run: Run, notes: list[str]) -> Markup:
 
 def epoch_bars(run: Run, title: str, notes: list[str], most: int = 40) -> Markup:
     """The chart of a run's epochs by part."""
-    told = [epoch for epoch in run.epochs if epoch.parts]
-    bars = [Bar(f"{epoch.number + 1}", f"epoch {epoch.number + 1}", epoch.parts) for epoch in told]
+    bars = [
+        Bar(f"{epoch.number + 1}", f"epoch {epoch.number + 1}", epoch.parts)
+        for epoch in run.epochs
+        if epoch.parts
+    ]
     shown, size = grouped(bars, most)
     if size > 1:
         notes.append(f"Each bar of {run.name} is the mean of {size} epochs.")
@@ -164,12 +162,12 @@ def worker_section(runs: Sequence[Run]) -> Markup:
     rows, slow_count, left_out = [], 0, 0
     for place, run in enumerate(runs):
         workers = _workers(run)
-        slow = _slow(run, workers)
-        slow_count += len(slow)
         usual = _usual(workers)
+        slow = _slow(run, workers, usual)
+        slow_count += len(slow)
         if len(workers) > most:
             left_out += len(workers) - most
-            workers = sorted(workers, key=lambda worker: -(worker.own_step or 0.0))[:most]
+            workers = sorted(workers, key=lambda worker: -(worker.own or 0.0))[:most]
         rows += [_worker_row(worker, usual, worker.task in slow, place) for worker in workers]
     if not rows:
         return Markup()
@@ -187,7 +185,7 @@ def worker_section(runs: Sequence[Run]) -> Markup:
 
 
 def _worker_row(worker: _Worker, usual: float | None, slow: bool, place: int) -> Row:
-    own = worker.own_step
+    own = worker.own
     ratio = f"{own / usual:.2f} \N{MULTIPLICATION SIGN}" if own is not None and usual else text.UNKNOWN
     total = sum(worker.parts.values())
     shares = [
@@ -196,7 +194,7 @@ def _worker_row(worker: _Worker, usual: float | None, slow: bool, place: int) ->
     cells = [
         markup.worker(worker.task, slow),
         ", ".join(worker.hosts),
-        text.seconds(worker.whole_step),
+        text.seconds(worker.step),
         text.seconds(own),
         ratio,
         flat_bar(worker.parts, worker.task),
@@ -206,35 +204,27 @@ def _worker_row(worker: _Worker, usual: float | None, slow: bool, place: int) ->
 
 
 def _workers(run: Run) -> list[_Worker]:
-    found: dict[str, _Worker] = {}
+    found: dict[str, list[WorkerEpoch]] = {}
     for epoch in run.epochs:
         for each in epoch.workers:
-            worker = found.setdefault(each.task, _Worker(each.task))
-            worker.epochs += 1
-            if each.host and each.host not in worker.hosts:
-                worker.hosts.append(each.host)
-            worker.step += [each.step_seconds] if each.step_seconds is not None else []
-            worker.own += [each.own_step_seconds] if each.own_step_seconds is not None else []
-            for name, seconds in each.parts.items():
-                worker.parts[name] = worker.parts.get(name, 0.0) + seconds
-    return list(found.values())
+            found.setdefault(each.task, []).append(each)
+    return [_Worker(epochs) for epochs in found.values()]
 
 
 def _usual(workers: Sequence[_Worker]) -> float | None:
     """The own step of the usual worker: of two the faster one, which the slow one is to be held against."""
-    own = [worker.own_step for worker in workers if worker.own_step is not None]
+    own = [worker.own for worker in workers if worker.own is not None]
     return statistics.median_low(own) if own else None
 
 
-def _slow(run: Run, workers: Sequence[_Worker]) -> set[str]:
-    usual = _usual(workers)
+def _slow(run: Run, workers: Sequence[_Worker], usual: float | None) -> set[str]:
     if usual is None or len(workers) < 2:
         return set()
     named = " ".join(c.text for epoch in run.epochs for c in epoch.causes if c.cause == "slow_worker")
     return {
         worker.task
         for worker in workers
-        if is_slow(worker.own_step or 0.0, usual, worker.whole_step or 0.0) or _mentions(named, worker.task)
+        if is_slow(worker.own or 0.0, usual, worker.step or 0.0) or _mentions(named, worker.task)
     }
 
 
