@@ -18,6 +18,7 @@ import numpy as np
 from dtrain import events
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.protocol import servers_of
+from dtrain.keras_engine.stateless import Stateless
 from dtrain.keras_engine.steps import step_is_stock
 from dtrain.log import logger
 
@@ -32,7 +33,7 @@ _TIMES = 1.0  # if it is also so many times the usual loss more
 _MOST_LINES = 3  # about jumps, in a `fit`
 
 
-class LossAlarm(keras.callbacks.Callback):  # type: ignore[misc]
+class LossAlarm(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
     """Warns, once a process, when the loss is no number, and at most three times in a `fit` when it jumps.
 
     A jump is a loss, over the steps since the look before, that is more than twice the median of the looks
@@ -60,13 +61,6 @@ class LossAlarm(keras.callbacks.Callback):  # type: ignore[misc]
         self._jumps = False
         self._epoch = 0
         self._seen = (0, 0.0)
-
-    def get_state(self) -> dict[str, Any]:
-        """Nothing of it goes on in another process."""
-        return {}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Nothing."""
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Forgets an earlier `fit`."""

@@ -17,6 +17,7 @@ import keras
 import numpy as np
 
 from dtrain import training_rate
+from dtrain.keras_engine.stateless import Stateless
 from dtrain.log import logger
 from dtrain.training_rate import Figures, mark
 
@@ -26,7 +27,7 @@ _LINE_SECONDS = 10.0
 _WINDOW_SECONDS = 5.0  # rates are means over about as much
 
 
-class ProgressBar(keras.callbacks.ProgbarLogger):  # type: ignore[misc]
+class ProgressBar(Stateless, keras.callbacks.ProgbarLogger):  # type: ignore[misc]
     """Shows where a `fit` stands; in `callbacks` it takes the place of Keras' bar.
 
     A line says the steps done of an epoch, the time left of it and, after a comma, of all epochs; the time of
@@ -48,13 +49,6 @@ class ProgressBar(keras.callbacks.ProgbarLogger):  # type: ignore[misc]
         self._begun = 0.0
         self._fit_begun = 0.0
         self._first_epoch: int | None = None
-
-    def get_state(self) -> dict[str, Any]:
-        """Nothing of it goes on in another process."""
-        return {}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Nothing."""
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """The clock of the whole `fit`."""

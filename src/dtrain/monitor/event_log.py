@@ -18,14 +18,16 @@ import numpy as np
 from dtrain import events, job
 from dtrain.cluster import settings
 from dtrain.keras_engine.protocol import servers_of
+from dtrain.keras_engine.stateless import Stateless
 from dtrain.log import logger
 from dtrain.monitor.record import VERSION
+from dtrain.monitor.run_directory import without_nan
 from dtrain.training_rate import mark, of_epoch
 
 _INTERVAL = 1.0  # seconds between two lines about steps
 
 
-class EventLog(keras.callbacks.Callback):  # type: ignore[misc]
+class EventLog(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
     """Writes down steps (about once a second), epochs with where their time went, alarms and the end.
 
     Args:
@@ -47,13 +49,6 @@ class EventLog(keras.callbacks.Callback):  # type: ignore[misc]
         self._steps_before = 0  # steps of training when the epoch began
         self._in_epoch = 0
         self._mark = mark()
-
-    def get_state(self) -> dict[str, Any]:
-        """Nothing of it goes on in another process: the file is appended to."""
-        return {}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Nothing."""
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begins to listen; the first line is written with the first epoch."""
@@ -128,7 +123,8 @@ class EventLog(keras.callbacks.Callback):  # type: ignore[misc]
     def _write(self, kind: str, **facts: Any) -> None:
         if not self._writes:
             return
-        line = json.dumps(_plain({"kind": kind, "time": round(time.time(), 3), **facts}), allow_nan=False)
+        facts = without_nan({"kind": kind, "time": round(time.time(), 3), **facts})
+        line = json.dumps(facts, allow_nan=False, default=_number)
         try:
             with self._lock:
                 if self._file is None:
@@ -156,14 +152,8 @@ def _rate(model: Any) -> float | None:
         return None
 
 
-def _plain(value: Any) -> Any:
-    """What JSON can hold; numbers that it lacks become null."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, bool | int | str):
-        return value
+def _number(value: Any) -> float | str | None:
+    """What JSON holds of a tensor, an array or an object of the user's."""
     try:
         number = float(np.asarray(value))
     except (TypeError, ValueError):

@@ -12,11 +12,12 @@ import keras
 import tensorflow as tf
 
 from dtrain import events, job
+from dtrain.keras_engine.stateless import Stateless
 from dtrain.log import logger
 from dtrain.step_counts import counter
 
 
-class Profile(keras.callbacks.Callback):  # type: ignore[misc]
+class Profile(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
     """Profiles, on the first worker, the calls that make these steps.
 
     Args:
@@ -33,13 +34,6 @@ class Profile(keras.callbacks.Callback):  # type: ignore[misc]
         self._first, self._last = first, last
         self._before = 0
         self._state = "waits" if job.is_chief() else "done"
-
-    def get_state(self) -> dict[str, Any]:
-        """Nothing of it goes on in another process."""
-        return {}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Nothing."""
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Steps count from here."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import fcntl
 import json
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -278,14 +279,13 @@ def _check_vacant(directory: RunDirectory) -> None:
 
 def to_json(record: Mapping[str, Any]) -> str:
     """A record as text. Numbers that JSON lacks (NaN) become null."""
-    return json.dumps(_without_nan(dict(record)), indent=2, allow_nan=False) + "\n"
+    return json.dumps(without_nan(dict(record)), indent=2, allow_nan=False) + "\n"
 
 
-def _without_nan(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
+    """A value for JSON, with null in the place of numbers that JSON lacks."""
     if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
+        return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return None
-    return value
+        return [without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
