@@ -14,7 +14,6 @@ import tensorflow as tf
 import dtrain
 from dtrain import monitor
 from dtrain.keras_engine.input_advice import advice_for, tuned
-from dtrain.keras_engine.input_report import InputReport, report_input
 
 X, Y = np.ones((320, 4), np.float32), np.ones((320, 1), np.float32)
 Dataset = tf.data.Dataset
@@ -45,7 +44,7 @@ def model() -> Any:
 def fit(model: Any, caplog: pytest.LogCaptureFixture, data: Any, **more: Any) -> tuple[Any, list[str]]:
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="dtrain"):
-        history = model.fit(data, epochs=2, verbose=0, callbacks=[InputReport(data)], **more)
+        history = model.fit(data, epochs=2, verbose=0, **more)
     return history, [record.getMessage() for record in caplog.records if "waited for data" in record.message]
 
 
@@ -71,13 +70,6 @@ def test_data_that_keep_up_are_not_named(model: Any, caplog: pytest.LogCaptureFi
         {"epoch", "steps", "seconds", "waiting", "share"}
     ] * 2
     assert "input_report" not in history.history
-
-
-def test_fit_is_given_one_report() -> None:
-    arguments: dict[str, Any] = {"x": X, "callbacks": None}
-    report_input(arguments)
-    report_input(arguments)
-    assert [type(each) for each in arguments["callbacks"]] == [InputReport]
 
 
 def records() -> Any:

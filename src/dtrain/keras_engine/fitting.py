@@ -26,7 +26,7 @@ from dtrain.keras_engine.between_steps import (
 )
 from dtrain.keras_engine.blocks import Plan, watched_by
 from dtrain.keras_engine.callbacks import shared_between_workers
-from dtrain.keras_engine.input_report import report_input
+from dtrain.keras_engine.input_report import InputReport
 from dtrain.keras_engine.noted_function import steps_counted
 from dtrain.keras_engine.numbers import check_numbers
 from dtrain.keras_engine.progress_bar import ProgressBar
@@ -124,7 +124,6 @@ def _prepared(
         _check_batch(arguments, layout)
         arguments["verbose"] = _verbose(arguments["verbose"], layout)
         arguments["callbacks"] = _callbacks(arguments["callbacks"], layout, self)
-        report_input(arguments, worker=layout.worker if layout.workers > 1 else None)
     own = _not_of_the_engine(arguments["callbacks"])
     _add_own(arguments, layout, report)
     return own
@@ -178,7 +177,7 @@ def _not_of_the_engine(callbacks: Any) -> list[Any]:
 
 
 def _add_own(arguments: dict[str, Any], layout: ReplicaLayout | None, report: TimeReport) -> None:
-    """Puts what looks at the loss, shows the progress and takes the time down among the callbacks of `fit`.
+    """Adds to the callbacks of `fit` those that look at its data, loss and time, and show its progress.
 
     A `CallbackList` is left alone: then there is no report.
     """
@@ -189,8 +188,15 @@ def _add_own(arguments: dict[str, Any], layout: ReplicaLayout | None, report: Ti
         isinstance(each, keras.callbacks.ProgbarLogger) for each in given
     )
     first = layout is None or layout.worker == 0
-    alarm = [] if any(isinstance(each, LossAlarm) for each in given) else [LossAlarm(says=first)]
-    arguments["callbacks"] = [*given, *alarm, *([ProgressBar()] if shown else []), report]
+    own: list[Any] = []
+    if layout is not None:
+        worker = layout.worker if layout.workers > 1 else None
+        own.append(InputReport(arguments["x"], worker=worker))
+    if not any(isinstance(each, LossAlarm) for each in given):
+        own.append(LossAlarm(says=first))
+    if shown:
+        own.append(ProgressBar())
+    arguments["callbacks"] = [*given, *own, report]
 
 
 def _layout(model: Any) -> ReplicaLayout | None:

@@ -9,9 +9,8 @@ import os
 import time
 from typing import Any
 
-import keras
-
 from dtrain.keras_engine.input_advice import advice_for
+from dtrain.keras_engine.own_callbacks import HistoryReport
 from dtrain.log import logger
 from dtrain.step_counts import counter
 
@@ -21,7 +20,7 @@ WARN_SHARE = 0.2
 _LEAST_SECONDS = 0.25  # of waiting in an epoch: less is not worth anybody's time
 
 
-class InputReport(keras.callbacks.Callback):  # type: ignore[misc]
+class InputReport(HistoryReport):
     """Measures in each epoch of `fit` how long training waited for data.
 
     `History` gets the attribute `input_report`: a dictionary an epoch with `epoch` (from 0), `steps`,
@@ -34,32 +33,13 @@ class InputReport(keras.callbacks.Callback):  # type: ignore[misc]
         worker: the number of this worker, for messages; None where there is only one.
     """
 
-    async_safe = True  # it asks for no batch
-
     def __init__(self, data: Any = None, *, worker: int | None = None) -> None:
-        super().__init__()
+        super().__init__("input_report")
         self._data = data
         self._worker = worker
         self._begun = counter.totals
         self._clock = self._processor = 0.0
         self._advised = False
-        self.epochs: list[dict[str, Any]] = []
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Forgets an earlier `fit`."""
-        self.epochs = []
-        self._advised = False
-        history = getattr(self.model, "history", None)
-        if history is not None:
-            history.input_report = self.epochs
-
-    def get_state(self) -> dict[str, Any]:
-        """What goes on in another process: the epochs' numbers; its clocks do not."""
-        return {"epochs": list(self.epochs)}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Puts the numbers of another process before those of this one."""
-        self.epochs[:] = state["epochs"]
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes where the epoch begins."""
@@ -105,18 +85,3 @@ class InputReport(keras.callbacks.Callback):  # type: ignore[misc]
             return
         self._advised = True
         logger.warning("%s Hint: %s.", line, "; ".join(found["advice"]))
-
-
-def report_input(arguments: dict[str, Any], *, worker: int | None = None) -> None:
-    """Adds the report to the callbacks among the arguments of `fit`, once; a `CallbackList` is left alone.
-
-    Args:
-        arguments: of `fit`, bound and complete.
-        worker: as `InputReport`'s.
-    """
-    given = arguments["callbacks"]
-    if isinstance(given, keras.callbacks.CallbackList):
-        return
-    listed = [] if given is None else list(keras.tree.flatten(given))
-    if not any(isinstance(each, InputReport) for each in listed):
-        arguments["callbacks"] = [*listed, InputReport(arguments["x"], worker=worker)]

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import keras
-
 from dtrain import events, training_rate
+from dtrain.keras_engine.own_callbacks import HistoryReport
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.slow_workers import Workers, slow_worker
 from dtrain.log import logger
@@ -29,7 +28,7 @@ _HINTS = {
 }
 
 
-class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
+class TimeReport(HistoryReport):
     """Takes down, for each epoch of `fit`, where its time went.
 
     `History` gets the attribute `time_report`: a dictionary an epoch with `epoch` (from 0), `seconds` (wall
@@ -44,11 +43,8 @@ class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
         layout: the strategy's; None under parameter servers.
     """
 
-    async_safe = True  # it asks for no batch
-
     def __init__(self, layout: ReplicaLayout | None = None) -> None:
-        super().__init__()
-        self.epochs: list[dict[str, Any]] = []
+        super().__init__("time_report")
         self._workers = Workers(layout)
         # The time of a fit inside of another is the other's.
         self._speaks = self._workers.first and not events.in_loop()
@@ -56,20 +52,6 @@ class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
         self._logs: dict[str, Any] = {}
         self._ended = False  # whether an epoch has, here
         self._before = _standing()
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Puts the report into the history."""
-        history = getattr(self.model, "history", None)
-        if history is not None:
-            history.time_report = self.epochs
-
-    def get_state(self) -> dict[str, Any]:
-        """What goes on in another process."""
-        return {"epochs": [dict(each) for each in self.epochs]}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Puts the epochs of another process before those of this one."""
-        self.epochs[:] = state["epochs"]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Takes the epoch down."""

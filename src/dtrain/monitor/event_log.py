@@ -17,8 +17,8 @@ import numpy as np
 
 from dtrain import events, job
 from dtrain.cluster import settings
+from dtrain.keras_engine.own_callbacks import Stateless
 from dtrain.keras_engine.protocol import servers_of
-from dtrain.keras_engine.stateless import Stateless
 from dtrain.log import logger
 from dtrain.monitor.record import VERSION
 from dtrain.monitor.run_directory import without_nan

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from dtrain import events, job
-from dtrain.keras_engine.stateless import Stateless
+from dtrain.keras_engine.own_callbacks import Stateless
 from dtrain.log import logger
 from dtrain.step_counts import counter
 
