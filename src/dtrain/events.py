@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-Listener = Callable[[Any], None]
-
 
 class LoopBegins(NamedTuple):
     """A `fit`, `evaluate` or `predict` begins; `outer` is the one that it runs inside of, or "".
@@ -162,44 +160,59 @@ class FitEnds(NamedTuple):
     history: Any = None
 
 
-_always: dict[type, list[Listener]] = {}
-_fits: list[dict[type, list[Listener]]] = []
+_PREFIX = "_on_"
+_Handlers = dict[type, list[Callable[[Any], None]]]
+
+_always: _Handlers = {}
+_fits: list[_Handlers] = []
 _loops: list[str] = []
 
 
 def emit(event: NamedTuple) -> None:
     """Tells an event to all who listen to its type; nobody need."""
     kind = type(event)
-    for listener in _always.get(kind, ()):
-        listener(event)
+    for handle in _always.get(kind, ()):
+        handle(event)
     if _fits:
-        for listener in tuple(_fits[-1].get(kind, ())):
-            listener(event)
+        for handle in tuple(_fits[-1].get(kind, ())):
+            handle(event)
 
 
-def listen(kind: type, listener: Listener) -> None:
-    """Calls a function with each event of a type, until the running `fit` is over.
+def listen(listener: object) -> None:
+    """Calls an object's methods for events until the running `fit` is over.
 
     A `fit` inside of another has listeners of its own. Outside of any, nothing is listened to.
+
+    Args:
+        listener: for each event that it wants it has a method, such as `_on_steps_end` for `StepsEnd`.
     """
-    if _fits and listener not in _fits[-1].setdefault(kind, []):
-        _fits[-1][kind].append(listener)
+    if _fits:
+        _register(listener, _fits[-1])
 
 
-def listen_always(kind: type, listener: Listener) -> None:
-    """Calls a function with each event of a type, as long as the process lives; in order of registration."""
-    _always.setdefault(kind, []).append(listener)
+def listen_always(listener: object) -> None:
+    """Like `listen`, as long as the process lives. Who listens first is called first."""
+    _register(listener, _always)
+
+
+def _register(listener: object, handlers: _Handlers) -> None:
+    for name in dir(listener):
+        if name.startswith(_PREFIX):
+            kind = globals()[name.removeprefix(_PREFIX).title().replace("_", "")]
+            handle = getattr(listener, name)
+            if handle not in handlers.setdefault(kind, []):
+                handlers[kind].append(handle)
 
 
 @contextlib.contextmanager
 def one_fit() -> Iterator[None]:
     """A `fit`: whoever begins to listen within it hears what is emitted within it, and no longer."""
-    listeners: dict[type, list[Listener]] = {}
-    _fits.append(listeners)
+    handlers: _Handlers = {}
+    _fits.append(handlers)
     try:
         yield
     finally:
-        _fits.remove(listeners)
+        _fits.remove(handlers)
 
 
 @contextlib.contextmanager

@@ -69,15 +69,6 @@ class ProgressReporter:
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
 
-    def listen(self) -> None:
-        """Takes part in all that this process does."""
-        events.listen_always(events.LoopBegins, self._loop_begins)
-        events.listen_always(events.LoopEnds, self._loop_ends)
-        events.listen_always(events.TrainingFrom, self._training_from)
-        events.listen_always(events.InputBegins, self._input_begins)
-        events.listen_always(events.StepsEnd, lambda event: self._count(event.steps, train=event.train))
-        events.listen_always(events.BetweenSteps, self._between_steps)
-
     @property
     def phase(self) -> str:
         """What the process does: "input", "step", "callbacks", "evaluate", "checkpoint" or "idle"."""
@@ -86,29 +77,32 @@ class ProgressReporter:
         found = _PHASES.get(self._breakdown.doing, "callbacks")
         return "input" if found == "step" and self.reads is not None and self.reads() else found
 
-    def _loop_begins(self, event: events.LoopBegins) -> None:
+    def _on_loop_begins(self, event: events.LoopBegins) -> None:
         self._kind = event.kind
         if event.kind == "fit":
             self._first_step = event.step
         self._start()
         self._wake.set()
 
-    def _loop_ends(self, event: events.LoopEnds) -> None:
+    def _on_loop_ends(self, event: events.LoopEnds) -> None:
         self._kind = event.outer
         if not event.outer and self._thread is not None:
             # At once: it may have ended by an error, and the step tells the launcher whether it is the same.
             channel.tell_progress(self.step, "idle", train=event.kind == "fit", done=self.done)
         self._wake.set()
 
-    def _training_from(self, event: events.TrainingFrom) -> None:
+    def _on_training_from(self, event: events.TrainingFrom) -> None:
         self.step, self._first_step = event.step, None
 
-    def _input_begins(self, event: events.InputBegins) -> None:
+    def _on_input_begins(self, event: events.InputBegins) -> None:
         if self._first_step is not None and self._kind == "fit":
             self.step = self._first_step() if watched() else 0
             self._first_step = None
 
-    def _between_steps(self, event: events.BetweenSteps) -> None:
+    def _on_steps_end(self, event: events.StepsEnd) -> None:
+        self._count(event.steps, train=event.train)
+
+    def _on_between_steps(self, event: events.BetweenSteps) -> None:
         """Counts the steps of functions that do not emit `StepsEnd` themselves."""
         if event.done > self._between[0] and self.done == self._between[1]:
             self._count(1, train=self._kind == "fit")
@@ -180,4 +174,4 @@ class StepMeans:
 reporter = ProgressReporter(breakdown, counter)
 """That of this process."""
 
-reporter.listen()
+events.listen_always(reporter)

@@ -119,39 +119,28 @@ class StepCounter:
         self._reading = self._between = 0.0
         self._waited = 0.0  # between steps, for the other workers
 
-    def listen(self) -> None:
-        """Takes part in all that this process does."""
-        events.listen_always(events.LoopBegins, self._loop_begins)
-        events.listen_always(events.LoopEnds, self._loop_ends)
-        events.listen_always(events.InputBegins, self._input_begins)
-        events.listen_always(events.StepBegins, self._step_begins)
-        events.listen_always(events.StepsEnd, self._steps_end)
-        events.listen_always(events.CallEnds, self._call_ends)
-        events.listen_always(events.BatchesTaken, self._batches_taken)
-        events.listen_always(events.PartEnds, self._part_ends)
-
-    def _loop_begins(self, event: events.LoopBegins) -> None:
+    def _on_loop_begins(self, event: events.LoopBegins) -> None:
         self._outer.append((self.trained, self.traced))
         self._source = None
 
-    def _loop_ends(self, event: events.LoopEnds) -> None:
+    def _on_loop_ends(self, event: events.LoopEnds) -> None:
         before = self._outer.pop()
         self._source = None
         if event.outer:  # what a `fit` inside of another did is none of the other's
             self.trained, self.traced = before
 
-    def _input_begins(self, event: events.InputBegins) -> None:
+    def _on_input_begins(self, event: events.InputBegins) -> None:
         now = time.perf_counter()
         if event.source is not self._source:
             self._waited, self._ended = 0.0, now
         self._between = now - self._ended - self._waited
         self._source, self._begun = event.source, now
 
-    def _step_begins(self, event: events.StepBegins) -> None:
+    def _on_step_begins(self, event: events.StepBegins) -> None:
         now = time.perf_counter()
         self._reading, self._begun = now - self._begun, now
 
-    def _steps_end(self, event: events.StepsEnd) -> None:
+    def _on_steps_end(self, event: events.StepsEnd) -> None:
         now = time.perf_counter()
         if event.train:
             self.trained = self.trained.more(event.steps, event.examples)
@@ -171,16 +160,16 @@ class StepCounter:
         self._ended = now
         self._between = self._waited = 0.0
 
-    def _call_ends(self, event: events.CallEnds) -> None:
+    def _on_call_ends(self, event: events.CallEnds) -> None:
         now = time.perf_counter()
         if event.train and event.usual:
             self.totals = self.totals._replace(together=self.totals.together + now - self._ended)
         self._ended = now
 
-    def _batches_taken(self, event: events.BatchesTaken) -> None:
+    def _on_batches_taken(self, event: events.BatchesTaken) -> None:
         self.trained = self.trained.more(event.steps, event.examples)
 
-    def _part_ends(self, event: events.PartEnds) -> None:
+    def _on_part_ends(self, event: events.PartEnds) -> None:
         if event.part == "communication":
             self._waited += event.seconds
 
@@ -188,4 +177,4 @@ class StepCounter:
 counter = StepCounter(breakdown)
 """That of this process."""
 
-counter.listen()
+events.listen_always(counter)

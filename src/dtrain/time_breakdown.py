@@ -50,18 +50,6 @@ class TimeBreakdown:
         self._owner = threading.get_ident()
         self._pushed: list[tuple[str, str]] = []  # what `_part` and `doing` were before each
 
-    def listen(self) -> None:
-        """Takes part in all that this process does."""
-        events.listen_always(events.LoopBegins, self._loop_begins)
-        events.listen_always(events.LoopEnds, self._loop_ends)
-        events.listen_always(events.InputBegins, self._input_begins)
-        events.listen_always(events.StepBegins, lambda _: self.enter("compute"))
-        events.listen_always(events.StepsEnd, self._steps_end)
-        events.listen_always(events.CallEnds, self._call_ends)
-        events.listen_always(events.PartChanges, lambda event: self.enter(event.part))
-        events.listen_always(events.PartBegins, lambda event: self.push(event.part, event.doing))
-        events.listen_always(events.PartEnds, self._part_ends)
-
     def enter(self, part: str, doing: str = "") -> None:
         """Another part begins now; `doing` as in `push`."""
         if threading.get_ident() == self._owner:
@@ -129,7 +117,7 @@ class TimeBreakdown:
         self._seconds[self._part] += now - self._since
         self._part, self._since = part, now
 
-    def _loop_begins(self, event: events.LoopBegins) -> None:
+    def _on_loop_begins(self, event: events.LoopBegins) -> None:
         fit = event.kind == "fit"
         doing = "callbacks" if fit else "validation"
         if event.outer:
@@ -139,17 +127,20 @@ class TimeBreakdown:
             self._pushed.clear()
             self.enter("start" if fit else "other", doing)
 
-    def _loop_ends(self, event: events.LoopEnds) -> None:
+    def _on_loop_ends(self, event: events.LoopEnds) -> None:
         if event.outer:
             self.pop()
         else:
             self.enter("other")
 
-    def _input_begins(self, event: events.InputBegins) -> None:
+    def _on_input_begins(self, event: events.InputBegins) -> None:
         self.enter("input")
         self._before_steps = dict(self._seconds)
 
-    def _steps_end(self, event: events.StepsEnd) -> None:
+    def _on_step_begins(self, _: events.StepBegins) -> None:
+        self.enter("compute")
+
+    def _on_steps_end(self, event: events.StepsEnd) -> None:
         waiting = event.communication if event.communication is not None else event.waiting or 0.0
         self.enter("compute")
         if event.inside:
@@ -158,7 +149,7 @@ class TimeBreakdown:
         self.reading = self._seconds["input"] - self._before_steps["input"]
         self._before_steps = dict(self._seconds)
 
-    def _call_ends(self, event: events.CallEnds) -> None:
+    def _on_call_ends(self, event: events.CallEnds) -> None:
         self.enter("callbacks")
         self._communicated(event.communication, usual=event.usual)
 
@@ -173,7 +164,13 @@ class TimeBreakdown:
         elif seconds:
             self.move("compute", "communication", seconds, since=self._before_steps)
 
-    def _part_ends(self, event: events.PartEnds) -> None:
+    def _on_part_changes(self, event: events.PartChanges) -> None:
+        self.enter(event.part)
+
+    def _on_part_begins(self, event: events.PartBegins) -> None:
+        self.push(event.part, event.doing)
+
+    def _on_part_ends(self, event: events.PartEnds) -> None:
         self.pop()
         if event.name and threading.get_ident() == self._owner:
             self._named[event.name] = self._named.get(event.name, 0.0) + event.seconds
@@ -183,4 +180,4 @@ class TimeBreakdown:
 breakdown = TimeBreakdown()
 """That of this process."""
 
-breakdown.listen()
+events.listen_always(breakdown)

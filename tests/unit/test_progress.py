@@ -25,11 +25,11 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> ProgressReporter:
     """This process has done nothing yet; gives what it would report."""
     monkeypatch.setattr(events, "_always", {})
     breakdown = TimeBreakdown()
-    breakdown.listen()
+    events.listen_always(breakdown)
     counter = StepCounter(breakdown)
-    counter.listen()
+    events.listen_always(counter)
     reporter = ProgressReporter(breakdown, counter)
-    reporter.listen()
+    events.listen_always(reporter)
     return reporter
 
 

@@ -54,10 +54,7 @@ class EventLog(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         """Begins to listen; the first line is written with the first epoch."""
         self._first_epoch = None
         if self._writes:
-            events.listen(events.EpochEnds, self._epoch_ends)
-            events.listen(events.Alarm, self._alarm)
-            events.listen(events.CheckpointSaved, self._checkpoint_saved)
-            events.listen(events.FitEnds, self._fit_ends)
+            events.listen(self)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """The first one says what the run is."""
@@ -101,19 +98,19 @@ class EventLog(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
             learning_rate=_rate(self.model),
         )
 
-    def _epoch_ends(self, event: events.EpochEnds) -> None:
+    def _on_epoch_ends(self, event: events.EpochEnds) -> None:
         rate = _rounded(of_epoch(event.record).examples_per_second, 2)
         self._write("epoch", **event.record, examples_per_second=rate, logs=event.logs)
 
-    def _alarm(self, event: events.Alarm) -> None:
+    def _on_alarm(self, event: events.Alarm) -> None:
         step = self._steps_before + (event.place.get("epoch_step") or self._in_epoch)
         place = {"epoch": self._epoch, "step": step, **event.place}
         self._write("alarm", **place, alarm=event.alarm, value=event.value, text=event.text)
 
-    def _checkpoint_saved(self, event: events.CheckpointSaved) -> None:
+    def _on_checkpoint_saved(self, event: events.CheckpointSaved) -> None:
         self._write("checkpoint", epoch=self._epoch, **event._asdict())
 
-    def _fit_ends(self, event: events.FitEnds) -> None:
+    def _on_fit_ends(self, event: events.FitEnds) -> None:
         self._write("end", status=event.status)
         with self._lock:
             if self._file is not None:

@@ -123,8 +123,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         if self._profile is not None:
             found.append(Profile(run.tensorboard, *self._profile))
         if job.is_chief():
-            events.listen(events.Trained, self._trained)
-            events.listen(events.FitEnds, self._fit_ends)
+            events.listen(self)
         return found
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -151,7 +150,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
             **self._notes,
         }
 
-    def _trained(self, event: events.Trained) -> None:
+    def _on_trained(self, event: events.Trained) -> None:
         def draw(run: RunDirectory) -> None:
             series, title = event.history.history, self._record["strategy"]
             with events.part("other", type(self).__name__):
@@ -159,7 +158,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
 
         self._write(draw)
 
-    def _fit_ends(self, event: events.FitEnds) -> None:
+    def _on_fit_ends(self, event: events.FitEnds) -> None:
         if event.status == "finished":
             self._write(lambda run: self._finish(run, event.history))
 

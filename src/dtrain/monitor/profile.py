@@ -38,7 +38,7 @@ class Profile(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Steps count from here."""
         self._before = counter.trained.steps
-        events.listen(events.FitEnds, lambda _: self.on_train_end())
+        events.listen(self)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Begins, if the next call makes the first of the steps or comes after it."""
@@ -58,9 +58,12 @@ class Profile(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
             self._stop()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Ends, if training was shorter, or ended by an error."""
+        """Ends, if training was shorter."""
         if self._state == "runs":
             self._stop()
+
+    def _on_fit_ends(self, _: events.FitEnds) -> None:
+        self.on_train_end()
 
     def _stop(self) -> None:
         self._state = "done"
