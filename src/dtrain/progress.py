@@ -41,11 +41,6 @@ _PHASES = {
 """What a launcher is told of a part of the time; "callbacks" of all others."""
 
 
-def watched() -> bool:
-    """Whether there is a launcher that wants to know."""
-    return channel.connected()
-
-
 class ProgressReporter:
     """What is reported: the thread that trains writes it, another one sends it.
 
@@ -96,7 +91,7 @@ class ProgressReporter:
 
     def _on_input_begins(self, event: events.InputBegins) -> None:
         if self._first_step is not None and self._kind == "fit":
-            self.step = self._first_step() if watched() else 0
+            self.step = self._first_step() if channel.connected() else 0
             self._first_step = None
 
     def _on_steps_end(self, event: events.StepsEnd) -> None:
@@ -116,7 +111,7 @@ class ProgressReporter:
 
     def _start(self) -> None:
         """Begins to report, once a process; a child that was forked begins anew."""
-        if (self._thread is not None and self._thread.is_alive()) or not watched():
+        if (self._thread is not None and self._thread.is_alive()) or not channel.connected():
             return
         if STACKS_SIGNAL is not None and signal.getsignal(STACKS_SIGNAL) == signal.SIG_DFL:
             # Into the descriptor itself: a deadlock may hold the lock of the file object, and the GIL.

@@ -103,7 +103,7 @@ def test_what_begins_inside_of_fit_ends_there(fresh: ProgressReporter) -> None:
 def test_steps_count_from_the_optimizers_number_and_once(
     fresh: ProgressReporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dtrain.progress.watched", lambda: True)
+    monkeypatch.setattr("dtrain.channel.connected", lambda: True)
     monkeypatch.setattr(fresh, "_start", lambda: None)
     with events.loop("fit", lambda: 120):
         events.emit(events.BetweenSteps(0))

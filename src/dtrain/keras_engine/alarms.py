@@ -41,17 +41,17 @@ class LossAlarm(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
 
     Args:
         on_nan: "warn", or "stop" to end training, too, on all workers after the same step.
-        says: whether this process is the one that tells of jumps.
+        reports: whether this process warns of jumps, and emits alarms.
     """
 
     dtrain_every_batch = False
 
-    def __init__(self, on_nan: OnNan = "warn", *, says: bool = True) -> None:
+    def __init__(self, on_nan: OnNan = "warn", *, reports: bool = True) -> None:
         super().__init__()
         if on_nan not in ("warn", "stop"):
             raise ConfigurationError(f"on_nan is {on_nan!r}.", hint='"warn" or "stop"')
         self._on_nan = on_nan
-        self._says = says
+        self._reports = reports
         # Training is ended where all workers are at the same step; a warning may come from another thread.
         self.async_safe = on_nan == "warn"
         self._lock = threading.Lock()
@@ -118,7 +118,7 @@ class LossAlarm(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
             "rate, a warm-up or global_clipnorm help against jumps."
         )
         self._lines += 1
-        if self._says:
+        if self._reports:
             if self._lines <= _MOST_LINES:
                 logger.warning("%s", line)
             self._emit("spike", recent, last, line)
@@ -137,7 +137,7 @@ class LossAlarm(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
             "keras.callbacks.TerminateOnNaN() ends training at the first one."
         )
         warnings.warn(line, stacklevel=2)
-        if self._says:
+        if self._reports:
             self._emit("nan", loss, steps, line)
 
     def _emit(self, alarm: str, value: float, step: int | None, text: str) -> None:

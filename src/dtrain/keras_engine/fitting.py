@@ -193,7 +193,7 @@ def _add_own(arguments: dict[str, Any], layout: ReplicaLayout | None, report: Ti
         worker = layout.worker if layout.workers > 1 else None
         own.append(InputReport(arguments["x"], worker=worker))
     if not any(isinstance(each, LossAlarm) for each in given):
-        own.append(LossAlarm(says=first))
+        own.append(LossAlarm(reports=first))
     if shown:
         own.append(ProgressBar())
     arguments["callbacks"] = [*given, *own, report]

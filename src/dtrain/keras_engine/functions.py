@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dtrain import channel
 from dtrain.keras_engine.asynchronous.functions import AsynchronousFunction, AsynchronousPredict
 from dtrain.keras_engine.input import Split
 from dtrain.keras_engine.local_steps import LocalProgram
@@ -18,7 +19,6 @@ from dtrain.keras_engine.scope import check_left_out
 from dtrain.keras_engine.step_function import StepFunction
 from dtrain.keras_engine.steps import StepProgram, step_is_stock
 from dtrain.log import logger
-from dtrain.progress import watched
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream.reach import replaces
 
@@ -95,7 +95,7 @@ def _of_whole_batches(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _noted(function: Any, model: Any, *, train: bool) -> Any:
     """The function itself where nobody watches."""
-    return NotedFunction(function, model, train=train) if watched() else function
+    return NotedFunction(function, model, train=train) if channel.connected() else function
 
 
 def trained_in_xla(model: Any) -> bool:

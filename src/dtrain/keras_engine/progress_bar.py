@@ -21,7 +21,7 @@ from dtrain.keras_engine.own_callbacks import Stateless
 from dtrain.log import logger
 from dtrain.training_rate import Figures, mark
 
-_WIDTH = 20  # signs of the bar
+_WIDTH = 20  # characters of the bar
 _REDRAW_SECONDS = 0.1
 _LINE_SECONDS = 10.0
 _WINDOW_SECONDS = 5.0  # rates are means over about as much
@@ -44,7 +44,7 @@ class ProgressBar(Stateless, keras.callbacks.ProgbarLogger):  # type: ignore[mis
         self._lock = threading.Lock()
         self._rate = _Rate()
         self._drawn_at = 0.0
-        self._drawn = 0  # signs of the line that stands on the terminal
+        self._drawn = 0  # characters of the line that stands on the terminal
         self._epoch = 0
         self._begun = 0.0
         self._fit_begun = 0.0
@@ -102,14 +102,14 @@ class ProgressBar(Stateless, keras.callbacks.ProgbarLogger):  # type: ignore[mis
 
     def _draw(self, logs: Mapping[str, Any], now: float, *, over: bool) -> None:
         live = _is_live() and self.verbose == 1
-        line, signs = self._line(logs, now, over=over, coloured=live)
+        line, characters = self._line(logs, now, over=over, coloured=live)
         # What the line before had more stays on the terminal otherwise.
-        spaces = " " * max(0, self._drawn - signs)
+        spaces = " " * max(0, self._drawn - characters)
         _write(("\r" if live else "") + line + (spaces if live else "") + ("\n" if over or not live else ""))
-        self._drawn = 0 if over else signs
+        self._drawn = 0 if over else characters
 
     def _line(self, logs: Mapping[str, Any], now: float, *, over: bool, coloured: bool) -> tuple[str, int]:
-        """The line, and how many signs it has on a terminal."""
+        """The line, and how many characters it has on a terminal."""
         target = self.target
         count = f"{self.seen:{len(str(target))}d}/{target}" if target else f"{self.seen:7d}/Unknown"
         words = [f"{count} {_bar(self.seen / target)}" if target else count]
@@ -124,8 +124,8 @@ class ProgressBar(Stateless, keras.callbacks.ProgbarLogger):  # type: ignore[mis
             facts.append(f"data wait {100 * rate.data_wait:.0f}%")
         facts += [f"{name}: {_value(value)}" for name, value in logs.items() if name != training_rate.NAME]
         line = " - ".join([" ".join(word for word in words if word), *facts])
-        signs = len(line)
-        return (line.replace(count, f"\x1b[1m{count}\x1b[0m", 1) if coloured else line), signs
+        characters = len(line)
+        return (line.replace(count, f"\x1b[1m{count}\x1b[0m", 1) if coloured else line), characters
 
     def _left(self, now: float) -> str:
         """The time left of the epoch, and of all of them."""
@@ -217,7 +217,7 @@ def _write(text: str) -> None:
     if keras.config.is_interactive_logging_enabled():
         try:
             sys.stdout.write(text)
-        except UnicodeEncodeError:  # as Keras' own bar: signs that the stream lacks are not worth an error
+        except UnicodeEncodeError:  # as Keras' own bar: characters that the stream lacks are no error
             encoding = sys.stdout.encoding or "ascii"
             sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
         sys.stdout.flush()

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from dtrain import channel
 from dtrain.keras_engine.input import SplitIterator, rows_of, split_of
 from dtrain.keras_engine.passes import Stack
-from dtrain.progress import reporter, watched
+from dtrain.progress import reporter
 from dtrain.upstream import tensorflow as upstream_tf
 
 One = Callable[..., Any]
@@ -53,7 +54,7 @@ class Run:
         self._steps = sum(times for _, times in rounds)
         self._whole = iterator.whole  # not the iterator, which would live as long as this
         self._outputs, self._waited = rounds[-1][0].structured_outputs  # type: ignore[attr-defined]
-        self._clock = _Clock() if watched() else None
+        self._clock = _Clock() if channel.connected() else None
         loop = self._counted if exact or iterator.stacked else self._until_end
         # Traced at once: a function of its own for each model is no sign of too much tracing.
         traced = tf.function(loop, autograph=False)

@@ -28,7 +28,7 @@ _PARTS = {
     *("reading", "between", "parts"),
 }
 _INTERVAL = 1.0  # seconds between two of a worker's messages, at least
-_LOOK = 2  # milliseconds for a message that may not be there,
+_WAIT = 2  # milliseconds for a message that may not be there,
 _READ = 10_000  # and for one that is
 
 _fits = itertools.count()  # every worker counts alike
@@ -36,8 +36,8 @@ _published = 0  # messages, by this process
 _read: dict[int, int] = {}  # by worker: how many of its messages were read
 
 
-class Workers:
-    """What is known of the workers of a job.
+class WorkerTimes:
+    """The times of all workers of a job, as far as the first one has received them.
 
     Args:
         layout: the strategy's; None where workers do not wait for each other.
@@ -52,7 +52,7 @@ class Workers:
         self._fit = next(_fits)
         self._mine: dict[str, Any] | None = None
         self._unsent = False
-        self._sent_at = self._looked_at = -_INTERVAL
+        self._sent_at = self._received_at = -_INTERVAL
         self._found: dict[int, dict[str, Any]] = {}
 
     def publish(self, epoch: int, before: Totals, now: Totals, parts: dict[str, float]) -> None:
@@ -94,18 +94,18 @@ class Workers:
             return []
         if self._mine is not None:
             self._found[0] = self._mine
-        if published is not None or time.monotonic() - self._looked_at >= _INTERVAL:
-            self._looked_at = time.monotonic()
+        if published is not None or time.monotonic() - self._received_at >= _INTERVAL:
+            self._received_at = time.monotonic()
             for worker in range(1, self._layout.workers):
-                self._look(worker, 0 if published is None else published[worker])
+                self._receive(worker, 0 if published is None else published[worker])
         return [self._found[worker] for worker in sorted(self._found)]
 
-    def _look(self, worker: int, published: int) -> None:
+    def _receive(self, worker: int, published: int) -> None:
         """Reads all that a worker has published, at least so many messages."""
         while True:
             number = _read.get(worker, 0)
             there = store(self._layout)
-            text = there.get(_TOPIC, number, worker, _READ if number < published else _LOOK)
+            text = there.get(_TOPIC, number, worker, _READ if number < published else _WAIT)
             if text is None:
                 return
             _read[worker] = number + 1

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dtrain import events, training_rate
+from dtrain import channel, events, training_rate
 from dtrain.keras_engine.own_callbacks import HistoryReport
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.slow_workers import Workers, slow_worker
+from dtrain.keras_engine.slow_workers import WorkerTimes, slow_worker
 from dtrain.log import logger
-from dtrain.progress import watched
 from dtrain.step_counts import Totals, counter
 from dtrain.time_breakdown import PARTS, breakdown
 
@@ -45,17 +44,17 @@ class TimeReport(HistoryReport):
 
     def __init__(self, layout: ReplicaLayout | None = None) -> None:
         super().__init__("time_report")
-        self._workers = Workers(layout)
+        self._workers = WorkerTimes(layout)
         # The time of a fit inside of another is the other's.
-        self._speaks = self._workers.first and not events.in_loop()
-        self._said: set[str] = set()
+        self._logs_causes = self._workers.first and not events.in_loop()
+        self._logged: set[str] = set()
         self._logs: dict[str, Any] = {}
         self._ended = False  # whether an epoch has, here
-        self._before = _standing()
+        self._before = _snapshot()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Takes the epoch down."""
-        before, now = self._before, _standing()
+        before, now = self._before, _snapshot()
         self._before = now
         parts = {part: round(now.mark.parts[part] - before.mark.parts[part], 6) for part in PARTS}
         callbacks = {name: round(each - before.named.get(name, 0.0), 6) for name, each in now.named.items()}
@@ -72,7 +71,7 @@ class TimeReport(HistoryReport):
         }
         self._workers.publish(epoch, before.totals, now.totals, parts)
         self.epochs.append(found)
-        self._look(found)
+        self._find_causes(found)
         self._logs, self._ended = dict(logs or {}), True
         events.emit(events.EpochEnds(found, self._logs))
 
@@ -88,7 +87,7 @@ class TimeReport(HistoryReport):
         """
         if not self._ended:  # what is listed is of another process
             return
-        last, before, now = self.epochs[-1], self._before, _standing()
+        last, before, now = self.epochs[-1], self._before, _snapshot()
         for part in PARTS:
             more = now.mark.parts[part] - before.mark.parts[part]
             last["parts"][part] = round(last["parts"][part] + more, 6)
@@ -97,30 +96,30 @@ class TimeReport(HistoryReport):
             if more > 0:
                 last["callbacks"][name] = round(last["callbacks"].get(name, 0.0) + more, 6)
         last["seconds"] = round(sum(last["parts"].values()), 6)
-        self._look(last, published)
+        self._find_causes(last, published)
         events.emit(events.EpochEnds(last, self._logs))
 
-    def _look(self, found: dict[str, Any], published: Sequence[int] | None = None) -> None:
-        """Finds what took much of an epoch's time, and says each kind of it once."""
+    def _find_causes(self, found: dict[str, Any], published: Sequence[int] | None = None) -> None:
+        """Finds what took much of an epoch's time, and logs each kind of it once."""
         found["workers"] = self._workers.known(published)
         found["causes"] = [*_causes(found), *slow_worker(found["workers"])]
         for cause in found["causes"]:
-            # Waiting for data is the input report's to say, which knows what would help.
+            # The input report logs this one: it knows what would help.
             key = cause["cause"] + cause.get("task", "")
-            if cause["cause"] == "input" or key in self._said or not self._speaks:
+            if cause["cause"] == "input" or key in self._logged or not self._logs_causes:
                 continue
-            if cause["cause"] == "slow_worker" and self._others_say(ended=published is not None):
+            if cause["cause"] == "slow_worker" and self._launcher_tells(ended=published is not None):
                 continue
-            self._said.add(key)
+            self._logged.add(key)
             logger.warning("%s", cause["text"])
 
-    def _others_say(self, *, ended: bool) -> bool:
+    def _launcher_tells(self, *, ended: bool) -> bool:
         """Whether a launcher names who is slow; where a fit was over too soon for it, the report does."""
         seconds = sum(each["seconds"] - each["parts"]["start"] for each in self.epochs)
-        return watched() and not (ended and seconds < _WATCHDOG_SECONDS)
+        return channel.connected() and not (ended and seconds < _WATCHDOG_SECONDS)
 
 
-class _Standing(NamedTuple):
+class _Snapshot(NamedTuple):
     """What was counted by a moment: one reading ends an epoch and begins the next, so none of it is lost."""
 
     mark: training_rate.Mark
@@ -128,8 +127,8 @@ class _Standing(NamedTuple):
     totals: Totals
 
 
-def _standing() -> _Standing:
-    return _Standing(training_rate.mark(), breakdown.named(), counter.totals)
+def _snapshot() -> _Snapshot:
+    return _Snapshot(training_rate.mark(), breakdown.named(), counter.totals)
 
 
 def _rounded(figures: training_rate.Figures) -> dict[str, Any]:

@@ -115,7 +115,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
             RateLogs(),
             keras.callbacks.CSVLogger(str(run.metrics), append=again),
             EventLog(run.events, self._record),
-            LossAlarm(self._on_nan, says=job.is_chief()),
+            LossAlarm(self._on_nan, reports=job.is_chief()),
         ]
         if self._tensorboard:
             board = keras.callbacks.TensorBoard(str(run.tensorboard), histogram_freq=self._histograms)

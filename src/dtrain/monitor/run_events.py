@@ -1,4 +1,4 @@
-"""The story that a run's events tell: attempts, epochs, steps, alarms and checkpoints, in order.
+"""What a run's events say together: attempts, epochs, steps, alarms and checkpoints, in order.
 
 It gives meaning to events that `dtrain.monitor.event_file` has read. Fields that are missing, or of another
 kind than they should be, count as not known.
@@ -31,7 +31,7 @@ _LONGEST = 1000  # characters of a text in an event
 
 
 @dataclass(frozen=True)
-class Story:
+class EventSummary:
     """What the events say; `end` is the status that the last attempt ended with, `last` the last time."""
 
     epochs: tuple[Epoch, ...] = ()
@@ -43,10 +43,10 @@ class Story:
     last: float | None = None
 
 
-def tell(events: Sequence[Event]) -> Story:
+def summarize_events(events: Sequence[Event]) -> EventSummary:
     """Put events in order: by attempt, and of what was told twice the later."""
     if not events:
-        return Story()
+        return EventSummary()
     spans = _attempt_spans(events)
     attempts = tuple(_attempt(number, events[start:stop]) for number, (start, stop) in enumerate(spans))
     epochs = {
@@ -54,7 +54,7 @@ def tell(events: Sequence[Event]) -> Story:
         for event in events
         if event["kind"] == "epoch" and (number := _count(event.get("epoch"))) is not None
     }
-    return Story(
+    return EventSummary(
         epochs=tuple(epochs[number] for number in sorted(epochs)),
         steps=_steps([events[start:stop] for start, stop in spans], attempts),
         alarms=tuple(

@@ -20,7 +20,7 @@ from dtrain.monitor.event_file import is_known_version, parse_events, versions
 from dtrain.monitor.metrics_file import parse_metrics
 from dtrain.monitor.run_data import RATE, Epoch, Run, State
 from dtrain.monitor.run_directory import RunDirectory, is_locked
-from dtrain.monitor.run_events import Story, tell
+from dtrain.monitor.run_events import EventSummary, summarize_events
 from dtrain.monitor.tensorboard_file import Scalars, read_tensorboard
 
 _LOOKED_FOR = ("run.json", EVENTS, "metrics.csv", "tensorboard/")
@@ -68,11 +68,11 @@ def read_run(path: str | os.PathLike[str], *, name: str = "") -> Run:
     process = is_locked(directory)
     running = process is True and record.get("status") != "finished"
     sources = ["run.json"] if record else []
-    story = Story()
+    summary = EventSummary()
     by_epoch: dict[int, dict[str, float | None]] = {}
     if (content := _read(directory.events, problems)) is not None:
         events, found = parse_events(content, running=running)
-        story = tell(events)
+        summary = summarize_events(events)
         problems += found
         sources += [EVENTS] if events else []
     # A run that has just begun has no metrics yet, and a record alone is told elsewhere.
@@ -81,22 +81,22 @@ def read_run(path: str | os.PathLike[str], *, name: str = "") -> Run:
         problems += found
         sources += ["metrics.csv"] if by_epoch else []
     scalars: dict[str, tuple[tuple[float, float], ...]] = {}
-    if not story.epochs and not by_epoch and directory.tensorboard.is_dir():
+    if not summary.epochs and not by_epoch and directory.tensorboard.is_dir():
         by_epoch, scalars, found = _tensorboard(directory)
         problems += found
         sources.append("tensorboard/")
-    state, text = _state(record, story, process, _last_sign(directory, story))
+    state, text = _state(record, summary, process, _last_sign(directory, summary))
     return Run(
         path=directory.path,
         name=name or directory.path.name,
         record=record,
         state=state,
         state_text=text,
-        epochs=_merge(story.epochs, by_epoch),
-        steps=story.steps,
-        alarms=story.alarms,
-        checkpoints=story.checkpoints,
-        attempts=story.attempts,
+        epochs=_merge(summary.epochs, by_epoch),
+        steps=summary.steps,
+        alarms=summary.alarms,
+        checkpoints=summary.checkpoints,
+        attempts=summary.attempts,
         scalars=scalars,
         problems=tuple(problems),
         sources=tuple(sources),
@@ -210,10 +210,10 @@ def _merge(
     return tuple(found[number] for number in sorted(found))
 
 
-def _last_sign(directory: RunDirectory, story: Story) -> float | None:
+def _last_sign(directory: RunDirectory, summary: EventSummary) -> float | None:
     """When the run was last heard of, in Unix seconds."""
-    if story.last is not None:
-        return story.last
+    if summary.last is not None:
+        return summary.last
     times = []
     for file in (directory.metrics, directory.record):
         try:
@@ -224,23 +224,23 @@ def _last_sign(directory: RunDirectory, story: Story) -> float | None:
 
 
 def _state(
-    record: Mapping[str, Any], story: Story, process: bool | None, last: float | None
+    record: Mapping[str, Any], summary: EventSummary, process: bool | None, last: float | None
 ) -> tuple[State, str]:
     """Whether the run has ended, and that in words."""
     since = "" if last is None else f", last event {_ago(time.time() - last)}"
     if record.get("status") == "finished":
         return "finished", "finished"
-    if story.end == "failed":  # a process that lives on, such as a notebook's, is no run
+    if summary.end == "failed":  # a process that lives on, such as a notebook's, is no run
         return "failed", f"failed{since}"
     if process:
         return "running", f"still running{since}"
-    if not record and story.end == "finished":
+    if not record and summary.end == "finished":
         return "finished", "finished"
-    if not record and not story.attempts:
+    if not record and not summary.attempts:
         return "unknown", "not known: there is no record of the run"
     if process is None:
         return "unknown", f"running or left, which this file system does not tell{since}"
-    if story.end == "finished":
+    if summary.end == "finished":
         return "left", f"trained to the end, but not its program{since}"
     return "left", f"ended without finishing{since}"
 
