@@ -160,7 +160,7 @@ class FitEnds(NamedTuple):
     history: Any = None
 
 
-_PREFIX = "_on_"
+_PREFIX = "_handle_"
 _Handlers = dict[type, list[Callable[[Any], None]]]
 
 _always: _Handlers = {}
@@ -184,7 +184,7 @@ def listen(listener: object) -> None:
     A `fit` inside of another has listeners of its own. Outside of any, nothing is listened to.
 
     Args:
-        listener: for each event that it wants it has a method, such as `_on_steps_end` for `StepsEnd`.
+        listener: for each event that it wants it has a method, such as `_handle_steps_end` for `StepsEnd`.
     """
     if _fits:
         _register(listener, _fits[-1])

@@ -72,32 +72,32 @@ class ProgressReporter:
         found = _PHASES.get(self._breakdown.doing, "callbacks")
         return "input" if found == "step" and self.reads is not None and self.reads() else found
 
-    def _on_loop_begins(self, event: events.LoopBegins) -> None:
+    def _handle_loop_begins(self, event: events.LoopBegins) -> None:
         self._kind = event.kind
         if event.kind == "fit":
             self._first_step = event.step
         self._start()
         self._wake.set()
 
-    def _on_loop_ends(self, event: events.LoopEnds) -> None:
+    def _handle_loop_ends(self, event: events.LoopEnds) -> None:
         self._kind = event.outer
         if not event.outer and self._thread is not None:
             # At once: it may have ended by an error, and the step tells the launcher whether it is the same.
             channel.tell_progress(self.step, "idle", train=event.kind == "fit", done=self.done)
         self._wake.set()
 
-    def _on_training_from(self, event: events.TrainingFrom) -> None:
+    def _handle_training_from(self, event: events.TrainingFrom) -> None:
         self.step, self._first_step = event.step, None
 
-    def _on_input_begins(self, event: events.InputBegins) -> None:
+    def _handle_input_begins(self, event: events.InputBegins) -> None:
         if self._first_step is not None and self._kind == "fit":
             self.step = self._first_step() if channel.connected() else 0
             self._first_step = None
 
-    def _on_steps_end(self, event: events.StepsEnd) -> None:
+    def _handle_steps_end(self, event: events.StepsEnd) -> None:
         self._count(event.steps, train=event.train)
 
-    def _on_between_steps(self, event: events.BetweenSteps) -> None:
+    def _handle_between_steps(self, event: events.BetweenSteps) -> None:
         """Counts the steps of functions that do not emit `StepsEnd` themselves."""
         if event.done > self._between[0] and self.done == self._between[1]:
             self._count(1, train=self._kind == "fit")

@@ -119,28 +119,28 @@ class StepCounter:
         self._reading = self._between = 0.0
         self._waited = 0.0  # between steps, for the other workers
 
-    def _on_loop_begins(self, event: events.LoopBegins) -> None:
+    def _handle_loop_begins(self, event: events.LoopBegins) -> None:
         self._outer.append((self.trained, self.traced))
         self._source = None
 
-    def _on_loop_ends(self, event: events.LoopEnds) -> None:
+    def _handle_loop_ends(self, event: events.LoopEnds) -> None:
         before = self._outer.pop()
         self._source = None
         if event.outer:  # what a `fit` inside of another did is none of the other's
             self.trained, self.traced = before
 
-    def _on_input_begins(self, event: events.InputBegins) -> None:
+    def _handle_input_begins(self, event: events.InputBegins) -> None:
         now = time.perf_counter()
         if event.source is not self._source:
             self._waited, self._ended = 0.0, now
         self._between = now - self._ended - self._waited
         self._source, self._begun = event.source, now
 
-    def _on_step_begins(self, event: events.StepBegins) -> None:
+    def _handle_step_begins(self, event: events.StepBegins) -> None:
         now = time.perf_counter()
         self._reading, self._begun = now - self._begun, now
 
-    def _on_steps_end(self, event: events.StepsEnd) -> None:
+    def _handle_steps_end(self, event: events.StepsEnd) -> None:
         now = time.perf_counter()
         if event.train:
             self.trained = self.trained.more(event.steps, event.examples)
@@ -160,16 +160,16 @@ class StepCounter:
         self._ended = now
         self._between = self._waited = 0.0
 
-    def _on_call_ends(self, event: events.CallEnds) -> None:
+    def _handle_call_ends(self, event: events.CallEnds) -> None:
         now = time.perf_counter()
         if event.train and event.usual:
             self.totals = self.totals._replace(together=self.totals.together + now - self._ended)
         self._ended = now
 
-    def _on_batches_taken(self, event: events.BatchesTaken) -> None:
+    def _handle_batches_taken(self, event: events.BatchesTaken) -> None:
         self.trained = self.trained.more(event.steps, event.examples)
 
-    def _on_part_ends(self, event: events.PartEnds) -> None:
+    def _handle_part_ends(self, event: events.PartEnds) -> None:
         if event.part == "communication":
             self._waited += event.seconds
 

@@ -117,7 +117,7 @@ class TimeBreakdown:
         self._seconds[self._part] += now - self._since
         self._part, self._since = part, now
 
-    def _on_loop_begins(self, event: events.LoopBegins) -> None:
+    def _handle_loop_begins(self, event: events.LoopBegins) -> None:
         fit = event.kind == "fit"
         doing = "callbacks" if fit else "validation"
         if event.outer:
@@ -127,20 +127,20 @@ class TimeBreakdown:
             self._pushed.clear()
             self.enter("start" if fit else "other", doing)
 
-    def _on_loop_ends(self, event: events.LoopEnds) -> None:
+    def _handle_loop_ends(self, event: events.LoopEnds) -> None:
         if event.outer:
             self.pop()
         else:
             self.enter("other")
 
-    def _on_input_begins(self, event: events.InputBegins) -> None:
+    def _handle_input_begins(self, event: events.InputBegins) -> None:
         self.enter("input")
         self._before_steps = dict(self._seconds)
 
-    def _on_step_begins(self, _: events.StepBegins) -> None:
+    def _handle_step_begins(self, _: events.StepBegins) -> None:
         self.enter("compute")
 
-    def _on_steps_end(self, event: events.StepsEnd) -> None:
+    def _handle_steps_end(self, event: events.StepsEnd) -> None:
         waiting = event.communication if event.communication is not None else event.waiting or 0.0
         self.enter("compute")
         if event.inside:
@@ -149,7 +149,7 @@ class TimeBreakdown:
         self.reading = self._seconds["input"] - self._before_steps["input"]
         self._before_steps = dict(self._seconds)
 
-    def _on_call_ends(self, event: events.CallEnds) -> None:
+    def _handle_call_ends(self, event: events.CallEnds) -> None:
         self.enter("callbacks")
         self._communicated(event.communication, usual=event.usual)
 
@@ -164,13 +164,13 @@ class TimeBreakdown:
         elif seconds:
             self.move("compute", "communication", seconds, since=self._before_steps)
 
-    def _on_part_changes(self, event: events.PartChanges) -> None:
+    def _handle_part_changes(self, event: events.PartChanges) -> None:
         self.enter(event.part)
 
-    def _on_part_begins(self, event: events.PartBegins) -> None:
+    def _handle_part_begins(self, event: events.PartBegins) -> None:
         self.push(event.part, event.doing)
 
-    def _on_part_ends(self, event: events.PartEnds) -> None:
+    def _handle_part_ends(self, event: events.PartEnds) -> None:
         self.pop()
         if event.name and threading.get_ident() == self._owner:
             self._named[event.name] = self._named.get(event.name, 0.0) + event.seconds

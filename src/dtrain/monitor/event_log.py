@@ -98,19 +98,19 @@ class EventLog(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
             learning_rate=_rate(self.model),
         )
 
-    def _on_epoch_ends(self, event: events.EpochEnds) -> None:
+    def _handle_epoch_ends(self, event: events.EpochEnds) -> None:
         rate = _rounded(of_epoch(event.record).examples_per_second, 2)
         self._write("epoch", **event.record, examples_per_second=rate, logs=event.logs)
 
-    def _on_alarm(self, event: events.Alarm) -> None:
+    def _handle_alarm(self, event: events.Alarm) -> None:
         step = self._steps_before + (event.place.get("epoch_step") or self._in_epoch)
         place = {"epoch": self._epoch, "step": step, **event.place}
         self._write("alarm", **place, alarm=event.alarm, value=event.value, text=event.text)
 
-    def _on_checkpoint_saved(self, event: events.CheckpointSaved) -> None:
+    def _handle_checkpoint_saved(self, event: events.CheckpointSaved) -> None:
         self._write("checkpoint", epoch=self._epoch, **event._asdict())
 
-    def _on_fit_ends(self, event: events.FitEnds) -> None:
+    def _handle_fit_ends(self, event: events.FitEnds) -> None:
         self._write("end", status=event.status)
         with self._lock:
             if self._file is not None:

@@ -150,7 +150,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
             **self._notes,
         }
 
-    def _on_trained(self, event: events.Trained) -> None:
+    def _handle_trained(self, event: events.Trained) -> None:
         def draw(run: RunDirectory) -> None:
             series, title = event.history.history, self._record["strategy"]
             with events.part("other", type(self).__name__):
@@ -158,7 +158,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
 
         self._write(draw)
 
-    def _on_fit_ends(self, event: events.FitEnds) -> None:
+    def _handle_fit_ends(self, event: events.FitEnds) -> None:
         if event.status == "finished":
             self._write(lambda run: self._finish(run, event.history))
 

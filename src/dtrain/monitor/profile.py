@@ -62,7 +62,7 @@ class Profile(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         if self._state == "runs":
             self._stop()
 
-    def _on_fit_ends(self, _: events.FitEnds) -> None:
+    def _handle_fit_ends(self, _: events.FitEnds) -> None:
         self.on_train_end()
 
     def _stop(self) -> None:
