@@ -10,21 +10,19 @@ import atexit
 import collections
 import contextlib
 import json
-import math
 import os
 import select
 import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
-from dtrain import cluster
+from dtrain import cluster, task_hooks
 from dtrain.cluster import settings
 from dtrain.errors import DtrainError
-from dtrain.plain_text import cleaned
-from dtrain.topology import KNOWN_JOBS, Task
+from dtrain.task_messages import REASON_LIMIT, Message, parse
+from dtrain.topology import Task
 
 VARIABLE = "DTRAIN_CHANNEL_FD"
 """The environment variable in which a task finds the pipe; see `Listener.address`."""
@@ -33,101 +31,8 @@ RUN_AGAIN = 75
 """The exit status (EX_TEMPFAIL) of a task that saved a checkpoint and wants its job to be run again."""
 
 _LINE_LIMIT = 4096  # bytes that Linux writes to a pipe in one piece, whoever else writes
-_REASON_LIMIT = 500  # characters
-_COUNT_LIMIT = 1 << 63  # no step has a higher number
-_PID_LIMIT = 1 << 31
+_CATCH_UP = 1.0  # seconds for the launcher to read what lies in the pipe
 _LAST_WORDS = 5.0  # seconds that a process that ends waits for a launcher that does not listen
-
-
-@dataclass(frozen=True)
-class Request:
-    """The wish that a task be killed, and so started again where the job's rules say so.
-
-    Attributes:
-        task: which one.
-        reason: what is wrong with it, for the user.
-        pid: the process that is meant, so that one which took its place meanwhile is spared; None for any.
-    """
-
-    task: Task
-    reason: str
-    pid: int | None = None
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a task is in its `fit`, `evaluate` or `predict`.
-
-    Attributes:
-        task: which one.
-        pid: its process.
-        step: training steps completed: the optimizer's count, so that it goes on where a checkpoint ended.
-        phase: "input", "step", "callbacks", "evaluate", "checkpoint" or "idle".
-        seconds_per_step: its usual step, from one to the next, or None where too few are known.
-        own_seconds: what of that it does not spend waiting for the other workers, or None if not measured.
-        train: whether it trains; otherwise it evaluates or predicts.
-        done: steps of any kind completed in this life of the process; whoever does not count them is taken
-            to have done as many as `step` says.
-        own_input: what of `own_seconds` is spent on getting the next batch, or None.
-        own_callbacks: what of it is spent between two steps, or None.
-    """
-
-    task: Task
-    pid: int
-    step: int
-    phase: str
-    seconds_per_step: float | None
-    own_seconds: float | None
-    train: bool
-    done: int = 0
-    own_input: float | None = None
-    own_callbacks: float | None = None
-
-
-@dataclass(frozen=True)
-class CheckpointNote:
-    """A checkpoint was committed.
-
-    Attributes:
-        task: who says so.
-        step: the training step that it holds; -1 while a folder is in use and nothing saved yet, which also
-            says that the task answers SIGTERM by saving.
-        folder: the checkpoints' folder.
-    """
-
-    task: Task
-    step: int
-    folder: str
-
-
-@dataclass(frozen=True)
-class RemoveNote:
-    """A path that nobody needs any more once the job has ended well."""
-
-    path: str
-
-
-@dataclass(frozen=True)
-class ConnectedNote:
-    """A task has made a strategy that connects it to the others of its job."""
-
-    task: Task
-
-
-@dataclass(frozen=True)
-class MeetingNote:
-    """A task waits for the others of its job before training.
-
-    Attributes:
-        task: which one.
-        over: whether it has met them.
-    """
-
-    task: Task
-    over: bool
-
-
-Message = Request | Progress | CheckpointNote | RemoveNote | ConnectedNote | MeetingNote
 
 
 def request_restart(job: str, index: int, reason: str, *, pid: int | None = None) -> bool:
@@ -142,10 +47,7 @@ def request_restart(job: str, index: int, reason: str, *, pid: int | None = None
     Returns:
         Whether there is a launcher that takes requests; not yet that it has done anything.
     """
-    message = {"restart": f"{job}:{index}", "reason": reason[:_REASON_LIMIT], "pid": pid}
-    if len(_line(message)) > _LINE_LIMIT:  # ASCII escapes have made it long
-        message["reason"] = "no reason that can be shown"
-    return _notes.send(_line(message))
+    return _notes.send(_line({"restart": f"{job}:{index}", "reason": reason[:REASON_LIMIT], "pid": pid}))
 
 
 def tell_progress(
@@ -172,10 +74,11 @@ def tell_progress(
         "seconds_per_step": seconds_per_step,
         "own_seconds": own_seconds,
         "train": train,
-        "done": done,
+        "done": step if done is None else done,
         "own_input": own_input,
         "own_callbacks": own_callbacks,
     }
+    _introduce()
     descriptor = _pipe()
     with contextlib.suppress(OSError):  # full, or the launcher is gone
         if descriptor is not None:
@@ -206,11 +109,23 @@ def tell_connected() -> bool:
 
 
 @contextlib.contextmanager
-def meeting() -> Iterator[None]:
+def rendezvous() -> Iterator[None]:
     """Tell the launcher that this task waits for the others, while the `with` block runs."""
-    _notes.send(_line({"meeting": _myself(), "over": False}))
+    _notes.send(_line({"rendezvous": _myself(), "over": False}))
     yield
-    _notes.send(_line({"meeting": _myself(), "over": True}))
+    _notes.send(_line({"rendezvous": _myself(), "over": True}))
+
+
+def tell_failure(exception: str, *, lost_peer: bool = False, hint: str = "") -> bool:
+    """Tell the launcher why this task ends; arguments as the attributes of `FailureNote`."""
+    text = exception[:REASON_LIMIT]
+    return _notes.send(_line({"failure": _myself(), "exception": text, "lost_peer": lost_peer, "hint": hint}))
+
+
+def _introduce() -> None:
+    """Tell the launcher, before the first message, what the libraries of this task found at their import."""
+    if (found := task_hooks.imports()) is not None:
+        _notes.send(_line({"imports": _myself(), **found}))
 
 
 def connected() -> bool:
@@ -236,6 +151,7 @@ class _Notes:
 
     def send(self, line: bytes) -> bool:
         """Whether there is a pipe to send a line over, now or later; no line is longer than the limit."""
+        _introduce()
         descriptor = _pipe()
         if descriptor is None or len(line) > _LINE_LIMIT:
             return False
@@ -328,7 +244,8 @@ def _myself() -> str:
 
 
 def _line(message: dict[str, Any]) -> bytes:
-    return json.dumps(message).encode() + b"\n"
+    # Where a character cannot be encoded, Python's escape is JSON's too.
+    return json.dumps(message, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
 class Listener:
@@ -343,16 +260,30 @@ class Listener:
         self._reading, self.descriptor = os.pipe()
         self.address = f"{self.descriptor}:{os.fstat(self.descriptor).st_ino}"
         self._end = f"end of {self.address}\n".encode()
+        self._mark = f"mark of {self.address}\n".encode()
+        self._marked = threading.Event()
+        self._closing = threading.Lock()
+        self._closed = False
         self._thread = threading.Thread(target=self._listen, name="dtrain-channel", daemon=True)
         self._thread.start()
+
+    def catch_up(self) -> None:
+        """Return when `on_message` was called with all that was said until now, or after a second."""
+        with self._closing:
+            if not self._closed and select.select([], [self.descriptor], [], _CATCH_UP)[1]:
+                self._marked.clear()
+                os.write(self.descriptor, self._mark)
+                self._marked.wait(_CATCH_UP)
 
     def close(self) -> None:
         """Hear what was said until now, and nothing more. Call it when no task is left."""
         # A stranger may still hold the other end, so that the pipe alone would not end.
-        if select.select([], [self.descriptor], [], 1.0)[1]:
-            with contextlib.suppress(BrokenPipeError):
-                os.write(self.descriptor, self._end)
-        os.close(self.descriptor)
+        with self._closing:
+            self._closed = True
+            if select.select([], [self.descriptor], [], _CATCH_UP)[1]:
+                with contextlib.suppress(BrokenPipeError):
+                    os.write(self.descriptor, self._end)
+            os.close(self.descriptor)
         self._thread.join(timeout=1.0)
 
     def _listen(self) -> None:
@@ -360,106 +291,9 @@ class Listener:
             while line := pipe.readline(_LINE_LIMIT):
                 if line.endswith(self._end):
                     return
+                if line.endswith(self._mark):
+                    self._marked.set()
+                    continue
                 message = parse(line)
                 if message is not None:
                     self._on_message(message)
-
-
-def parse(line: bytes) -> Message | None:
-    """The message in a line, or None where there is none that can be understood."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, dict):
-        return None
-    for kind, read in _READERS.items():
-        if kind in found:
-            return read(found)
-    return None
-
-
-def _request(found: dict[str, Any]) -> Request | None:
-    task = _task(found["restart"])
-    if task is None:
-        return None
-    pid, reason = found.get("pid"), found.get("reason")
-    if pid is not None and not _is_pid(pid):
-        return None
-    return Request(task, cleaned(reason if isinstance(reason, str) else "", _REASON_LIMIT), pid)
-
-
-def _progress(found: dict[str, Any]) -> Progress | None:
-    task = _task(found["progress"])
-    pid, step, phase = found.get("pid"), found.get("step"), found.get("phase")
-    if task is None or not (_is_pid(pid) and _is_count(step) and isinstance(phase, str)):
-        return None
-    done = found.get("done")
-    return Progress(
-        task,
-        pid,
-        step,
-        cleaned(phase),
-        _seconds(found.get("seconds_per_step")),
-        _seconds(found.get("own_seconds")),
-        bool(found.get("train")),
-        done=done if _is_count(done) else step,
-        own_input=_seconds(found.get("own_input")),
-        own_callbacks=_seconds(found.get("own_callbacks")),
-    )
-
-
-def _checkpoint(found: dict[str, Any]) -> CheckpointNote | None:
-    task, step, folder = _task(found["checkpoint"]), found.get("step"), found.get("folder")
-    if task is None or not (_is_count(step, least=-1) and isinstance(folder, str)):
-        return None
-    return CheckpointNote(task, step, folder)
-
-
-def _removal(found: dict[str, Any]) -> RemoveNote | None:
-    path = found["remove"]
-    return RemoveNote(path) if isinstance(path, str) and path else None
-
-
-def _connected(found: dict[str, Any]) -> ConnectedNote | None:
-    task = _task(found["connected"])
-    return None if task is None else ConnectedNote(task)
-
-
-def _meeting(found: dict[str, Any]) -> MeetingNote | None:
-    task = _task(found["meeting"])
-    return None if task is None else MeetingNote(task, found.get("over") is True)
-
-
-_READERS: dict[str, Callable[[dict[str, Any]], Message | None]] = {
-    "restart": _request,
-    "progress": _progress,
-    "checkpoint": _checkpoint,
-    "remove": _removal,
-    "connected": _connected,
-    "meeting": _meeting,
-}
-
-
-def _task(text: Any) -> Task | None:
-    job, _, index = str(text).rpartition(":")
-    known = job in KNOWN_JOBS and index.isascii() and index.isdigit()
-    return Task(job, int(index)) if known else None
-
-
-def _is_pid(found: Any) -> TypeGuard[int]:
-    """Whether it can be the number of a task's process; 0, 1 and negative ones mean others to `os.kill`."""
-    return type(found) is int and 1 < found < _PID_LIMIT
-
-
-def _is_count(found: Any, least: int = 0) -> TypeGuard[int]:
-    return type(found) is int and least <= found < _COUNT_LIMIT
-
-
-def _seconds(found: Any) -> float | None:
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        return None
-    with contextlib.suppress(OverflowError):
-        if math.isfinite(found):
-            return float(found)
-    return None

@@ -22,7 +22,7 @@ topology = cluster.current()
 if topology.rank == 1:
     exec(sys.argv[1])
 print("patience", cluster.settings.peer_timeout(), flush=True)
-with channel.meeting():
+with channel.rendezvous():
     cluster.check_peers(topology)
 channel.tell_connected()
 print("met", flush=True)
@@ -73,7 +73,7 @@ if topology.task_type == "worker":
     sys.exit(0)
 if topology.task_type == "ps":
     serving.serve(topology)
-with channel.meeting():
+with channel.rendezvous():
     serving.wait_for_servers(topology)
 """
     (tmp_path / "program.py").write_text(program, encoding="utf-8")

@@ -238,7 +238,7 @@ def test_a_notice_is_passed_on_and_answered(
         tmp_path, textwrap.dedent(text) + "step(1)\n(folder.parent / f'ready-{index}').touch()\nhang()\n"
     )
     code = (
-        "import sys; from dtrain.launch import launch_local, local; local.GRACE = 1.0; "
+        "import sys; from dtrain.launch import launch_local, policy; policy.GRACE = 1.0; "
         "sys.exit(launch_local([sys.executable, *sys.argv[1:]], workers=2, spares=0))"
     )
     process = subprocess.Popen([sys.executable, "-c", code, *script], stderr=subprocess.PIPE, text=True)

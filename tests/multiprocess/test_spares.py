@@ -5,7 +5,6 @@ In its place stands an empty module, found first, which notes that it was import
 
 from __future__ import annotations
 
-import ast
 import functools
 import json
 import os
@@ -18,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from dtrain.launch import preload
 from restart_jobs import Ended, alive, run, wait_until, write_program
 
 TENSORFLOW = """
@@ -157,18 +155,64 @@ def test_spares_that_die_are_replaced_a_few_times(launch: Callable[..., Ended], 
     assert "tensorflow: False attempt 1" in ended.out
 
 
-def test_a_program_whose_environment_cannot_be_foreseen_has_none(launch: Callable[..., Ended]) -> None:
-    ended = launch(
-        BEGIN
-        + """
-    os.environ["TF_ENABLE_ONEDNN_OPTS"] = str(attempt)
+SETS = """
+    before = os.environ.get("KERAS_BACKEND")
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    os.environ["TF_SET"] = VALUE
+    os.environ.pop("XLA_FLAGS", None)
+    import tensorflow
+    os.environ["TF_LATER"] = "only now"
     step(1)
+    print("found:", tensorflow.found, "tensorflow:", tensorflow_was_there, "attempt", attempt, flush=True)
+    print("launched with:", before, flush=True)
     time.sleep(1.0)
-    print("spares:", len(spares()), flush=True)
-    """
+    print("spares:", len(spares()), "attempt", attempt, flush=True)
+    if attempt == 0:
+        die()
+"""
+FOUND = """
+found = [os.environ.get(n) for n in ("KERAS_BACKEND", "TF_SET", "XLA_FLAGS", "TF_LATER")]
+"""
+
+
+@pytest.fixture
+def told_tensorflow(fakes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module keeps which variables it found."""
+    monkeypatch.setenv("XLA_FLAGS", "--of-the-user")
+    (fakes / "tensorflow" / "__init__.py").write_text(TENSORFLOW + FOUND)
+
+
+@pytest.mark.usefixtures("told_tensorflow")
+def test_a_spare_imports_with_the_variables_that_its_program_sets_before(
+    launch: Callable[..., Ended],
+) -> None:
+    ended = launch(BEGIN + SETS.replace("VALUE", "'1'"))
+    assert ended.status == 0, ended.err
+    found = "['tensorflow', '1', None, None]"
+    assert f"found: {found} tensorflow: False attempt 0" in ended.out
+    assert f"found: {found} tensorflow: True attempt 1" in ended.out
+    assert ended.out.count("launched with: None") == 2, "the program itself finds what it was launched with"
+
+
+@pytest.mark.usefixtures("told_tensorflow")
+def test_a_program_that_sets_another_value_begins_anew_without_imports(launch: Callable[..., Ended]) -> None:
+    ended = launch(
+        BEGIN + SETS.replace("VALUE", "str(attempt)") + "    raise SystemExit(0 if attempt else 1)\n"
     )
     assert ended.status == 0, ended.err
-    assert "spares: 0" in ended.out
+    assert "found: ['tensorflow', '0', None, None] tensorflow: False attempt 0" in ended.out
+    assert "tensorflow: True attempt 1" in ended.out, "the spare"
+    assert "found: ['tensorflow', '1', None, None] tensorflow: False attempt 1" in ended.out
+    assert "found: ['tensorflow', '0', None, None] tensorflow: True" not in ended.out
+    assert len(ended.lives) == 2, "it is the same process"
+
+
+@pytest.mark.usefixtures("told_tensorflow")
+def test_tasks_that_differ_have_no_spares(launch: Callable[..., Ended]) -> None:
+    ended = launch(BEGIN + SETS.replace("VALUE", "str(index)"), workers=2)
+    assert ended.status == 0, ended.err
+    assert "spares: 2 attempt 0" in ended.out, "the two are files of the tasks themselves"
+    assert "tensorflow: True" not in ended.out
 
 
 def test_a_killed_launcher_leaves_no_spare(tmp_path: Path, fakes: Path) -> None:
@@ -187,31 +231,3 @@ def test_a_killed_launcher_leaves_no_spare(tmp_path: Path, fakes: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
     wait_until(lambda: not any(map(alive, pids)), limit=10)
-
-
-@pytest.mark.parametrize(
-    ("program", "found"),
-    [
-        ("import os\nos.environ['MY_FLAG'] = str(1)", {}),
-        ("import os\nos.environ['TF_X'] = '0'\nimport tensorflow", {"TF_X": "0"}),
-        ("from os import environ\nenviron.setdefault('KERAS_BACKEND', 'jax')", {"KERAS_BACKEND": "jax"}),
-        ("import os\nos.environ.update({'OMP_NUM_THREADS': '1'}, A='b')", {"OMP_NUM_THREADS": "1"}),
-        ("import os\nos.environ.update(what)", None),
-        ("import os\nos.environ['TF_X'] = f()", None),
-        ("import os\nos.environ[name] = '1'", None),
-        ("import os\nos.putenv('TF_X', '1')", None),
-        ("import os\ndel os.environ['XLA_FLAGS']", None),
-        ("import os\nos.environ.pop('TF_CONFIG', None)", {}),
-        ("print(os.environ['TF_X'], os.environ.get('TF_X'))", {}),
-    ],
-)
-def test_what_a_program_sets_for_its_libraries(
-    program: str, found: dict[str, str] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("KERAS_BACKEND", raising=False)
-    assert preload.set_in(ast.parse(program)) == found
-
-
-def test_only_harmless_imports_are_made_early() -> None:
-    program = "import numpy as np, mpi4py.MPI\nfrom sklearn.datasets import load_digits\nfrom . import here"
-    assert preload.harmless_imports(ast.parse(program)) == ["numpy", "sklearn.datasets"]

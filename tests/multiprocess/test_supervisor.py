@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from dtrain.errors import ConfigurationError
-from dtrain.launch import launch_local, supervisor
+from dtrain.launch import launch_local, parameter_servers
 
 LIMIT = 30.0
 
@@ -59,7 +59,7 @@ class Ended(NamedTuple):
 
 @pytest.fixture
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
-    monkeypatch.setattr(supervisor, "LINGER", 0.3)
+    monkeypatch.setattr(parameter_servers, "LINGER", 0.3)
 
     def run(text: str, *, workers: int = 1, ps: int = 1, **options: Any) -> Ended:
         folder = tmp_path / "lives"
@@ -238,7 +238,7 @@ def test_nothing_is_restarted_where_that_was_asked_for(launch: Callable[..., End
 def test_a_command_that_was_called_wrongly_is_not_tried_again(launch: Callable[..., Ended]) -> None:
     ended = launch("sys.exit(2) if job == 'chief' else time.sleep(100)")
     assert (ended.status, ended.count("chief-0-")) == (2, 1)
-    assert "It was called wrongly, so it is not started again" in ended.err
+    assert "It was called wrongly, so the job is not started again" in ended.err
 
 
 def test_the_chief_has_a_stuck_worker_killed_and_started_again(launch: Callable[..., Ended]) -> None:

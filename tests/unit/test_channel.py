@@ -16,17 +16,22 @@ import pytest
 
 from dtrain import channel
 from dtrain.channel import (
-    CheckpointNote,
     Listener,
+    request_restart,
+    tell_checkpoint,
+    tell_failure,
+    tell_progress,
+    tell_removal,
+)
+from dtrain.task_messages import (
+    CheckpointNote,
+    FailureNote,
+    ImportsNote,
     Message,
     Progress,
     RemoveNote,
     Request,
     parse,
-    request_restart,
-    tell_checkpoint,
-    tell_progress,
-    tell_removal,
 )
 from dtrain.topology import Task
 
@@ -110,6 +115,10 @@ def test_what_cannot_be_understood_is_nothing(line: bytes) -> None:
         b'{"checkpoint": "nobody:0", "step": 1, "folder": "/a"}',
         b'{"remove": ""}',
         b'{"remove": ["/"]}',
+        b'{"failure": "nobody:0", "exception": "KeyError"}',
+        b'{"imports": "worker:0", "variables": {"TF_X": 1}, "later": {}, "modules": []}',
+        b'{"imports": "worker:0", "variables": {}, "later": [], "modules": []}',
+        b'{"imports": "worker:0", "variables": {}, "later": {}, "modules": [1]}',
     ],
 )
 def test_half_a_message_is_none(line: bytes) -> None:
@@ -144,6 +153,27 @@ def test_progress_and_notes_arrive_as_what_they_are(
         CheckpointNote(second, -1, "/tmp/für alle"),
         RemoveNote("/tmp/old"),
     ]
+
+
+def test_why_a_task_failed_and_what_its_libraries_found(heard: queue.SimpleQueue[Message]) -> None:
+    assert tell_failure("ValueError: " + "\u00fc" * 9000, lost_peer=True, hint="Hint: less")
+    found = heard.get(timeout=5)
+    assert found == FailureNote(
+        Task("worker", 0), ("ValueError: " + "\u00fc" * 9000)[:500], True, "Hint: less"
+    )
+    line = b'{"imports": "ps:1", "variables": {"TF_X": null}, "later": {"XLA_Y": "1"}, "modules": ["h5py"]}'
+    assert parse(line) == ImportsNote(Task("ps", 1), {"TF_X": None}, {"XLA_Y": "1"}, ["h5py"])
+
+
+def test_all_that_was_said_is_heard_before_it_catches_up() -> None:
+    messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    listener = Listener(messages.put)
+    for number in range(200):
+        os.write(listener.descriptor, b'{"remove": "/%d"}\n' % number)
+        listener.catch_up()
+        assert messages.qsize() == number + 1
+    listener.close()
+    listener.catch_up()
 
 
 def test_nothing_is_told_without_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

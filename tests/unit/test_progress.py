@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dtrain import channel, events
-from dtrain.channel import Listener, Message, Progress
+from dtrain.channel import Listener
 from dtrain.progress import ProgressReporter, StepMeans
 from dtrain.step_counts import StepCounter, Totals
+from dtrain.task_messages import Message, Progress
 from dtrain.time_breakdown import TimeBreakdown
 
 

@@ -23,6 +23,7 @@ ORDER = (
     "topology paths words",
     "upstream",
     "cluster",
+    "task_messages task_hooks",
     "channel events slowness",
     "time_breakdown",
     "step_counts",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from dtrain.launch.attempt import JobRecord
 from dtrain.launch.budget import Budget
+from dtrain.launch.connections import Connections
 from dtrain.launch.members import Members
+from dtrain.launch.parameter_servers import ParameterServerAttempt, ServerRestartRules
 from dtrain.launch.policy import Policy
 from dtrain.launch.processes import Outcome
 from dtrain.launch.reports import describe_exit, exit_status
 from dtrain.launch.restart_rules import Failure, RestartRules
-from dtrain.launch.supervisor import ParameterServerPolicy, exception_of_chief
-from dtrain.topology import Task
+from dtrain.launch.spec import JobSpec
+from dtrain.topology import Task, Topology
 
 CHIEF, WORKER, PS = Task("chief", 0), Task("worker", 1), Task("ps", 0)
 
@@ -23,8 +26,11 @@ class Clock:
         return self.now
 
 
-def policy(limit: int = 3) -> ParameterServerPolicy:
-    return ParameterServerPolicy(Budget(limit, Clock()), {WORKER: "127.0.0.1:4001"})
+def policy(limit: int = 3) -> ParameterServerAttempt:
+    spec = JobSpec(command=["true"], workers=2, ps=1)
+    topologies = [Topology({"worker": ("127.0.0.1:4000", "127.0.0.1:4001")}, "worker", 1)]
+    record = JobRecord(Connections(4))
+    return ParameterServerAttempt(spec, record, topologies, Budget(limit, Clock()))
 
 
 def test_without_parameter_servers_the_first_failure_ends_the_job() -> None:
@@ -86,42 +92,19 @@ def test_no_budget() -> None:
     assert Budget(0).take() is None
 
 
-def outcome(code: int, *tail: str, task: Task = CHIEF) -> Outcome:
-    return Outcome(exit_codes={task: code}, first_failure=task, tails={task: list(tail)})
-
-
-TRACE = [
-    "some progress",
-    "Traceback (most recent call last):",
-    '  File "train.py", line 7, in <module>',
-    "    f(x)",
-]
-
-
 @pytest.mark.parametrize(
-    ("lines", "expected"),
+    ("raised", "again"),
     [
-        ([*TRACE, "ValueError: no such thing"], "ValueError: no such thing"),
-        ([*TRACE, "KeyboardInterrupt"], "KeyboardInterrupt"),
-        (
-            [*TRACE, "    ^^^^", "dtrain.errors.DataError: short", "Hint: more"],
-            "dtrain.errors.DataError: short",
-        ),
-        ([*TRACE, "ValueError: x", "E0000 00:00:17 context.cc:9] removed"], "ValueError: x"),
-        (["Epoch 1", "    loss 0.5", "weights were saved"], None),
-        (["ValueError: printed by the program itself"], None),
-        ([], None),
+        (["ValueError: x", "ValueError: x"], [True, False]),
+        (["ValueError: x", "ValueError: y", "ValueError: x"], [True] * 3),
+        ([None, None, None], [True] * 3),
     ],
 )
-def test_the_exception_that_ended_the_chief(lines: list[str], expected: str | None) -> None:
-    assert exception_of_chief(outcome(1, *lines)) == expected
-
-
-def test_only_the_chiefs_own_exception_counts() -> None:
-    trace = [*TRACE, "ValueError: x"]
-    assert exception_of_chief(outcome(-9, *trace)) is None
-    assert exception_of_chief(outcome(1, *trace, task=PS)) is None
-    assert exception_of_chief(Outcome()) is None
+def test_the_chiefs_exception_of_before_is_the_programs_own(
+    raised: list[str | None], again: list[bool]
+) -> None:
+    rules = ServerRestartRules(Budget(100, Clock()))
+    assert [rules.judge(Failure(CHIEF, 1, each)).again for each in raised] == again
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from types import MappingProxyType
 
 import pytest
 
-from dtrain.channel import Progress
 from dtrain.launch.watchdog import Verdict, Watchdog, is_stopped
+from dtrain.task_messages import Progress
 from dtrain.topology import Task
 
 CHIEF, OTHER = Task("worker", 0), Task("worker", 1)

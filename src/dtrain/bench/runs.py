@@ -18,7 +18,7 @@ from typing import NamedTuple
 from dtrain.bench.busy import Others
 from dtrain.bench.plan import Asked, Row
 from dtrain.launch import guard
-from dtrain.launch.local import task_environment
+from dtrain.launch.environment import task_environment
 from dtrain.launch.session import Session, new_mark
 
 LOG = "log.txt"

@@ -9,9 +9,6 @@ import collections
 import time
 from collections.abc import Callable
 
-MAX_RESTARTS = 3
-"""How many restarts an hour a job has by default."""
-
 _HOUR = 3600.0
 _FIRST_DELAY = 1.0  # seconds before a restart
 _LONGEST_DELAY = 30.0

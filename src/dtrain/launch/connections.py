@@ -9,17 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable
 
-from dtrain.channel import ConnectedNote, Message
 from dtrain.cluster.sockets import listens
 from dtrain.launch.processes import Outcome
 from dtrain.launch.task_process import TaskProcess
 
 _EVERY = 1.0  # seconds; importing TensorFlow alone takes longer
-# What Keras 3 says where a model is trained under one of TensorFlow's own strategies.
-_INSTEAD = {
-    "distribute.values.PerReplica'>) to a Tensor": "dtrain.MultiWorkerMirroredStrategy()",
-    "pass this dataset to ClusterCoordinator.create_per_worker_dataset": "dtrain.ParameterServerStrategy()",
-}
 
 
 class Connections:
@@ -38,10 +32,6 @@ class Connections:
         self.tensorflow = False
         self._next = 0.0
 
-    def note(self, message: Message) -> None:
-        """Hear what a task says."""
-        self.made |= isinstance(message, ConnectedNote)
-
     def next_look(self) -> float | None:
         """When `look` is due, by `time.monotonic()`; None for never again."""
         return None if self.made else self._next
@@ -58,10 +48,9 @@ class Connections:
 
     def advice(self, outcome: Outcome) -> str:
         """What to tell the user at the end of a job; "" where there is nothing to say."""
-        if outcome.first_failure is not None:
-            return _instead(outcome.tails[outcome.first_failure])
         tasks = outcome.exit_codes
-        if self.made or not self.tensorflow or outcome.signal is not None:
+        over = outcome.first_failure is not None or outcome.signal is not None
+        if self.made or not self.tensorflow or over:
             return ""
         name = "parameter_server" if any(task.job == "ps" for task in tasks) else "multi_worker"
         return (
@@ -70,12 +59,3 @@ class Connections:
             f'`strategy = dtrain.strategy("{name}")`, and build and compile the model inside '
             "`with strategy.scope():`."
         )
-
-
-def _instead(lines: Iterable[str]) -> str:
-    text = "\n".join(lines)
-    for found, ours in _INSTEAD.items():
-        if found in text:
-            theirs = ours.replace("dtrain.", "tf.distribute.").rstrip("()")
-            return f"Hint: Keras 3 cannot train under {theirs}; write `strategy = {ours}` instead."
-    return ""

@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dtrain.channel import Message
+from dtrain.task_messages import Message
 from dtrain.topology import Task
+
+GRACE = 5.0
+"""Seconds between asking the tasks of a job to end and killing them."""
 
 
 @dataclass(frozen=True)
@@ -41,16 +44,6 @@ class Decision:
 
 GO_ON = Decision("go on")
 
-SAVING_GRACE = 30.0
-"""Seconds that tasks which keep checkpoints have to save one and to end."""
-
-
-def saving_grace(usual: float, given: float | None, *, saves: bool) -> float:
-    """Seconds between asking tasks to end and killing them: the user's, or enough for those who save."""
-    if given is not None:
-        return given
-    return SAVING_GRACE if saves else usual
-
 
 class Policy:
     """Decides what events mean. This one: the first failure ends the job."""
@@ -62,11 +55,11 @@ class Policy:
         """What to tell the user of a task that was started, or ""."""
         return ""
 
-    def on_exit(self, task: Task, code: int, tail: Sequence[str] = ()) -> Decision:
-        """The meaning of a task's end; `code` is negative for a signal, `tail` its last lines."""
+    def on_exit(self, task: Task, code: int) -> Decision:
+        """The meaning of a task's end; `code` is negative for a signal. All that it said has been heard."""
         return Decision("fail" if code else "go on")
 
-    def on_further_exit(self, first: Task, task: Task, code: int, tail: Sequence[str] = ()) -> Decision:
+    def on_further_exit(self, first: Task, task: Task, code: int) -> Decision:
         """The meaning of a further failure, while the `after` of the first one's decision runs."""
         return Decision("fail", task=first)
 
@@ -85,6 +78,6 @@ class Policy:
         """Who is told first of a signal that this process got; the others are once these have ended."""
         return running
 
-    def grace(self, usual: float) -> float:
-        """Seconds between asking tasks to end and killing them, where `usual` is the job's setting."""
-        return usual
+    def grace(self) -> float:
+        """Seconds between asking tasks to end and killing them."""
+        return GRACE

@@ -9,15 +9,15 @@ import contextlib
 import queue
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TextIO
 
-from dtrain import channel
 from dtrain.launch import guard
 from dtrain.launch.policy import Decision, Policy
 from dtrain.launch.session import Session, new_mark
 from dtrain.launch.task_process import Event, TaskCommand, TaskProcess
+from dtrain.task_messages import Request
 from dtrain.topology import Task
 
 __all__ = ["Job", "Outcome", "TaskCommand"]
@@ -57,13 +57,12 @@ class Job:
     """All the processes of one job, as one thing that is started, watched and ended.
 
     What events mean is the policy's to say. Where a task's end means the failure of the job, the others get
-    SIGTERM and, `grace` seconds later, SIGKILL, or SIGKILL at once. SIGINT, SIGTERM and SIGHUP are passed on
-    to every task, with the same grace; a second one kills at once. Signals are seen where `run` is called in
-    the main thread.
+    SIGTERM and, after the policy's grace, SIGKILL, or SIGKILL at once. SIGINT, SIGTERM and SIGHUP are passed
+    on to every task, with the same grace; a second one kills at once. Signals are seen where `run` is called
+    in the main thread.
 
     Args:
         commands: the tasks to run.
-        grace: seconds between asking tasks to end and killing them.
         policy: by default, the first failure ends the job.
         timeout: seconds that the job may take, or None.
         stdout, stderr: where the tasks' lines go; by default this process's own streams.
@@ -75,7 +74,6 @@ class Job:
         self,
         commands: Sequence[TaskCommand],
         *,
-        grace: float,
         policy: Policy | None = None,
         timeout: float | None = None,
         stdout: TextIO | None = None,
@@ -84,7 +82,6 @@ class Job:
         reserve: Reserve | None = None,
     ) -> None:
         self._commands = {spec.task: spec for spec in commands}
-        self._grace = grace
         self._policy = policy or Policy()
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._own_session = session is None
@@ -93,7 +90,6 @@ class Job:
         )
         self._reserve = reserve
         self._events = self._session.events
-        self.console = self._session.console
         self._mark = new_mark()
         self._children: dict[Task, TaskProcess] = {}
         self._due: dict[Task, float] = {}
@@ -106,7 +102,7 @@ class Job:
 
     def run(self, *, after: float = 0.0) -> Outcome:
         """Start every task, `after` seconds from now, and return when no process of the job is left."""
-        with self._opened():
+        with self._session.opened() if self._own_session else contextlib.nullcontext():
             try:
                 if self._pause(after):
                     for task in self._commands:
@@ -119,15 +115,6 @@ class Job:
     def process(self, task: Task) -> TaskProcess | None:
         """The process of a task, or None before it is started."""
         return self._children.get(task)
-
-    def say(self, line: str) -> None:
-        """Tell the user something, unless it is ""."""
-        self._session.say(line)
-
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[None]:
-        with self._session.opened() if self._own_session else contextlib.nullcontext():
-            yield
 
     def _pause(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
@@ -150,13 +137,13 @@ class Job:
         env = self._session.environment(spec.env, self._mark)
         process = self._reserve.take(env) if self._reserve is not None else None
         if process is None:
-            process = TaskProcess(spec.command, env, self._events, self._session.inherited)
-        process.become(task, self.console)
+            process = self._session.start(spec.command, env)
+        process.become(task, self._session.console)
         self._children[task] = process
         self._session.say(self._policy.on_start(task, process.pid))
 
     def _watch(self) -> None:
-        while self._due or any(child.exit_code is None for child in self._children.values()):
+        while self._due or not all(child.announced for child in self._children.values()):
             try:
                 event = self._events.get(timeout=self._seconds_to_next_deadline())
             except queue.Empty:
@@ -164,15 +151,15 @@ class Job:
             else:
                 self._on_event(event)
             self._check()
-        self._on_exit()
         if self._failed is not None and self._kill_at is None and self._linger_until is None:
             # Nobody is left whose end could change the judgement.
             self._fail(self._failed[0], self._failed[2])
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, TaskProcess):
+            event.announced = True
             self._on_exit()
-        elif isinstance(event, channel.Request):
+        elif isinstance(event, Request):
             self._on_request(event)
         elif not isinstance(event, int):
             self._note(event)
@@ -180,29 +167,29 @@ class Job:
             self._on_signal(event)
 
     def _note(self, event: Event) -> None:
-        if not isinstance(event, TaskProcess | channel.Request | int):
+        if not isinstance(event, TaskProcess | Request | int):
             self._policy.on_message(event)
 
     def _on_exit(self) -> None:
         if self._others_after and not self._running(self._others_after):
             self._others_after = ()
             self._stop(signal.SIGTERM)
-        ended = [c for c in self._children.values() if c.exit_code is not None and not c.judged]
+        ended = [child for child in self._children.values() if child.ended_at and not child.judged]
         for child in sorted(ended, key=lambda child: child.ended_at):
             if self._kill_at is not None or self._linger_until is not None:
                 return  # from now on they end because the job does
+            if not child.announced:
+                return  # who ended before others is judged before them, once all that it said is heard
             child.judged = True
             if child.task is None or child.exit_code is None:
                 continue
             if child.exit_code > 0:
                 child.join_output(_TRACE_PATIENCE)
-            code, tail = child.exit_code, list(child.tail)
-            if self._failed is not None and code:
-                self._follow(
-                    child.task, self._policy.on_further_exit(self._failed[0], child.task, code, tail)
-                )
+            if self._failed is not None and child.exit_code:
+                decision = self._policy.on_further_exit(self._failed[0], child.task, child.exit_code)
             else:
-                self._follow(child.task, self._policy.on_exit(child.task, code, tail))
+                decision = self._policy.on_exit(child.task, child.exit_code)
+            self._follow(child.task, decision)
 
     def _follow(self, judged: Task | None, decision: Decision) -> None:
         self._session.say(decision.line)
@@ -231,7 +218,7 @@ class Job:
         else:
             self._stop(signal.SIGKILL if decision.action == "kill" else signal.SIGTERM)
 
-    def _on_request(self, request: channel.Request) -> None:
+    def _on_request(self, request: Request) -> None:
         child = self._children.get(request.task)
         if child is None or child.exit_code is not None or self._kill_at is not None:
             return
@@ -287,7 +274,7 @@ class Job:
         self._due.clear()
         for task in self._running(self._children if tasks is None else tasks):
             self._children[task].signal_group(signum)
-        patience = 1.0 if signum == signal.SIGKILL else self._policy.grace(self._grace)
+        patience = 1.0 if signum == signal.SIGKILL else self._policy.grace()
         self._kill_at = time.monotonic() + patience
 
     def _seconds_to_next_deadline(self) -> float | None:

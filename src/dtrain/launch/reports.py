@@ -5,28 +5,14 @@ It reads outcomes; what is done about them is decided elsewhere.
 
 from __future__ import annotations
 
-import re
 import signal
-from collections.abc import Sequence
 
 from dtrain.channel import RUN_AGAIN
 from dtrain.launch.processes import Outcome
 from dtrain.topology import Task
 
-_EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?::\s.*)?")
 NOTICES = (signal.SIGTERM, signal.SIGUSR1)
 """The signals that say that this machine is about to be taken away."""
-
-
-def exception_in(lines: Sequence[str]) -> str | None:
-    """The line that ends the Python traceback in a task's last lines; None where there is none.
-
-    It is sought from the end: TensorFlow may write more lines while the process ends.
-    """
-    for before, line in zip(reversed(lines[:-1]), reversed(lines[1:]), strict=True):
-        if before.startswith("    ") and _EXCEPTION.fullmatch(line):
-            return line
-    return None
 
 
 def report(outcome: Outcome) -> list[str]:

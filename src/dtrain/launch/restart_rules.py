@@ -27,7 +27,7 @@ class Failure:
     Attributes:
         task: which task failed, before any other.
         code: its exit status, negative for a death by signal.
-        exception: the last line of its Python traceback, or None.
+        exception: what its program raised, or None.
         step: the step of the job at which it was, or None where it had completed none in this attempt.
         progressed: whether any task had completed a step in this attempt.
         stepped: whether any task of the job ever had, in whatever attempt.
@@ -65,13 +65,13 @@ class RestartRules:
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self._before: list[Failure] = []
+        self.before: list[Failure] = []
         self._in_vain = 0
 
-    def judge(self, failure: Failure) -> Judgement:
+    def judge(self, failure: Failure, everyone: str = "All are") -> Judgement:
         """What is to be done after this failure."""
-        line = self._hopeless(failure)
-        self._before.append(failure)
+        line = self.hopeless(failure)
+        self.before.append(failure)
         if line:
             return Judgement(False, 0.0, f"{line}, so the job is not started again.")
         self._in_vain = 0 if failure.progressed else self._in_vain + 1
@@ -82,9 +82,9 @@ class RestartRules:
             return Judgement(False, 0.0, line)
         delay = 0.0 if failure.progressed else back_off(self._in_vain)
         when = f" in {delay:g} s" if delay else ""
-        return Judgement(True, delay, f"All are started again{when} ({self._budget})")
+        return Judgement(True, delay, f"{everyone} started again{when} ({self._budget})")
 
-    def _hopeless(self, failure: Failure) -> str:
+    def hopeless(self, failure: Failure) -> str:
         """Why another try is of no use, or ""."""
         if failure.code == USAGE:
             return "It was called wrongly"
@@ -92,10 +92,10 @@ class RestartRules:
             return "It would end so again"
         if failure.code > 0 and not failure.stepped:
             return "No step was ever completed before this error"
-        if failure.code > 0 and self._before and _same(failure, self._before[-1]):
+        if failure.code > 0 and self.before and _same(failure, self.before[-1]):
             return f"It is the same error as before, {_where(failure)}"
         deaths = _KILLS if failure.code == -signal.SIGKILL else _DEATHS
-        last = self._before[-deaths + 1 :]
+        last = self.before[-deaths + 1 :]
         # Who is killed before its first step may have been killed from outside: the budget bounds that.
         often = len(last) == deaths - 1 and all(_same(failure, other) for other in last)
         if failure.code < 0 and failure.step is not None and often:

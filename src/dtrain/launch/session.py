@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -25,11 +25,12 @@ from dtrain.cluster import secret
 from dtrain.errors import ConfigurationError
 from dtrain.launch import guard
 from dtrain.launch.output import Console
-from dtrain.launch.task_process import Event
+from dtrain.launch.task_process import Event, TaskProcess
 from dtrain.plain_text import cleaned
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _HERE = Path(__file__).parent
+_TASK_START = _HERE / "task_start"
 _MEMORY = Path("/dev/shm")
 _SAID = 2000  # characters of a line; what tasks have said may be part of it
 _SECRET = "secret"  # the file's name
@@ -97,10 +98,19 @@ class Session:
             while True:
                 yield self.events.get_nowait()
 
-    @property
-    def inherited(self) -> tuple[int, ...]:
-        """The descriptors that every task keeps."""
-        return () if self._listener is None else (self._listener.descriptor,)
+    def start(self, command: Sequence[str], env: Mapping[str, str], *inherited: int) -> TaskProcess:
+        """Start a process that is a task or becomes one, with this environment and these descriptors open."""
+        listener = self._listener
+        if listener is None:
+            return TaskProcess(command, env, self.events, inherited)
+        path = os.pathsep.join([str(_TASK_START), *filter(None, [env.get("PYTHONPATH")])])
+        return TaskProcess(
+            command,
+            {**env, "PYTHONPATH": path},
+            self.events,
+            (listener.descriptor, *inherited),
+            catch_up=listener.catch_up,
+        )
 
     def environment(self, env: Mapping[str, str], mark: str) -> dict[str, str]:
         """A task's environment with what it takes to find it, by our mark and its own, and to hear it."""

@@ -1,45 +1,45 @@
 """Processes in waiting: they have imported TensorFlow, and become tasks when a job is started again.
 
-This is the launcher's side; what happens in a spare is in `spare_start/` and `preload.py`.
+This is the launcher's side; what happens in a spare is in `task_start/` and `preload.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from dtrain.launch import priority
-from dtrain.launch.preload import READY, UNFIT
 from dtrain.launch.session import Session, new_mark
 from dtrain.launch.task_process import TaskProcess
 from dtrain.log import logger
+from dtrain.task_messages import ImportsNote
 
 VARIABLE = "DTRAIN_SPARE"
 """The environment variable in which a spare finds its two pipes; see `settings.spare`."""
 
-_START = Path(__file__).parent / "spare_start"
 _DEATHS = 3  # spares that end in waiting, after which no more are started
 
 
 class _Spare:
     """One process in waiting."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], session: Session) -> None:
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], imports: ImportsNote, session: Session
+    ) -> None:
         order, self._order = os.pipe()
         self._ready_pipe, ready = os.pipe()
         self.env = session.environment(env, new_mark())
-        path = [str(_START), *filter(None, [env.get("PYTHONPATH")])]
-        started = {**self.env, VARIABLE: f"{order}:{ready}", "PYTHONPATH": os.pathsep.join(path)}
-        self.ready = self.unfit = False
+        self.ready = False
         self._session = session
         try:
-            self.process = TaskProcess(command, started, session.events, (*session.inherited, order, ready))
+            os.write(self._order, json.dumps(dataclasses.asdict(imports)).encode() + b"\n")
+            started = {**self.env, VARIABLE: f"{order}:{ready}"}
+            self.process = session.start(command, started, order, ready)
         except OSError:
             os.close(self._order)
             os.close(self._ready_pipe)
@@ -51,8 +51,8 @@ class _Spare:
 
     def _wait(self) -> None:
         with os.fdopen(self._ready_pipe, "rb") as pipe:
-            said = pipe.read(1)
-        self.ready, self.unfit = said == READY, said == UNFIT
+            pipe.read()  # it closes its end once it has imported everything
+        self.ready = True
         self._session.events.put(0)
 
     def send(self, env: Mapping[str, str]) -> bool:
@@ -97,12 +97,20 @@ class Spares:
         self._session = session
         self._spares: list[_Spare] = []
         self._deaths = 0
+        self._imports: ImportsNote | None = None
         self.allowed = count == 0
 
-    def allow(self, *, preload: bool = True) -> None:
-        """Start them from now on, one after another; none where there is nothing to `preload`."""
+    def learn(self, imports: ImportsNote) -> None:
+        """Hear what the libraries of a task found; tasks that differ can have no spares."""
+        self._imports = self._imports or imports
+        if imports.variables != self._imports.variables:
+            self.close()
+            self._count = 0
+
+    def allow(self) -> None:
+        """Start them from now on, one after another; none where no task has said what to import."""
         self.allowed = True
-        if not preload:
+        if self._imports is None:
             self._count = 0
 
     def hold(self) -> None:
@@ -121,20 +129,17 @@ class Spares:
 
     def next_check(self) -> float | None:
         """Now, where there is something to be done; None otherwise."""
-        useless = any(s.unfit or s.process.exit_code is not None for s in self._spares)
+        useless = any(spare.process.exit_code is not None for spare in self._spares)
         return time.monotonic() if useless or self._lacks_one() else None
 
     def look_after(self) -> None:
         """Forget those that are dead, and start one where one is missing."""
         self._drop_dead()
-        if any(spare.unfit for spare in self._spares):
-            self.close()
-            self._count = 0
-        if self._lacks_one():
-            with contextlib.suppress(OSError):  # no room for another process: the job goes on without
-                self._spares.append(_Spare(self._command, self._env, self._session))
-                return
-            self._count = 0
+        if self._imports is not None and self._lacks_one():
+            try:
+                self._spares.append(_Spare(self._command, self._env, self._imports, self._session))
+            except OSError:  # no room for another process: the job goes on without
+                self._count = 0
 
     def close(self) -> None:
         """End them."""
@@ -153,10 +158,3 @@ class Spares:
             self._deaths += 1
             if self._deaths >= _DEATHS:
                 self._count = 0
-
-
-def can_have_spares(command: Sequence[str]) -> bool:
-    """Whether a command is this Python with a script or module: only that can be begun and held."""
-    if sys.platform != "linux" or len(command) < 2 or command[0] != sys.executable:
-        return False
-    return not command[1].startswith("-") or (command[1] == "-m" and len(command) > 2)

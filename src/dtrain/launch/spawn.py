@@ -19,11 +19,12 @@ import cloudpickle
 
 from dtrain.errors import ConfigurationError, TaskFailedError, TaskTimeoutError
 from dtrain.launch import child
+from dtrain.launch.environment import local_topologies, task_environment, worker_tasks
 from dtrain.launch.limits import system_limits_told
-from dtrain.launch.local import GRACE, local_topologies, task_environment, worker_tasks
 from dtrain.launch.ports import reserve_ports
 from dtrain.launch.processes import Job, Outcome, TaskCommand
 from dtrain.launch.reports import describe_exit
+from dtrain.launch.spec import check_integer
 from dtrain.topology import Task
 
 Result = TypeVar("Result")
@@ -63,6 +64,7 @@ def spawn(
     """
     if timeout is not None and timeout <= 0:
         raise ConfigurationError(f"timeout is {timeout!r}, not a positive number of seconds.")
+    check_integer("workers", workers, least=1)
     tasks = worker_tasks(workers)
     payload = _pickle(fn, tuple(args), dict(kwargs or {}))
     with tempfile.TemporaryDirectory(prefix="dtrain-spawn-") as name, reserve_ports(len(tasks)) as ports:
@@ -75,7 +77,6 @@ def spawn(
                 TaskCommand(topology.task, command, task_environment(topology, devices_per_worker, None))
                 for topology in local_topologies(tasks, ports)
             ],
-            grace=GRACE,
             timeout=timeout,
         )
         outcome = job.run()

@@ -1,158 +1,256 @@
 """Jobs in which every worker is needed: after a failure all are started again, from their last checkpoint.
 
-It runs one attempt after another and says what it does; `attempt` judges while one runs, `restart_rules` and
-`members` whether and with whom there is another.
+Here is what the end of a task means, who has got how far, and with whom there is another attempt.
 """
 
 from __future__ import annotations
 
 import contextlib
-import shutil
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import signal
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dtrain.channel import RUN_AGAIN
-from dtrain.launch.attempt import Attempt, JobRecord
+from dtrain.cluster import settings
+from dtrain.launch.attempt import SAVING_GRACE, Attempt, JobRecord
 from dtrain.launch.budget import Budget, back_off
-from dtrain.launch.connections import Connections
+from dtrain.launch.environment import local_topologies, worker_tasks
 from dtrain.launch.members import Members
-from dtrain.launch.processes import Job, Outcome, TaskCommand
-from dtrain.launch.reports import exception_in, report, trace
+from dtrain.launch.mpi_starter import find_starter
+from dtrain.launch.mpi_worlds import Worlds
+from dtrain.launch.policy import GO_ON, Decision
+from dtrain.launch.ports import reserve_ports
+from dtrain.launch.processes import Outcome, TaskCommand
+from dtrain.launch.reports import trace
 from dtrain.launch.restart_rules import USAGE, Failure, Judgement, RestartRules
+from dtrain.launch.restarts import RestartedJob
 from dtrain.launch.session import Session
 from dtrain.launch.spares import Spares
+from dtrain.launch.spec import JobSpec
 from dtrain.launch.watchdog import Watchdog
-from dtrain.topology import Topology, split_address
+from dtrain.task_messages import ImportsNote, Message, Progress
+from dtrain.topology import Task, Topology
 
-MakeCommands = Callable[[int, Sequence[int]], AbstractContextManager[Sequence[TaskCommand]]]
-"""The tasks of an attempt, given its number from 0 and its workers' places; it keeps the ports while open."""
+_STACKS = 1.0  # seconds for the stacks of a stuck job to be written
+_BLAME = 0.5  # seconds for the task to end that is the cause of another's failure
+_NO_NEWS = 30.0  # seconds after which a job that reports nothing has surely started
 
 
-class SynchronousJob:
-    """Runs the attempts of one job.
+class SynchronousAttempt(Attempt):
+    """One attempt of a job in which every worker is needed.
+
+    - A worker ends with 0: the others go on. With `RUN_AGAIN`: the others do so as well, and get time for it.
+    - A worker fails: the others cannot go on without it, and are killed at once. They get the usual grace
+      where the job is not started again: it was called wrongly, or raised before any step.
+    - A worker fails because it lost another: that one is to blame, if it is stopped or has failed as well.
+    - No progress for too long: the stacks of all are dumped, and the one that is stuck has failed.
 
     Args:
-        make_commands: what an attempt runs.
-        members: the places of its workers.
-        max_restarts: how many restarts any hour may see; 0 for none.
-        hang_timeout: seconds without progress after which a job hangs; None to find out.
-        grace: seconds between asking tasks to end and killing them.
-        own_grace: the same, where the user has set it; otherwise tasks that keep checkpoints get longer.
-        session: an open one.
-        spares: the processes in waiting; they are closed by whoever made them.
-        over_mpi: whether the workers are ranks of an MPI start.
+        spec, record, topologies: as for `Attempt`.
+        places: the place of each worker, by its index.
+        members: the places, of which absent ones are waited for.
+        spares: processes in waiting, started once this attempt has made its first step.
     """
 
     def __init__(
         self,
-        make_commands: MakeCommands,
-        *,
+        spec: JobSpec,
+        record: JobRecord,
+        topologies: Sequence[Topology],
+        places: Sequence[int],
         members: Members,
-        max_restarts: int,
-        hang_timeout: float | None,
-        grace: float,
-        own_grace: float | None,
-        session: Session,
         spares: Spares,
-        over_mpi: bool = False,
     ) -> None:
-        self._make_commands = make_commands
+        super().__init__(spec, record, topologies, spec.hang_timeout)
+        self.places = places
         self._members = members
-        self._restarts = max_restarts > 0
-        self._rules = RestartRules(Budget(max_restarts))
-        self._hang_timeout = hang_timeout
-        self._grace = grace
-        self._own_grace = own_grace
-        self._session = session
+        self._watchdog = Watchdog(spec.hang_timeout)
         self._spares = spares
-        self._over_mpi = over_mpi
-        self._again_in_vain = 0
-        self.record = JobRecord(Connections(members.most))
+        self._began_at = time.monotonic()
+        self._asked = False
+        self._stuck: tuple[Task, float] | None = None
 
-    def run(self) -> Outcome:
-        """Run attempts until one succeeds or another is of no use; what failed in each has been shown."""
-        number, delay = 0, 0.0
-        while True:
-            self._take_in_the_absent()
-            outcome, attempt = self._attempt(number, delay)
-            found = self._next(outcome, attempt)
-            if found is None:
-                return outcome
-            number, delay = number + 1, found
+    def started(self, task: Task) -> bool:
+        """Whether a worker has completed a step; where none ever tells, whether it has run for long."""
+        if task in self.latest:
+            return self.latest[task].done > 0
+        return not self.record.stepped and time.monotonic() - self._began_at >= _NO_NEWS
 
-    def _take_in_the_absent(self) -> None:
+    def on_start(self, task: Task, pid: int) -> str:
+        """Nothing is shown."""
+        self._watchdog.on_start(task, pid)
+        return super().on_start(task, pid)
+
+    def on_message(self, message: Message) -> None:
+        """Take note of it."""
+        if isinstance(message, ImportsNote):
+            self._spares.learn(message)
+        super().on_message(message)
+
+    def on_progress(self, progress: Progress) -> None:
+        """Take note of it; once all are at work, spares may be started."""
+        super().on_progress(progress)
+        self._watchdog.on_progress(progress)
+        if progress.done:
+            if progress.task.index < len(self.places):
+                self._members.works([self.places[progress.task.index]])
+            if not self._spares.allowed and self._all_at_work():
+                self._spares.allow()
+
+    def judge_exit(self, task: Task, code: int) -> Decision:
+        """As the class says."""
+        self._watchdog.on_exit(task)
+        if code == 0:
+            return GO_ON
+        if code == RUN_AGAIN:
+            return Decision("wait", after=SAVING_GRACE if self.spec.grace is None else self.spec.grace)
+        for other in self.addresses:
+            process = self.find(other)
+            if other != task and process is not None and process.exit_code is None and process.stopped():
+                line = f"{other} is stopped (SIGSTOP): {task} failed because of it."
+                return Decision("kill", task=other, line=line, reason="was stopped, and was killed")
+        if code == USAGE or not self.spec.restarts or (code > 0 and not self.record.stepped):
+            return Decision("fail")
+        return Decision("kill", after=_BLAME if self._lost_peer(task, code) else 0.0)
+
+    def on_further_exit(self, first: Task, task: Task, code: int) -> Decision:
+        """Whoever lost a peer is not to blame while there is another."""
+        self._watchdog.on_exit(task)
+        return Decision("kill", task=first if self._lost_peer(task, code) else task)
+
+    def _lost_peer(self, task: Task, code: int) -> bool:
+        note = self.failures.get(task)
+        # MPI libraries end a rank whose peer is gone, without Python's knowing.
+        return code > 0 and (self.spec.mpi if note is None else note.lost_peer)
+
+    def next_check(self) -> float | None:
+        """When the watchdog, a spare, or an absent worker is to be looked after."""
+        if self._stuck is not None:
+            return self._stuck[1]
+        times = [super().next_check(), self._watchdog.next_check(), self._spares.next_check()]
+        if self._may_ask():
+            times.append(self._members.next_return())
+        if not self.record.reported and not self._spares.allowed:
+            times.append(self._began_at + _NO_NEWS)
+        return min((at for at in times if at is not None), default=None)
+
+    def check(self) -> Decision:
+        """See who hangs, start a spare, ask for the place of an absent worker."""
+        now = time.monotonic()
+        if self._stuck is not None:
+            reason = "was stuck, and was killed"
+            return GO_ON if now < self._stuck[1] else Decision("kill", task=self._stuck[0], reason=reason)
+        self._spares.look_after()
+        decision = super().check()
+        if decision is not GO_ON:
+            return decision
+        if not self.record.reported and not self._spares.allowed and now >= self._began_at + _NO_NEWS:
+            self._spares.allow()
+        verdict = self._watchdog.check()
+        if verdict is not None and verdict.kind == "hung":
+            self._stuck = verdict.task, now + _STACKS
+            # Others would die of the signal: only who has reported progress has a handler.
+            return Decision("signal", signum=signal.SIGUSR2, pids=self._reporting(), line=verdict.line)
+        if verdict is not None:
+            return Decision("go on", line=verdict.line)
+        back_at = self._members.next_return()
+        if self._may_ask() and back_at is not None and now >= back_at:
+            self._asked = True
+            line = "Tasks are asked to save and to end, so that the absent workers can be tried again."
+            return Decision("signal", signum=signal.SIGUSR1, pids=self._reporting(), line=line)
+        return GO_ON
+
+    def _may_ask(self) -> bool:
+        """Whether every worker is known to answer the wish that it save and end."""
+        return self.answers_signals and not self._asked and self._all_at_work()
+
+    def _all_at_work(self) -> bool:
+        # Outside of fit nobody answers.
+        return len(self.latest) == len(self.places) and all(
+            p.done and p.train and p.phase != "idle" for p in self.latest.values()
+        )
+
+    def _reporting(self) -> list[int]:
+        return [
+            latest.pid
+            for task, latest in self.latest.items()
+            if (process := self.find(task)) is None or process.exit_code is None
+        ]
+
+
+class SynchronousJob(RestartedJob):
+    """The attempts of a job of workers; each has new ports, and an MPI start of its own where it has one.
+
+    Args:
+        spec: the job.
+        session: the launcher's.
+
+    Raises:
+        MPIError: mpi4py or the starter is missing.
+    """
+
+    def __init__(self, spec: JobSpec, session: Session) -> None:
+        super().__init__(spec, session, spec.workers, RestartRules(Budget(spec.restarts)))
+        self.common["DTRAIN_WORKERS_MAX"] = str(spec.workers)
+        starter = find_starter(spec.mpi_starter) if spec.mpi else None
+        if starter is not None:
+            self.common = {**starter.for_ranks(), **self.common}
+        self._worlds = None if starter is None else Worlds(starter, session)
+        self._members = Members(
+            spec.min_workers or spec.workers, spec.workers, rejoin=settings.rejoin_seconds()
+        )
+        self.reserve: Spares = Spares(spec.command, self.common, spec.spare_count, session)
+
+    def open(self) -> None:
+        """See that no spare is left."""
+        self.resources.callback(self.reserve.close)
+
+    @contextlib.contextmanager
+    def attempt(self, number: int) -> Iterator[tuple[Attempt, Sequence[TaskCommand]]]:
+        """The workers that are present, and those whose time has come to be tried again."""
         for place in self._members.take_in():
-            number = len(self._members.present())
-            self._session.say(f"The absent worker (place {place}) is tried again: {number} workers.")
-
-    def _attempt(self, number: int, delay: float) -> tuple[Outcome, Attempt]:
+            present = len(self._members.present())
+            self.session.say(f"The absent worker (place {place}) is tried again: {present} workers.")
         places = self._members.present()
-        self._spares.hold()
-        attempt = Attempt(
-            places,
-            self.record,
-            self._members,
-            Watchdog(self._hang_timeout),
-            self._spares,
-            restarts=self._restarts,
-            grace=self._own_grace,
-            over_mpi=self._over_mpi,
-        )
-        with self._make_commands(number, places) as commands:
-            job = Job(
-                commands, grace=self._grace, policy=attempt, session=self._session, reserve=self._spares
+        tasks = worker_tasks(len(places))
+        self.reserve.hold()
+        with reserve_ports(len(tasks)) as ports, self._ranks(len(tasks)) as ranks:
+            topologies = local_topologies(tasks, ports)
+            attempt = SynchronousAttempt(
+                self.spec, self.record, topologies, places, self._members, self.reserve
             )
-            attempt.look_up(job.process, [_port(spec) for spec in commands])
-            outcome = job.run(after=delay)
-        attempt.close()
-        return outcome, attempt
+            yield (
+                attempt,
+                [
+                    self.command(topology, number, {**rank, **self._of_place(place)})
+                    for topology, place, rank in zip(topologies, places, ranks, strict=True)
+                ],
+            )
 
-    def _next(self, outcome: Outcome, attempt: Attempt) -> float | None:
-        """After how many seconds there is another attempt; None if there is none."""
-        failed = outcome.first_failure
-        if failed is None or outcome.signal is not None:
-            self._show(report(outcome))
-            return None
-        if outcome.exit_codes[failed] == RUN_AGAIN and self._restarts:
-            # Once more at once; but a notice that comes in every attempt would keep us busy for nothing.
-            self._again_in_vain = 0 if attempt.progressed else self._again_in_vain + 1
-            delay = back_off(self._again_in_vain - 1) if self._again_in_vain > 1 else 0.0
-            line = f"{failed} has saved a checkpoint and wants to be run again. All are started again"
-            self._session.say(f"{line}{f' in {delay:g} s' if delay else ''}, {self._from_where()}.")
-            return delay
-        failure = self._failure(outcome, attempt)
-        judgement = self._without(failure, attempt) or self._rules.judge(failure)
-        if not judgement.again:
-            self._show(report(outcome))
-            self._session.say(judgement.line if self._restarts else "")
-            return None
-        self._show(trace(outcome))
-        self._session.say(f"{failure}. {judgement.line}, {self._from_where()}.")
-        return judgement.delay
+    def _of_place(self, place: int) -> dict[str, str]:
+        """What says to a task which of all places of the job is its own, and the GPU that goes with it."""
+        own = {"CUDA_VISIBLE_DEVICES": self.spec.gpus[place]} if self.spec.gpus else {}
+        return {"DTRAIN_PLACE": str(place), **own}
 
-    def _failure(self, outcome: Outcome, attempt: Attempt) -> Failure:
-        if outcome.first_failure is None:
-            raise RuntimeError("an attempt that has not failed has no failure")
-        failed = outcome.first_failure
-        return Failure(
-            failed,
-            outcome.exit_codes[failed],
-            exception_in(outcome.tails[failed]),
-            attempt.step_of(failed),
-            attempt.progressed,
-            self.record.stepped,
-            outcome.reason,
-        )
+    @contextlib.contextmanager
+    def _ranks(self, size: int) -> Iterator[list[dict[str, str]]]:
+        """What makes each task a rank of an MPI start; nothing where there is none."""
+        if self._worlds is None:
+            yield [{} for _ in range(size)]
+            return
+        with self._worlds.world(size, self.common) as ranks:
+            yield ranks
 
-    def _without(self, failure: Failure, attempt: Attempt) -> Judgement | None:
-        """Where a worker does not come up: that the job goes on without it, or cannot. Otherwise None."""
-        broken = failure.code > 0 and not failure.stepped
-        if failure.code in (0, USAGE) or broken or attempt.started(failure.task):
-            return None
-        members, place = self._members, attempt.places[failure.task.index]
-        if not members.elastic:
-            return None
+    def judge(self, failure: Failure, attempt: Attempt) -> Judgement:
+        """Where a worker does not come up, whether the job goes on without it; otherwise by the rules."""
+        members = self._members
+        broken = failure.code in (0, USAGE) or (failure.code > 0 and not failure.stepped)
+        if broken or not members.elastic or not isinstance(attempt, SynchronousAttempt):
+            return super().judge(failure, attempt)
+        if attempt.started(failure.task):
+            return super().judge(failure, attempt)
+        place = attempt.places[failure.task.index]
         if not members.failed_to_start(place):
             # It costs the job's budget nothing: a second time, it is left out.
             delay = back_off(1)
@@ -166,44 +264,25 @@ class SynchronousJob:
         later = f"the absent one (place {place}) is tried again after {seconds:g} s"
         return Judgement(True, 0.0, f"It does not come up: {later}. The job goes on with {number}")
 
-    def _from_where(self) -> str:
+    def introduced(self, outcome: Outcome, failure: Failure) -> str:
+        """The last lines of what failed, where they say why; how it failed begins the line."""
+        self.show(trace(outcome))
+        return f"{failure}. "
+
+    def from_where(self) -> str:
+        """The checkpoint, or why there is none."""
         record = self.record
         if record.folder is None and not record.reported:
             return (
-                "from the beginning: it has saved nothing yet, nor come to a step "
+                ", from the beginning: it has saved nothing yet, nor come to a step "
                 "(checkpoints: dtrain.BackupAndRestore)"
             )
         if record.folder is None:
-            return "from the beginning: the program keeps no checkpoints (dtrain.BackupAndRestore)"
+            return ", from the beginning: the program keeps no checkpoints (dtrain.BackupAndRestore)"
         if record.checkpoint < 0:
-            return f"from the beginning: there is no checkpoint in {record.folder} yet"
+            return f", from the beginning: there is no checkpoint in {record.folder} yet"
         checkpoint = f"from the checkpoint of step {record.checkpoint} in {record.folder}"
-        if _is_gone(record.folder):
-            return f"from the beginning, not {checkpoint}: the folder is gone"
-        return checkpoint
-
-    def _show(self, lines: Sequence[str]) -> None:
-        for line in lines:
-            self._session.console.write_line(line, to="stderr")
-
-
-def _port(command: TaskCommand) -> int:
-    topology = Topology.from_tf_config(command.env.get("TF_CONFIG"))
-    return split_address(topology.address)[1] if topology is not None else 0
-
-
-def _is_gone(folder: str) -> bool:
-    """Whether a folder of this machine is not there any more."""
-    return "://" not in folder and Path(folder).is_absolute() and not Path(folder).exists()
-
-
-def remove_all(paths: Sequence[str]) -> None:
-    """Delete what tasks have said nobody needs any more, and the folder around it where that is empty then.
-
-    They are folders of this machine; what cannot be deleted, stays.
-    """
-    for path in dict.fromkeys(paths):
-        if "://" not in path and Path(path).is_absolute():
-            shutil.rmtree(path, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                Path(path).parent.rmdir()
+        gone = "://" not in record.folder and Path(record.folder).is_absolute()
+        if gone and not Path(record.folder).exists():
+            return f", from the beginning, not {checkpoint}: the folder is gone"
+        return f", {checkpoint}"

@@ -14,15 +14,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from dtrain.channel import Message
 from dtrain.launch.output import Console, OutputReader
 from dtrain.launch.watchdog import is_stopped
+from dtrain.task_messages import Message
 from dtrain.topology import Task
 
 TAIL_LINES = 20
@@ -48,12 +48,14 @@ class TaskProcess:
         env: its whole environment.
         events: gets this object when the process has ended.
         inherited: the descriptors that it keeps.
+        catch_up: called when it has ended, to hear all that it said before its end is told.
 
     Attributes:
         task: which one it is; None for a spare.
+        announced: whether its end has been taken from `events`.
         judged: whether the job has taken note of its end.
         exit_code: negative for a death by signal; None while it runs.
-        ended_at: when it ended, by `time.monotonic()`.
+        ended_at: when it ended, by `time.monotonic()`; 0 while it runs.
         tail: its last lines, standard output and error together.
     """
 
@@ -63,13 +65,15 @@ class TaskProcess:
         env: Mapping[str, str],
         events: queue.SimpleQueue[Event],
         inherited: Sequence[int] = (),
+        catch_up: Callable[[], None] | None = None,
     ) -> None:
         self.task: Task | None = None
-        self.judged = False
+        self.announced = self.judged = False
         self.exit_code: int | None = None
         self.ended_at = 0.0
         self.tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
         self._events = events
+        self._catch_up = catch_up
         self._reap_lock = threading.Lock()
         self._readers: list[OutputReader] = []
         self._popen = subprocess.Popen(
@@ -172,7 +176,10 @@ class TaskProcess:
         with self._reap_lock:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
-            self.exit_code = self._popen.wait()
+            code = self._popen.wait()
+        if self._catch_up is not None:
+            self._catch_up()
+        self.exit_code = code
         self._events.put(self)
 
 

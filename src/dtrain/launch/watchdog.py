@@ -13,8 +13,8 @@ from typing import Literal
 
 import psutil
 
-from dtrain.channel import Progress
 from dtrain.slowness import in_words, is_slow, slow_line
+from dtrain.task_messages import Progress
 from dtrain.topology import Task
 
 START_LIMIT = 600.0

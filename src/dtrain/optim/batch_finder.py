@@ -20,7 +20,7 @@ import psutil
 
 from dtrain.errors import ConfigurationError, TaskFailedError, TaskTimeoutError
 from dtrain.launch import child
-from dtrain.launch.local import GRACE, task_environment
+from dtrain.launch.environment import task_environment
 from dtrain.launch.processes import Job, Outcome, TaskCommand
 from dtrain.launch.reports import describe_exit
 from dtrain.log import logger
@@ -253,7 +253,6 @@ class Finder:
         command = [sys.executable, "-P", child.__file__, str(folder)]
         job = Job(
             [TaskCommand(_TASK, command, env)],
-            grace=GRACE,
             timeout=self._timeout,
             stdout=said,
             stderr=said,

@@ -100,7 +100,7 @@ class MultiWorkerMirroredStrategy(
         topology = current() if cluster_resolver is None else _topology_of(cluster_resolver)
         common.prepare(memory_growth=memory_growth)
         if topology is not None and topology.world_size > 1:
-            with channel.meeting():
+            with channel.rendezvous():
                 check_peers(topology, timeout=peer_timeout)
         if cluster_resolver is None and topology is not None and by_mpi_alone():
             cluster_resolver = common.resolver_of(topology)

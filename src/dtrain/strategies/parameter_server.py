@@ -164,7 +164,7 @@ class ParameterServerStrategy(
             )
         if topology.task.job in ("worker", "ps"):
             serving.serve(topology)
-        with channel.meeting():
+        with channel.rendezvous():
             serving.wait_for_servers(topology, timeout=peer_timeout)
         common.prepare(memory_growth=memory_growth, logical_cpus=False)
         resolver = cluster_resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()

@@ -1,6 +1,7 @@
-"""Holds a spare before its program begins: Python runs this file on its start, and the program afterwards.
+"""Runs in a task before its program begins: Python runs this file on its start, and the program afterwards.
 
-So the program runs as Python itself runs it, in every respect; what is done meanwhile is in `preload.py`.
+So the program runs as Python itself runs it, in every respect; what is done meanwhile is in `task_hooks.py`
+and, in a spare, in `preload.py`.
 """
 
 from __future__ import annotations
@@ -31,16 +32,26 @@ def _step_aside() -> None:
             sys.modules["sitecustomize"] = ours
 
 
-def _hold() -> None:
+def _begin(path: str) -> None:
     source = str(Path(__file__).parents[3])
     known = [*sys.path]
     sys.path.append(source)  # where dtrain is, if it is not installed
+    spare = "DTRAIN_SPARE" in os.environ
     try:
-        preload = importlib.import_module("dtrain.launch.preload")
+        hooks = importlib.import_module("dtrain.task_hooks")
+        preload = importlib.import_module("dtrain.launch.preload") if spare else None
     finally:
         sys.path[:] = known
-    preload.wait_for_order()
+
+    def tell_failure(error: BaseException) -> None:
+        # Only now, as it takes a while.
+        importlib.import_module("dtrain.channel").tell_failure(**hooks.describe(error))
+
+    hooks.begin(tell_failure, spare=spare)
+    if preload is not None:
+        preload.wait_for_order(path)
 
 
+_path = os.environ.get("PYTHONPATH", "")
 _step_aside()
-_hold()
+_begin(_path)

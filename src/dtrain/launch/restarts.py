@@ -1,0 +1,170 @@
+"""Runs the attempts of one job, of whatever kind, until one succeeds or another is of no use.
+
+It counts, decides and says so. `Job` runs the processes of an attempt, `restart_rules` judges failures; where
+training goes on from is the program's business, which finds DTRAIN_ATTEMPT above 0 when it is started again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import secrets
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+
+from dtrain.channel import RUN_AGAIN
+from dtrain.launch.attempt import Attempt, JobRecord
+from dtrain.launch.budget import back_off
+from dtrain.launch.connections import Connections
+from dtrain.launch.environment import task_environment
+from dtrain.launch.processes import Job, Outcome, Reserve, TaskCommand
+from dtrain.launch.reports import exit_status, report
+from dtrain.launch.restart_rules import Failure, Judgement, RestartRules
+from dtrain.launch.session import Session
+from dtrain.launch.spec import JobSpec
+from dtrain.topology import Task, Topology
+
+
+class RestartedJob(ABC):
+    """A job, in as many attempts as it takes. Use it in a `with` block while its session is open.
+
+    Args:
+        spec: the job.
+        session: the launcher's.
+        tasks: how many it has at most.
+        rules: when it is started again.
+    """
+
+    everyone = "All are"
+    """Who is started again, in words."""
+
+    reserve: Reserve | None = None
+    """Where processes may come from."""
+
+    def __init__(self, spec: JobSpec, session: Session, tasks: int, rules: RestartRules) -> None:
+        self.spec = spec
+        self.session = session
+        self.record = JobRecord(Connections(tasks))
+        self.rules = rules
+        self.resources = contextlib.ExitStack()
+        self.common = task_environment(None, spec.devices_per_worker, spec.env)
+        self._name = f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
+        self._again_in_vain = 0
+        self._hint = ""
+
+    def __enter__(self) -> RestartedJob:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.resources.close()
+
+    @abstractmethod
+    def open(self) -> None:
+        """Reserve what all attempts share."""
+
+    @abstractmethod
+    def attempt(self, number: int) -> AbstractContextManager[tuple[Attempt, Sequence[TaskCommand]]]:
+        """An attempt and what it runs, given its number from 0; it keeps its ports while open."""
+
+    def command(self, topology: Topology, number: int, own: Mapping[str, str] | None = None) -> TaskCommand:
+        """What one task runs in an attempt, with variables of its `own`."""
+        env = {**self.common, "TF_CONFIG": topology.to_tf_config()}
+        if self.spec.restarts or self.spec.ps:
+            env |= {"DTRAIN_JOB": self._name, "DTRAIN_ATTEMPT": str(number)}
+        return TaskCommand(topology.task, self.spec.command, {**env, **(own or {})})
+
+    def run(self) -> Outcome:
+        """Run attempts until there is no other; what failed in each has been shown."""
+        number, delay = 0, 0.0
+        while True:
+            with self.attempt(number) as (attempt, commands):
+                job = Job(commands, policy=attempt, session=self.session, reserve=self.reserve)
+                attempt.find = job.process
+                outcome = job.run(after=delay)
+            attempt.close()
+            found = self._next(outcome, attempt)
+            if found is None:
+                return outcome
+            number, delay = number + 1, found
+
+    def finish(self, outcome: Outcome) -> None:
+        """Once the session is closed: give a last advice, and delete what nobody needs any more."""
+        self.record.note_all(self.session.left_over())
+        self.session.say(self._hint or self.record.connections.advice(outcome))
+        if exit_status(outcome) == 0:
+            remove_all(self.record.removals)
+
+    def _next(self, outcome: Outcome, attempt: Attempt) -> float | None:
+        """After how many seconds there is another attempt; None if there is none."""
+        failed = outcome.first_failure
+        if failed is None or outcome.signal is not None:
+            self.show(report(outcome))
+            return None
+        note = attempt.failures.get(failed)
+        self._hint = "" if note is None else note.hint
+        code = outcome.exit_codes[failed]
+        if code == RUN_AGAIN and self.spec.restarts:
+            # Once more at once; but a notice that comes in every attempt would keep us busy for nothing.
+            self._again_in_vain = 0 if attempt.progressed else self._again_in_vain + 1
+            delay = back_off(self._again_in_vain - 1) if self._again_in_vain > 1 else 0.0
+            line = f"{failed} has saved a checkpoint and wants to be run again. {self.everyone} started again"
+            self.session.say(f"{line}{f' in {delay:g} s' if delay else ''}{self.from_where()}.")
+            return delay
+        exception = None if note is None or code < 0 else note.exception
+        failure = self.failure(outcome, failed, exception, attempt)
+        judgement = self.judge(failure, attempt)
+        if judgement.again:
+            self.session.say(f"{self.introduced(outcome, failure)}{judgement.line}{self.from_where()}.")
+            return judgement.delay
+        self.show(report(outcome))
+        self.session.say(judgement.line if self.spec.restarts else "")
+        return None
+
+    def failure(self, outcome: Outcome, task: Task, exception: str | None, attempt: Attempt) -> Failure:
+        """How an attempt failed, as the rules see it."""
+        return Failure(
+            task,
+            outcome.exit_codes[task],
+            exception,
+            attempt.step_of(task),
+            attempt.progressed,
+            self.record.stepped,
+            outcome.reason,
+        )
+
+    def judge(self, failure: Failure, attempt: Attempt) -> Judgement:
+        """Whether there is another attempt."""
+        return self.rules.judge(failure, self.everyone)
+
+    def introduced(self, outcome: Outcome, failure: Failure) -> str:
+        """Show what failed; what the line begins with that says what is done about it."""
+        self.show(report(outcome))
+        return ""
+
+    def from_where(self) -> str:
+        """Where training goes on from, as the end of a line; "" where the program says so itself."""
+        return ""
+
+    def show(self, lines: Sequence[str]) -> None:
+        """Show lines as they are."""
+        for line in lines:
+            self.session.console.write_line(line, to="stderr")
+
+
+def remove_all(paths: Sequence[str]) -> None:
+    """Delete what tasks have said nobody needs any more, and the folder around it where that is empty then.
+
+    They are folders of this machine; what cannot be deleted, stays.
+    """
+    for path in dict.fromkeys(paths):
+        if "://" not in path and Path(path).is_absolute():
+            shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                Path(path).parent.rmdir()

@@ -1,4 +1,0 @@
-"""The folder that Python finds first when it starts a spare: it holds `sitecustomize.py`, and nothing else.
-
-It is no part of the package's own imports.
-"""

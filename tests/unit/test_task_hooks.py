@@ -1,0 +1,80 @@
+"""What a task tells its launcher of an exception that ended it, and of how it began."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dtrain
+from dtrain import task_hooks
+from dtrain.errors import PeerMissingError
+
+
+class UnavailableError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "exception", "lost_peer"),
+    [
+        (ValueError("no such thing\nmore"), "ValueError: no such thing", False),
+        (KeyboardInterrupt(), "KeyboardInterrupt", False),
+        (KeyError("a"), "KeyError: 'a'", False),
+        (PeerMissingError("gone", hint="x"), "dtrain.errors.PeerMissingError: gone", True),
+        (OSError("Connection reset by peer"), "OSError: Connection reset by peer", True),
+        (RuntimeError("MPI_ERR_PROC_FAILED: process failed"), None, True),
+        (RuntimeError("MPI_ERR_TYPE: invalid datatype"), None, False),
+        (UnavailableError("aborted"), None, True),
+    ],
+)
+def test_an_exception_as_it_is_told(error: BaseException, exception: str | None, lost_peer: bool) -> None:
+    found = task_hooks.describe(error)
+    assert exception in (None, found["exception"])
+    assert found["lost_peer"] is lost_peer
+    assert found["hint"] == ""
+
+
+def test_what_to_write_instead_of_tensorflows_own_strategies() -> None:
+    text = "unsupported type (<class 'tensorflow.python.distribute.values.PerReplica'>) to a Tensor."
+    assert (
+        "write `strategy = dtrain.MultiWorkerMirroredStrategy()`"
+        in task_hooks.describe(ValueError(text))["hint"]
+    )
+
+
+PROGRAM = """
+import json, os, sys
+from dtrain import task_hooks
+task_hooks.begin(print, spare=False)
+os.environ["TF_BEFORE"] = "1"
+del os.environ["KERAS_OLD"]
+os.environ["MY_OWN"] = os.environ["TF_CONFIG"] = "{}"
+sys.path.insert(0, sys.argv[1])
+import tensorflow, yaml
+os.environ["XLA_AFTER"] = "2"
+assert not task_hooks.told()
+print(json.dumps([task_hooks.imports(), task_hooks.told(), task_hooks.imports()]))
+"""
+
+
+def test_what_the_libraries_of_a_task_found(tmp_path: Path) -> None:
+    for name in ("tensorflow", "yaml"):
+        (tmp_path / f"{name}.py").touch()
+    env = {**os.environ, "KERAS_OLD": "x", "PYTHONPATH": str(Path(dtrain.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], env=env, capture_output=True, text=True, check=True
+    )
+    first, told, second = json.loads(done.stdout)
+    assert first["variables"] == {"TF_BEFORE": "1", "KERAS_OLD": None}
+    assert first["later"] == {"XLA_AFTER": "2"}
+    assert "yaml" in first["modules"] and "tensorflow" not in first["modules"]
+    assert told and second is None
+
+
+def test_a_process_that_no_launcher_began_tells_nothing() -> None:
+    assert task_hooks.imports() is None
