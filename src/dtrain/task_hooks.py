@@ -90,7 +90,7 @@ class _ImportWatch:
 
 
 def imports() -> dict[str, Any] | None:
-    """What a task tells the launcher before all else, `task_messages.ImportsNote`'s attributes; None afterwards.
+    """What a task tells the launcher first, `task_messages.ImportsNote`'s attributes; None afterwards.
 
     None too where no launcher has begun this process, or knows it all, as of a spare.
     """

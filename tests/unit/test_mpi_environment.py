@@ -9,7 +9,7 @@ import pytest
 from dtrain import cluster
 from dtrain.cluster import mpi
 from dtrain.errors import MPIError
-from dtrain.launch.local import task_environment
+from dtrain.launch.environment import task_environment
 from dtrain.launch.mpi_starter import Starter
 from dtrain.topology import Topology
 
