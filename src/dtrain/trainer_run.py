@@ -19,12 +19,11 @@ from dtrain import job, monitor
 from dtrain.checkpoint.backup_and_restore import BackupAndRestore
 from dtrain.cluster import settings as environment
 from dtrain.errors import ConfigurationError
-from dtrain.keras_engine.functions import trained_in_xla
 from dtrain.log import logger
 from dtrain.monitor.curves import drawn
 from dtrain.monitor.event_log import EventLog
-from dtrain.monitor.rates import RateLogs, training_rate
-from dtrain.monitor.record import parameters_of
+from dtrain.monitor.rates import RateLogs
+from dtrain.monitor.record import finish_fit
 
 _NAME = "trainer"
 _KEPT = 2
@@ -154,20 +153,16 @@ class TrainerRun:
         model.save(run.model)
         job.barrier()
         values = {name: series[-1] for name, series in history.history.items() if series}
-        rate = training_rate(getattr(history, "time_report", ()))
         if job.is_chief():
             title = self._record["strategy"]
             drawn(run.curves, lambda path: monitor.plot_curves(history.history, path, title=title))
             run.write_record(
-                monitor.finish_record(
+                finish_fit(
                     self._record,
-                    examples_per_second=rate,
+                    model,
+                    history,
                     wall_time_seconds=time.perf_counter() - self._begun,
                     final_metrics=values,
-                    xla=trained_in_xla(model),
-                    parameters=parameters_of(model),
-                    input_report=getattr(history, "input_report", None),
-                    time_report=getattr(history, "time_report", None),
                 )
             )
         job.barrier()

@@ -7,7 +7,7 @@ was traced or compiled. Whoever tells a rate or the time of a step takes it from
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dtrain.step_counts import Counts, counter
@@ -116,3 +116,16 @@ def of_run(epochs: Iterable[Figures]) -> Figures:
         sum(examples) if len(examples) == len(found) else None,
         sum(each.waiting for each in found),
     )
+
+
+def of_report(epochs: Sequence[Mapping[str, Any]]) -> float:
+    """Examples a second of a `time_report`, as `of_run` counts them; NaN where they were not counted.
+
+    Of a run in which something was traced for every step, it is the rate with that.
+    """
+    counted = [each for each in epochs if each["examples"] is not None]
+    rate = of_run(map(of_epoch, counted)).examples_per_second
+    if rate is not None:
+        return rate
+    seconds = sum(each["parts"][part] for each in counted for part in (*TRAINING, "start"))
+    return sum(each["examples"] for each in counted) / seconds if seconds > 0 else float("nan")

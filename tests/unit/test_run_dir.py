@@ -247,8 +247,7 @@ def test_without_matplotlib_a_picture_is_left_out_and_a_warning_says_so(tmp_path
 
 
 def test_the_rate_leaves_out_the_first_epoch_what_was_traced_and_all_but_training():
-    from dtrain.monitor.rates import training_rate
-    from dtrain.training_rate import of_epoch
+    from dtrain.training_rate import of_epoch, of_report
 
     def epoch(examples, seconds, steady=None):
         parts = {"input": seconds / 4, "compute": seconds / 2, "communication": seconds / 4}
@@ -260,17 +259,17 @@ def test_the_rate_leaves_out_the_first_epoch_what_was_traced_and_all_but_trainin
 
     epochs = [epoch(100, 10.0), epoch(100, 1.0), epoch(100, 3.0)]
     assert [rate(each) for each in epochs] == [10.0, 100.0, pytest.approx(100 / 3)]
-    assert training_rate(epochs) == 50.0
-    assert training_rate(epochs[:1]) == 10.0
+    assert of_report(epochs) == 50.0
+    assert of_report(epochs[:1]) == 10.0
     assert rate(epoch(None, 1.0)) is None
-    assert math.isnan(training_rate([epoch(None, 1.0)])) and math.isnan(training_rate([]))
+    assert math.isnan(of_report([epoch(None, 1.0)])) and math.isnan(of_report([]))
 
     steady = {"steps": 8, "seconds": 2.0, "examples": 80, "waiting": 0.5}
     partly = epoch(100, 10.0, steady)
     assert (rate(partly), of_epoch(partly).step_seconds) == (40.0, 0.25)
     traced = epoch(100, 1.0, {"steps": 0, "seconds": 0.0, "examples": 0, "waiting": 0.0})
-    assert of_epoch(traced).step_seconds is None and training_rate([traced]) == 1.0
-    assert training_rate([traced, partly]) == 40.0  # the first epoch with steps that count is alone
+    assert of_epoch(traced).step_seconds is None and of_report([traced]) == 1.0
+    assert of_report([traced, partly]) == 40.0  # the first epoch with steps that count is alone
 
 
 def test_a_run_knows_the_commit_of_the_users_repository(tmp_path, monkeypatch):

@@ -15,13 +15,12 @@ import keras
 from dtrain import events, job
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.alarms import LossAlarm, OnNan
-from dtrain.keras_engine.functions import trained_in_xla
 from dtrain.log import logger
 from dtrain.monitor.curves import drawn, plot_curves
 from dtrain.monitor.event_log import EventLog
 from dtrain.monitor.profile import Profile
-from dtrain.monitor.rates import RateLogs, training_rate
-from dtrain.monitor.record import describe_run, finish_record, parameters_of
+from dtrain.monitor.rates import RateLogs
+from dtrain.monitor.record import describe_run, finish_fit, parameters_of
 from dtrain.monitor.run_directory import RunDirectory, open_run_directory
 from dtrain.training_rate import NAME as RATE
 
@@ -178,14 +177,12 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         values = {name: series[-1] for name, series in history.history.items() if series}
         values.pop(RATE, None)
         run.write_record(
-            finish_record(
+            finish_fit(
                 self._record,
-                examples_per_second=training_rate(self._epochs),
+                self._model,
+                history,
                 wall_time_seconds=time.perf_counter() - self._begun,
                 final_metrics=values,
-                xla=trained_in_xla(self._model),
-                parameters=parameters_of(self._model),
-                input_report=getattr(history, "input_report", None),
                 time_report=self._epochs,
             )
         )

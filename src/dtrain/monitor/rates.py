@@ -1,16 +1,15 @@
-"""How fast does it train? Each epoch's speed in its logs, and the speed of a run.
+"""How fast does it train? Each epoch's speed in its logs.
 
 What counts is `dtrain.training_rate`'s to say; it writes no file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 
-from dtrain.training_rate import NAME, TRAINING, mark, of_epoch, of_run
+from dtrain.training_rate import NAME, mark
 
 
 class RateLogs(keras.callbacks.Callback):  # type: ignore[misc]
@@ -37,16 +36,3 @@ class RateLogs(keras.callbacks.Callback):  # type: ignore[misc]
         rate = found.examples_per_second
         if logs is not None and rate:
             logs[NAME] = rate
-
-
-def training_rate(epochs: Sequence[Mapping[str, Any]]) -> float:
-    """Examples a second of a `time_report`, as `of_run` counts them; NaN where they were not counted.
-
-    Of a run in which something was traced for every step, it is the rate with that.
-    """
-    counted = [each for each in epochs if each["examples"] is not None]
-    rate = of_run(map(of_epoch, counted)).examples_per_second
-    if rate is not None:
-        return rate
-    seconds = sum(each["parts"][part] for each in counted for part in (*TRAINING, "start"))
-    return sum(each["examples"] for each in counted) / seconds if seconds > 0 else float("nan")

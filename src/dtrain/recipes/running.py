@@ -16,12 +16,11 @@ import tensorflow as tf
 import dtrain
 from dtrain import job, monitor
 from dtrain.data import Pipeline
-from dtrain.keras_engine.functions import trained_in_xla
 from dtrain.monitor import RunDirectory
 from dtrain.monitor.curves import drawn
 from dtrain.monitor.event_log import EventLog
-from dtrain.monitor.rates import RateLogs, training_rate
-from dtrain.monitor.record import parameters_of
+from dtrain.monitor.rates import RateLogs
+from dtrain.monitor.record import finish_fit
 from dtrain.optim import precision, scaled_rate
 from dtrain.recipes.options import RecipeOptions
 from dtrain.training_rate import NAME as RATE
@@ -152,15 +151,12 @@ class TrainingRun:
         else:
             save(model, run)
 
-        record = monitor.finish_record(
+        record = finish_fit(
             record,
-            examples_per_second=training_rate(getattr(fitted, "time_report", ())),
+            model,
+            fitted,
             wall_time_seconds=time.perf_counter() - self._started,
             final_metrics=_final_metrics(test, history),
-            xla=trained_in_xla(model),
-            parameters=parameters_of(model),
-            input_report=getattr(fitted, "input_report", None),
-            time_report=getattr(fitted, "time_report", None),
         )
         if dtrain.is_chief():
             title = f"{self.recipe} under {record['strategy']}"
