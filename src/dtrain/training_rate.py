@@ -1,7 +1,7 @@
 """How fast training is between two moments: a mark at each, and what lies between them.
 
-Only the steps count, with what they waited for: no validation, no callbacks, and no steps for which something
-was traced or compiled. Whoever tells a rate or the time of a step takes it from here.
+Only steps count, with what they waited for: no validation, no callbacks, and no steps for which something was
+traced or compiled. All rates and step times that dtrain reports are computed here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Says when the loss is not a number any more, and when it jumps.
+"""Warns when the loss is NaN or infinite, and when it jumps.
 
 It looks at the logs that callbacks get, so at each call of the train function, and asks for no others.
 """
@@ -75,11 +75,11 @@ class LossAlarm(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         self._epoch, self._seen = epoch, (0, 0.0)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Looks at the loss so far."""
+        """Checks the loss so far."""
         self._look(int(batch + 1), (logs or {}).get("loss"))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Looks at the epoch's loss."""
+        """Checks the epoch's loss."""
         self._look(None, (logs or {}).get("loss"))
 
     def _look(self, steps: int | None, loss: Any) -> None:

@@ -1,6 +1,6 @@
-"""Where the time goes that training waits for data, and what would help: found in the dataset itself.
+"""Finds in a dataset why training waits for its data, and what would help.
 
-Advice only. What helps without changing a number, `tuned` does by itself; the rest is said.
+`tuned` does what helps without changing a number; the rest is advice.
 """
 
 from __future__ import annotations

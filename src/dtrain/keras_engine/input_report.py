@@ -1,4 +1,4 @@
-"""Says when training waits for its data: once an epoch, with what would help, and as numbers in the history.
+"""Measures how long training waits for its data: numbers in the history, and warnings with advice.
 
 The numbers are those of `dtrain.step_counts`; what helps is `input_advice.py`'s to find.
 """
@@ -47,7 +47,7 @@ class InputReport(HistoryReport):
         self._clock, self._processor = time.perf_counter(), time.process_time()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Takes the epoch's share, and warns where it is large."""
+        """Computes the epoch's share, and warns if it is large."""
         now, before = counter.totals, self._begun
         steps = now.steps - before.steps
         waiting = now.reading - before.reading

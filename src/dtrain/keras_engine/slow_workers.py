@@ -1,6 +1,6 @@
-"""What each worker's steps take by themselves, known to the first worker; and which of them is slow.
+"""Collects on the first worker what each worker's steps take without waiting, and finds a slow worker.
 
-The others publish their numbers and go on: nobody waits for them, so that looking changes nothing.
+The others publish their numbers and go on. Nobody waits for a message, so collecting changes no timing.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class WorkerTimes:
             self.publish_rest()
 
     def publish_rest(self) -> int:
-        """What was not published, because messages would have been too many; says how many there were."""
+        """Publishes numbers that were held back to limit the messages; returns how many were sent so far."""
         global _published
         if self._mine is not None and self._unsent and not self.first:
             message = messages.encode({"fit": self._fit, **self._mine})

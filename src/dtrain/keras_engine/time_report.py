@@ -1,4 +1,4 @@
-"""Says where each epoch's time went, in the history, and names what training lost much of it to.
+"""Records where each epoch's time went, in the history, and logs what took much of it.
 
 The numbers are those of `dtrain.time_breakdown`; every moment of `fit` counts for one epoch and one part.
 """
@@ -28,7 +28,7 @@ _HINTS = {
 
 
 class TimeReport(HistoryReport):
-    """Takes down, for each epoch of `fit`, where its time went.
+    """Records where the time of each epoch of `fit` went.
 
     `History` gets the attribute `time_report`: a dictionary an epoch with `epoch` (from 0), `seconds` (wall
     time from the end of the epoch before, or from the beginning of `fit`), `steps`, `examples` (None where
@@ -53,7 +53,7 @@ class TimeReport(HistoryReport):
         self._before = _snapshot()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Takes the epoch down."""
+        """Records the epoch."""
         before, now = self._before, _snapshot()
         self._before = now
         parts = {part: round(now.mark.parts[part] - before.mark.parts[part], 6) for part in PARTS}
@@ -76,7 +76,7 @@ class TimeReport(HistoryReport):
         events.emit(events.EpochEnds(found, self._logs))
 
     def publish(self) -> int:
-        """This worker's last numbers, for the first one; says how many messages it has sent so far."""
+        """Sends this worker's last numbers to the first one; returns how many messages it has sent so far."""
         return self._workers.publish_rest()
 
     def ended(self, published: Sequence[int]) -> None:

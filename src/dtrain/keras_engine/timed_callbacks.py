@@ -1,4 +1,4 @@
-"""Finds out what each callback of a `fit` takes, without being one: their hooks are timed while it lasts.
+"""Times the hooks of the user's callbacks while a `fit` lasts.
 
 Those that save count as checkpoints, all others as callbacks; `time_breakdown` keeps the seconds.
 """

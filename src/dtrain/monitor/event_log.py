@@ -1,6 +1,6 @@
 """Writes `events.jsonl`: what happens in a run, a line each, while it happens.
 
-Only the first worker writes. A file that cannot be written is told once, and training goes on.
+Only the first worker writes. If the file cannot be written, it warns once and training continues.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`Monitor`: one callback that leaves a run's whole record: metrics, events, TensorBoard, curves, `run.json`.
 
-It stands for several callbacks, which `fit` puts in its place; what they write, they write once a job.
+`fit` expands it into several callbacks, of which the first worker's write.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         run_dir: the directory; None for a new one, `runs/<time>-fit`.
         tensorboard: whether to write event files for TensorBoard: all metrics by epoch.
         histograms: epochs between two histograms of all weights in TensorBoard; 0 for none.
-        profile: (first, last) steps, counted from 1, that TensorFlow's profiler looks at on the first worker,
-        for
-            TensorBoard; whole calls of the train function, so mostly some steps more. None for none.
+        profile: (first, last) steps, counted from 1, that TensorFlow's profiler records on the first worker,
+            for TensorBoard; whole calls of the train function, so mostly some steps more. None for none.
         on_nan: "warn", or "stop" to end training at the first loss that is not a number.
         notes: what else `run.json` should hold, such as hyperparameters; plain data.
 

@@ -1,4 +1,4 @@
-"""Has TensorFlow's profiler look at some steps of a `fit`, for TensorBoard's profile page.
+"""Records some steps of a `fit` with TensorFlow's profiler, for TensorBoard's profile page.
 
 Unlike Keras' `TensorBoard(profile_batch=...)` it leaves the calls of the train function as long as they are.
 """

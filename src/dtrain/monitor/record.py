@@ -162,7 +162,7 @@ def summarize(record: Mapping[str, Any], run: RunDirectory) -> str:
 
 
 def _communication(strategy: tf.distribute.Strategy) -> dict[str, Any]:
-    """How the workers add up, where there are several to do so."""
+    """How the workers all-reduce, where there are several."""
     chosen = getattr(strategy, "dtrain_communication", None)
     return {} if chosen is None or job.world_size() == 1 else {"communication": chosen.as_dict()}
 

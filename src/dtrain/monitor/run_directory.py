@@ -78,7 +78,7 @@ class RunDirectory:
         return self.model, self.metrics, self.events, self.tensorboard, self.curves, self.record
 
     def write_record(self, record: dict[str, Any]) -> None:
-        """Put `record` into `run.json`, whole or not at all. Numbers that JSON lacks (NaN) become null.
+        """Writes `record` to `run.json` atomically. Numbers that JSON lacks (NaN) become null.
 
         Raises:
             OSError: the file cannot be written.
@@ -89,7 +89,7 @@ class RunDirectory:
 
 
 def check_run_directory(path: str | os.PathLike[str] | None, *, again: bool = False) -> None:
-    """See that a run could be put at `path`, without making anything; None, the default, is `runs/` here.
+    """Checks that a run could be put at `path`, without making anything; None, the default, is `runs/` here.
 
     Args:
         path: the directory.

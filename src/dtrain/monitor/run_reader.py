@@ -1,6 +1,6 @@
 """From a directory to a `Run`: which of its files are there, what they say, and what of them cannot be read.
 
-It changes nothing, also while the run is at work. What is damaged is told, and the rest is read.
+It changes nothing, even while the run is in progress. Damaged parts are listed, and the rest is read.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def read_run(path: str | os.PathLike[str], *, name: str = "") -> Run:
 
 
 def _check(directory: RunDirectory) -> None:
-    """See that there is a run.
+    """Checks that there is a run.
 
     Raises:
         ConfigurationError: there is none.

@@ -19,7 +19,7 @@ _MOST = 60
 
 
 def alarm_section(runs: Sequence[Run]) -> Markup:
-    """Where the loss was no number, or jumped."""
+    """The alarms: losses that were NaN or jumped, and checkpoints that came late."""
     rows = [
         Row(
             [
@@ -40,7 +40,7 @@ def alarm_section(runs: Sequence[Run]) -> Markup:
 
 
 def checkpoint_section(runs: Sequence[Run]) -> Markup:
-    """What was saved, and what that cost."""
+    """The checkpoints, and for how long training stood still."""
     rows = [
         Row([text.count(each.step), text.seconds(each.seconds), _moment(each.time), each.text], run=place)
         for place, run in enumerate(runs)
@@ -62,7 +62,7 @@ def checkpoint_section(runs: Sequence[Run]) -> Markup:
 
 
 def attempt_section(runs: Sequence[Run]) -> Markup:
-    """Who was started more than once."""
+    """The attempts of runs that were started more than once."""
     rows = [
         Row(
             [
@@ -85,7 +85,7 @@ def attempt_section(runs: Sequence[Run]) -> Markup:
 
 
 def _listed(caption: str, runs: Sequence[Run], columns: Sequence[Column], rows: Sequence[Row]) -> Markup:
-    """A table of what happened, if anything did."""
+    """A table, with rows in the middle left out where there are many; nothing without rows."""
     if not rows:
         return Markup()
     shown, left_out = thin_list(rows, _MOST * max(1, min(len(runs), 5)))

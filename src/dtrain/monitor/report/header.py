@@ -162,7 +162,7 @@ def _said(value: object) -> str:
 
 
 def _communication(value: object) -> str:
-    """How the workers added up, from the record's dictionary or one word."""
+    """How the workers all-reduced, from the record's dictionary or one word."""
     if isinstance(value, dict):
         return _said(value.get("name") or value.get("transport") or value.get("implementation"))
     return _said(value)

@@ -1,7 +1,7 @@
 """The templates of the page: HTML with places for values, in `templates/`.
 
-Whatever is put into a place is escaped, unless a template made it. A template decides how things look; the
-modules that call it decide what is shown.
+Each value is escaped, unless a template made it. A template decides how things look; the modules that call
+it decide what is shown.
 """
 
 from __future__ import annotations
