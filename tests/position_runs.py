@@ -20,6 +20,8 @@ import tensorflow as tf
 import dtrain
 from dtrain.data import Pipeline
 from dtrain.keras_engine import hook
+from dtrain.keras_engine.between_steps import NoSession
+from dtrain.keras_engine.feed.settings import FeedSettings, feeding
 from dtrain.upstream import keras as upstream_keras
 
 ROWS, BATCH, EPOCHS = 22, 4, 3  # six batches, the last one short
@@ -187,6 +189,14 @@ def call(iterator: Any, steps: int) -> list[Any]:
     return batches
 
 
+class _Session(NoSession):
+    def __init__(self, between: Callable[[Any, int], None]) -> None:
+        self._between = between
+
+    def between_steps(self, iterator: Any, done: int) -> None:
+        self._between(iterator, done)
+
+
 class Run:
     """A `fit` that trains on nothing and writes down what it read.
 
@@ -210,9 +220,9 @@ class Run:
         self.places: list[tuple[int, int, Any]] = []
         self._position, self._epoch = position, first_epoch
         make = upstream_keras.EPOCH_ITERATOR.resolve()
-        iterator = make(distribute_strategy=strategy, steps_per_execution=steps, **arguments)
+        with feeding(FeedSettings(session=_Session(self._between))):
+            iterator = make(distribute_strategy=strategy, steps_per_execution=steps, **arguments)
         iterator.reset()
-        iterator.between_steps = self._between
         if position is not None and not inside:
             self._position = None
             iterator.go_to(copy.deepcopy(position))

@@ -15,7 +15,7 @@ import tensorflow as tf
 import dtrain
 from dtrain.keras_engine import randoms, xla_rule
 from dtrain.keras_engine.between_steps import NoSession
-from dtrain.keras_engine.blocks import TARGET_SECONDS, Blocks, Call
+from dtrain.keras_engine.feed.calls import TARGET_SECONDS, Call, CallSize
 from dtrain.keras_engine.protocol import ReplicaLayout
 
 RANDOM = np.random.default_rng(0)
@@ -57,7 +57,7 @@ class Calls(keras.callbacks.Callback):  # type: ignore[misc]
                 calls.done.append(done)
                 calls.times.append(time.monotonic())
 
-            def room(self) -> int | None:
+            def max_steps(self) -> int | None:
                 return calls._room
 
         return Session()
@@ -427,27 +427,27 @@ def test_random_numbers_are_the_same_under_xla() -> None:
 # --- how many steps a call makes
 
 
-def test_blocks_grow_to_the_target_and_shrink() -> None:
-    blocks = Blocks(ReplicaLayout(), every_batch=False)
+def test_calls_grow_to_the_target_and_shrink() -> None:
+    size = CallSize(ReplicaLayout(), every_batch=False)
 
     def call(seconds_a_step: float) -> int:
-        call = Call(blocks.steps())
+        call = Call(None, size.steps())
         call.ran, call.seconds = call.steps, call.steps * seconds_a_step
-        blocks.note(call)
+        size.note(call)
         return call.steps
 
     assert [call(0.001) for _ in range(5)] == [1, 8, 64, 100, 100]
     assert [call(0.01) for _ in range(3)] == [100, 10, 10]
     assert [call(1.0) for _ in range(3)] == [10, 1, 1]
-    first = Call(blocks.steps())
+    first = Call(None, size.steps())
     first.ran = 1  # it traced: its time says nothing
-    blocks.note(first)
-    assert blocks.steps() == 1
+    size.note(first)
+    assert size.steps() == 1
 
 
-def test_blocks_are_one_step_where_somebody_looks() -> None:
-    blocks = Blocks(ReplicaLayout(), every_batch=True)
-    call = Call(1)
+def test_calls_are_one_step_where_somebody_looks() -> None:
+    size = CallSize(ReplicaLayout(), every_batch=True)
+    call = Call(None, 1)
     call.ran, call.seconds = 1, 1e-6
-    blocks.note(call)
-    assert blocks.steps() == 1
+    size.note(call)
+    assert size.steps() == 1

@@ -12,10 +12,11 @@ import pytest
 import tensorflow as tf
 
 import dtrain
-from dtrain.keras_engine import array_order, ended_iterators, hook
-from dtrain.keras_engine.array_order import ArraySource
+from dtrain.keras_engine import hook
+from dtrain.keras_engine.feed import arrays, ended_iterators
+from dtrain.keras_engine.feed.arrays import ArraySource
+from dtrain.keras_engine.feed.passes import Passes
 from dtrain.keras_engine.input import SplitDataset, WholeDataset
-from dtrain.keras_engine.passes import Passes
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.upstream.datasets import ARRAYS
 
@@ -46,7 +47,7 @@ def divided(source: ArraySource, layout: ReplicaLayout, own: Passes | None = Non
 
 
 def read(dataset: Any, source: ArraySource, place: tuple[int, int]) -> list[Any]:
-    source.set_place(*place)
+    source.set_next(*place)
     return [
         [leaf.numpy().tolist() for leaf in tf.nest.flatten(split) if leaf is not None] for split in dataset
     ]
@@ -60,7 +61,7 @@ def read(dataset: Any, source: ArraySource, place: tuple[int, int]) -> list[Any]
 def test_parts_of_passes_are_those_of_whole_batches(
     layout: ReplicaLayout, shuffle: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(array_order, "_BATCHES_AT_ONCE", 2)
+    monkeypatch.setattr(arrays, "_BATCHES_AT_ONCE", 2)
     # 13 leaves one row over, which is fewer than the replicas; 15 leaves enough; 3 is less than a batch.
     for rows, seed in ((3, None), (13, None), (15, 7), (16, 7)):
         if seed is None:
@@ -86,9 +87,9 @@ def test_groups_of_passes_are_whole_batches_put_together(rows: int) -> None:
     groups = source.in_groups(3)
     assert groups is not None
     for place in PLACES:
-        source.set_place(*place)
+        source.set_next(*place)
         wanted = np.concatenate([np.asarray(batch[1]) for batch in source.dataset])
-        source.set_place(*place)
+        source.set_next(*place)
         found = [np.asarray(group[1]) for group in groups]
         assert np.concatenate(found).tolist() == wanted.tolist(), place
         assert max(map(len, found)) <= 12
@@ -99,10 +100,10 @@ def test_one_iterator_serves_for_passes_in_order(monkeypatch: pytest.MonkeyPatch
     own = source.passes(ReplicaLayout())
     assert own is not None
     begun = []
-    monkeypatch.setattr(source, "set_place", lambda *place: begun.append(place))
+    monkeypatch.setattr(source, "set_next", lambda *place: begun.append(place))
     for _ in range(3):
         list(own)
-        source.place = source.place[0] + 1, 0
+        source.next = source.next[0] + 1, 0
     assert begun == [(0, 0)]
 
 

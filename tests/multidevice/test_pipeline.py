@@ -25,8 +25,8 @@ from dtrain.data import (
     write_array_records,
     write_tfrecords,
 )
-from dtrain.data.order import example_seeds, mixed, permuted
 from dtrain.errors import ConfigurationError, DataError, UnsupportedVersionError
+from dtrain.example_order import example_seeds, mixed, permuted
 from dtrain.keras_engine.protocol import ReplicaLayout
 
 ROWS = 37

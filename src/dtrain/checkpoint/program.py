@@ -1,7 +1,7 @@
 """What of the program decides how training goes on, beside the model: its optimizer's settings and its seed.
 
 A checkpoint notes it, and who goes on from it by another program is told what differs. The data's order has
-its own fingerprint (`keras_engine.positions`).
+its own fingerprint (`keras_engine.feed.position`).
 """
 
 from __future__ import annotations

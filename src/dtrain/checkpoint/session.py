@@ -147,7 +147,7 @@ class Session:
             self._stop_for(decision.notice)
         self._save(epoch=self._epoch, boundary=False)
 
-    def room(self) -> int | None:
+    def max_steps(self) -> int | None:
         """Steps until the next one after which to save."""
         return self._council.room(self._total)
 

@@ -12,12 +12,20 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.data import order
-from dtrain.data.epochs import NoEpochs, packed, unconverted
+from dtrain import example_order as order
+from dtrain.data.epochs import NoEpochs
 from dtrain.data.readers import Stream, Table
 from dtrain.data.text_batches import Padding, bucketed, padded
 from dtrain.errors import ConfigurationError
-from dtrain.keras_engine.input import batch_rows, bounds, map_leaves, some_rows, split_batch
+from dtrain.keras_engine.input import (
+    batch_rows,
+    bounds,
+    map_leaves,
+    packed,
+    some_rows,
+    split_batch,
+    unconverted,
+)
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.sharding import Shares
 
@@ -138,19 +146,19 @@ class TableBatches:
         sizes, total = self._sizes(self._order.at(epoch, step), step)
         return self._cut(batch, sizes), total
 
-    def _indices(self, epoch: Any, at: order.At) -> Any:
+    def _indices(self, epoch: Any, at: order.BatchSpan) -> Any:
         """The examples in the slots of this process' replicas; those in empty slots are cut off later."""
         starts = [self._bounds(at.rows, r)[0] for r in self._local]
         places = tf.stack(starts)[:, None] + tf.range(self._slots, dtype=tf.int64)[None]
         places = tf.clip_by_value(places, 0, tf.maximum(at.rows - 1, 0))
         return self._order.indices(epoch, at, tf.reshape(places, [-1]))
 
-    def _widths(self, epoch: Any, at: order.At) -> Any:
+    def _widths(self, epoch: Any, at: order.BatchSpan) -> Any:
         if self._padding is None:
             raise RuntimeError("there is no padding")
         return self._padding.widths(at, self._order.indices(epoch, at, tf.range(tf.maximum(at.rows, 1))))
 
-    def _sizes(self, at: order.At, step: Any) -> Any:
+    def _sizes(self, at: order.BatchSpan, step: Any) -> Any:
         """The rows of each local part, int32 of shape (local replicas,), and of the whole step."""
         sizes = []
         for r in self._local:

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.keras_engine.input import packed, unconverted
 from dtrain.upstream import tensorflow as upstream_tf
 
 _NOT_BEGUN = -1
@@ -73,8 +74,8 @@ class EpochCounter:
             return tf.identity(epoch)
 
 
-class EpochPlaces:
-    """How a dataset that counts its epochs is begun elsewhere; see `keras_engine.protocol.Places`.
+class EpochPositions:
+    """How a dataset that counts its epochs begins elsewhere; see `keras_engine.protocol.Positions`.
 
     Args:
         counter: the dataset's.
@@ -111,15 +112,3 @@ class NoEpochs:
         return dataset.map(
             unconverted(lambda *element: (tf.zeros([], tf.int64), packed(element, dataset.element_spec)))
         )
-
-
-def unconverted(function: Any) -> Any:
-    """A function that AutoGraph leaves as it is; the user's are converted by `tf.function`."""
-    return tf.autograph.experimental.do_not_convert(function)
-
-
-def packed(element: tuple[Any, ...], spec: Any) -> Any:
-    """What `Dataset.map` unpacked, as it was."""
-    if hasattr(spec, "_fields"):
-        return type(spec)(*element)
-    return element if isinstance(spec, tuple) else element[0]

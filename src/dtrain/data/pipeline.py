@@ -1,7 +1,7 @@
 """The input pipeline: prepare, cache, shuffle, augment, batch; every example once an epoch over all workers.
 
-It puts the parts together and gives `fit` a `tf.data.Dataset`; the parts are `readers.py`, `order.py`,
-`batches.py` and `text_batches.py`.
+It puts the parts together and gives `fit` a `tf.data.Dataset`; the parts are `readers.py`,
+`example_order.py`, `batches.py` and `text_batches.py`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from dtrain import sharding as rules
 from dtrain.data.arguments import is_function, taking, whole_number
 from dtrain.data.batches import Stages, StreamBatches, TableBatches, finished, rows_of_worker
 from dtrain.data.columns import ColumnTable, columns_of
-from dtrain.data.epochs import EpochCounter, EpochPlaces, unconverted
-from dtrain.data.order import PlainOrder
+from dtrain.data.epochs import EpochCounter, EpochPositions
 from dtrain.data.readers import ArrayRecordTable, FunctionStream, InOrder, RecordStream, cached, in_order
 from dtrain.data.records import Records
 from dtrain.data.text_batches import Padding, bucket_order, check_pad, lengths_of
 from dtrain.errors import BackendError, ConfigurationError, DataError
+from dtrain.example_order import PlainOrder
 from dtrain.job import world_size
 from dtrain.keras_engine.hook import install
+from dtrain.keras_engine.input import unconverted
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.talk import exchange
 from dtrain.log import logger
@@ -178,7 +179,7 @@ class Pipeline:
         dataset.dtrain_split = lambda layout: self._split(layout, counter, first_step)
         if not first_step:
             order = {"batch": self.batch, "seed": self._seed, "shuffle": self._shuffle}
-            dataset.dtrain_places = EpochPlaces(counter, self.dataset, order)
+            dataset.dtrain_positions = EpochPositions(counter, self.dataset, order)
         return dataset
 
     def dtrain_dataset(self, used_by: str) -> tf.data.Dataset:

@@ -12,11 +12,12 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from dtrain.data import order
+from dtrain import example_order as order
 from dtrain.data.columns import Column, ColumnTable
-from dtrain.data.epochs import NoEpochs, unconverted
+from dtrain.data.epochs import NoEpochs
 from dtrain.data.records import Records, open_array_record
 from dtrain.errors import DataError
+from dtrain.keras_engine.input import unconverted
 from dtrain.log import logger
 
 _SHUFFLED_BYTES = 64 << 20
@@ -143,9 +144,7 @@ class RecordStream:
 
         def file(epoch: Any, place: Any) -> tf.data.Dataset:
             key = order.mixed(seed, order.FILES, epoch)
-            return self._file(
-                epoch, order.permuted(place[None], tf.constant(len(self._paths), tf.int64), key)[0]
-            )
+            return self._file(epoch, order.permuted(place[None], len(self._paths), key)[0])
 
         read = places.interleave(
             unconverted(file),

@@ -12,10 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.data.columns import ColumnTable, named_columns
-from dtrain.data.epochs import unconverted
-from dtrain.data.order import At, BucketOrder
 from dtrain.data.readers import in_order, ragged_first
 from dtrain.errors import ConfigurationError
+from dtrain.example_order import BatchSpan, BucketOrder
+from dtrain.keras_engine.input import unconverted
 from dtrain.log import logger
 
 
@@ -61,7 +61,7 @@ class Padding:
         with tf.init_scope(), tf.device("CPU:0"):
             self._lengths = tf.constant(lengths, tf.int64)
 
-    def widths(self, at: At, indices: Any) -> Any:
+    def widths(self, at: BatchSpan, indices: Any) -> Any:
         """How wide the open leaves of a batch become, int64 of shape (leaves,).
 
         Args:

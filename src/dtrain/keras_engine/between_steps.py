@@ -1,6 +1,7 @@
-"""Between two steps of `fit` all is at rest: what one step wrote is written, and the next has read nothing.
+"""What takes part in a `fit` between its steps, such as saving checkpoints.
 
-Here whoever must act at such a moment is called, with the epoch's iterator. What is done is theirs to say.
+Between two steps nothing changes: what one step wrote is written, and the next has read nothing. The iterator
+of epochs calls the `FitSession` there; what that does is its own affair.
 """
 
 from __future__ import annotations
@@ -22,35 +23,42 @@ from dtrain.upstream.reach import replaces
 
 
 class FitSession(Protocol):
-    """What a callback with `dtrain_session(model, arguments)` gives to take part in one `fit`.
+    """Takes part in one `fit`; made by the method `dtrain_session(model, arguments)` of a callback.
 
     All its methods are called on every worker.
     """
 
     def callbacks(self, callbacks: list[Any]) -> list[Any]:
-        """What `fit` is to call in the place of the user's callbacks."""
+        """The callbacks that `fit` calls instead of the user's."""
 
     def attach(self, iterator: Any) -> None:
-        """Given the iterator that `fit` trains on, before the callbacks are called."""
+        """Gets the iterator that `fit` trains on, before the callbacks are called."""
 
     def between_steps(self, iterator: Any, done: int) -> None:
-        """Called before an epoch's first step, between two, and after its last."""
+        """Called before each call of the train function, and after the last one of an epoch.
 
-    def room(self) -> int | None:
-        """How many steps may be made before `between_steps` must be called; None for any number."""
+        The call that finds the end of data of unknown length comes between two calls with the same number.
+
+        Args:
+            iterator: as for `attach`.
+            done: batches of the epoch that are done.
+        """
+
+    def max_steps(self) -> int | None:
+        """How many steps may be made before the next `between_steps`; None for any number."""
 
     def end(self, history: Any) -> None:
         """Called when `fit` has ended well, with what it returns."""
 
     def left(self) -> None:
-        """Called when `fit` was left by an exception; must not raise, nor wait for other workers."""
+        """Called when an exception ended `fit`. It must neither raise nor wait for other workers."""
 
 
 class NoSession:
-    """Nobody takes part."""
+    """Takes no part."""
 
     def callbacks(self, callbacks: list[Any]) -> list[Any]:
-        """The user's."""
+        """The user's callbacks."""
         return callbacks
 
     def attach(self, iterator: Any) -> None:
@@ -59,7 +67,7 @@ class NoSession:
     def between_steps(self, iterator: Any, done: int) -> None:
         """Nothing."""
 
-    def room(self) -> int | None:
+    def max_steps(self) -> int | None:
         """Any number."""
         return None
 
@@ -70,50 +78,20 @@ class NoSession:
         """Nothing."""
 
 
-_waiting: list[FitSession] = []
-
-
-@contextlib.contextmanager
-def at_steps_of_training(session: FitSession) -> Iterator[None]:
-    """The first iterator that is made within it, which is the one that `fit` trains on, is the session's."""
-    _waiting.append(session)
-    try:
-        yield
-    finally:
-        if session in _waiting:
-            _waiting.remove(session)
-
-
-def announce(iterator: Any) -> None:
-    """Called by every new iterator of epochs: it is told whom to call."""
-    iterator.between_steps = _note
-    if _waiting:
-        session = _waiting.pop()
-        session.attach(iterator)
-
-        def hook(iterator: Any, done: int) -> None:
-            _note(iterator, done)
-            session.between_steps(iterator, done)
-
-        iterator.between_steps = hook
-        iterator.room = session.room
-
-
-def _note(iterator: Any, done: int) -> None:
-    events.emit(events.BetweenSteps(done))
-
-
 _steps_done: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def epoch_goes_on(model: Any) -> None:
-    """Says that the running epoch began in another process; its metrics are in place."""
+    """Notes that the running epoch began in another process, whose metrics were restored."""
     _steps_done.add(model)
 
 
 @replaces(upstream_keras.EPOCH_LOGS)
 def epoch_logs(original: Callable[..., Any], self: Any, logs: Any) -> Any:
-    """The replacement of what makes an epoch's logs of its last step's: it may have had no step here."""
+    """The replacement of the method that makes an epoch's logs of those of its last step.
+
+    A restored epoch may have had no step in this process.
+    """
     goes_on = self in _steps_done
     _steps_done.discard(self)
     layout = layout_of(self.distribute_strategy)
@@ -131,12 +109,12 @@ def epoch_logs(original: Callable[..., Any], self: Any, logs: Any) -> Any:
 
 
 def wants_session(callbacks: Any) -> bool:
-    """Whether one of the callbacks that `fit` was given takes part as a session."""
+    """Whether one of the callbacks of `fit` has a session."""
     return any(hasattr(each, "dtrain_session") for each in listed(callbacks))
 
 
 def begin_session(model: Any, arguments: dict[str, Any]) -> FitSession:
-    """The session of the first callback that wants one; its callbacks are put into the arguments of `fit`."""
+    """The session of the callback that has one; its callbacks replace those in the arguments of `fit`."""
     given = arguments["callbacks"]
     each_given = listed(given)
     wanting = [each for each in each_given if hasattr(each, "dtrain_session")]
@@ -150,7 +128,7 @@ def begin_session(model: Any, arguments: dict[str, Any]) -> FitSession:
     session: FitSession = wanting[0].dtrain_session(model, arguments)
     wrapped = session.callbacks(each_given)
     if isinstance(given, keras.callbacks.CallbackList):
-        # The list is the user's, who may give it to another fit.
+        # The user may give the same list to another fit.
         copied = copy.copy(given)
         copied.callbacks = wrapped
         copied.set_model(model)
@@ -162,21 +140,21 @@ def begin_session(model: Any, arguments: dict[str, Any]) -> FitSession:
 
 @contextlib.contextmanager
 def reported(kind: str, step: Callable[[], int] | None = None) -> Iterator[None]:
-    """Whoever listens knows that this process is in `fit`, `evaluate` or `predict`.
+    """Reports to listeners that this process is in `fit`, `evaluate` or `predict`.
 
     Args:
         kind: which of them.
         step: as in `events.LoopBegins`.
 
     Raises:
-        DataError: in the place of TensorFlow's error for a batch that cannot be cut.
+        DataError: instead of TensorFlow's error for a batch that cannot be split.
     """
     with events.loop(kind, step), typed_errors():
         yield
 
 
 def listed(callbacks: Any) -> list[Any]:
-    """The callbacks that `fit` was given, in whatever form."""
+    """The callbacks of `fit`, in whatever form they were given."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return list(callbacks.callbacks)
     return [] if callbacks is None else list(keras.tree.flatten(callbacks))

@@ -17,15 +17,9 @@ from dtrain import events
 from dtrain.keras_engine.accumulation import KeptApart, left_by_error, may_keep_apart
 from dtrain.keras_engine.alarms import LossAlarm
 from dtrain.keras_engine.asynchronous.fitting import prepare_evaluate, prepare_fit, prepare_predict, watches
-from dtrain.keras_engine.between_steps import (
-    at_steps_of_training,
-    begin_session,
-    listed,
-    reported,
-    wants_session,
-)
-from dtrain.keras_engine.blocks import Plan, watched_by
+from dtrain.keras_engine.between_steps import begin_session, listed, reported, wants_session
 from dtrain.keras_engine.callbacks import shared_between_workers
+from dtrain.keras_engine.feed.settings import FeedSettings, feeding
 from dtrain.keras_engine.input_report import InputReport
 from dtrain.keras_engine.noted_function import steps_counted
 from dtrain.keras_engine.numbers import check_numbers
@@ -82,9 +76,10 @@ def _fitted(
     watched = _watched(call.arguments["callbacks"], layout, "train", "test")
     session = begin_session(self, call.arguments)
     try:
-        plan = Plan(self, int(call.arguments["epochs"]) - int(call.arguments["initial_epoch"]))
+        epochs = int(call.arguments["epochs"]) - int(call.arguments["initial_epoch"])
+        training = FeedSettings(every_batch=watched[0], session=session, model=self, epochs=epochs)
         with reported("fit", lambda: steps_counted(self)):
-            with timed(own), at_steps_of_training(session), watched_by(*watched, plan=plan):
+            with timed(own), feeding(training, FeedSettings(every_batch=watched[1])):
                 history = original(*call.args, **call.kwargs)
             session.end(history)
     except BaseException:
@@ -261,5 +256,5 @@ def _without_training(
             return original(*call.args, **call.kwargs)
     call.arguments["verbose"] = _verbose(call.arguments["verbose"], layout)
     watched = [True] if name == "predict" else _watched(call.arguments["callbacks"], layout, "test")
-    with reported(name), watched_by(*watched):
+    with reported(name), feeding(FeedSettings(every_batch=watched[0])):
         return original(*call.args, **call.kwargs)

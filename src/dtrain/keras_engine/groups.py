@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from dtrain.keras_engine.blocks import Call
-from dtrain.keras_engine.ended_iterators import let_go, prepare
+from dtrain.keras_engine.feed.ended_iterators import let_go, prepare
 from dtrain.keras_engine.input import Split, batch_rows, map_leaves, present_leaves, row_bytes
 from dtrain.upstream import datasets as upstream_data
 
@@ -82,13 +81,11 @@ class GroupIterator:
     Attributes:
         element_spec: the spec of a batch, as of a `SplitIterator`.
         counted: whether the number of batches was known beforehand.
-        call: what the next call that reads from it is to do, if somebody has said.
     """
 
     def __init__(self, groups: Groups) -> None:
         self.element_spec = ((groups.dataset.element_spec,), None)
         self.counted = groups.counted
-        self.call: Call | None = None
         prepare()
         self._of = groups
         self._iterator = None if groups.lazy else groups.begin()

@@ -16,7 +16,7 @@ _REPLACING = (
     "build",
     "convolutions",
     "empty_parts",
-    "epochs",
+    "feed.epochs",
     "files",
     "fitting",
     "functions",

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from dtrain.errors import DataError
-from dtrain.keras_engine.blocks import Call
 from dtrain.keras_engine.cutting import check_rows
-from dtrain.keras_engine.ended_iterators import let_go, prepare
+from dtrain.keras_engine.feed.ended_iterators import let_go, prepare
+from dtrain.keras_engine.feed.passes import BatchBuffer, Pass, Passes
 from dtrain.keras_engine.input_advice import may_be_buffered
-from dtrain.keras_engine.passes import Pass, Passes, Stack
 from dtrain.keras_engine.protocol import ReplicaLayout, own_split
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -70,7 +69,7 @@ class SplitDataset:
         if layout.workers > 1:
             # All workers must see the same batches in the same order.
             options.deterministic = True
-        split = dataset.map(lambda *batch: tuple(split_batch(_packed(batch, self.element_spec), layout)))
+        split = dataset.map(lambda *batch: tuple(split_batch(packed(batch, self.element_spec), layout)))
         split = split.with_options(options)
         return split.prefetch(tf.data.AUTOTUNE) if may_be_buffered(dataset) else split
 
@@ -122,7 +121,6 @@ class SplitIterator:
     Attributes:
         counted: whether the number of batches was known beforehand.
         exact: whether it is so for sure.
-        call: what the next call that reads from it is to do, if somebody has said.
         whole: as given.
     """
 
@@ -131,7 +129,6 @@ class SplitIterator:
         self._iterator = iterator
         self.counted = counted
         self.exact = exact
-        self.call: Call | None = None
         self.whole = whole
 
     @property
@@ -146,18 +143,19 @@ class SplitIterator:
         return self._iterator.left if isinstance(self._iterator, Pass) else None
 
     @property
-    def stacked(self) -> bool:
-        """Whether batches come by stacks (`passes.Stack`)."""
-        return isinstance(self._iterator, Pass) and self._iterator.stacked
+    def buffered(self) -> bool:
+        """Whether batches come in buffers (`passes.BatchBuffer`)."""
+        return isinstance(self._iterator, Pass) and self._iterator.buffered
 
-    def tensors(self) -> tuple[Any, Stack | None]:
-        """TensorFlow's iterator, and the stack before it; `note` must be told what was read of both."""
+    def tensors(self) -> tuple[Any, BatchBuffer | None]:
+        """TensorFlow's iterator, and the buffer before it; the caller tells `note` what it has read of
+        both."""
         return self._iterator.tensors() if isinstance(self._iterator, Pass) else (self._iterator, None)
 
-    def note(self, batches: int, stack: Stack | None) -> None:
-        """Takes note that so many were read by others, and of what is left of the stack."""
+    def note(self, batches: int, buffer: BatchBuffer | None) -> None:
+        """Notes that so many batches were read elsewhere, and what is left of the buffer."""
         if isinstance(self._iterator, Pass):
-            self._iterator.note(batches, stack)
+            self._iterator.note(batches, buffer)
 
     def __iter__(self) -> SplitIterator:
         return self
@@ -193,11 +191,16 @@ def split_of(element: Any, *, whole: bool) -> Split:
     return Split((element,), None) if whole else Split(*element)
 
 
-def _packed(batch: tuple[Any, ...], spec: Any) -> Any:
-    """What `Dataset.map` unpacked, as it was."""
+def packed(element: tuple[Any, ...], spec: Any) -> Any:
+    """An element that `Dataset.map` has unpacked, in its own form."""
     if hasattr(spec, "_fields"):
-        return type(spec)(*batch)
-    return batch if isinstance(spec, tuple) else batch[0]
+        return type(spec)(*element)
+    return element if isinstance(spec, tuple) else element[0]
+
+
+def unconverted(function: Any) -> Any:
+    """A function that AutoGraph leaves as it is; `tf.function` converts the user's own functions."""
+    return tf.autograph.experimental.do_not_convert(function)
 
 
 def split_batch(batch: Any, layout: ReplicaLayout) -> Split:

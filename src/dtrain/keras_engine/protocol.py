@@ -135,8 +135,8 @@ def datasets_in_place(arguments: dict[str, Any], used_by: str) -> bool:
     return found
 
 
-class Places(Protocol):
-    """What a dataset carries as its attribute `dtrain_places` if its place is computed.
+class Positions(Protocol):
+    """What a dataset that can begin at any batch carries as its attribute `dtrain_positions`.
 
     Attributes:
         epoch: the number of the epoch that the next iteration over the dataset is.
@@ -158,6 +158,6 @@ class Places(Protocol):
         """A dataset of the epoch's batches from a step on, and no more."""
 
 
-def own_places(dataset: Any) -> Places | None:
-    """What a dataset knows of its places, if anything; datasets that are made of it do not."""
-    return getattr(dataset, "dtrain_places", None)
+def own_positions(dataset: Any) -> Positions | None:
+    """How a dataset begins at a position, if it can; datasets that are made of it cannot."""
+    return getattr(dataset, "dtrain_positions", None)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from dtrain import channel
+from dtrain.keras_engine.feed.passes import BatchBuffer
 from dtrain.keras_engine.input import SplitIterator, rows_of, split_of
-from dtrain.keras_engine.passes import Stack
 from dtrain.progress import reporter
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -55,29 +55,29 @@ class Run:
         self._whole = iterator.whole  # not the iterator, which would live as long as this
         self._outputs, self._waited = rounds[-1][0].structured_outputs  # type: ignore[attr-defined]
         self._clock = _Clock() if channel.connected() else None
-        loop = self._counted if exact or iterator.stacked else self._until_end
+        loop = self._counted if exact or iterator.buffered else self._until_end
         # Traced at once: a function of its own for each model is no sign of too much tracing.
         traced = tf.function(loop, autograph=False)
-        source, stack = iterator.tensors()
-        specs = None if stack is None else Stack.spec(source.element_spec)
+        source, buffer = iterator.tensors()
+        specs = None if buffer is None else BatchBuffer.spec(source.element_spec)
         self._function = traced.get_concrete_function(source, specs, tf.TensorSpec([], tf.int32))
-        iterator.note(0, stack)
+        iterator.note(0, buffer)
 
     def __call__(self, iterator: SplitIterator, rounds: int) -> Ran:
         """Makes the steps of some rounds; where that is not exact, a round is one step."""
         with _seen(self._clock):
-            done, stack, outputs, waited, reading, rows = self._function(
+            done, buffer, outputs, waited, reading, rows = self._function(
                 *iterator.tensors(), tf.constant(rounds)
             )
         waiting = None if self._waited is None else float(waited)
         steps = int(done) * self._steps
-        iterator.note(steps, stack)
+        iterator.note(steps, buffer)
         examples = int(rows)
         return Ran(steps, outputs, waiting, float(reading), examples if examples >= 0 else None)
 
-    def _counted(self, source: Any, stack: Stack | None, rounds: Any) -> Any:
-        def body(done: Any, reading: Any, waited: Any, rows: Any, outputs: Any, stack: Any) -> Any:
-            sums = reading, waited, rows, stack
+    def _counted(self, source: Any, buffer: BatchBuffer | None, rounds: Any) -> Any:
+        def body(done: Any, reading: Any, waited: Any, rows: Any, outputs: Any, buffer: Any) -> Any:
+            sums = reading, waited, rows, buffer
             for one, times in self._rounds:
                 if times == 1:
                     *sums, outputs = self._step(one, source, *sums)
@@ -91,37 +91,38 @@ class Run:
                         shape_invariants=(scalar, scalar, scalar, scalar, invariants),
                         parallel_iterations=1,
                     )  # fmt: skip
-            reading, waited, rows, stack = sums
-            return done + 1, reading, waited, rows, outputs, stack
+            reading, waited, rows, buffer = sums
+            return done + 1, reading, waited, rows, outputs, buffer
 
         scalar = tf.TensorShape([])
-        start: Any = () if stack is None else stack
+        start: Any = () if buffer is None else buffer
         invariants = tf.nest.map_structure(lambda leaf: leaf.shape, start)
         found = self._loop(lambda done, *_: done < rounds, body, (*self._start(), start), invariants)
-        done, reading, waited, rows, outputs, stack = found
-        return done, stack or None, outputs, waited, reading, rows
+        done, reading, waited, rows, outputs, buffer = found
+        return done, buffer or None, outputs, waited, reading, rows
 
-    def _step(self, one: One, source: Any, reading: Any, waited: Any, rows: Any, stack: Any) -> Any:
-        if stack:
-            batch, stack, read = self._popped(source, stack)
+    def _step(self, one: One, source: Any, reading: Any, waited: Any, rows: Any, buffer: Any) -> Any:
+        if buffer:
+            batch, buffer, read = self._popped(source, buffer)
         else:
             batch, read = self._read(source.get_next)
         split = split_of(batch, whole=self._whole)
         outputs, more = one(*split)
         waited = waited if more is None else waited + more
-        return reading + read, waited, rows + tf.cast(rows_of(split), tf.int64), stack, outputs
+        return reading + read, waited, rows + tf.cast(rows_of(split), tf.int64), buffer, outputs
 
-    def _popped(self, source: Any, stack: Stack) -> tuple[Any, Stack, Any]:
-        """The next batch of a stack, or of the next one, what is left of that, and the seconds of reading."""
+    def _popped(self, source: Any, buffer: BatchBuffer) -> tuple[Any, BatchBuffer, Any]:
+        """The next batch of a buffer, or of the next one, what is left of that, and the seconds of
+        reading."""
 
         def another() -> Any:
             element, read = self._read(source.get_next)
-            return Stack.of(element), read
+            return BatchBuffer.of(element), read
 
-        stack, read = tf.cond(stack.left(), lambda: (stack, tf.zeros([], tf.float64)), another)
-        return *stack.popped(), read
+        buffer, read = tf.cond(buffer.left(), lambda: (buffer, tf.zeros([], tf.float64)), another)
+        return *buffer.popped(), read
 
-    def _until_end(self, source: Any, stack: None, rounds: Any) -> Any:
+    def _until_end(self, source: Any, buffer: None, rounds: Any) -> Any:
         """The same where the end of the data is not known: a batch is asked whether it is there."""
         one = self._rounds[0][0]
         first, read = self._read(source.get_next_as_optional)

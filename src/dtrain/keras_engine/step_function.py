@@ -17,7 +17,7 @@ from dtrain import events
 from dtrain.errors import CompilationError
 from dtrain.keras_engine import metrics
 from dtrain.keras_engine.accumulation import ADD, GROUP, UPDATE, SparseGradients, Sums, sums_of
-from dtrain.keras_engine.blocks import Call
+from dtrain.keras_engine.feed.calls import Call
 from dtrain.keras_engine.groups import GroupIterator
 from dtrain.keras_engine.input import (
     Split,
@@ -79,12 +79,9 @@ class StepFunction:
         Raises:
             StopIteration: if the iterator has no batch left.
         """
-        call = getattr(iterator, "call", None)
-        planned = call is not None
-        if call is None:
-            call = Call(self._model.steps_per_execution)
-        else:
-            iterator.call = None
+        planned = isinstance(iterator, Call)
+        call = iterator if planned else Call(iterator, self._model.steps_per_execution)
+        iterator = call.iterator
         outputs, call.ran = None, 0
         self._communicated(), self._waited()  # from here on
         usual, traced, begun = self._began, self._traced, time.perf_counter()
@@ -187,7 +184,7 @@ class StepFunction:
 
     def _run(self, iterator: SplitIterator, phase: str | None, *, exact: bool) -> Run:
         specs = iterator.element_spec
-        key = f"{specs} {phase} {exact} {iterator.stacked}"
+        key = f"{specs} {phase} {exact} {iterator.buffered}"
         if key not in self._runs:
             rounds: list[tuple[Any, int]] = [(phase, 1)]
             if phase == GROUP:

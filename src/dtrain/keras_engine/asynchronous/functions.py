@@ -297,7 +297,7 @@ def make_asynchronous_epochs(base: Any) -> Any:
 
         function: AsynchronousFunction | None = None
 
-        def _divided(self, dataset: tf.data.Dataset, *, check: bool = False) -> Any:
+        def _divided(self, dataset: tf.data.Dataset) -> Any:
             return _EpochData(dataset, self)
 
         @property

@@ -1,0 +1,415 @@
+"""The iterator of epochs that Keras' `fit`, `evaluate` and `predict` go through, from any position on.
+
+It counts as Keras' own iterator does, and hands out batches that are divided over the replicas. How a source
+goes to a position is decided in the files of the sources.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain import events
+from dtrain.errors import DataError
+from dtrain.keras_engine.asynchronous.functions import make_asynchronous_epochs
+from dtrain.keras_engine.feed.arrays import ArraySource
+from dtrain.keras_engine.feed.calls import Call, CallSize, LastStep
+from dtrain.keras_engine.feed.division import check_same_data, common_steps, divided
+from dtrain.keras_engine.feed.position import DataPosition, restored
+from dtrain.keras_engine.feed.py_datasets import PyDatasetSource, can_be_opened
+from dtrain.keras_engine.feed.settings import take_settings
+from dtrain.keras_engine.feed.sources import PipelineSource, ReplayedSource, Source
+from dtrain.keras_engine.groups import GroupIterator, Groups, batch_size_of, can_be_grouped
+from dtrain.keras_engine.input import SplitIterator
+from dtrain.keras_engine.input_advice import may_read_ahead
+from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, own_positions, servers_of
+from dtrain.keras_engine.step_function import StepFunction
+from dtrain.log import logger
+from dtrain.upstream import datasets as upstream_data
+from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream.reach import makes
+
+# Keras' iterator, which stands behind this one among the bases of a class, is not known to type checkers.
+_Base: Any = object
+
+
+@makes(upstream_keras.EPOCH_ITERATOR)
+def make_epoch_iterator(original: Any) -> Any:
+    """The replacement of the trainer's epoch iterator class."""
+
+    class EpochIterator(FeedEpochs, original):  # type: ignore[misc]
+        """Keras' epochs, over the batches of a data feed."""
+
+        def __new__(cls, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> Any:
+            return super().__new__(cls if servers_of(distribute_strategy) is None else asynchronous)
+
+    asynchronous = make_asynchronous_epochs(EpochIterator)
+    EpochIterator.__name__ = original.__name__
+    EpochIterator.__qualname__ = original.__qualname__
+    return EpochIterator
+
+
+class FeedEpochs(_Base):  # type: ignore[misc]
+    """To be put before Keras' iterator of epochs.
+
+    Attributes:
+        element_spec: of a global batch.
+    """
+
+    # Of Keras' iterator:
+    data_adapter: Any
+    steps_per_epoch: int | None
+    steps_per_execution: int
+    _num_batches: int | None
+    _steps_seen: int
+    _current_iterator: Any
+    _epoch_iterator: Any
+
+    def __init__(self, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
+        upstream_keras.epoch_iterator_base().__init__(self, *args, **kwargs)
+        self._distribute_strategy = distribute_strategy
+        self._settings = take_settings()
+        layout = layout_of(distribute_strategy)
+        watched = layout is None or self._settings.every_batch
+        self._call_size = CallSize(layout or ReplicaLayout(), every_batch=watched)
+        self._groups: Groups | None = None
+        self._in_xla: bool | None = None  # decided where the first batch is read
+        self._source = _source_of(self.data_adapter, self.steps_per_epoch, layout)
+        dataset = self._source.dataset
+        self.element_spec = dataset.element_spec
+        self._fingerprint = self._source.fingerprint | {
+            "the kind of data": self._source.kind,
+            "the number of batches": self._num_batches,
+            "steps_per_epoch": self.steps_per_epoch,
+            "shapes and types": str(self.element_spec),
+        }
+        if layout is not None:
+            check_same_data(dataset, self.steps_per_epoch, layout)
+        self._distributed_dataset = self._divided(dataset)
+        if layout is not None and isinstance(self._distributed_dataset, tf.distribute.DistributedDataset):
+            self.data_adapter = _Counted(self.data_adapter, common_steps(self._distributed_dataset, layout))
+            self._num_batches = self.data_adapter.num_batches
+        self._forget()
+        self._settings.session.attach(self)
+
+    def _forget(self) -> None:
+        """Nothing has been read."""
+        self._epochs = 0  # that have ended
+        self._first = 0  # the step that the running epoch began with
+        self._done = 0  # the step that comes next
+        self._running = False  # whether an epoch has begun and not ended
+        self._over = False  # whether it has found the end of the data
+        self._passes = 0  # over the data that were begun
+        self._made = 0  # iterators over the data, including those that were never read
+        self._batches = 0  # of all epochs
+        self._reading: Any = None  # the last iterator from which something was read
+        self._prepared: tuple[int, Iterator[Any]] | None = None  # an epoch that begins at a position
+        self._call: Call | None = None  # the last call, until its outcome is noted
+        self._replayed: DataPosition | None = None  # to which batches are read only to be dropped
+
+    def _divided(self, dataset: Any) -> Any:
+        """What is iterated over for a dataset of global batches."""
+        return divided(dataset, self._source, self._distribute_strategy, self._grouped)
+
+    def _grouped(self, dataset: Any) -> Any:
+        """An iterator over groups of batches if the model trains in XLA; else None."""
+        model, batches = self._settings.model, self.steps_per_epoch or self._num_batches
+        function = None if model is None else model.train_function
+        if not isinstance(function, StepFunction) or self.steps_per_execution > 1:
+            return None
+        if self._in_xla is None:
+            readable = isinstance(self._source, ArraySource) or may_read_ahead(dataset)
+            known = batches and readable and can_be_grouped(dataset.element_spec)
+            steps = batches * self._settings.epochs if batches and known else None
+            self._in_xla = function.in_xla(steps, batch_size_of(self._source, dataset))
+        if not self._in_xla:
+            return None
+        if self._groups is None or self._groups.dataset is not dataset:
+            self._groups = Groups(self._source, dataset, one_by_one=self._call_size.every_batch)
+        return iter(self._groups)
+
+    # --- what Keras calls
+
+    def reset(self) -> None:
+        """As Keras'; nothing counts as read."""
+        super().reset()
+        self._forget()
+
+    def __iter__(self) -> Any:
+        if self._prepared is None:
+            if self._epochs == 0:
+                self._source.start()
+            self._prepared = 0, self._enumerate_iterator()
+        self._first, self._epoch_iterator = self._prepared
+        self._prepared = None
+        self._done, self._running = self._first, True
+        return self
+
+    def __next__(self) -> Any:
+        self._note_call()
+        if self._at_rest():
+            self._pause()
+        try:
+            item = next(self._epoch_iterator)
+        except StopIteration:
+            self._end_epoch()
+            raise
+        if self._current_iterator is not self._reading:
+            self._reading = self._current_iterator
+            self._passes += 1
+        steps = self.steps_per_execution if self._call is None else self._call.steps
+        self._done = item[0] + steps
+        self._batches += steps
+        return item
+
+    @contextlib.contextmanager
+    def catch_stop_iteration(self) -> Iterator[None]:
+        """As Keras': around an epoch's calls of the train function."""
+        with super().catch_stop_iteration():
+            try:
+                yield
+            except (StopIteration, tf.errors.OutOfRangeError):
+                # The train function found the end: that call counts as one step, as in Keras.
+                self._over = True
+                if self._call is not None:
+                    self._take_back(self._call.steps - 1)
+                    self._call = None
+                raise
+            self._note_call()
+        self._await_steps()
+        if self._over:
+            self._done = max(self._first, self._done - self.steps_per_execution)
+            self._batches -= self.steps_per_execution
+            self._pause()
+            self._end_epoch()
+
+    def _enumerate_iterator(self) -> Iterator[Any]:
+        """An epoch's calls, as Keras': the first step, the last, and what to read from."""
+        self.data_adapter.on_epoch_begin()
+        if self._current_iterator is None or not self.steps_per_epoch:
+            self._current_iterator = iter(self._get_iterator())
+            self._steps_seen = 0
+        yield from self._calls(0)
+
+    def _get_iterator(self) -> Any:
+        self._made += 1
+        self._source.begin(self._passes)
+        # Batches that are read only to be dropped need not be divided.
+        dropped = self._replayed is not None and self._made < self._replayed.made
+        return self._source.dataset if dropped else self._distributed_dataset
+
+    def _interrupted_warning(self) -> None:
+        # While batches are read again, the warning has been given before.
+        if self._replayed is None:
+            super()._interrupted_warning()
+
+    # --- the calls of an epoch
+
+    def _calls(self, first: int) -> Iterator[Any]:
+        """The calls of an epoch from a step on."""
+        total = self.steps_per_epoch or self._num_batches
+        step = first
+        while not total or step < total:
+            if self._is_read_out():
+                if self.steps_per_epoch:
+                    self._interrupted_warning()
+                break
+            call = self._call = self._next_call(step, total)
+            steps = self.steps_per_execution if call is None else call.steps
+            self._steps_seen += steps
+            last = step + steps - 1
+            if call is None:
+                yield step, last, self._current_iterator
+            else:
+                yield step, last if steps == 1 else LastStep(last, call), call
+                steps -= call.unmade
+            step += steps
+        if self._is_read_out():
+            self._current_iterator = iter(self._get_iterator())
+            self._steps_seen = 0
+        self.data_adapter.on_epoch_end()
+
+    def _next_call(self, step: int, total: int | None) -> Call | None:
+        """What the train function gets; None if that is Keras' iterator, for `steps_per_execution` steps."""
+        iterator = self._current_iterator
+        if not isinstance(iterator, SplitIterator | GroupIterator):
+            return None
+        if self.steps_per_execution > 1 or self._replayed is not None:
+            return None
+        limits = [
+            self._call_size.steps(),
+            total - step if total else None,
+            self._num_batches - self._steps_seen if self._num_batches else None,
+            self._settings.session.max_steps(),
+        ]
+        return Call(iterator, max(1, min(limit for limit in limits if limit is not None)))
+
+    def _note_call(self) -> None:
+        """Notes what the last call did: fewer steps than planned if the data ended."""
+        call, self._call = self._call, None
+        if call is not None and call.ran is not None:
+            self._call_size.note(call)
+            self._take_back(call.unmade)
+
+    def _take_back(self, unmade: int) -> None:
+        self._done -= unmade
+        self._batches -= unmade
+        self._steps_seen -= unmade
+
+    def _pause(self) -> None:
+        """Between two steps."""
+        events.emit(events.BetweenSteps(self._done))
+        self._settings.session.between_steps(self, self._done)
+
+    def _end_epoch(self) -> None:
+        if self._running:
+            self._epochs += 1
+        self._running = self._over = False
+        self._done = self._first = 0
+
+    def _is_read_out(self) -> bool:
+        return bool(self._num_batches) and self._num_batches <= self._steps_seen  # type: ignore[operator]
+
+    # --- what the asynchronous kind does otherwise
+
+    def _at_rest(self) -> bool:
+        """Whether all batches that were read belong to calls that are done."""
+        return True
+
+    def _await_steps(self) -> None:
+        """Waits for the epoch's steps."""
+
+    # --- positions
+
+    def position(self, *, ended: bool = False) -> dict[str, Any]:
+        """The position of the next batch, as plain data; to be called between two steps.
+
+        Args:
+            ended: whether the running epoch counts as over, even if batches of it are left.
+        """
+        running = self._running and not ended
+        steps, over = (self._done, self._over) if running else (0, False)
+        position = DataPosition(
+            epochs=self._epochs + (1 if self._running and ended else 0),
+            steps=steps,
+            over=over,
+            passes=self._passes,
+            taken=self._steps_seen - (self.steps_per_execution if over else 0),
+            goes_on=not over and (steps > 0 or self._kept_iterator_is_begun()),
+            made=self._made,
+            num_batches=self._num_batches,
+            batches=self._batches,
+        )
+        return position.saved(self._source.state(), self._fingerprint)
+
+    def go_to(self, saved: dict[str, Any]) -> None:
+        """Goes to a position: the next epoch, or the one that has begun but has read nothing, goes on there.
+
+        Raises:
+            DataError: it is a position in other data.
+        """
+        if self._batches:
+            raise RuntimeError("go_to was called after training had begun")
+        position = restored(saved, self._fingerprint)
+        self._epochs = position.epochs
+        before = self._source.dataset
+        with self._source.open(position, saved["source"]) as rest:
+            if self._source.dataset is not before:
+                self._distributed_dataset = self._divided(self._source.dataset)
+            steps = self._replay(position) if rest is None else self._begin_at(position, rest)
+        self._passes, self._made, self._batches = position.passes, position.made, position.batches
+        if self._running:
+            self._epoch_iterator = steps
+            self._first = self._done = position.steps
+        else:
+            self._prepared = position.steps, steps
+
+    def _kept_iterator_is_begun(self) -> bool:
+        """Whether the next epoch goes on with the iterator of the last."""
+        begun = bool(self.steps_per_epoch) and self._current_iterator is not None and self._steps_seen > 0
+        return begun and not self._is_read_out()
+
+    def _begin_at(self, position: DataPosition, rest: Any) -> Iterator[Any]:
+        """The calls of the epoch that goes on at a position, whose pass goes on with `rest`."""
+        self._num_batches, self._passes = position.num_batches, position.passes
+        self._steps_seen = position.taken if position.goes_on else 0
+        self._current_iterator = None
+        if position.steps and not position.over:
+            self.data_adapter.on_epoch_begin()
+        if position.within_pass:
+            whole = rest is self._source.dataset
+            self._current_iterator = iter(self._distributed_dataset if whole else self._divided(rest))
+            self._reading = self._current_iterator
+        if position.over:
+            return iter(())
+        return self._calls(position.steps) if position.steps else self._enumerate_iterator()
+
+    def _replay(self, position: DataPosition) -> Iterator[Any]:
+        """The same for a source that must be read again from its beginning, in the same order."""
+        logger.info(
+            "%s cannot begin elsewhere than at its beginning: it is replayed; %d batches are read again.",
+            self._source.kind.capitalize(),
+            position.batches,
+        )
+        begun = time.monotonic()
+        self._replayed = position
+        try:
+            for _ in range(position.whole_epochs):
+                self._replay_epoch()
+            steps: Iterator[Any] = iter(()) if position.over else self._enumerate_iterator()
+            for _ in range(0, position.steps if not position.over else 0, self.steps_per_execution):
+                self._read(next(steps)[2])
+        except (StopIteration, tf.errors.OutOfRangeError):
+            raise DataError(
+                f"{self._source.kind.capitalize()} ended before the place where the checkpoint was written.",
+                hint="Give fit the same data as before.",
+            ) from None
+        finally:
+            self._replayed = None
+        logger.info("Read again in %.1f s.", time.monotonic() - begun)
+        return steps
+
+    def _replay_epoch(self) -> None:
+        """Reads an epoch as `fit` would."""
+        with upstream_keras.epoch_iterator_base().catch_stop_iteration(self):
+            for _, _, iterator in self._enumerate_iterator():
+                try:
+                    self._read(iterator)
+                except tf.errors.OutOfRangeError:
+                    raise StopIteration from None
+
+    def _read(self, iterator: Any) -> None:
+        """Reads what one call of the train function would; raises if that call would find the end."""
+        self._reading = iterator
+        next(iterator)
+        with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
+            for _ in range(self.steps_per_execution - 1):
+                next(iterator)
+
+
+def _source_of(adapter: Any, steps_per_epoch: int | None, layout: ReplicaLayout | None) -> Source:
+    """The source of the batches of an adapter of Keras'."""
+    if upstream_data.is_arrays(adapter):
+        return ArraySource(adapter, layout)
+    if upstream_data.is_py_dataset(adapter) and can_be_opened(adapter, steps_per_epoch):
+        return PyDatasetSource(adapter, layout)
+    dataset = adapter.get_tf_dataset()
+    positions = own_positions(dataset)
+    if positions is not None:
+        return PipelineSource(dataset, positions)
+    return ReplayedSource(upstream_data.kind_of(adapter), dataset, 1 if layout is None else layout.replicas)
+
+
+class _Counted:
+    """A data adapter with a number of batches that all workers agree on."""
+
+    def __init__(self, adapter: Any, num_batches: int | None) -> None:
+        self._adapter = adapter
+        self.num_batches = num_batches
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._adapter, name)

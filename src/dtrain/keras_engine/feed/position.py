@@ -1,0 +1,76 @@
+"""The position of a `fit` in its data, and its form in a checkpoint.
+
+How a source goes to a position is decided in `sources.py` and the files of the sources.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dtrain.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataPosition:
+    """How far a `fit` has come in its data. A pass is one iteration over the data from which batches were
+    read.
+
+    Attributes:
+        epochs: that have ended.
+        steps: batches of the running epoch that are done; 0 before its first.
+        over: whether the running epoch has found the end of the data.
+        passes: that have begun.
+        taken: batches of the last pass that are done.
+        goes_on: whether the next batch belongs to the last pass.
+        made: iterators over the data that were made, read or not.
+        num_batches: the number of batches of an epoch as far as Keras knows it.
+        batches: that are done in all epochs.
+    """
+
+    epochs: int
+    steps: int
+    over: bool
+    passes: int
+    taken: int
+    goes_on: bool
+    made: int
+    num_batches: int | None
+    batches: int
+
+    @property
+    def whole_epochs(self) -> int:
+        """Epochs that were read to their end."""
+        return self.epochs + (1 if self.over else 0)
+
+    @property
+    def within_pass(self) -> bool:
+        """Whether batches of the last pass are left to be read."""
+        return self.goes_on and not (self.num_batches and self.num_batches <= self.taken)
+
+    def saved(self, source: dict[str, Any], fingerprint: dict[str, Any]) -> dict[str, Any]:
+        """The position as plain data for a checkpoint: numbers, strings, tuples and arrays.
+
+        Args:
+            source: what the order of the source follows from.
+            fingerprint: of the data.
+        """
+        return {"place": asdict(self), "source": source, "data": fingerprint}
+
+
+def restored(saved: dict[str, Any], fingerprint: dict[str, Any]) -> DataPosition:
+    """The position that `DataPosition.saved` stored.
+
+    Raises:
+        DataError: it is a position in other data.
+    """
+    before = saved["data"]
+    for what in before | fingerprint:
+        then, now = before.get(what), fingerprint.get(what)
+        if then != now:
+            raise DataError(
+                f"The checkpoint was written in the middle of other data: {what} was {then!r}, and is "
+                f"{now!r} now.",
+                hint="Give fit the same data and the same batch size as before, or begin anew elsewhere.",
+            )
+    return DataPosition(**saved["place"])

@@ -1,0 +1,159 @@
+"""What a source of batches does, and the sources that are datasets: a pipeline's, and any other.
+
+Arrays are in `arrays.py`, a `PyDataset` is in `py_datasets.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from dtrain.keras_engine.feed.position import DataPosition
+from dtrain.keras_engine.input_advice import tuned
+from dtrain.keras_engine.protocol import Positions
+from dtrain.log import logger
+from dtrain.upstream import datasets as upstream_data
+from dtrain.upstream import tensorflow as upstream_tf
+
+
+class Source(Protocol):
+    """The global batches of one `fit`, in passes over the data.
+
+    Attributes:
+        kind: what it is, for messages.
+        counted: whether the number of batches that Keras knows is certain.
+        dataset: the global batches, or a distributed dataset; each iteration over it is a pass.
+        fingerprint: what a position depends on, by its name in messages.
+    """
+
+    kind: str
+    counted: bool
+    dataset: Any
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:  # noqa: D102
+        ...
+
+    def start(self) -> None:
+        """Called before the first epoch begins."""
+
+    def begin(self, number: int) -> None:
+        """The next iterator is for pass `number`, from its first batch. It may stay unread."""
+
+    def state(self) -> dict[str, Any]:
+        """What the order follows from, as plain data."""
+
+    def open(
+        self, position: DataPosition, state: dict[str, Any]
+    ) -> contextlib.AbstractContextManager[Any | None]:
+        """Goes to a position.
+
+        The context gives the dataset that holds the rest of the running pass, to be iterated over once within
+        the context; None if the source must be read again from its beginning. `dataset` may be another one
+        afterwards.
+
+        Args:
+            position: where to go on.
+            state: what `state` returned there.
+        """
+
+
+class PipelineSource:
+    """A dataset that can begin at any batch, such as that of a `Pipeline`.
+
+    Args:
+        dataset: what `fit` was given.
+        positions: what the dataset carries.
+    """
+
+    kind = "dtrain.data"
+    counted = False
+
+    def __init__(self, dataset: Any, positions: Positions) -> None:
+        self.dataset = dataset
+        self._positions = positions
+        self._first = 0
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """As `Source.fingerprint`."""
+        return dict(self._positions.fingerprint)
+
+    def start(self) -> None:
+        """Notes which epoch of the pipeline is the first of this `fit`."""
+        self._first = self._positions.epoch
+
+    def begin(self, number: int) -> None:
+        """Nothing to do: the dataset counts its epochs by itself."""
+
+    def state(self) -> dict[str, Any]:
+        """As `Source.state`."""
+        return {"first_epoch": self._first}
+
+    @contextlib.contextmanager
+    def open(self, position: DataPosition, state: dict[str, Any]) -> Iterator[Any]:
+        """As `Source.open`; the rest of a pass is a dataset of its own."""
+        self._first = int(state["first_epoch"])
+        self._positions.seek(self._first + position.passes)
+        if position.within_pass:
+            yield self._positions.rest(self._first + position.passes - 1, position.taken)
+        else:
+            yield self.dataset
+
+
+class ReplayedSource:
+    """Batches that can only be read one after the other, so that a position is found by reading again.
+
+    Args:
+        kind: what it is, for messages.
+        dataset: what Keras made of the argument of `fit`.
+        replicas: of the job.
+    """
+
+    counted = False
+
+    def __init__(self, kind: str, dataset: Any, replicas: int) -> None:
+        self.kind = kind
+        self.dataset = tuned(dataset)
+        self._seed = upstream_tf.global_seed()
+        self._distributed = isinstance(self.dataset, tf.distribute.DistributedDataset)
+        self._replicas = replicas
+        self._warned = False
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """As `Source.fingerprint`."""
+        # TensorFlow divides the batches of a distributed dataset by the number of replicas.
+        return {"the number of replicas": self._replicas} if self._distributed else {}
+
+    def start(self) -> None:
+        """Nothing to do."""
+
+    def begin(self, number: int) -> None:
+        """Nothing to do: every pass begins by itself."""
+
+    def state(self) -> dict[str, Any]:
+        """The global seed, from which the operations of the dataset may have their seeds."""
+        if not self._warned and not self._distributed and upstream_data.has_unseeded_shuffle(self.dataset):
+            logger.warning(
+                "The dataset shuffles without a seed, so a run that goes on from a checkpoint will not get "
+                "the same batches. Call keras.utils.set_random_seed, or give shuffle a seed."
+            )
+        self._warned = True
+        return {"seed": self._seed}
+
+    @contextlib.contextmanager
+    def open(self, position: DataPosition, state: dict[str, Any]) -> Iterator[None]:
+        """As `Source.open`; gives None."""
+        if state["seed"] != self._seed:
+            logger.warning(
+                "TensorFlow's global seed is %s, but was %s when the checkpoint was written: if the data is "
+                "shuffled by it, its order is another one. Call keras.utils.set_random_seed at the top of "
+                "the program.",
+                self._seed,
+                state["seed"],
+            )
+        yield None
