@@ -29,7 +29,7 @@ ORDER = (
     "step_counts",
     "progress training_rate",
     "launch",
-    "sharding batches option_fields",
+    "sharding example_order batches option_fields",
     "keras_engine",
     "collectives",
     "job",
