@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dtrain.checkpoint.council import Vote
+from dtrain.checkpoint.coordinator import SaveProposal
 from dtrain.cluster import secret as secrets
 from dtrain.cluster.secret import Secret, job_secret, on_loopback, read_secret, write_secret
 from dtrain.collectives.transport import Facts
@@ -149,7 +149,7 @@ PLAIN: list[Any] = [
     *(None, True, 0, -(2**63), 10**30, 0.1, -0.0, float("inf"), 1 + 2j, "", "é\ud800\n", b"", b"\0\xff"),
     *([], (), set(), {}, [1, (2, [3.5, None])], {"a": {1: (b"x",)}, (1, 2): []}, {1, "a"}, frozenset({(1,)})),
     Path("/tmp/x"),
-    Vote(True, "a notice", False, 0.25),
+    SaveProposal(True, "a notice", False, 0.25),
     Facts(asked="auto", gpus=False, mpi_size=0),
 ]
 ARRAYS: list[Any] = [
@@ -190,7 +190,8 @@ def test_what_is_not_plain_is_no_message() -> None:
     "text",
     [
         *("", "{", "{}", '{"a": 1}', '{"tuple": 1}', '{"dict": [[[], 1]]}', '{"bytes": "?"}', '{"int": [1]}'),
-        *('{"tuple": [], "set": []}', '{"record": ["Popen", {}]}', '{"record": ["Vote", {}]}', "[" * 100_000),
+        *('{"tuple": [], "set": []}', '{"record": ["Popen", {}]}', '{"record": ["SaveProposal", {}]}'),
+        "[" * 100_000,
         *('{"array": ["O", [1], "AAAAAAAAAAA="]}', '{"array": ["<f4", [-1, -1], "AAAAAA=="]}'),
         *('{"array": ["<f4", [1000000000], "AAAAAA=="]}', "9" * 5000, '{"complex": ["1", 2]}'),
     ],

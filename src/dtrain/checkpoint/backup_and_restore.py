@@ -13,7 +13,7 @@ import keras
 
 from dtrain.checkpoint.content import find_newest
 from dtrain.checkpoint.group import find_group
-from dtrain.checkpoint.session import Plan, Session
+from dtrain.checkpoint.session import BackupPlan, BackupSession
 from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.hook import install
@@ -97,14 +97,14 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
         self._in_fit = False
         install()
 
-    def dtrain_session(self, model: Any, arguments: dict[str, Any]) -> Session:
+    def dtrain_session(self, model: Any, arguments: dict[str, Any]) -> BackupSession:
         """What takes part in one `fit`; see `dtrain.keras_engine.between_steps`."""
         folder = self._folder()
         # Of checkpoints that are deleted at the end, each fit of a program has its own: a program that is
         # started again goes through those that are complete without training.
         number = _ended[folder] if self.delete_checkpoint else 0
         self._in_fit = True
-        plan = Plan(
+        plan = BackupPlan(
             folder=f"{folder}/fit-{number}",
             every_epoch=self.save_freq == "epoch",
             steps=_steps(self.save_freq),
@@ -113,7 +113,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
             delete=self.delete_checkpoint,
             notices=self.save_before_preemption,
         )
-        return Session(plan, model, arguments, on_end=lambda: _ended.update([folder]))
+        return BackupSession(plan, model, arguments, on_end=lambda: _ended.update([folder]))
 
     def restore_weights(self, model: Any) -> int:
         """Gives a model that is built the weights of the newest checkpoint; all workers must call it.

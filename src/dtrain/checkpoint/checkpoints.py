@@ -9,13 +9,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from dtrain import channel
 from dtrain.checkpoint.callback_state import is_plain
-from dtrain.checkpoint.content import content, find_newest, restore_generators
-from dtrain.checkpoint.folder_lock import FolderLock
-from dtrain.checkpoint.group import find_group
-from dtrain.checkpoint.program import check_program, program_facts, warn_of_other_program
-from dtrain.checkpoint.store import CheckpointStore, remove_all, remove_uncommitted
+from dtrain.checkpoint.content import restore_generators
+from dtrain.checkpoint.folder import CheckpointFolder
 from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
@@ -70,25 +66,15 @@ class Checkpoints:
                     hint="Begin it with keras.Input; build optimizers by build(model.trainable_variables).",
                 )
         folder = checked_path("folder", folder)
-        self._folder = folder if "://" in folder else os.path.abspath(folder)  # noqa: PTH100
         self._layout = layout_of(upstream_keras.strategy_of(model)) or ReplicaLayout()
-        self._variables = TrainingVariables(model, used, metrics)
-        self._optimizer = used
-        self._group = find_group(self._folder, self._layout)
-        self._lock = FolderLock(self._folder, self._layout, self._group)
-        if self._group.leads:
-            remove_uncommitted(self._folder)
-        self._program = program_facts(used)
-        self._serial = 0
-        self._store = CheckpointStore(
-            self._folder,
-            token=self._group.token,
-            writer=self._group.mine,
-            writers=len(self._group.members),
+        self._folder = CheckpointFolder(
+            folder if "://" in folder else os.path.abspath(folder),  # noqa: PTH100
+            TrainingVariables(model, used, metrics),
+            used,
+            self._layout,
             keep=keep,
         )
-        if self._layout.worker == 0:
-            channel.tell_checkpoint(-1, self._folder)
+        self._folder.begin(-1)
 
     def restore(self) -> dict[str, Any] | None:
         """Gives the variables the values of the newest whole checkpoint, and the generators their states.
@@ -99,20 +85,14 @@ class Checkpoints:
         Raises:
             CheckpointError: it is of another model, optimizer or set of metrics.
         """
-        found = find_newest(self._folder, self._layout, self._group)
+        found = self._folder.find()
         if found is None:
             return None
-        program = program_facts(self._optimizer)
-        check_program(found.program, program, found.path)
-        self._variables.restore(found.table, found.tensors, found.replicas)
-        if self._layout.worker == 0:
-            warn_of_other_program(found.program, program, self._optimizer, found.path)
-        self._serial = found.serial
+        self._folder.restore(found)
         worker = found.worker(self._layout.worker)
         restore_generators(worker)
         logger.info("Step %d is restored from %s.", found.step, found.path)
-        if self._layout.worker == 0:
-            channel.tell_checkpoint(found.step, self._folder)
+        self._folder.begin(found.step)
         return {**worker["values"], "step": found.step}
 
     def save(self, step: int, **values: Any) -> None:
@@ -133,21 +113,12 @@ class Checkpoints:
                     hint="Numbers, text, NumPy arrays, and lists, tuples, sets and dictionaries of them.",
                 )
         self.wait()
-        self._serial += 1
-        tensors, notes = content(
-            self._variables, self._layout, self._group, {"values": values}, self._program
-        )
-        self._store.save(step, tensors, notes, serial=self._serial)
+        self._folder.save(step, {"values": values})
 
     def wait(self) -> None:
         """Returns when nothing is being written; says what could not be."""
-        self._store.wait()
-        problem = self._store.take_problem()
-        if problem:
-            logger.warning("%s The next checkpoint is tried as ever.", problem)
-        committed = self._store.last_committed
-        if committed is not None and self._layout.worker == 0:
-            channel.tell_checkpoint(committed, self._folder)
+        self._folder.wait()
+        self._folder.report()
 
     def close(self, *, delete: bool = False) -> None:
         """Finishes what is being written; every worker calls it.
@@ -156,8 +127,9 @@ class Checkpoints:
             delete: delete all checkpoints: the training is over.
         """
         self.wait()
-        self._store.close()
-        exchange(self._layout, None)
-        if delete and self._group.leads:
-            remove_all(self._folder)
-        self._lock.release(remove=delete)
+        self._folder.close()
+        if delete:
+            self._folder.remove()
+        else:
+            exchange(self._layout, None)
+        self._folder.release()

@@ -54,19 +54,11 @@ class FolderLock:
                 hint="Give each job a folder of its own, or end the other job first.",
             )
 
-    def release(self, *, remove: bool = False) -> None:
-        """Let go of the folder; calling it again does nothing.
-
-        Args:
-            remove: delete the folder, where it is empty now.
-        """
+    def release(self) -> None:
+        """Let go of the folder; calling it again does nothing."""
         path, self._path = self._path, None
-        if path is None:
-            return
-        _let_go(path)
-        if remove:
-            with contextlib.suppress(OSError):
-                Path(path).parent.rmdir()
+        if path is not None:
+            _let_go(path)
 
 
 def _take(path: str) -> str:

@@ -114,6 +114,31 @@ class TrainingVariables:
                 found[f"{_COMMON}/{i}"] = _first(variable).value()
         return found
 
+    def check(self, table: Sequence[Entry], count: int | None = None) -> None:
+        """Compares the variables, or the first `count` of them, with a checkpoint's table.
+
+        Raises:
+            CheckpointError: it is of another model, optimizer or set of metrics.
+        """
+        mine = self.table()[:count]
+        table = table[:count]
+        hint = (
+            "Give this run another directory, or go on with the model, metrics and optimizer that wrote it."
+        )
+        if len(mine) != len(table):
+            raise CheckpointError(
+                f"The checkpoint holds {len(table)} variables, but the model with its metrics and optimizer "
+                f"has {len(mine)}.",
+                hint=hint,
+            )
+        for now, then in zip(mine, table, strict=True):
+            if (now.shape, now.dtype) != (tuple(then.shape), then.dtype):
+                raise CheckpointError(
+                    f"The checkpoint holds {then.name} of shape {tuple(then.shape)}, {then.dtype}, where the "
+                    f"model has {now.name} of shape {now.shape}, {now.dtype}.",
+                    hint=hint,
+                )
+
     def restore(self, table: Sequence[Entry], tensors: Mapping[str, Any], replicas: int) -> None:
         """Writes a checkpoint's values; every process does so for its own replicas, none waits for another.
 
@@ -123,9 +148,8 @@ class TrainingVariables:
             replicas: how many wrote it.
 
         Raises:
-            CheckpointError: it is of another model, optimizer or set of metrics, or lacks a value.
+            CheckpointError: it lacks a value.
         """
-        self._check(table)
         kept_apart = False
         for i, (variable, entry) in enumerate(zip(self._variables, table, strict=True)):
             if not entry.apart:
@@ -150,7 +174,7 @@ class TrainingVariables:
             CheckpointError: the checkpoint is of another model.
         """
         count = len(_plain(self._model.variables))
-        self._check(table, count)
+        self.check(table, count)
         for i, (variable, entry) in enumerate(zip(self._variables[:count], table, strict=False)):
             if not entry.apart:
                 self._write_common(i, variable, tensors)
@@ -227,27 +251,6 @@ class TrainingVariables:
         for replica, part in self._parts(variable):
             part.assign(parts[replica] if same else _joined(parts, "sum"))
         return same
-
-    def _check(self, table: Sequence[Entry], count: int | None = None) -> None:
-        """Sees that the variables, or the first `count` of them, are those of the table."""
-        mine = self.table()[:count]
-        table = table[:count]
-        hint = (
-            "Give this run another directory, or go on with the model, metrics and optimizer that wrote it."
-        )
-        if len(mine) != len(table):
-            raise CheckpointError(
-                f"The checkpoint holds {len(table)} variables, but the model with its metrics and optimizer "
-                f"has {len(mine)}.",
-                hint=hint,
-            )
-        for now, then in zip(mine, table, strict=True):
-            if (now.shape, now.dtype) != (tuple(then.shape), then.dtype):
-                raise CheckpointError(
-                    f"The checkpoint holds {then.name} of shape {tuple(then.shape)}, {then.dtype}, where the "
-                    f"model has {now.name} of shape {now.shape}, {now.dtype}.",
-                    hint=hint,
-                )
 
 
 def _unique(model: Any, optimizer: Any, metrics: Sequence[Any]) -> list[Any]:

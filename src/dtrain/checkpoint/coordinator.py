@@ -1,6 +1,7 @@
-"""At which step all workers save, and whether they stop there: all decide alike, from the same votes.
+"""Decides at which step all workers save, and whether they stop there.
 
-Steps at which they meet are known beforehand: nothing is sent in between, and nobody waits for a message.
+All decide alike, from the same proposals. The steps at which they exchange these are known beforehand:
+between two of them nothing is sent, and nobody waits for a message.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from dtrain.keras_engine import messages
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.talk import exchange
 
-_INTERVAL = 0.5  # seconds between two meetings
+_INTERVAL = 0.5  # seconds between two exchanges of proposals
 
 
 @messages.sendable
 @dataclass(frozen=True)
-class Vote:
-    """What one worker brings to a meeting.
+class SaveProposal:
+    """What one worker tells the others.
 
     Attributes:
         busy: its last checkpoint is not yet written.
-        notice: that its machine will be taken away, in words; "" for none.
+        notice: why its machine will be taken away; "" if it will not.
         due: whether it is time for a checkpoint; the first worker's clock counts.
         step_seconds: its last steps' usual time; the first worker's counts.
     """
@@ -34,8 +35,8 @@ class Vote:
 
 
 @dataclass(frozen=True)
-class Decision:
-    """What all do now.
+class SaveDecision:
+    """What all workers do now.
 
     Attributes:
         save: write a checkpoint.
@@ -48,8 +49,8 @@ class Decision:
     late: bool = False
 
 
-class Council:
-    """Meets about twice a second, and where a number of steps is up.
+class SaveCoordinator:
+    """Exchanges proposals about twice a second, and where a number of steps is complete.
 
     Args:
         layout: the strategy's.
@@ -65,46 +66,48 @@ class Council:
         self._every = every
         self._seconds = seconds
         self._next = total
-        self._saved_round = total // every if every else 0
-        self._seen_round = self._saved_round
-        self._saved_at = time.monotonic()
-        self._met_at = time.monotonic()
+        self._saved_period = self._seen_period = self._period(total)
+        self._saved_at = self._met_at = time.monotonic()
         self._met_total = total
 
-    def meet(self, total: int, *, busy: bool, notice: str) -> Decision:
+    def decide(self, total: int, *, busy: bool, notice: str) -> SaveDecision:
         """Called between any two steps, by every worker; most calls return at once.
 
         Args:
             total: steps done by now.
             busy: whether this worker's last checkpoint is still being written.
-            notice: that this worker's machine will be taken away, or "".
+            notice: why this worker's machine will be taken away, or "".
         """
-        current = total // self._every if self._every else 0
-        if total < self._next and current == self._seen_round:
-            return Decision()
-        self._seen_round = current
+        period = self._period(total)
+        if total < self._next and period == self._seen_period:
+            return SaveDecision()
+        self._seen_period = period
         now = time.monotonic()
         made = total - self._met_total
-        # Before the first step nothing is known: then they meet after it.
+        # Before the first step its time is unknown: then they meet again after it.
         taken = max(1e-4, (now - self._met_at) / made) if made > 0 else _INTERVAL
         timely = self._seconds is not None and now - self._saved_at >= self._seconds
-        votes = exchange(self._layout, Vote(busy, notice, timely, taken))
+        proposals = exchange(self._layout, SaveProposal(busy, notice, timely, taken))
         self._met_at, self._met_total = now, total
-        # Alone there is nobody to wait for, so every step may be a meeting.
-        steps = 1 if self._layout.workers == 1 else max(1, int(_INTERVAL / votes[0].step_seconds))
+        # A single worker waits for nobody, so it may decide at every step.
+        steps = 1 if self._layout.workers == 1 else max(1, int(_INTERVAL / proposals[0].step_seconds))
         self._next = total + steps
-        noted = next((vote.notice for vote in votes if vote.notice), "")
+        noted = next((each.notice for each in proposals if each.notice), "")
         if noted:
-            return Decision(save=True, notice=noted)
-        due = votes[0].due or current != self._saved_round
-        busy = any(vote.busy for vote in votes)
-        return Decision(save=due and not busy, late=due and busy)
+            return SaveDecision(save=True, notice=noted)
+        due = proposals[0].due or period != self._saved_period
+        busy = any(each.busy for each in proposals)
+        return SaveDecision(save=due and not busy, late=due and busy)
 
     def room(self, total: int) -> int | None:
-        """Steps from `total` to the next at which a number of them is up; None where they do not count."""
+        """Steps from `total` to the next save by number of steps; None where steps do not count."""
         return self._every - total % self._every if self._every else None
 
     def saved(self, total: int) -> None:
-        """Says that a checkpoint of this step was begun."""
+        """Notes that a checkpoint of this step was begun."""
         self._saved_at = time.monotonic()
-        self._saved_round = total // self._every if self._every else 0
+        self._saved_period = self._period(total)
+
+    def _period(self, total: int) -> int:
+        """How many times the number of steps between two checkpoints is complete."""
+        return total // self._every if self._every else 0

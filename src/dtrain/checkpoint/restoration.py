@@ -1,0 +1,188 @@
+"""What a `fit` gets from a checkpoint, and at which of Keras' moments: one table for all cases."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dtrain import events
+from dtrain.checkpoint.callback_state import CallbackStates
+from dtrain.checkpoint.content import Found, restore_findings, restore_generators
+from dtrain.checkpoint.folder import CheckpointFolder
+from dtrain.keras_engine.between_steps import epoch_goes_on
+from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.log import logger
+from dtrain.upstream import keras as upstream_keras
+
+
+class Moment(enum.Enum):
+    """When something is restored, in the order in which `fit` comes to it."""
+
+    FIT_BEGINS = "before the user's callbacks begin"
+    CALLBACKS_BEGUN = "after `on_train_begin` of all callbacks"
+    EPOCH_BEGINS = "before the user's callbacks begin the first epoch"
+    FIRST_STEP = "before the first step"
+    FIT_ENDS = "after `on_train_end` of all callbacks"
+
+
+class Case(enum.Enum):
+    """Where the training stood that a checkpoint is of."""
+
+    BETWEEN_EPOCHS = "its next epoch had not begun"
+    WITHIN_EPOCH = "an epoch had begun"
+    TRAINED = "all epochs were done, but not what comes after them"
+    COMPLETE = "nothing was left to do"
+
+
+class NewTraining:
+    """No checkpoint was found: nothing is restored.
+
+    Attributes:
+        epoch, done: where the training stands: the epoch, and how many of its steps are done.
+        total: steps of all epochs that are done.
+        trained: whether no epoch is left.
+        complete: whether nothing at all is left to do.
+        position: of the iterator; None if it must be asked for its own.
+    """
+
+    epoch = 0
+    done = 0
+    total = 0
+    trained = False
+    complete = False
+    position: Any = None
+
+    def at(self, moment: Moment) -> bool:
+        """Restores what is due at a moment, once; whether anything was."""
+        return False
+
+
+class Restoration(NewTraining):
+    """A checkpoint that a `fit` goes on from; attributes as of `NewTraining`.
+
+    Args:
+        found: the checkpoint.
+        folder: that it is in.
+        layout: the strategy's.
+        model: that is trained.
+        epochs: those that `fit` was asked for.
+        callbacks: the user's.
+        iterator: that `fit` trains on.
+    """
+
+    def __init__(
+        self,
+        found: Found,
+        folder: CheckpointFolder,
+        layout: ReplicaLayout,
+        *,
+        model: Any,
+        epochs: int,
+        callbacks: CallbackStates,
+        iterator: Any,
+    ) -> None:
+        self._found = found
+        self._worker = worker = found.worker(layout.worker)
+        self._folder = folder
+        self._layout = layout
+        self._model = model
+        self._epochs = epochs
+        self._callbacks = callbacks
+        self._iterator = iterator
+        self.epoch, self.done, self.total = worker["epoch"], worker["done"], found.step
+        self.trained = self.epoch >= epochs or (worker["stopped"] and epochs <= worker["epochs"])
+        self.complete = self.trained and found.finished
+        if self.trained:
+            case = Case.COMPLETE if self.complete else Case.TRAINED
+            self.position = worker["position"]  # the iterator reads nothing
+        else:
+            case = Case.BETWEEN_EPOCHS if found.boundary else Case.WITHIN_EPOCH
+        self._due = dict(_TABLE[case])
+
+    def at(self, moment: Moment) -> bool:  # noqa: D102
+        actions = self._due.pop(moment, ())
+        for action in actions:
+            action(self)
+        return bool(actions)
+
+    def _begin(self) -> None:
+        # The launcher tells errors of one step from those of another, whatever life they are of.
+        events.emit(events.TrainingFrom(self.total))
+        if self._found.replicas == self._layout.replicas:
+            restore_findings(self._model, self._worker["findings"])
+        # What callbacks do before the first epoch, they do with these weights.
+        self._folder.restore(self._found)
+        self._callbacks.prepare_logs(self._worker["callbacks"])
+        first = max(self.epoch, self._epochs) if self.trained else self.epoch
+        upstream_keras.set_first_epoch(self._model, first)
+        same = self._found.workers == self._layout.workers
+        logger.log(logging.INFO if same else logging.WARNING, "%s", self._summary())
+
+    def _summary(self) -> str:
+        found = self._found
+        if self.trained:
+            return f"The training in {self._folder.path} is complete: nothing is left to do."
+        place = f"epoch {self.epoch + 1} of {self._epochs}"
+        if self.done:
+            place += f", after {self.done} of its steps"
+        line = f"Training goes on in {place} ({found.step} steps in all), from {found.path}."
+        if found.workers != self._layout.workers:
+            line += (
+                f" It was written by {found.workers} workers; now there are {self._layout.workers}, with the "
+                "same global batches: each worker's part of them has another size."
+            )
+        return line
+
+    def _restore_variables(self) -> None:
+        """Once more: callbacks may have written to them when they began."""
+        self._folder.restore_variables(self._found)
+
+    def _restore_callbacks(self) -> None:
+        # Training that stopped itself and is to go on all the same: its callbacks begin anew.
+        anew = self._worker["stopped"] and not self.trained
+        self._restore_history() if anew else self._give_callbacks(only_history=False)
+
+    def _restore_history(self) -> None:
+        self._give_callbacks(only_history=True)
+
+    def _give_callbacks(self, *, only_history: bool) -> None:
+        history = getattr(self._model, "history", None)
+        self._callbacks.restore(self._worker["callbacks"], history, only_history=only_history)
+
+    def _reset_metrics(self) -> None:
+        """As `fit` had just done; the values of the checkpoint are the last epoch's."""
+        self._model.reset_metrics()
+
+    def _continue_metrics(self) -> None:
+        """They are of the steps that the epoch has had."""
+        epoch_goes_on(self._model)
+
+    def _restore_position(self) -> None:
+        self._iterator.go_to(self._worker["position"])
+        restore_generators(self._worker)
+
+
+_Action = Callable[[Restoration], None]
+_BEGIN = {Moment.FIT_BEGINS: (Restoration._begin,)}
+_STATE = (Restoration._restore_variables, Restoration._restore_callbacks)
+_TABLE: Mapping[Case, Mapping[Moment, tuple[_Action, ...]]] = {
+    Case.BETWEEN_EPOCHS: {
+        **_BEGIN,
+        Moment.EPOCH_BEGINS: (*_STATE, Restoration._reset_metrics),
+        Moment.FIRST_STEP: (Restoration._restore_position,),
+    },
+    Case.WITHIN_EPOCH: {
+        **_BEGIN,
+        # The callbacks have begun the epoch by now, as they had before.
+        Moment.FIRST_STEP: (*_STATE, Restoration._continue_metrics, Restoration._restore_position),
+    },
+    # The callbacks do now what they do at the end.
+    Case.TRAINED: {
+        **_BEGIN,
+        Moment.CALLBACKS_BEGUN: _STATE,
+        Moment.FIT_ENDS: (Restoration._restore_history,),
+    },
+    Case.COMPLETE: {**_BEGIN, Moment.FIT_ENDS: _STATE},
+}
