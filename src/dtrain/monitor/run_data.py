@@ -164,9 +164,28 @@ class Attempt:
         return max(self.last - self.began, 0.0)
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run.
+@dataclass(frozen=True, kw_only=True)
+class EventSummary:
+    """What the events of a run say.
+
+    Attributes:
+        epochs: in order, each once.
+        end: the status that the last attempt ended with; "" if it did not say.
+        last: the time of the last event.
+    """
+
+    epochs: tuple[Epoch, ...] = ()
+    steps: Steps = field(default_factory=Steps)
+    alarms: tuple[Alarm, ...] = ()
+    checkpoints: tuple[Checkpoint, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    end: str = ""
+    last: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(EventSummary):
+    """One run: what its events say, and its other files.
 
     Attributes:
         path: its directory.
@@ -174,7 +193,6 @@ class Run:
         record: `run.json`, unchecked; empty where there is none that can be read.
         state: whether it has ended, and how.
         state_text: the same in words.
-        epochs: in order, each once.
         scalars: values of TensorBoard's that are not by epoch: step and value.
         problems: what of its files could not be read.
         sources: the files that were read.
@@ -185,11 +203,6 @@ class Run:
     record: Mapping[str, Any]
     state: State
     state_text: str
-    epochs: tuple[Epoch, ...] = ()
-    steps: Steps = field(default_factory=Steps)
-    alarms: tuple[Alarm, ...] = ()
-    checkpoints: tuple[Checkpoint, ...] = ()
-    attempts: tuple[Attempt, ...] = ()
     scalars: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()

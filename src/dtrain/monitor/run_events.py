@@ -7,7 +7,7 @@ kind than they should be, count as not known.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from itertools import pairwise
 from math import nan
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from dtrain.monitor.run_data import (
     Cause,
     Checkpoint,
     Epoch,
+    EventSummary,
     Steps,
     WorkerEpoch,
 )
@@ -28,19 +29,6 @@ from dtrain.training_rate import Figures, of_epoch
 Event = Mapping[str, Any]
 _T = TypeVar("_T")
 _LONGEST = 1000  # characters of a text in an event
-
-
-@dataclass(frozen=True)
-class EventSummary:
-    """What the events say; `end` is the status that the last attempt ended with, `last` the last time."""
-
-    epochs: tuple[Epoch, ...] = ()
-    steps: Steps = field(default_factory=Steps)
-    alarms: tuple[Alarm, ...] = ()
-    checkpoints: tuple[Checkpoint, ...] = ()
-    attempts: tuple[Attempt, ...] = ()
-    end: str = ""
-    last: float | None = None
 
 
 def summarize_events(events: Sequence[Event]) -> EventSummary:

@@ -18,9 +18,9 @@ from dtrain.errors import ConfigurationError
 from dtrain.monitor.event_file import NAME as EVENTS
 from dtrain.monitor.event_file import is_known_version, parse_events, versions
 from dtrain.monitor.metrics_file import parse_metrics
-from dtrain.monitor.run_data import RATE, Epoch, Run, State
+from dtrain.monitor.run_data import RATE, Epoch, EventSummary, Run, State
 from dtrain.monitor.run_directory import RunDirectory, is_locked
-from dtrain.monitor.run_events import EventSummary, summarize_events
+from dtrain.monitor.run_events import summarize_events
 from dtrain.monitor.tensorboard_file import Scalars, read_tensorboard
 
 _LOOKED_FOR = ("run.json", EVENTS, "metrics.csv", "tensorboard/")
@@ -87,16 +87,12 @@ def read_run(path: str | os.PathLike[str], *, name: str = "") -> Run:
         sources.append("tensorboard/")
     state, text = _state(record, summary, process, _last_sign(directory, summary))
     return Run(
+        **vars(dataclasses.replace(summary, epochs=_merge(summary.epochs, by_epoch))),
         path=directory.path,
         name=name or directory.path.name,
         record=record,
         state=state,
         state_text=text,
-        epochs=_merge(summary.epochs, by_epoch),
-        steps=summary.steps,
-        alarms=summary.alarms,
-        checkpoints=summary.checkpoints,
-        attempts=summary.attempts,
         scalars=scalars,
         problems=tuple(problems),
         sources=tuple(sources),
