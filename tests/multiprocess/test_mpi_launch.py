@@ -169,7 +169,7 @@ def test_a_killed_launcher_leaves_nothing(tmp_path: Path) -> None:
     with launcher.stdout as lines:
         assert "sum 3" in lines.readline() and "sum 3" in lines.readline()
         pids = [int(path.name.rpartition("-")[2]) for path in (tmp_path / "lives").iterdir()]
-        starts = processes("mpi_seat.py", f"dtrain-{launcher.pid}-")
+        starts = processes("rank_placeholder.py", f"dtrain-{launcher.pid}-")
         assert (
             len(starts) == 3 and len(traces(launcher.pid)) == 2
         )  # the starter and two seats; on disk, in memory

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from dtrain.cluster import check_peers
-from dtrain.cluster.roll_call import describe_difference
+from dtrain.cluster.rendezvous_server import describe_difference
 from dtrain.cluster.sockets import this_process_listens_on
 from dtrain.errors import ClusterConfigError, PeerMissingError, PortInUseError
 from dtrain.launch.ports import reserve_ports

@@ -22,7 +22,7 @@ from dtrain.cluster.secret import Secret, job_secret, on_loopback, read_secret, 
 from dtrain.collectives.transport import Facts
 from dtrain.errors import AuthenticationError, ConfigurationError
 from dtrain.keras_engine import messages, talk
-from dtrain.launch import mpi_seat
+from dtrain.launch import rank_placeholder
 from dtrain.launch.session import Session
 from dtrain.topology import Topology
 
@@ -238,15 +238,24 @@ def test_a_launcher_without_a_place_for_its_folder_says_so(monkeypatch: pytest.M
         pass
 
 
-def test_a_seat_sends_only_what_the_starter_has_added(tmp_path: Path) -> None:
+def test_a_rank_placeholder_sends_only_what_the_starter_has_added(tmp_path: Path) -> None:
     known = {"PATH": os.environ["PATH"], "TOKEN": "of the user", "CHANGED": "before"}
-    (tmp_path / "known").write_text(json.dumps({n: mpi_seat.digest(value) for n, value in known.items()}))
+    (tmp_path / "known").write_text(
+        json.dumps({n: rank_placeholder.digest(value) for n, value in known.items()})
+    )
     with socket.socket(socket.AF_UNIX) as launcher:
         launcher.bind(str(tmp_path / "seats"))
         launcher.listen(1)
         launcher.settimeout(30)
         seat = subprocess.Popen(
-            [sys.executable, "-I", "-S", mpi_seat.__file__, str(tmp_path / "seats"), str(tmp_path / "known")],
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                rank_placeholder.__file__,
+                str(tmp_path / "seats"),
+                str(tmp_path / "known"),
+            ],
             env={**known, "CHANGED": "by the starter", "PMIX_RANK": "1"},
         )
         sock, _ = launcher.accept()

@@ -123,10 +123,10 @@ def connect_chief(topology: Topology) -> None:
     When the interpreter ends, `finish` is called: as done, or as failed after an exception that nobody
     caught or after `note_failure`. Calling it again changes nothing.
     """
-    global _goodbye
+    global _program_end
     _remember(topology)
-    if _goodbye is None:
-        _goodbye = _Goodbye(topology)
+    if _program_end is None:
+        _program_end = _ProgramEnd(topology)
 
 
 def ask(job: str, index: int, message: dict[str, Any], timeout: float) -> dict[str, Any] | None:
@@ -143,7 +143,7 @@ def ask(job: str, index: int, message: dict[str, Any], timeout: float) -> dict[s
         The answer, or None where the server gave none: it is gone, stuck, or busy with an earlier question.
         `{}` where it is TensorFlow's own server, which is there but cannot be asked.
     """
-    answer = _line(Task(job, index)).put(message)
+    answer = _thread_of(Task(job, index)).put(message)
     try:
         return answer.result(timeout)
     except concurrent.futures.TimeoutError:
@@ -173,7 +173,7 @@ def finish(topology: Topology, *, failed: bool, reason: str = "") -> None:
     _remember(topology)
     message = {"ask": "failed", "reason": reason} if failed else {"ask": "done"}
     deadline = time.monotonic() + _FAREWELL_TIME
-    answers = {task: _line(task).put(message) for task in topology.servers()}
+    answers = {task: _thread_of(task).put(message) for task in topology.servers()}
     complete = True
     stock = []
     for task, answer in answers.items():
@@ -185,7 +185,7 @@ def finish(topology: Topology, *, failed: bool, reason: str = "") -> None:
             complete = False
             logger.debug("%s did not answer the farewell: %s", task, error)
     _tell_of_stock(topology, stock)
-    if not (_end_lines() and complete):
+    if not (_end_threads() and complete):
         upstream_tf.abandon_servers()
 
 
@@ -201,28 +201,28 @@ def _tell_of_stock(topology: Topology, stock: list[Task]) -> None:
         )
 
 
-def _end_lines() -> bool:
+def _end_threads() -> bool:
     """End the threads that carry questions; whether all have ended in time.
 
     A thread that comes back from TensorFlow's C++ code while the interpreter ends would abort the process.
     """
     deadline = time.monotonic() + _THREAD_END_TIME
-    for line in _lines.values():
-        line.end()
-    for line in _lines.values():
-        line.join(max(0.0, deadline - time.monotonic()))
-    return not any(line.is_alive() for line in _lines.values())
+    for thread in _threads.values():
+        thread.end()
+    for thread in _threads.values():
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return not any(thread.is_alive() for thread in _threads.values())
 
 
 def note_failure(reason: str) -> None:
     """Let the servers end as failed, because of this, when the chief's process ends."""
-    if _goodbye is not None:
-        _goodbye.failure = reason
+    if _program_end is not None:
+        _program_end.failure = reason
 
 
 _finished = False
-_goodbye: _Goodbye | None = None
-_lines: dict[Task, _Line] = {}
+_program_end: _ProgramEnd | None = None
+_threads: dict[Task, _AskThread] = {}
 _addresses: dict[Task, str] = {}
 
 
@@ -230,7 +230,7 @@ def _remember(topology: Topology) -> None:
     _addresses.update({task: topology.address_of(task) for task in topology.servers()})
 
 
-class _Goodbye:
+class _ProgramEnd:
     """Watches how the program ends."""
 
     def __init__(self, topology: Topology) -> None:
@@ -240,7 +240,7 @@ class _Goodbye:
         self._previous_hook = sys.excepthook
         for task in topology.servers():
             # Now, as an interpreter that is ending may start no thread; and so that each knows that we came.
-            _line(task).put({"ask": "status", "chief": topology.address})
+            _thread_of(task).put({"ask": "status", "chief": topology.address})
         sys.excepthook = self._on_exception
         atexit.register(self._on_exit)
 
@@ -255,7 +255,7 @@ class _Goodbye:
             finish(self._topology, failed=self.failure is not None, reason=self.failure or "")
 
 
-class _Line(threading.Thread):
+class _AskThread(threading.Thread):
     """Carries questions to one server, one after the other, so that one that hangs holds up no other."""
 
     def __init__(self, task: Task) -> None:
@@ -291,10 +291,10 @@ class _Line(threading.Thread):
                     answer.set_exception(error)
 
 
-def _line(task: Task) -> _Line:
-    if task not in _lines:
-        _lines[task] = _Line(task)
-    return _lines[task]
+def _thread_of(task: Task) -> _AskThread:
+    if task not in _threads:
+        _threads[task] = _AskThread(task)
+    return _threads[task]
 
 
 def _call(task: Task, text: str) -> dict[str, Any]:

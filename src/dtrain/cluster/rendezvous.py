@@ -1,4 +1,4 @@
-"""The meeting of all training tasks before TensorFlow starts: all there, all of one mind, all ports free.
+"""The rendezvous of all training tasks before TensorFlow starts: all there, one cluster, all ports free.
 
 TensorFlow itself waits in silence for a peer that never comes, and for many minutes for a port that is taken;
 here each is a typed error on every task. Where the job has a secret, who does not know it changes nothing.
@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dtrain.cluster import settings
-from dtrain.cluster.meeting_lines import CHALLENGE, ERRORS, MESSAGE_LIMIT, Lines, missing_error
-from dtrain.cluster.roll_call import HELLO_PATIENCE, LOG_INTERVAL, RollCall, giving_up
+from dtrain.cluster.rendezvous_lines import CHALLENGE, ERRORS, MESSAGE_LIMIT, Lines, missing_error
+from dtrain.cluster.rendezvous_server import HELLO_PATIENCE, LOG_INTERVAL, RendezvousServer, giving_up
 from dtrain.cluster.secret import job_secret
 from dtrain.cluster.sockets import EXHAUSTED, bind_everywhere, connect_to, listen_at, this_process_listens_on
 from dtrain.errors import (
@@ -37,7 +37,7 @@ _REPORT_PATIENCE = 3.0  # seconds spent on telling the others of a port in use
 _ANSWER_SHOWN = 2000  # characters of the first task's answer that an error shows
 _VERDICT_PATIENCE = 2.0  # seconds for the first task to answer once our own time is over
 
-# Ports of this process that have been through a meeting: TensorFlow may serve there now, and does not stop.
+# Ports of this process whose rendezvous is over: TensorFlow may serve there now, and does not stop.
 _met: set[int] = set()
 
 
@@ -58,7 +58,7 @@ def check_peers(
         timeout: seconds to wait for all; by default `settings.peer_timeout()`.
         log: gets a line every 10 seconds on who is missing; by default standard error does.
         secret: what every task of the job knows and nobody else; None takes the job's, and b"" is none.
-            Without one, a process that does not fit is refused and logged, and does not end the meeting of
+            Without one, a process that does not fit is refused and logged, and does not end the rendezvous of
             the others.
 
     Raises:
@@ -90,20 +90,20 @@ def _meet(topology: Topology, timeout: float, log: Callable[[str], None], secret
     host, port = split_address(topology.address)
     if port in _met and this_process_listens_on(port):
         return
-    meeting = _Meeting(topology, timeout, log, secret)
+    rendezvous = _Rendezvous(topology, timeout, log, secret)
     try:
         held = hold_port(topology.address, port)
     except PortInUseError as error:
         if topology.world_size > 1:
-            meeting.report_port_in_use(error)
+            rendezvous.report_port_in_use(error)
         raise
     with held:
         if topology.world_size > 1:
-            meeting.serve(host, port) if topology.rank == 0 else meeting.attend()
+            rendezvous.serve(host, port) if topology.rank == 0 else rendezvous.attend()
     _met.add(port)
 
 
-class _Meeting:
+class _Rendezvous:
     def __init__(
         self, topology: Topology, timeout: float, log: Callable[[str], None], secret: bytes | None
     ) -> None:
@@ -125,7 +125,7 @@ class _Meeting:
             listener = listen_at(host, port, backlog=max(128, self._topology.world_size))
         except OSError as error:
             raise _port_error(self._topology.address, error) from error
-        RollCall(
+        RendezvousServer(
             self._topology,
             listener,
             process=self._process,

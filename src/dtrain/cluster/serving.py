@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from dtrain.cluster import settings
 from dtrain.cluster.control import CHIEF, Control, ask, connect_chief, finish, note_failure
 from dtrain.cluster.rendezvous import hold_port, log_to_stderr
-from dtrain.cluster.roll_call import LOG_INTERVAL, giving_up
+from dtrain.cluster.rendezvous_server import LOG_INTERVAL, giving_up
 from dtrain.cluster.sockets import (
     answers_at,
     bind_everywhere,

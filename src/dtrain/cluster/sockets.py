@@ -1,6 +1,6 @@
 """The few TCP calls that a port of the cluster needs before TensorFlow serves on it.
 
-It holds no protocol: what is said over the sockets is the business of `rendezvous` and `roll_call`.
+It holds no protocol: what is said over the sockets is the business of `rendezvous` and `rendezvous_server`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from dtrain.launch.budget import Budget, back_off
 from dtrain.launch.environment import local_topologies, worker_tasks
 from dtrain.launch.members import Members
 from dtrain.launch.mpi_starter import find_starter
-from dtrain.launch.mpi_worlds import Worlds
+from dtrain.launch.mpi_starts import MPIStarts
 from dtrain.launch.policy import GO_ON, Decision
 from dtrain.launch.ports import reserve_ports
 from dtrain.launch.processes import Outcome, TaskCommand
@@ -196,7 +196,7 @@ class SynchronousJob(RestartedJob):
         starter = find_starter(spec.mpi_starter) if spec.mpi else None
         if starter is not None:
             self.common = {**starter.for_ranks(), **self.common}
-        self._worlds = None if starter is None else Worlds(starter, session)
+        self._mpi_starts = None if starter is None else MPIStarts(starter, session)
         self._members = Members(
             spec.min_workers or spec.workers, spec.workers, rejoin=settings.rejoin_seconds()
         )
@@ -236,10 +236,10 @@ class SynchronousJob(RestartedJob):
     @contextlib.contextmanager
     def _ranks(self, size: int) -> Iterator[list[dict[str, str]]]:
         """What makes each task a rank of an MPI start; nothing where there is none."""
-        if self._worlds is None:
+        if self._mpi_starts is None:
             yield [{} for _ in range(size)]
             return
-        with self._worlds.world(size, self.common) as ranks:
+        with self._mpi_starts.start(size, self.common) as ranks:
             yield ranks
 
     def judge(self, failure: Failure, attempt: Attempt) -> Judgement:

@@ -1,7 +1,7 @@
-"""The first training task's side of the meeting before training: who is here, and do all mean the same job?
+"""The first training task's side of the rendezvous: who is here, and do all mean the same job?
 
-It serves one meeting on a listening socket and closes it; it never sees TensorFlow, and what strangers send
-to the port changes nothing.
+It serves one rendezvous on a listening socket and closes it; it never sees TensorFlow, and what other
+programs send to the port changes nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from dtrain.cluster.meeting_lines import (
+from dtrain.cluster.rendezvous_lines import (
     CHALLENGE,
     MESSAGE_LIMIT,
     PROTOCOL,
@@ -30,15 +30,15 @@ from dtrain.topology import Task, Topology
 LOG_INTERVAL = 10.0  # seconds between two words on who is missing
 HELLO_PATIENCE = 5.0  # seconds that either side gives the other for its first message
 _LINGER = 5.0  # seconds that the first task stays to tell late comers why there will be no job
-_STRANGERS = 64  # connections that have said nothing yet; of more, the oldest are closed
+_UNIDENTIFIED = 64  # connections that have said nothing yet; of more, the oldest are closed
 _LOGGED = 10  # refused connections that are logged, and kept for the last error
 _HIGHEST = 1_000_000  # more tasks than a cluster can have
 _SHOWN = 400  # characters of what a process that was refused says
 
 
 @dataclass
-class Guest:
-    """A connection to the listening task: a stranger until it has said a hello that fits this job."""
+class Peer:
+    """A connection to the listening task: unidentified until it has said a hello that fits this job."""
 
     sock: socket.socket
     since: float
@@ -48,18 +48,18 @@ class Guest:
     process: str = ""
 
 
-class RollCall:
-    """Serves one meeting.
+class RendezvousServer:
+    """Serves one rendezvous.
 
     Args:
         topology: the job as this task knows it.
-        listener: a listening socket at this task's address; closed when the meeting ends.
+        listener: a listening socket at this task's address; closed when the rendezvous ends.
         process: this process, for messages.
         timeout: seconds to wait for all.
         log: gets a line now and then on who is missing.
         secret: what every task of the job knows and nobody else. Who does not show that it knows it, or says
             what does not fit where there is none, is refused, logged, and changes nothing else: only one that
-            knows the secret can end the meeting for all.
+            knows the secret can end the rendezvous for all.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class RollCall:
         self._timeout = timeout
         self._log = log
         self._start = 0.0
-        self._guests: dict[socket.socket, Guest] = {}
+        self._peers: dict[socket.socket, Peer] = {}
         self._refused: list[str] = []
         self._expected = [t for t in topology.training_tasks() if t != topology.task]
         self._selector = selectors.DefaultSelector()
@@ -95,7 +95,7 @@ class RollCall:
         self._selector.register(self._listener, selectors.EVENT_READ)
         try:
             self._wait_for_all(start)
-            # Before anybody hears "go": TensorFlow needs the port, and nobody may come to a past meeting.
+            # Before anybody hears "go": TensorFlow needs the port, and nobody may come to a past rendezvous.
             self._close_listener()
             self._tell_all("go")
         except Verdict as verdict:
@@ -103,8 +103,8 @@ class RollCall:
         finally:
             self._close_listener()
             self._selector.close()
-            for guest in self._guests.values():
-                guest.sock.close()
+            for peer in self._peers.values():
+                peer.sock.close()
 
     def _wait_for_all(self, start: float) -> None:
         next_log = start + LOG_INTERVAL
@@ -123,83 +123,83 @@ class RollCall:
         for key, _ in self._selector.select(timeout=max(0.0, min(seconds, 1.0))):
             if key.fileobj is self._listener:
                 self._accept()
-            elif key.data in self._guests:  # one before it may have taken its place
-                self._read(self._guests[key.data])
+            elif key.data in self._peers:  # one before it may have taken its place
+                self._read(self._peers[key.data])
         now = time.monotonic()
-        for guest in list(self._guests.values()):
-            if guest.task is None and now - guest.since > HELLO_PATIENCE:
-                self._drop(guest)
+        for peer in list(self._peers.values()):
+            if peer.task is None and now - peer.since > HELLO_PATIENCE:
+                self._drop(peer)
 
     def _accept(self) -> None:
         sock = accept(self._listener, self._log)
         if sock is None:
-            self._drop_strangers(most=max(0, len(self._strangers()) - 1))
+            self._drop_unidentified(most=max(0, len(self._unidentified()) - 1))
             return
         sock.setblocking(False)
-        guest = Guest(sock, time.monotonic(), Lines(self._secret, first=True))
-        self._guests[sock] = guest
+        peer = Peer(sock, time.monotonic(), Lines(self._secret, first=True))
+        self._peers[sock] = peer
         self._selector.register(sock, selectors.EVENT_READ, data=sock)
-        self._drop_strangers(most=max(_STRANGERS, self._topology.world_size))
-        if guest.lines.signed:
-            self._tell(guest, CHALLENGE)
+        self._drop_unidentified(most=max(_UNIDENTIFIED, self._topology.world_size))
+        if peer.lines.signed:
+            self._tell(peer, CHALLENGE)
 
-    def _strangers(self) -> list[Guest]:
-        return [guest for guest in self._guests.values() if guest.task is None]
+    def _unidentified(self) -> list[Peer]:
+        return [peer for peer in self._peers.values() if peer.task is None]
 
-    def _drop_strangers(self, most: int) -> None:
+    def _drop_unidentified(self, most: int) -> None:
         """Close the oldest of those that have said nothing yet; a task that is meant comes again."""
-        strangers = self._strangers()
-        for guest in strangers[: max(0, len(strangers) - most)]:
-            self._drop(guest)
+        unidentified = self._unidentified()
+        for peer in unidentified[: max(0, len(unidentified) - most)]:
+            self._drop(peer)
 
-    def _read(self, guest: Guest) -> None:
+    def _read(self, peer: Peer) -> None:
         try:
-            chunk = guest.sock.recv(65536)
+            chunk = peer.sock.recv(65536)
         except BlockingIOError:
             return
         except OSError:
             chunk = b""
-        guest.inbox += chunk
-        *lines, guest.inbox = guest.inbox.split(b"\n")
+        peer.inbox += chunk
+        *lines, peer.inbox = peer.inbox.split(b"\n")
         for line in lines:
-            message = guest.lines.decode(line)
+            message = peer.lines.decode(line)
             if message is None:
-                return self._drop(guest)
-            self._hear(guest, message)
-            if guest.sock not in self._guests:
+                return self._drop(peer)
+            self._hear(peer, message)
+            if peer.sock not in self._peers:
                 return None
-        if not chunk or len(guest.inbox) > MESSAGE_LIMIT:
-            self._drop(guest)
+        if not chunk or len(peer.inbox) > MESSAGE_LIMIT:
+            self._drop(peer)
         return None
 
-    def _hear(self, guest: Guest, message: dict[str, Any]) -> None:
-        if guest.task is not None and guest.lines.signed and not guest.lines.proven:
+    def _hear(self, peer: Peer, message: dict[str, Any]) -> None:
+        if peer.task is not None and peer.lines.signed and not peer.lines.proven:
             return
-        if message["dtrain"] == "gave up" and guest.task is not None:
+        if message["dtrain"] == "gave up" and peer.task is not None:
             raise self._missing_error(time.monotonic() - self._start)
-        if message["dtrain"] != "hello" or guest.task is not None:
+        if message["dtrain"] != "hello" or peer.task is not None:
             return
         job, index, process = message.get("job"), message.get("index"), message.get("process")
         if not (isinstance(job, str) and type(index) is int and isinstance(process, str)):
             return
         index = max(-1, min(index, _HIGHEST))  # a number of thousands of digits has no place in a message
         claimed = Task(cleaned(job, 40), index)
-        guest.process = cleaned(process, 100)
+        peer.process = cleaned(process, 100)
         try:
-            self._check(guest, claimed, message)
+            self._check(peer, claimed, message)
         except Verdict as verdict:
-            if guest.lines.proven:
-                guest.task = claimed
+            if peer.lines.proven:
+                peer.task = claimed
                 raise
-            self._refuse(guest, claimed, verdict)
+            self._refuse(peer, claimed, verdict)
         else:
-            guest.task = claimed
-            self._tell(guest, "waiting", missing=self._described(self._missing()))
+            peer.task = claimed
+            self._tell(peer, "waiting", missing=self._described(self._missing()))
 
-    def _check(self, guest: Guest, claimed: Task, message: dict[str, Any]) -> None:
-        """Verdict where a hello does not fit this job; a guest that is at the wrong door is dropped."""
-        name = f"{claimed} ({guest.process})"
-        if guest.lines.signed and not guest.lines.proven:
+    def _check(self, peer: Peer, claimed: Task, message: dict[str, Any]) -> None:
+        """Verdict where a hello does not fit this job; a process of another job is dropped."""
+        name = f"{claimed} ({peer.process})"
+        if peer.lines.signed and not peer.lines.proven:
             raise Verdict(
                 "mismatch",
                 f"{name} does not know the secret of the job of {self._own_name()}.",
@@ -219,20 +219,20 @@ class RollCall:
         if difference:
             raise mismatch(cleaned(difference, _SHOWN))
         if claimed == self._topology.task:
-            raise _two_claim(claimed, self._process, guest.process)
+            raise _two_claim(claimed, self._process, peer.process)
         if claimed not in self._expected:
             raise mismatch(f"{name} is not a training task of this cluster.")
-        for other in list(self._guests.values()):
-            if other is not guest and other.task == claimed:
+        for other in list(self._peers.values()):
+            if other is not peer and other.task == claimed:
                 if _is_alive(other.sock):
-                    raise _two_claim(claimed, other.process, guest.process)
+                    raise _two_claim(claimed, other.process, peer.process)
                 self._drop(other)  # it died and was started again
 
-    def _refuse(self, guest: Guest, claimed: Task, verdict: Verdict) -> None:
+    def _refuse(self, peer: Peer, claimed: Task, verdict: Verdict) -> None:
         """Tell one process that there is no place for it, and go on without it."""
         message = cleaned(verdict.message, _SHOWN)
-        self._tell(guest, "error", kind=verdict.kind, message=message, hint=verdict.hint)
-        self._drop(guest)
+        self._tell(peer, "error", kind=verdict.kind, message=message, hint=verdict.hint)
+        self._drop(peer)
         if verdict.kind == "port in use" and claimed == self._topology.task:
             return  # of another job
         if message not in self._refused and len(self._refused) < _LOGGED:
@@ -250,10 +250,10 @@ class RollCall:
         deadline = time.monotonic() + (0.0 if verdict.kind == "missing" else min(_LINGER, self._timeout))
         told: set[Task] = set()
         while True:
-            for guest in [g for g in self._guests.values() if g.task is not None]:
-                told.add(guest.task or self._topology.task)
-                self._tell(guest, "error", **text)
-                self._drop(guest)
+            for peer in [g for g in self._peers.values() if g.task is not None]:
+                told.add(peer.task or self._topology.task)
+                self._tell(peer, "error", **text)
+                self._drop(peer)
             left = deadline - time.monotonic()
             if left <= 0 or told.issuperset(self._expected):
                 break
@@ -264,7 +264,7 @@ class RollCall:
         raise verdict.error() from None
 
     def _missing(self) -> list[Task]:
-        here = {guest.task for guest in self._guests.values()}
+        here = {peer.task for peer in self._peers.values()}
         return [task for task in self._expected if task not in here]
 
     def _described(self, tasks: list[Task]) -> list[str]:
@@ -274,23 +274,23 @@ class RollCall:
         return f"{self._topology.task} ({self._process})"
 
     def _tell_all(self, kind: str, /, **content: Any) -> None:
-        for guest in list(self._guests.values()):
-            if guest.task is not None:
-                self._tell(guest, kind, **content)
+        for peer in list(self._peers.values()):
+            if peer.task is not None:
+                self._tell(peer, kind, **content)
 
-    def _tell(self, guest: Guest, kind: str, /, **content: Any) -> None:
+    def _tell(self, peer: Peer, kind: str, /, **content: Any) -> None:
         try:
-            guest.sock.settimeout(1.0)
-            guest.sock.sendall(guest.lines.encode(kind, **content))
+            peer.sock.settimeout(1.0)
+            peer.sock.sendall(peer.lines.encode(kind, **content))
         except OSError:  # it is gone; its own time limit, or the launcher, tells of it
             pass
         finally:
-            guest.sock.setblocking(False)
+            peer.sock.setblocking(False)
 
-    def _drop(self, guest: Guest) -> None:
-        if self._guests.pop(guest.sock, None) is not None:
-            self._selector.unregister(guest.sock)
-            guest.sock.close()
+    def _drop(self, peer: Peer) -> None:
+        if self._peers.pop(peer.sock, None) is not None:
+            self._selector.unregister(peer.sock)
+            peer.sock.close()
 
     def _close_listener(self) -> None:
         if self._listener.fileno() >= 0:

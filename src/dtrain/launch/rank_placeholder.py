@@ -1,11 +1,11 @@
-"""What an MPI starter starts for each rank: it tells the launcher who the rank is, and keeps its place.
+"""What an MPI starter starts for each rank: it tells the launcher who the rank is, and lasts as long as it.
 
-The launcher's own process takes that place, with the environment that the starter meant for it. So the job's
-processes are the launcher's children over MPI as they are without it. Run by its path; imports nothing of
-dtrain, so that it costs a few milliseconds.
+A task of the launcher's is that rank for the MPI library, with the environment that the starter meant for it.
+So the job's processes are the launcher's children over MPI as they are without it. Run by its path; imports
+nothing of dtrain, so that it costs a few milliseconds.
 
-Usage: python -I -S mpi_seat.py SOCKET KNOWN, a file with a digest of each variable that the launcher knows;
-the others are what the starter has said, and only they are sent.
+Usage: python -I -S rank_placeholder.py SOCKET KNOWN, a file with a digest of each variable that the launcher
+knows; the others are what the starter has said, and only they are sent.
 """
 
 from __future__ import annotations

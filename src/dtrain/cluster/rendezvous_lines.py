@@ -1,7 +1,7 @@
-"""The lines that tasks say to each other in the meeting before training, and how they prove who says them.
+"""The lines that tasks say to each other in the rendezvous before training, and how they prove who says them.
 
 A line is JSON. Where the job has a secret, each side signs its lines with it and with a number that the other
-side has just drawn, so that nobody else can say them, nor say again what was heard in another meeting.
+side has just drawn, so that nobody else can say them, nor say again what was heard in another rendezvous.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ERRORS: Mapping[str, Callable[..., DtrainError]] = {
 """What a verdict other than "go" is raised as, on every task."""
 
 
-class Verdict(Exception):  # noqa: N818 - an outcome that ends the meeting, not an error of the program
+class Verdict(Exception):  # noqa: N818 - an outcome that ends the rendezvous, not an error of the program
     """Why there will be no job, or no place in it for one process; `kind` is a key of ERRORS."""
 
     def __init__(self, kind: str, message: str, hint: str) -> None:

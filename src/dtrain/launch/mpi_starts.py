@@ -1,7 +1,8 @@
 """The MPI starts of a job: for each attempt the starter starts its ranks, whose places our processes take.
 
 It runs the starter and hands out environments; who runs in them, and what becomes of them, is not its
-business. A starter ends all ranks when one dies, and says nothing of which; here it has only seats to end.
+business. A starter ends all ranks when one dies, and says nothing of which; here it has only placeholders to
+end.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from dtrain.cluster import mpi
 from dtrain.errors import MPIError
-from dtrain.launch import guard, mpi_seat
+from dtrain.launch import guard, rank_placeholder
 from dtrain.launch.mpi_starter import Starter
 from dtrain.launch.reports import describe_exit
 from dtrain.launch.session import Session, new_mark
@@ -28,11 +29,11 @@ from dtrain.launch.task_process import bound_to_launcher
 
 _PATIENCE = 60.0  # seconds for all ranks to be started
 _GOODBYE = 5.0  # seconds for Slurm to see that a step is over
-_OPEN_FILES = ("HYDI_CONTROL_FD",)  # variables that name files which only the seat has open
+_OPEN_FILES = ("HYDI_CONTROL_FD",)  # variables that name files which only the placeholder has open
 _TOLD = 8  # last lines of a starter that failed
 
 
-class Worlds:
+class MPIStarts:
     """Makes the MPI starts of one job, one after another.
 
     Args:
@@ -46,7 +47,7 @@ class Worlds:
         self._count = 0
 
     @contextlib.contextmanager
-    def world(self, size: int, env: Mapping[str, str]) -> Iterator[list[dict[str, str]]]:
+    def start(self, size: int, env: Mapping[str, str]) -> Iterator[list[dict[str, str]]]:
         """Start so many ranks; each rank's variables, in their order, valid while the `with` block runs.
 
         Args:
@@ -61,11 +62,11 @@ class Worlds:
         folder.mkdir(mode=0o700)
         memory = self._memory(folder.name)
         added = {} if memory is None else _backing(memory)
-        world = _World(self._starter, size, {**env, "TMPDIR": str(folder)}, folder, self._session)
+        start = _MPIStart(self._starter, size, {**env, "TMPDIR": str(folder)}, folder, self._session)
         try:
-            yield [{**added, **seat} for seat in world.seats()]
+            yield [{**added, **rank} for rank in start.ranks()]
         finally:
-            world.close()
+            start.close()
             for used in (folder, memory):
                 if used is not None:
                     shutil.rmtree(used, ignore_errors=True)
@@ -79,7 +80,7 @@ class Worlds:
         return base / name
 
 
-class _World:
+class _MPIStart:
     """One start."""
 
     def __init__(
@@ -92,16 +93,16 @@ class _World:
         self._mark = new_mark()
         self._env = session.environment(starter.environment(mpi.without_start(env)), self._mark)
         self._log = folder / "starter.log"
-        self._seats: list[socket.socket] = []
+        self._placeholders: list[socket.socket] = []
         self._listener = socket.socket(socket.AF_UNIX)
-        address = str(folder / "seats")
+        address = str(folder / "placeholders")
         self._listener.bind(address)
         self._listener.listen(size)
         self._listener.settimeout(0.05)
         known = folder / "known"
-        digests = {name: mpi_seat.digest(value) for name, value in self._env.items()}
+        digests = {name: rank_placeholder.digest(value) for name, value in self._env.items()}
         known.write_text(json.dumps(digests), encoding="ascii")
-        program = [sys.executable, "-I", "-S", mpi_seat.__file__, address, str(known)]
+        program = [sys.executable, "-I", "-S", rank_placeholder.__file__, address, str(known)]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [*bound_to_launcher(), *starter.start(size, program)],
@@ -112,12 +113,12 @@ class _World:
                 start_new_session=True,
             )
 
-    def seats(self) -> list[dict[str, str]]:
+    def ranks(self) -> list[dict[str, str]]:
         """What the starter has added to each rank's environment."""
         found: dict[int, dict[str, str]] = {}
         deadline = time.monotonic() + _PATIENCE
         while len(found) < self._size:
-            own = self._next_seat()
+            own = self._next_rank()
             if own is not None:
                 number, variables = self._read(own)
                 found[number] = variables
@@ -129,8 +130,8 @@ class _World:
 
     def close(self) -> None:
         """End the start; its ranks have ended, or are ended by somebody else."""
-        for seat in self._seats:
-            seat.close()
+        for connection in self._placeholders:
+            connection.close()
         self._listener.close()
         if self._starter.kind == "slurm":  # it has to tell its daemons
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -146,14 +147,14 @@ class _World:
         guard.kill_marked(self._mark)
         guard.remove_shared_memory(self._began)
 
-    def _next_seat(self) -> dict[str, str] | None:
+    def _next_rank(self) -> dict[str, str] | None:
         try:
-            seat, _ = self._listener.accept()
+            connection, _ = self._listener.accept()
         except TimeoutError:
             return None
-        self._seats.append(seat)
-        seat.settimeout(_PATIENCE)
-        with seat.makefile("rb") as lines:
+        self._placeholders.append(connection)
+        connection.settimeout(_PATIENCE)
+        with connection.makefile("rb") as lines:
             text = lines.readline()
         try:
             own: dict[str, str] = json.loads(text)
@@ -162,7 +163,7 @@ class _World:
         return own
 
     def _read(self, own: dict[str, str]) -> tuple[int, dict[str, str]]:
-        """The rank's number, and its variables, where a seat has sent those that are not ours."""
+        """The rank's number, and its variables, where a placeholder has sent those that are not ours."""
         if "PMI_FD" in own:
             raise self._failed("hands each rank a socket, which no other process can take over (use PMIx)")
         for name in _OPEN_FILES:
