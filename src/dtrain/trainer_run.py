@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import time
@@ -20,10 +19,8 @@ from dtrain.checkpoint.backup_and_restore import BackupAndRestore
 from dtrain.cluster import settings as environment
 from dtrain.errors import ConfigurationError
 from dtrain.log import logger
-from dtrain.monitor.curves import drawn
-from dtrain.monitor.event_log import EventLog
 from dtrain.monitor.rates import RateLogs
-from dtrain.monitor.record import finish_fit
+from dtrain.monitor.run_files import ended_record, run_callbacks, write_end
 
 _NAME = "trainer"
 _KEPT = 2
@@ -137,9 +134,7 @@ class TrainerRun:
         return [
             RateLogs(),
             *own,
-            keras.callbacks.CSVLogger(str(self._files.metrics)),
-            keras.callbacks.TensorBoard(str(self._files.tensorboard)),
-            EventLog(self._files.events, self._record),
+            *run_callbacks(self._files, self._record),
             keras.callbacks.LambdaCallback(on_epoch_end=self._note_epoch),
             self._backup,
         ]
@@ -152,19 +147,8 @@ class TrainerRun:
             return  # all was done before, and its record stands
         model.save(run.model)
         job.barrier()
-        values = {name: series[-1] for name, series in history.history.items() if series}
-        if job.is_chief():
-            title = self._record["strategy"]
-            drawn(run.curves, lambda path: monitor.plot_curves(history.history, path, title=title))
-            run.write_record(
-                finish_fit(
-                    self._record,
-                    model,
-                    history,
-                    wall_time_seconds=time.perf_counter() - self._begun,
-                    final_metrics=values,
-                )
-            )
+        record = ended_record(self._record, model, history, begun=self._begun)
+        write_end(run, record, history, title=record["strategy"])
         job.barrier()
 
     @property
@@ -193,11 +177,10 @@ def _earlier(run: monitor.RunDirectory, settings: Mapping[str, Any]) -> tuple[di
         return None, error.message
     except OSError as error:
         return None, f"{run.path} cannot be opened: {error}."
-    try:
-        record = json.loads(run.record.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        return None, f"{run.record} cannot be read: {error}."
-    if not isinstance(record, dict) or record.get("recipe") != _NAME:
+    record = monitor.read_record(run)
+    if record is None:
+        return None, f"{run.record} cannot be read."
+    if record.get("recipe") != _NAME:
         return None, f"The run in {run.path} is not a Trainer's."
     for name in _SAME:
         if record.get(name) != settings[name]:

@@ -1,14 +1,12 @@
-"""How much of the cores did other programs take while a run was measured? Read from Linux' counters."""
+"""How much of the cores did other programs take while a run was measured?"""
 
 from __future__ import annotations
 
 import os
-import resource
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
-_BUSY = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal: where "cpuN" of /proc/stat has them
+import psutil
 
 
 class Others:
@@ -34,16 +32,13 @@ class Others:
 
 def _busy_seconds(cores: Sequence[int]) -> float | None:
     """Since the machine was started; the sum over these cores."""
-    wanted = {f"cpu{core}" for core in cores}
     try:
-        lines = [line.split() for line in Path("/proc/stat").read_text(encoding="ascii").splitlines()]
-        ticks = sum(int(line[1 + place]) for line in lines if line and line[0] in wanted for place in _BUSY)
-    except (OSError, ValueError, IndexError):
+        found = [psutil.cpu_times(percpu=True)[core] for core in cores]
+    except (OSError, IndexError):
         return None
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return sum(t.user + t.nice + t.system + t.irq + t.softirq + t.steal for t in found)
 
 
 def _own_seconds() -> float:
     """Of this process and all processes below it that have ended."""
-    usages = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    return sum(os.times()[:4])

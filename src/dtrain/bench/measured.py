@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,17 +78,7 @@ class Measured:
 
     def as_data(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "seconds": round(self.seconds, 2),
-            "history": {name: list(values) for name, values in self.history.items()},
-            "final": dict(self.final),
-            "replicas": self.replicas,
-            "transport": self.transport,
-            "xla": self.xla,
-            "data_wait": self.data_wait,
-            "communication": self.communication,
-            "others": self.others,
-        }
+        return asdict(self) | {"seconds": round(self.seconds, 2)}
 
 
 def read_run(

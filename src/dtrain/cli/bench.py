@@ -149,10 +149,11 @@ def _write(results: Results, directory: Path) -> None:
     from dtrain.bench import output, picture
     from dtrain.bench.table import as_markdown
     from dtrain.monitor.curves import drawn
+    from dtrain.monitor.run_directory import write_whole
 
     output.write_data(results, directory)
     pictured = drawn(directory / _PICTURE, lambda path: picture.draw(results, path))
-    output.write(directory / "bench.md", as_markdown(results, picture=_PICTURE if pictured else ""))
+    write_whole(directory / "bench.md", as_markdown(results, picture=_PICTURE if pictured else ""))
 
 
 def _show(results: Results, directory: Path) -> None:

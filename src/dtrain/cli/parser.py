@@ -11,47 +11,26 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-# What other programs call it: the first that the command has is named.
+# What other programs call an option. Where a command has several of a word, the first here is named.
 _ELSEWHERE = {
-    "amp": ("--precision",),
-    "batch": ("--global-batch",),
-    "batch-size": ("--global-batch",),
-    "bs": ("--global-batch",),
-    "dataset": ("--data",),
-    "dir": ("--run-dir", "--output"),
-    "dtype": ("--precision",),
-    "gpus": ("--devices", "--workers"),
-    "gradient-accumulation": ("--accumulation",),
-    "gradient-accumulation-steps": ("--accumulation",),
-    "log-dir": ("--run-dir", "--output"),
-    "logdir": ("--run-dir", "--output"),
-    "lr": ("--learning-rate",),
-    "micro-batch": ("--per-replica-batch",),
-    "mixed-precision": ("--precision",),
-    "module": ("-m",),
-    "name": ("--title",),
-    "np": ("--workers",),
-    "nproc": ("--workers",),
-    "nproc-per-node": ("--workers",),
-    "num-epochs": ("--epochs",),
-    "num-gpus": ("--devices", "--workers"),
-    "num-processes": ("--workers",),
-    "num-ps": ("--ps",),
-    "num-servers": ("--ps",),
-    "num-workers": ("--workers",),
-    "o": ("--output", "--run-dir"),
-    "out": ("--output", "--run-dir"),
-    "out-dir": ("--run-dir", "--output"),
-    "output-dir": ("--run-dir", "--output"),
-    "parameter-servers": ("--ps",),
-    "processes": ("--workers",),
-    "random-seed": ("--seed",),
-    "rate": ("--learning-rate",),
-    "restarts": ("--max-restarts",),
-    "servers": ("--ps",),
-    "steps": ("--epochs",),
-    "timeout": ("--hang-timeout", "--time-limit"),
-    "world-size": ("--workers",),
+    "--accumulation": "gradient-accumulation gradient-accumulation-steps",
+    "--data": "dataset",
+    "--devices": "gpus num-gpus",
+    "--epochs": "num-epochs steps",
+    "--global-batch": "batch batch-size bs",
+    "--hang-timeout": "timeout",
+    "--learning-rate": "lr rate",
+    "--max-restarts": "restarts",
+    "--per-replica-batch": "micro-batch",
+    "--precision": "amp dtype mixed-precision",
+    "--ps": "num-ps num-servers parameter-servers servers",
+    "--run-dir": "dir log-dir logdir o out out-dir output-dir",
+    "--output": "dir log-dir logdir o out out-dir output-dir",
+    "--seed": "random-seed",
+    "--time-limit": "timeout",
+    "--title": "name",
+    "--workers": "gpus np nproc nproc-per-node num-gpus num-processes num-workers processes world-size",
+    "-m": "module",
 }
 # What argparse says, and how it is said here.
 _IN_WORDS = (
@@ -109,7 +88,7 @@ class Parser(argparse.ArgumentParser):
         shown = [name for action in self._actions if action.help is not argparse.SUPPRESS
                  for name in action.option_strings]  # fmt: skip
         known = {option.lstrip("-"): option for option in shown}
-        elsewhere = [option for option in _ELSEWHERE.get(word, ()) if option in shown]
+        elsewhere = [name for name, words in _ELSEWHERE.items() if name in shown and word in words.split()]
         near = [known[found] for found in difflib.get_close_matches(word, known, n=1)]
         begins = [option for text, option in known.items() if len(word) > 1 and text.startswith(word)]
         found = elsewhere or ([known[word]] if word in known else begins[:1]) or near

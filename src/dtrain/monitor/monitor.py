@@ -20,9 +20,9 @@ from dtrain.monitor.curves import drawn, plot_curves
 from dtrain.monitor.event_log import EventLog
 from dtrain.monitor.profile import Profile
 from dtrain.monitor.rates import RateLogs
-from dtrain.monitor.record import describe_run, finish_fit, parameters_of
+from dtrain.monitor.record import describe_run, parameters_of
 from dtrain.monitor.run_directory import RunDirectory, open_run_directory
-from dtrain.training_rate import NAME as RATE
+from dtrain.monitor.run_files import ended_record
 
 _NAME = "fit"
 
@@ -173,15 +173,6 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         """Writes the final record."""
         self._done = history.epoch[-1] + 1 if history.epoch else self._done
         self._epochs += getattr(history, "time_report", [])
-        values = {name: series[-1] for name, series in history.history.items() if series}
-        values.pop(RATE, None)
         run.write_record(
-            finish_fit(
-                self._record,
-                self._model,
-                history,
-                wall_time_seconds=time.perf_counter() - self._begun,
-                final_metrics=values,
-                time_report=self._epochs,
-            )
+            ended_record(self._record, self._model, history, begun=self._begun, epochs=self._epochs)
         )

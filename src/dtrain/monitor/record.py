@@ -18,7 +18,7 @@ from dtrain.monitor.origin import origin
 from dtrain.monitor.run_directory import RunDirectory
 from dtrain.strategies.registry import resolve_name
 from dtrain.time_breakdown import PARTS
-from dtrain.training_rate import of_epoch, of_report, of_run
+from dtrain.training_rate import of_epoch, of_run
 
 VERSION = 1
 """Of the format of a run's directory."""
@@ -103,39 +103,6 @@ def finish_record(
         **({"input": _waiting(input_report)} if input_report else {}),
         **({"time": _time(time_report)} if time_report else {}),
     }
-
-
-def finish_fit(
-    record: Mapping[str, Any],
-    model: keras.Model,
-    history: Any,
-    *,
-    wall_time_seconds: float,
-    final_metrics: Mapping[str, float],
-    time_report: Sequence[Mapping[str, Any]] | None = None,
-) -> dict[str, Any]:
-    """The record of a run whose model was trained by `fit`.
-
-    Args:
-        record: what `describe_run` gave.
-        model: that was trained.
-        history: what `fit` returned.
-        wall_time_seconds, final_metrics: as for `finish_record`.
-        time_report: of all epochs, where they are more than those of `history`.
-    """
-    from dtrain.keras_engine.functions import trained_in_xla
-
-    epochs = getattr(history, "time_report", ()) if time_report is None else time_report
-    return finish_record(
-        record,
-        examples_per_second=of_report(epochs),
-        wall_time_seconds=wall_time_seconds,
-        final_metrics=final_metrics,
-        xla=trained_in_xla(model),
-        parameters=parameters_of(model),
-        input_report=getattr(history, "input_report", None),
-        time_report=epochs,
-    )
 
 
 def parameters_of(model: keras.Model) -> int | None:

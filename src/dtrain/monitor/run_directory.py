@@ -6,6 +6,7 @@ metrics or the curves.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import fcntl
 import json
@@ -23,7 +24,8 @@ from dtrain.errors import ConfigurationError
 from dtrain.log import logger
 from dtrain.paths import checked_path
 
-_RUNS = Path("runs")
+RUNS = Path("runs")
+"""Where new directories are made."""
 _ATTEMPTS = 1000
 _HINT = "Choose another directory, or leave --run-dir out for a new one under runs/."
 
@@ -83,9 +85,7 @@ class RunDirectory:
         Raises:
             OSError: the file cannot be written.
         """
-        unfinished = self.record.with_name(f".{self.record.name}.tmp")
-        unfinished.write_text(to_json(record), encoding="utf-8")
-        unfinished.replace(self.record)
+        write_whole(self.record, to_json(record))
 
 
 def check_run_directory(path: str | os.PathLike[str] | None, *, again: bool = False) -> None:
@@ -98,17 +98,33 @@ def check_run_directory(path: str | os.PathLike[str] | None, *, again: bool = Fa
     Raises:
         ConfigurationError: `path` holds another run, is a file, or cannot be written to.
     """
-    directory = RunDirectory(Path(_RUNS if path is None else checked_path("run_dir", path)).absolute())
+    directory = RunDirectory(Path(RUNS if path is None else checked_path("run_dir", path)).absolute())
     unfinished = again and (read_record(directory) or {}).get("status") == "running"
     if path is not None and not unfinished:
         _check_vacant(directory)
-    place = next(p for p in (directory.path, *directory.path.parents) if p.exists())
-    if not place.is_dir():
-        raise ConfigurationError(f"The run directory is {directory.path}, but {place} is a file.", hint=_HINT)
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise ConfigurationError(
-            f"The run directory is {directory.path}, but {place} may not be written to.", hint=_HINT
-        )
+    check_place("run", directory.path, hint=_HINT)
+
+
+def check_place(noun: str, directory: Path, *, hint: str) -> Path:
+    """See that a directory could be made and written to, without making anything.
+
+    Args:
+        noun: what an error calls it, before "directory".
+        directory: which.
+        hint: of the error.
+
+    Returns:
+        What of its path is there already.
+
+    Raises:
+        ConfigurationError: that is a file, or may not be written to.
+    """
+    place = next(p for p in (directory, *directory.parents) if p.exists())
+    problem = "" if os.access(place, os.W_OK | os.X_OK) else "may not be written to"
+    problem = problem if place.is_dir() else "is a file"
+    if problem:
+        raise ConfigurationError(f"The {noun} directory is {directory}, but {place} {problem}.", hint=hint)
+    return place
 
 
 def open_run_directory(
@@ -138,7 +154,7 @@ def open_run_directory(
         except ConfigurationError as error:
             outcome = ("", error.message)
         except OSError as error:
-            outcome = ("", f"The run directory {path or _RUNS} cannot be made: {error}.")
+            outcome = ("", f"The run directory {path or RUNS} cannot be made: {error}.")
     chosen, problem = job.broadcast(outcome)
     if problem:
         raise ConfigurationError(problem, hint=_HINT)
@@ -152,7 +168,7 @@ def _claim(
         lock_run_directory(claimed)
         return claimed
     given = None if path is None else Path(checked_path("run_dir", path)).absolute()
-    directory = _new_directory(name) if given is None else RunDirectory(given)
+    directory = RunDirectory(new_directory(name) if given is None else given)
     if path is not None and same and _interrupted(directory, record, same):
         lock_run_directory(directory)
         logger.info("The run in %s was interrupted: it goes on.", directory.path)
@@ -248,7 +264,7 @@ def read_record(directory: RunDirectory) -> dict[str, Any] | None:
 
 def _claimed_before(path: str | os.PathLike[str] | None, name: str) -> RunDirectory | None:
     """The directory that an earlier attempt of this job claimed, if it came that far."""
-    places = [Path(path)] if path is not None else sorted(_RUNS.glob(f"*-{name}*"), reverse=True)
+    places = [Path(path)] if path is not None else sorted(RUNS.glob(f"*-{name}*"), reverse=True)
     for directory in (RunDirectory(place.absolute()) for place in places):
         record = read_record(directory)
         if record is not None and record.get("job") == settings.restarted_job():
@@ -256,16 +272,20 @@ def _claimed_before(path: str | os.PathLike[str] | None, name: str) -> RunDirect
     return None
 
 
-def _new_directory(name: str) -> RunDirectory:
+def new_directory(name: str) -> Path:
+    """Make a new directory `runs/<time>-<name>`.
+
+    Raises:
+        ConfigurationError: there are a thousand of this second.
+        OSError: the system does not let us.
+    """
     stem = f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{name}"
     for attempt in range(1, _ATTEMPTS):
-        path = (_RUNS / (stem if attempt == 1 else f"{stem}-{attempt}")).absolute()
-        try:
+        path = (RUNS / (stem if attempt == 1 else f"{stem}-{attempt}")).absolute()
+        with contextlib.suppress(FileExistsError):  # one that was made within the same second
             path.mkdir(parents=True)
-        except FileExistsError:  # a run that started within the same second
-            continue
-        return RunDirectory(path)
-    raise ConfigurationError(f"{_RUNS.absolute()} holds {_ATTEMPTS - 1} runs named {stem}.", hint=_HINT)
+            return path
+    raise ConfigurationError(f"{RUNS.absolute()} holds {_ATTEMPTS - 1} runs named {stem}.", hint=_HINT)
 
 
 def _check_vacant(directory: RunDirectory) -> None:
@@ -275,6 +295,13 @@ def _check_vacant(directory: RunDirectory) -> None:
             f"The run directory is {directory.path}, but it holds another run: {', '.join(found)}.",
             hint=_HINT,
         )
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Put a text into a file, whole or not at all; OSError if it cannot be written."""
+    unfinished = path.with_name(f".{path.name}.tmp")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
 
 
 def to_json(record: Mapping[str, Any]) -> str:

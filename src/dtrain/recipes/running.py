@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -17,13 +17,10 @@ import dtrain
 from dtrain import job, monitor
 from dtrain.data import Pipeline
 from dtrain.monitor import RunDirectory
-from dtrain.monitor.curves import drawn
-from dtrain.monitor.event_log import EventLog
 from dtrain.monitor.rates import RateLogs
-from dtrain.monitor.record import finish_fit
+from dtrain.monitor.run_files import ended_record, run_callbacks, write_end
 from dtrain.optim import precision, scaled_rate
 from dtrain.recipes.options import RecipeOptions
-from dtrain.training_rate import NAME as RATE
 
 _SAVE_SECONDS = 60.0  # between two checkpoints, beside those at the end of each epoch
 
@@ -137,31 +134,21 @@ class TrainingRun:
             verbose=1 if dtrain.is_chief() else 0,
             callbacks=[
                 RateLogs(),
-                keras.callbacks.CSVLogger(str(run.metrics)),
-                keras.callbacks.TensorBoard(str(run.tensorboard)),
-                EventLog(run.events, record),
+                *run_callbacks(run, record),
                 # They stay until the record is written: a run that is killed before then goes on.
                 dtrain.BackupAndRestore(run.backups, save_seconds=_SAVE_SECONDS, delete_checkpoint=False),
             ],
         )
-        history = fitted.history
         test = model.evaluate(_dataset(data.test), verbose=0, return_dict=True)
         if save is None:
             model.save(run.model)
         else:
             save(model, run)
 
-        record = finish_fit(
-            record,
-            model,
-            fitted,
-            wall_time_seconds=time.perf_counter() - self._started,
-            final_metrics=_final_metrics(test, history),
-        )
+        tested = {f"test_{name}": value for name, value in test.items()}
+        record = ended_record(record, model, fitted, begun=self._started, tested=tested)
+        write_end(run, record, fitted, title=f"{self.recipe} under {record['strategy']}")
         if dtrain.is_chief():
-            title = f"{self.recipe} under {record['strategy']}"
-            drawn(run.curves, lambda path: monitor.plot_curves(history, path, title=title))
-            run.write_record(record)
             shutil.rmtree(run.backups, ignore_errors=True)
         dtrain.barrier()
         return monitor.summarize(record, run)
@@ -184,8 +171,3 @@ class TrainingRun:
 
 def _dataset(data: tf.data.Dataset | Pipeline) -> tf.data.Dataset:
     return data.dataset() if isinstance(data, Pipeline) else data
-
-
-def _final_metrics(test: Mapping[str, float], history: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    final = {f"test_{name}": value for name, value in test.items()}
-    return final | {name: values[-1] for name, values in history.items() if name != RATE}
