@@ -179,7 +179,7 @@ def _earlier(run: monitor.RunDirectory, settings: Mapping[str, Any]) -> tuple[di
         return None, f"{run.path} cannot be opened: {error}."
     record = monitor.read_record(run)
     if record is None:
-        return None, f"{run.record} cannot be read."
+        return None, f"{run.record} cannot be read: it is not the record of a run."
     if record.get("recipe") != _NAME:
         return None, f"The run in {run.path} is not a Trainer's."
     for name in _SAME:

@@ -133,8 +133,9 @@ def note_placement(args: argparse.Namespace) -> None:
 
 
 def job_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What was said of `JobOptions`."""
-    return said(args, own_fields(JobOptions))
+    """What was said of `JobOptions`; `auto` is what nobody says."""
+    given = said(args, own_fields(JobOptions))
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def launch(command: list[str], processes: Workers, **options: Any) -> int:
