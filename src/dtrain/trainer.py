@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from dtrain import job, optim
-from dtrain.batches import Batches, plan_batches
+from dtrain.batch_sizes import BatchSizes, plan_batches
 from dtrain.data.pipeline import Pipeline
 from dtrain.errors import ConfigurationError, DataError
 from dtrain.optim.optimizers import OptimizerLike, base_optimizer, rate_of, with_settings
@@ -77,7 +77,7 @@ class Trainer:
         self.strategy = make_strategy(strategy) if isinstance(strategy, str) else strategy
         replicas = self.strategy.num_replicas_in_sync
         # Where a worker of an elastic job is absent, the batches stay, and those that are there do more.
-        self.batches: Batches = plan_batches(
+        self.batches: BatchSizes = plan_batches(
             replicas=job.full_size(replicas),
             global_batch=global_batch,
             per_replica=per_replica_batch,

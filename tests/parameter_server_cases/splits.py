@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import dtrain
-from dtrain.keras_engine.parts import is_split, parts_of
+from dtrain.keras_engine.split_variables import is_split, parts_of
 from dtrain.keras_engine.tables import ELEMENTS
 from dtrain.optim import LazyAdam
 

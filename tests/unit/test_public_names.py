@@ -29,7 +29,7 @@ ORDER = (
     "step_counts",
     "progress training_rate",
     "launch",
-    "sharding example_order batches option_fields",
+    "sharding example_order batch_sizes option_fields",
     "keras_engine",
     "collectives",
     "job",

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from dtrain.errors import ConfigurationError, DataError
 
 _LENGTHS = {"md5": 32, "sha256": 64}
-_CHUNK = 1 << 20
 _SUMS = 1 << 20  # characters of a sum file that are looked through
 
 
@@ -65,7 +64,7 @@ def check_archive(path: Path, *, given: str | None, published: Sequence[Publishe
         for archive in published
         if archive.size == size
     ]
-    found = _digests(path, {each.algorithm for each in expected})
+    found = {algorithm: _digest(path, algorithm) for algorithm in {each.algorithm for each in expected}}
     for algorithm, digest, says in expected:
         if found[algorithm] != digest:
             raise DataError(
@@ -100,11 +99,7 @@ def _beside(sums: Path, path: Path, algorithm: str) -> _Expected:
     return _Expected(algorithm, choice[0], str(sums))
 
 
-def _digests(path: Path, algorithms: set[str]) -> dict[str, str]:
-    hashes = {name: hashlib.new(name, usedforsecurity=False) for name in sorted(algorithms)}
-    if hashes:
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                for each in hashes.values():
-                    each.update(chunk)
-    return {name: each.hexdigest() for name, each in hashes.items()}
+def _digest(path: Path, algorithm: str) -> str:
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False))
+    return found.hexdigest()

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from dtrain.data import prepared
 from dtrain.data.archives import Files, by_number, open_files
-from dtrain.data.checksums import PublishedArchive, check_archive
+from dtrain.data.checksums import PublishedArchive
 from dtrain.data.digits import Examples
-from dtrain.data.places import Found, Published, check_limit, find, listing
+from dtrain.data.published import Located, Published, check_limit, listing, locate
 from dtrain.data.unpickling import load_arrays
-from dtrain.errors import ConfigurationError, DataError
+from dtrain.errors import DataError
 from dtrain.log import logger
 from dtrain.plain_text import cleaned
 
@@ -92,19 +92,13 @@ def load_cifar10(
         UnsupportedVersionError: a prepared folder is to be read without tensorflow-datasets.
     """
     check_limit(limit)
-    found = find(_PUBLISHED, path)
-    if found.form == "archive":
-        check_archive(found.path, given=checksum, published=_PUBLISHED.archives)
-    elif checksum is not None:
-        raise ConfigurationError(
-            f"checksum= is for an archive, and {found.path} is a folder.", hint="Leave it out."
-        )
+    found = locate(_PUBLISHED, path, checksum)
     data = _from_prepared(found.path, limit) if found.form == "prepared" else _from_batches(found, limit)
     logger.info("CIFAR-10: %d + %d images from %s", len(data.train.labels), len(data.test.labels), found.path)
     return data
 
 
-def _from_batches(found: Found, limit: int | None) -> Cifar10:
+def _from_batches(found: Located, limit: int | None) -> Cifar10:
     with open_files(found.path) as files:
         train, test = _batch_files(files.names(), found.path)
         data = Cifar10(

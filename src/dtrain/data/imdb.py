@@ -16,10 +16,10 @@ import numpy as np
 
 from dtrain.data import prepared
 from dtrain.data.archives import Files, by_number, open_files
-from dtrain.data.checksums import PublishedArchive, check_archive
-from dtrain.data.places import Published, check_limit, find, listing
+from dtrain.data.checksums import PublishedArchive
+from dtrain.data.published import Published, check_limit, listing, locate
 from dtrain.data.texts import Texts, check_encoding, wrong_encoding
-from dtrain.errors import ConfigurationError, DataError
+from dtrain.errors import DataError
 from dtrain.log import logger
 from dtrain.plain_text import cleaned
 
@@ -86,13 +86,7 @@ def load_imdb(
     """
     check_limit(limit)
     check_encoding(encoding)
-    found = find(_PUBLISHED, path)
-    if found.form == "archive":
-        check_archive(found.path, given=checksum, published=_PUBLISHED.archives)
-    elif checksum is not None:
-        raise ConfigurationError(
-            f"checksum= is for an archive, and {found.path} is a folder.", hint="Leave it out."
-        )
+    found = locate(_PUBLISHED, path, checksum)
     if found.form == "prepared":
         parts = [_prepared_part(found.path, part, limit) for part in _PARTS]
     else:

@@ -1,7 +1,7 @@
 """The input pipeline: prepare, cache, shuffle, augment, batch; every example once an epoch over all workers.
 
 It puts the parts together and gives `fit` a `tf.data.Dataset`; the parts are `readers.py`,
-`example_order.py`, `batches.py` and `text_batches.py`.
+`example_order.py`, `batching.py` and `text_batches.py`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from dtrain import sharding as rules
 from dtrain.data.arguments import is_function, taking, whole_number
-from dtrain.data.batches import Stages, StreamBatches, TableBatches, finished, rows_of_worker
+from dtrain.data.batching import Stages, StreamBatches, TableBatches, finished, rows_of_worker
 from dtrain.data.columns import ColumnTable, columns_of
-from dtrain.data.epochs import EpochCounter, EpochPositions
+from dtrain.data.epoch_counter import EpochCounter, EpochPositions
 from dtrain.data.readers import ArrayRecordTable, FunctionStream, InOrder, RecordStream, cached, in_order
 from dtrain.data.records import Records
 from dtrain.data.text_batches import Padding, bucket_order, check_pad, lengths_of

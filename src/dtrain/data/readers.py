@@ -1,6 +1,6 @@
 """How one worker gets at its examples: a table, of which any rows can be fetched, or a stream, read in turn.
 
-Which examples are whose is `sharding.py`'s, how they become batches `batches.py`'s.
+Which examples are whose is `sharding.py`'s, how they become batches `batching.py`'s.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from dtrain import example_order as order
 from dtrain.data.columns import Column, ColumnTable
-from dtrain.data.epochs import NoEpochs
+from dtrain.data.epoch_counter import NoEpochs
 from dtrain.data.records import Records, open_array_record
 from dtrain.errors import DataError
 from dtrain.keras_engine.input import unconverted

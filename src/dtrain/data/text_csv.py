@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrain.cluster import settings
-from dtrain.data.places import listing
+from dtrain.data.published import listing
 from dtrain.data.texts import Texts, check_encoding, wrong_encoding
 from dtrain.errors import ConfigurationError, DataError
 from dtrain.log import logger

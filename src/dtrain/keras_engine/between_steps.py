@@ -16,8 +16,8 @@ import keras
 
 from dtrain import events
 from dtrain.errors import ConfigurationError
-from dtrain.keras_engine.cutting import typed_errors
 from dtrain.keras_engine.protocol import layout_of
+from dtrain.keras_engine.row_checks import typed_errors
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream.reach import replaces
 

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from dtrain.keras_engine.context import ReplicaStep, current_step, underlying, variable_ids
 from dtrain.keras_engine.input import as_tensor
-from dtrain.keras_engine.parts import is_split, joined_gradient, parts_of
 from dtrain.keras_engine.row_gradients import Lookups, on_present, sum_gradients
+from dtrain.keras_engine.split_variables import is_split, joined_gradient, parts_of
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import replaces
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from dtrain.errors import DataError
-from dtrain.keras_engine.cutting import check_rows
 from dtrain.keras_engine.feed.ended_iterators import let_go, prepare
 from dtrain.keras_engine.feed.passes import BatchBuffer, Pass, Passes
 from dtrain.keras_engine.input_advice import may_be_buffered
 from dtrain.keras_engine.protocol import ReplicaLayout, own_split
+from dtrain.keras_engine.row_checks import check_rows
 from dtrain.upstream import tensorflow as upstream_tf
 
 

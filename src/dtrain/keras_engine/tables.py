@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from dtrain.keras_engine.context import underlying
-from dtrain.keras_engine.parts import first_rows, is_split, parts_of, rows_of
+from dtrain.keras_engine.split_variables import first_rows, is_split, parts_of, rows_of
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream.reach import replaces
 

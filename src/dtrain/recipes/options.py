@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from dtrain.batches import Batches, check_batches, plan_batches
+from dtrain.batch_sizes import BatchSizes, check_batches, plan_batches
 from dtrain.errors import ConfigurationError
 from dtrain.monitor.run_directory import check_run_directory
 from dtrain.option_fields import check, declare, option, own_fields, said, to_arguments
@@ -114,7 +114,7 @@ class RecipeOptions:
                 hint="Set it to 0 or more, and below the number of epochs.",
             )
 
-    def batches(self, replicas: int) -> Batches:
+    def batches(self, replicas: int) -> BatchSizes:
         """The sizes of the batches with this number of replicas; ConfigurationError if they do not fit."""
         usual = self.usual_batch if self.per_replica_batch is None else None
         return plan_batches(

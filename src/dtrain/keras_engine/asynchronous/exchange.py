@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.keras_engine.asynchronous.packing import Packing
-from dtrain.keras_engine.parts import parts_of
+from dtrain.keras_engine.split_variables import parts_of
 
 Update = Callable[[list[Any]], None]
 

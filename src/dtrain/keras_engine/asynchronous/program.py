@@ -31,7 +31,7 @@ from dtrain.keras_engine.asynchronous.step import Block, Rehearsal
 from dtrain.keras_engine.context import underlying
 from dtrain.keras_engine.input import map_leaves
 from dtrain.keras_engine.own_functions import in_block
-from dtrain.keras_engine.parts import is_split
+from dtrain.keras_engine.split_variables import is_split
 from dtrain.keras_engine.steps import step_is_stock
 from dtrain.keras_engine.tables import tables_of
 from dtrain.log import logger

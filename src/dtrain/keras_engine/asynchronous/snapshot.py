@@ -14,8 +14,8 @@ import tensorflow as tf
 from dtrain.keras_engine.asynchronous.exchange import Exchange
 from dtrain.keras_engine.asynchronous.stand_in import standing_in
 from dtrain.keras_engine.context import underlying
-from dtrain.keras_engine.parts import parts_of
 from dtrain.keras_engine.protocol import ServerLayout
+from dtrain.keras_engine.split_variables import parts_of
 
 
 class Snapshots:

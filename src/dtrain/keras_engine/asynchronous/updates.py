@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from dtrain.keras_engine.asynchronous.stand_in import StandIn, standing_in
 from dtrain.keras_engine.context import underlying
-from dtrain.keras_engine.parts import is_split, part_of_value, parts_of
+from dtrain.keras_engine.split_variables import is_split, part_of_value, parts_of
 from dtrain.upstream import keras as upstream_keras
 
 _local = threading.local()

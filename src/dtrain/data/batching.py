@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain import example_order as order
-from dtrain.data.epochs import NoEpochs
+from dtrain.data.epoch_counter import NoEpochs
 from dtrain.data.readers import Stream, Table
 from dtrain.data.text_batches import Padding, bucketed, padded
 from dtrain.errors import ConfigurationError

@@ -16,7 +16,7 @@ DEFAULT_PER_REPLICA = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batches:
+class BatchSizes:
     """The sizes that belong to one update of the weights.
 
     Attributes:
@@ -39,7 +39,7 @@ class Batches:
         """Examples in one update."""
         return self.micro_batch * self.accumulation
 
-    def on(self, replicas: int) -> Batches:
+    def on(self, replicas: int) -> BatchSizes:
         """The same batches on another number of replicas, which then have larger or smaller parts."""
         return dataclasses.replace(self, replicas=replicas)
 
@@ -51,7 +51,7 @@ def plan_batches(
     per_replica: int | None = None,
     accumulation: int | None = None,
     uneven: bool = False,
-) -> Batches:
+) -> BatchSizes:
     """The sizes that follow from those that are given, on so many replicas.
 
     Of the three any two decide the third. With one alone, nothing is accumulated; with `accumulation` alone,
@@ -81,7 +81,7 @@ def plan_batches(
             raise ConfigurationError(f"The {name} is {value}, which is below 1.", hint="Set it to 1 or more.")
     if global_batch is None:
         each = per_replica or DEFAULT_PER_REPLICA
-        return Batches(micro_batch=each * replicas, accumulation=accumulation or 1, replicas=replicas)
+        return BatchSizes(micro_batch=each * replicas, accumulation=accumulation or 1, replicas=replicas)
     if per_replica is not None:
         what = f"per-replica batch of {per_replica} on {_count(replicas)}"
         found = _divided(global_batch, per_replica * replicas, what)
@@ -92,7 +92,7 @@ def plan_batches(
                 f"{per_replica * replicas * (accumulation or 1)}.",
                 hint=f"Give two of the three. With these batches the accumulation is {found}.",
             )
-        return Batches(micro_batch=per_replica * replicas, accumulation=found, replicas=replicas)
+        return BatchSizes(micro_batch=per_replica * replicas, accumulation=found, replicas=replicas)
     accumulation = accumulation or 1
     if uneven:
         micro_batch = _divided(global_batch, accumulation, f"{accumulation} micro-batches")
@@ -106,7 +106,7 @@ def plan_batches(
         what = f"accumulation of {accumulation} on " if accumulation > 1 else ""
         what += _count(replicas)
         micro_batch = _divided(global_batch, accumulation * replicas, what) * replicas
-    return Batches(micro_batch=micro_batch, accumulation=accumulation, replicas=replicas)
+    return BatchSizes(micro_batch=micro_batch, accumulation=accumulation, replicas=replicas)
 
 
 def check_batches(global_batch: int | None, per_replica: int | None, accumulation: int | None) -> None:

@@ -1,6 +1,7 @@
 """Where is a published data set on this machine? Finds its archive, its extracted folder, or a prepared one.
 
-It only looks: nothing is fetched, and what is found is read and checked by the file of the data set.
+Nothing is fetched. The sums of an archive are checked here; its content is checked by the file of the data
+set.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from dtrain.cluster import settings
 from dtrain.data.archives import by_number
-from dtrain.data.checksums import PublishedArchive
+from dtrain.data.checksums import PublishedArchive, check_archive
 from dtrain.errors import ConfigurationError, DataError
 from dtrain.plain_text import cleaned
 
@@ -23,12 +24,12 @@ _INFO = "dataset_info.json"  # what tensorflow-datasets leaves in a folder that 
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A data set, and the names that its forms have on a disk.
+    """A data set, and the names of its forms on a disk.
 
     Attributes:
         title: its name for people.
-        archives: as its authors publish it; the first is the one to fetch.
-        folders: what the archives, and those who unpack them, make; relative to the parent folder.
+        archives: as its authors publish it; messages recommend the first.
+        folders: into which the archives are unpacked, relative to the parent folder.
         prepared: the folder of tensorflow-datasets, without the version.
         is_folder: whether a folder is the extracted data set itself.
     """
@@ -40,8 +41,8 @@ class Published:
     is_folder: Callable[[Path], bool]
 
 
-class Found(NamedTuple):
-    """What there is of a data set.
+class Located(NamedTuple):
+    """A data set on this machine.
 
     Attributes:
         path: the archive or the folder.
@@ -52,40 +53,54 @@ class Found(NamedTuple):
     form: Literal["archive", "folder", "prepared"]
 
 
-def find(published: Published, path: str | os.PathLike[str] | None) -> Found:
-    """The data set at `path`, or in the usual places where no path is given.
+def locate(published: Published, path: str | os.PathLike[str] | None, checksum: str | None) -> Located:
+    """Finds a data set at `path`, or in the usual folders without a path, and checks the sum of an archive.
 
-    Where a folder holds several forms of it, the archive is taken: its checksum covers all of it.
+    If a folder holds several forms of it, the archive is taken: its checksum covers all of it.
 
     Args:
         published: what is looked for.
-        path: the archive, the extracted folder, the prepared one, or the folder that one of these is in.
+        path: the archive, the extracted folder, the prepared one, or the folder that contains one of these.
+        checksum: what the archive's sum must be, or None.
 
     Raises:
-        DataError: it is not there; the message says where it was looked for, the hint where to get it.
+        DataError: it is not there (the message says where it was looked for, the hint where to get it), or a
+            sum of the archive is another one.
+        ConfigurationError: `checksum` is malformed, or was given for a folder.
     """
+    found = _find(published, path)
+    if found.form == "archive":
+        check_archive(found.path, given=checksum, published=published.archives)
+    elif checksum is not None:
+        raise ConfigurationError(
+            f"checksum= is for an archive, and {found.path} is a folder.", hint="Leave it out."
+        )
+    return found
+
+
+def _find(published: Published, path: str | os.PathLike[str] | None) -> Located:
     if path is None:
-        places = usual_places()
-        for place in places:
-            if found := _inside(published, place):
+        folders = usual_folders()
+        for folder in folders:
+            if found := _inside(published, folder):
                 return found
-        raise _missing(published, places)
+        raise _missing(published, folders)
     given = Path(path).expanduser()
     if given.is_file():
-        return Found(given, "archive")
+        return Located(given, "archive")
     found = _inside(published, given) or _itself(published, given)
     if found is None:
         raise _missing(published, [given])
     return found
 
 
-def usual_places() -> list[Path]:
+def usual_folders() -> list[Path]:
     """The data directory (`DTRAIN_DATA_DIR`, or `data` here), and where Keras keeps what it fetches."""
     return [settings.data_directory(), Path("~/.keras/datasets").expanduser()]
 
 
 def check_limit(limit: int | None) -> None:
-    """Refuse a limit that leaves nothing.
+    """Refuses a limit that leaves nothing.
 
     Raises:
         ConfigurationError: it is neither None nor an integer of at least 1.
@@ -97,54 +112,55 @@ def check_limit(limit: int | None) -> None:
 
 
 def listing(names: list[str], *, most: int = 8) -> str:
-    """A few names for a message."""
+    """The first names of a list, for a message."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(cleaned(name) for name in names[:most]) + more if names else "nothing"
 
 
-def _inside(published: Published, place: Path) -> Found | None:
+def _inside(published: Published, parent: Path) -> Located | None:
     for archive in published.archives:
         stem = archive.name.removesuffix(_ENDINGS[0])
         for ending in _ENDINGS:
-            if (file := place / f"{stem}{ending}").is_file():
-                return Found(file, "archive")
+            if (file := parent / f"{stem}{ending}").is_file():
+                return Located(file, "archive")
     for folder in published.folders:
-        if (place / folder).is_dir():
-            return Found(place / folder, "folder")
-    return _newest(place / published.prepared)
+        if (parent / folder).is_dir():
+            return Located(parent / folder, "folder")
+    return _newest(parent / published.prepared)
 
 
-def _itself(published: Published, folder: Path) -> Found | None:
+def _itself(published: Published, folder: Path) -> Located | None:
     if (folder / _INFO).is_file():
-        return Found(folder, "prepared")
+        return Located(folder, "prepared")
     # The folder of one data set, or of one of its configurations, as tensorflow-datasets nests them.
     for part in (folder / Path(published.prepared).name, folder):
         if found := _newest(part):
             return found
-    return Found(folder, "folder") if folder.is_dir() and published.is_folder(folder) else None
+    return Located(folder, "folder") if folder.is_dir() and published.is_folder(folder) else None
 
 
-def _newest(folder: Path) -> Found | None:
-    """The highest version among the prepared ones; what was not finished has another form of name."""
+def _newest(folder: Path) -> Located | None:
+    """The highest version among the prepared ones; unfinished ones have names of another form."""
     versions = [info.parent for info in folder.glob(f"[0-9]*/{_INFO}")]
-    return Found(max(versions, key=lambda each: by_number(each.name)), "prepared") if versions else None
+    return Located(max(versions, key=lambda each: by_number(each.name)), "prepared") if versions else None
 
 
-def _missing(published: Published, places: list[Path]) -> DataError:
+def _missing(published: Published, folders: list[Path]) -> DataError:
     looked = [archive.name for archive in published.archives] + [
         f"{folder}/" for folder in (*published.folders, published.prepared)
     ]
     seen = [
-        f"{place.absolute()} ({_contents(place) if place.is_dir() else 'no such folder'})" for place in places
+        f"{folder.absolute()} ({_contents(folder) if folder.is_dir() else 'no such folder'})"
+        for folder in folders
     ]
     first = published.archives[0]
     return DataError(
         f"{published.title} was not found. Looked for {', '.join(looked)} in {' and in '.join(seen)}.",
-        hint=f"Fetch {first.url} and put {first.name} into {places[0].absolute()}, as it is; or set "
+        hint=f"Fetch {first.url} and put {first.name} into {folders[0].absolute()}, as it is; or set "
         "DTRAIN_DATA_DIR, or path=, to the folder that it is in. Nothing is fetched while training.",
     )
 
 
-def _contents(place: Path) -> str:
-    names = sorted(entry.name for entry in place.iterdir())
+def _contents(folder: Path) -> str:
+    names = sorted(entry.name for entry in folder.iterdir())
     return f"which holds {listing(names)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtrain.batches import Batches, plan_batches
+from dtrain.batch_sizes import BatchSizes, plan_batches
 from dtrain.errors import ConfigurationError
 
 
@@ -23,7 +23,7 @@ from dtrain.errors import ConfigurationError
 )
 def test_any_two_decide_the_third(given: dict[str, int], expected: tuple[int, int]) -> None:
     found = plan_batches(replicas=2, **given)
-    assert found == Batches(micro_batch=expected[0] * 2, accumulation=expected[1], replicas=2)
+    assert found == BatchSizes(micro_batch=expected[0] * 2, accumulation=expected[1], replicas=2)
     assert found.per_replica == expected[0]
     assert found.global_batch == found.micro_batch * expected[1]
 
