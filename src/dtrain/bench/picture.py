@@ -12,6 +12,7 @@ from typing import Any
 from dtrain.bench.plan import Row
 from dtrain.bench.results import Outcome, Results
 from dtrain.monitor.curves import figure_class
+from dtrain.paths import written_whole
 
 INCHES = (11.0, 10.5)
 """Width and height."""
@@ -56,9 +57,8 @@ def draw(results: Results, path: Path) -> None:
         OSError: the file cannot be written.
     """
     made = figure(results)
-    unfinished = path.with_name(f".{path.name}.tmp")
-    made.savefig(unfinished, format="png", dpi=DPI)
-    unfinished.replace(path)
+    with written_whole(path) as unfinished:
+        made.savefig(unfinished, format="png", dpi=DPI)
 
 
 def _bars(axes: Any, measured: Sequence[Outcome], results: Results) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from dtrain.errors import UnsupportedVersionError
 from dtrain.log import logger
+from dtrain.paths import written_whole
 
 _COLUMNS = 3
 _MOST = 9
@@ -79,9 +80,8 @@ def plot_curves(history: Mapping[str, Sequence[float]], path: Path, *, title: st
         figure.suptitle(title, fontsize=11)
     for place, metric in enumerate(metrics, start=1):
         _draw(figure.add_subplot(rows, columns, place), metric, history)
-    unfinished = path.with_name(f".{path.name}.tmp")
-    figure.savefig(unfinished, format="png", dpi=120)
-    unfinished.replace(path)
+    with written_whole(path) as unfinished:
+        figure.savefig(unfinished, format="png", dpi=120)
 
 
 def _metrics(history: Mapping[str, Sequence[float]]) -> list[str]:

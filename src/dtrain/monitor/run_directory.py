@@ -22,7 +22,7 @@ from dtrain import job
 from dtrain.cluster import settings
 from dtrain.errors import ConfigurationError
 from dtrain.log import logger
-from dtrain.paths import checked_path
+from dtrain.paths import checked_path, written_whole
 
 RUNS = Path("runs")
 """Where new directories are made."""
@@ -299,9 +299,8 @@ def _check_vacant(directory: RunDirectory) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Put a text into a file, whole or not at all; OSError if it cannot be written."""
-    unfinished = path.with_name(f".{path.name}.tmp")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
+    with written_whole(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
 
 
 def to_json(record: Mapping[str, Any]) -> str:

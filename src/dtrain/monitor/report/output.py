@@ -5,10 +5,10 @@ It knows the mark by which a report is recognised, and nothing else of what is i
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from dtrain.errors import ConfigurationError
+from dtrain.paths import written_whole
 
 GENERATOR = "dtrain report"
 """What a report's page says in its meta element `generator`, before the version."""
@@ -68,12 +68,10 @@ def write_output(output: Path, page: str) -> int:
     """
     check_output(output)
     content = page.encode("utf-8", "replace")
-    unfinished = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     try:
-        unfinished.write_bytes(content)
-        unfinished.replace(output)
+        with written_whole(output) as unfinished:
+            unfinished.write_bytes(content)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
         raise ConfigurationError(
             f"The report cannot be written to {output}: {error.strerror or error}.", hint=_HINT
         ) from None
