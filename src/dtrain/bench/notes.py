@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dtrain.bench.plan import counted
 from dtrain.bench.results import TOLERANCE, Outcome, Results
 
 _SHARES = (
@@ -119,7 +120,7 @@ def _of_row(outcome: Outcome, results: Results) -> list[str]:
     if row.ps:
         found.append(
             f"{row.title}: beside the workers a chief, which reads the data, and "
-            f"{row.ps} parameter server{'s' if row.ps > 1 else ''} run on the same cores."
+            f"{counted(row.ps, 'parameter server')} run on the same cores."
         )
     if any(run.xla for run in outcome.measured):
         found.append(f"{row.title}: computed by XLA, by dtrain's rule for small models.")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dtrain.bench.plan import Row
+from dtrain.bench.plan import Row, counted
 from dtrain.bench.results import Outcome, Results
 from dtrain.monitor.curves import figure_class
 from dtrain.paths import written_whole
@@ -36,7 +36,7 @@ def figure(results: Results) -> Any:
     measured = [outcome for outcome in results.outcomes if outcome.measured]
     made = figure_class("picture is")(figsize=INCHES, layout="constrained")
     gpus, cores = len(results.machine.gpus), len(results.machine.cores)
-    place = _count(gpus, "GPU") if gpus else _count(cores, "core")
+    place = counted(gpus, "GPU") if gpus else counted(cores, "core")
     made.suptitle(f"{results.asked.model}, global batch {results.asked.global_batch}, {place}", fontsize=12)
     above, below = made.subfigures(2, 1, height_ratios=[1, 1.9])
     _bars(above.add_subplot(), measured, results)
@@ -125,8 +125,4 @@ def _legend(row: Row) -> str:
 def _named(row: Row) -> str:
     if row.replicas == 1:
         return row.title
-    return f"{row.title}, {_count(row.replicas, 'worker' if row.workers else 'replica')}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{row.title}, {counted(row.replicas, 'worker' if row.workers else 'replica')}"

@@ -272,7 +272,7 @@ def _on_devices(name: str, asked: Asked, machine: Machine) -> list[Row]:
     if count == 1:
         return [replace(row, absent=f"one {kind}: it would be one device (--devices K)")]
     if machine.gpus:
-        return [replace(row, seat=_seat("gpus", range(count)), cores=_count(count, "GPU"))]
+        return [replace(row, seat=_seat("gpus", range(count)), cores=counted(count, "GPU"))]
     enough = count <= len(machine.cores)
     cores = machine.cores[:count] if enough else machine.cores
     return [replace(row, seat=_seat("cores", cores), cores=f"{len(cores)}, shared", own_core=enough)]
@@ -323,7 +323,7 @@ def _seated(row: Row, problem: str, machine: Machine) -> Row:
     if problem:
         return replace(row, absent=problem)
     if machine.gpus:
-        return replace(row, seat=_seat("gpus-each", range(row.workers)), cores=_count(row.workers, "GPU"))
+        return replace(row, seat=_seat("gpus-each", range(row.workers)), cores=counted(row.workers, "GPU"))
     if row.workers > len(machine.cores):
         cores = f"{len(machine.cores)}, shared"
         return replace(row, seat=_seat("cores", machine.cores), cores=cores, own_core=False)
@@ -341,7 +341,8 @@ def _seat(kind: str, numbers: Sequence[int]) -> str:
     return f"{kind}={','.join(map(str, numbers))}"
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """A number of things, in words."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 

@@ -23,10 +23,9 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-import dtrain
 from dtrain.data import Cifar10, Pipeline, load_cifar10
 from dtrain.recipes.catalogue import Cifar10Options
-from dtrain.recipes.running import Data, TrainingRun
+from dtrain.recipes.running import Data, TrainingRun, show
 from dtrain.recipes.splits import hold_out
 
 _CLASSES = 10
@@ -162,6 +161,4 @@ def train(options: Cifar10Options) -> str:
 
 
 if __name__ == "__main__":
-    summary = train(Cifar10Options.parse())
-    if dtrain.is_chief():
-        print(summary)
+    show(train(Cifar10Options.parse()))

@@ -13,10 +13,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-import dtrain
 from dtrain.data import Digits, Examples, load_digits
 from dtrain.recipes.options import RecipeOptions
-from dtrain.recipes.running import Data, TrainingRun
+from dtrain.recipes.running import Data, TrainingRun, show
 
 _LABEL_SMOOTHING = 0.1
 _CLASSES = 10
@@ -89,6 +88,4 @@ def train(options: RecipeOptions) -> str:
 
 
 if __name__ == "__main__":
-    summary = train(RecipeOptions.parse())
-    if dtrain.is_chief():
-        print(summary)
+    show(train(RecipeOptions.parse()))

@@ -7,12 +7,11 @@ directory. A tenth of the training reviews is kept for validation. `model.keras`
 
 from __future__ import annotations
 
-import dtrain
 from dtrain.data import Texts, load_imdb
 from dtrain.recipes.catalogue import ImdbOptions
-from dtrain.recipes.running import TrainingRun
+from dtrain.recipes.running import TrainingRun, show
 from dtrain.recipes.splits import hold_out
-from dtrain.recipes.texts import build_model, learn_words, make_data, saving_with
+from dtrain.recipes.texts import train_on
 
 _CLASSES = 2
 
@@ -34,17 +33,8 @@ def train(options: ImdbOptions) -> str:
         Texts([reviews.train.texts[place] for place in part], reviews.train.labels[part])
         for part in hold_out(reviews.train.labels)
     )
-    words = learn_words(train.texts, options.vocabulary, options.sequence_length)
-    data = make_data(train, validation, reviews.test, words, run.batches.micro_batch, options.seed)
-    rate = run.schedule(len(data.train))
-    return run.train(
-        data,
-        lambda: build_model(options, words.vocabulary_size(), _CLASSES, rate, run.accumulation),
-        save=saving_with(words),
-    )
+    return train_on(run, options, train, validation, reviews.test, classes=_CLASSES)
 
 
 if __name__ == "__main__":
-    summary = train(ImdbOptions.parse())
-    if dtrain.is_chief():
-        print(summary)
+    show(train(ImdbOptions.parse()))

@@ -169,5 +169,11 @@ class TrainingRun:
         }
 
 
+def show(summary: str) -> None:
+    """Print the summary of a run, once for the whole job."""
+    if dtrain.is_chief():
+        print(summary)
+
+
 def _dataset(data: tf.data.Dataset | Pipeline) -> tf.data.Dataset:
     return data.dataset() if isinstance(data, Pipeline) else data

@@ -15,10 +15,9 @@ from typing import Any
 import keras
 from keras import layers
 
-import dtrain
 from dtrain.data import Pipeline, synthetic_images, synthetic_texts
 from dtrain.recipes.catalogue import SyntheticOptions
-from dtrain.recipes.running import Data, TrainingRun
+from dtrain.recipes.running import Data, TrainingRun, show
 from dtrain.recipes.text_models import transformer
 
 _DROPOUT = 0.5
@@ -109,6 +108,4 @@ def train(options: SyntheticOptions) -> str:
 
 
 if __name__ == "__main__":
-    summary = train(SyntheticOptions.parse())
-    if dtrain.is_chief():
-        print(summary)
+    show(train(SyntheticOptions.parse()))

@@ -8,14 +8,11 @@ their columns joined by a space; `classes.txt` names what its outputs stand for.
 
 from __future__ import annotations
 
-import keras
-
-import dtrain
 from dtrain.data import Texts, load_text_csv
 from dtrain.monitor import RunDirectory
 from dtrain.recipes.catalogue import TextCsvOptions
-from dtrain.recipes.running import TrainingRun
-from dtrain.recipes.texts import build_model, learn_words, make_data, saving_with
+from dtrain.recipes.running import TrainingRun, show
+from dtrain.recipes.texts import train_on
 
 _FILE = "classes.txt"
 
@@ -42,25 +39,12 @@ def train(options: TextCsvOptions) -> str:
         Texts(part.texts[: options.limit], part.labels[: options.limit])
         for part in (texts.train, texts.validation, texts.test)
     )
-    words = learn_words(train.texts, options.vocabulary, options.sequence_length)
-    data = make_data(train, validation, test, words, run.batches.micro_batch, options.seed)
-    rate = run.schedule(len(data.train))
-    save_model = saving_with(words)
 
-    def save(model: keras.Model, directory: RunDirectory) -> None:
-        save_model(model, directory)
-        if dtrain.is_chief():
-            (directory.path / _FILE).write_text("\n".join(texts.classes) + "\n", encoding="utf-8")
+    def name_classes(directory: RunDirectory) -> None:
+        (directory.path / _FILE).write_text("\n".join(texts.classes) + "\n", encoding="utf-8")
 
-    classes = len(texts.classes)
-    return run.train(
-        data,
-        lambda: build_model(options, words.vocabulary_size(), classes, rate, run.accumulation),
-        save=save,
-    )
+    return train_on(run, options, train, validation, test, classes=len(texts.classes), also=name_classes)
 
 
 if __name__ == "__main__":
-    summary = train(TextCsvOptions.parse())
-    if dtrain.is_chief():
-        print(summary)
+    show(train(TextCsvOptions.parse()))

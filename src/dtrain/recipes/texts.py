@@ -17,7 +17,7 @@ import dtrain
 from dtrain.data import Pipeline, Texts
 from dtrain.monitor import RunDirectory
 from dtrain.recipes.catalogue import TextOptions
-from dtrain.recipes.running import Data
+from dtrain.recipes.running import Data, TrainingRun
 from dtrain.recipes.text_models import embedding_model, transformer
 
 _AT_A_TIME = 1024
@@ -96,22 +96,54 @@ def build_model(
     return model
 
 
-def saving_with(words: keras.layers.TextVectorization) -> Callable[[keras.Model, RunDirectory], None]:
-    """What writes `model.keras` as a model that takes texts (b,), and beside it `vocabulary.txt`.
+def save_reader(model: keras.Model, words: keras.layers.TextVectorization, run: RunDirectory) -> None:
+    """Write `model.keras` as a model that takes texts (b,), and beside it `vocabulary.txt`.
 
     The model in the file is the trained one behind `words`, on one device and without the optimizer's state;
     it can be evaluated on texts and labels at once.
     """
+    plain = keras.models.clone_model(model)
+    plain.set_weights(model.get_weights())
+    texts = keras.Input((), dtype="string", name="texts")
+    reader = keras.Model(texts, plain(words(texts)), name=model.name)
+    reader.compile(optimizer="sgd", loss=model.loss, metrics=["accuracy"])
+    reader.save(run.model)
+    (run.path / _FILE).write_text("\n".join(words.get_vocabulary()) + "\n", encoding="utf-8")
 
-    def save(model: keras.Model, run: RunDirectory) -> None:
-        if not dtrain.is_chief():
-            return
-        plain = keras.models.clone_model(model)
-        plain.set_weights(model.get_weights())
-        texts = keras.Input((), dtype="string", name="texts")
-        reader = keras.Model(texts, plain(words(texts)), name=model.name)
-        reader.compile(optimizer="sgd", loss=model.loss, metrics=["accuracy"])
-        reader.save(run.model)
-        (run.path / _FILE).write_text("\n".join(words.get_vocabulary()) + "\n", encoding="utf-8")
 
-    return save
+def train_on(
+    run: TrainingRun,
+    options: TextOptions,
+    train: Texts,
+    validation: Texts,
+    test: Texts,
+    *,
+    classes: int,
+    also: Callable[[RunDirectory], None] = lambda run: None,
+) -> str:
+    """Learn the words of the training texts, then train and test the model that the options ask for.
+
+    Args:
+        run: of the recipe.
+        options: what it was told.
+        train, validation, test: texts and labels of each part.
+        classes: how many to tell apart.
+        also: writes more beside the trained model; only the chief calls it.
+
+    Returns:
+        A summary of the run, as `TrainingRun.train` gives it.
+    """
+    words = learn_words(train.texts, options.vocabulary, options.sequence_length)
+    data = make_data(train, validation, test, words, run.batches.micro_batch, options.seed)
+    rate = run.schedule(len(data.train))
+
+    def save(model: keras.Model, directory: RunDirectory) -> None:
+        if dtrain.is_chief():
+            save_reader(model, words, directory)
+            also(directory)
+
+    return run.train(
+        data,
+        lambda: build_model(options, words.vocabulary_size(), classes, rate, run.accumulation),
+        save=save,
+    )
