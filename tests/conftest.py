@@ -32,6 +32,14 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(path)
 
 
+@pytest.fixture
+def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes that the test starts import what a user's do; see `quick_start`."""
+    quick = str(Path(__file__).with_name("quick_start"))
+    kept = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", quick)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(kept))
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """What runs with `make test-soak` only is none of the short tests."""
     if item.get_closest_marker("soak"):

@@ -43,11 +43,39 @@ strategy = connect()
 print("only the chief goes on", flush=True)
 """
 
+# The chief counts steps in a variable on a server, as long as it is told to; `work` returns how many.
+COUNTING = """
+from dtrain import channel
+from dtrain.cluster import settings
+coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+with strategy.scope():
+    counter = tf.Variable(0.0)
 
-def write_program(folder: Path, chief: str) -> str:
-    """A script of PROGRAM, followed by what the chief does; its path."""
+@tf.function
+def step():
+    counter.assign_add(1.0)
+
+def work(until):
+    done, deadline = 0, time.monotonic() + 60
+    while not until():
+        assert time.monotonic() < deadline, "waited in vain"
+        for _ in range(5):
+            coordinator.schedule(step)
+        coordinator.join()
+        done += 5
+    return done
+
+def for_seconds(seconds):
+    end = time.monotonic() + seconds
+    return lambda: time.monotonic() > end
+
+"""
+
+
+def write_program(folder: Path, chief: str, *, counting: bool = False) -> str:
+    """A script of PROGRAM, with COUNTING if that is asked for, and what the chief does; its path."""
     path = folder / "program.py"
-    path.write_text(PROGRAM + textwrap.dedent(chief))
+    path.write_text(PROGRAM + COUNTING * counting + textwrap.dedent(chief))
     return str(path)
 
 

@@ -97,6 +97,7 @@ def test_example_runs_and_learns(alone: Reports, name: str) -> None:
         assert report["apart"] < 1e-5
 
 
+@pytest.mark.usefixtures("as_installed")
 def test_two_workers_end_alike_and_share_their_files(tmp_path: Path) -> None:
     launch = ("-m", "dtrain", "launch", "--workers", "2")
     workers = run(tmp_path, [ROOT / "examples" / "multi_worker.py"], *launch)

@@ -91,6 +91,7 @@ def test_central_storage_goes_on_after_a_kill(tmp_path: Path) -> None:
     assert_nothing_left(training)
 
 
+@pytest.mark.usefixtures("as_installed")
 def test_each_task_two_at_once_the_guard_and_the_launcher_are_killed(
     tmp_path: Path, expected: Expected
 ) -> None:

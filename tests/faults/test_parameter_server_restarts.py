@@ -18,58 +18,15 @@ from typing import IO
 
 import pytest
 
-from dtrain.launch.ports import reserve_ports
 from server_processes import ByHand, ended, launch, wait_until_listening, write_program
 
 pytestmark = pytest.mark.timeout(240)
 
-# A chief that counts steps on a server, and after a second of it harms a task, in the first attempt.
-WORKING = """
-from dtrain import channel
-from dtrain.cluster import settings
-coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-with strategy.scope():
-    counter = tf.Variable(0.0)
-
-@tf.function
-def step():
-    counter.assign_add(1.0)
-
-def work(until):
-    done, deadline = 0, time.monotonic() + 60
-    while not until():
-        assert time.monotonic() < deadline, "waited in vain"
-        for _ in range(5):
-            coordinator.schedule(step)
-        coordinator.join()
-        done += 5
-    return done
-
-def for_seconds(seconds):
-    end = time.monotonic() + seconds
-    return lambda: time.monotonic() > end
-
-done = work(for_seconds(1.0))
-"""
-
 
 @pytest.fixture
 def program(tmp_path: Path) -> Callable[[str], str]:
-    return lambda chief: write_program(tmp_path, WORKING + chief)
-
-
-@pytest.fixture
-def cluster() -> Iterator[dict[str, list[str]]]:
-    with reserve_ports(3) as ports:
-        addresses = [f"127.0.0.1:{port}" for port in ports]
-        yield {"chief": addresses[:1], "worker": addresses[1:2], "ps": addresses[2:]}
-
-
-@pytest.fixture
-def by_hand(cluster: dict[str, list[str]]) -> Iterator[ByHand]:
-    tasks = ByHand(cluster)
-    yield tasks
-    tasks.kill_all()
+    """Writes what a chief does after a second of counting: it harms a task, in the first attempt."""
+    return lambda chief: write_program(tmp_path, f"done = work(for_seconds(1.0))\n{chief}", counting=True)
 
 
 @pytest.mark.parametrize("victim", [pytest.param("ps", marks=pytest.mark.soak), "chief"])
@@ -239,6 +196,7 @@ def training(tmp_path: Path) -> Iterator[Callable[..., Training]]:
         one.process.wait(timeout=30)
 
 
+@pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize(
     "victim", [*(pytest.param(each, marks=pytest.mark.soak) for each in ("worker 0", "ps 0")), "chief 0"]
 )

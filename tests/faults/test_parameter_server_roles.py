@@ -6,7 +6,7 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,60 +14,29 @@ import pytest
 
 from dtrain.cluster.serving import check_roles, wait_for_servers
 from dtrain.errors import ClusterConfigError, PeerMissingError, PortInUseError
-from dtrain.launch.ports import reserve_ports
 from dtrain.topology import Topology
 from server_processes import ByHand, ended, launch, topology, wait_until_listening, write_program
 
 
 @pytest.fixture
 def program(tmp_path: Path) -> Callable[[str], str]:
-    return lambda chief: write_program(tmp_path, chief)
-
-
-@pytest.fixture
-def cluster() -> Iterator[dict[str, list[str]]]:
-    with reserve_ports(3) as ports:
-        addresses = [f"127.0.0.1:{port}" for port in ports]
-        yield {"chief": addresses[:1], "worker": addresses[1:2], "ps": addresses[2:]}
-
-
-@pytest.fixture
-def by_hand(cluster: dict[str, list[str]]) -> Iterator[ByHand]:
-    tasks = ByHand(cluster)
-    yield tasks
-    tasks.kill_all()
+    return lambda chief: write_program(tmp_path, chief, counting="work(" in chief)
 
 
 def test_a_job_lives_through_the_death_of_a_worker_and_all_end_well(program: Callable[[str], str]) -> None:
     script = program(
         """
         import dtrain
-        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         print("who:", dtrain.rank(), dtrain.world_size(), dtrain.is_chief(), dtrain.broadcast("mine"))
         dtrain.barrier()
-        with strategy.scope():
-            counter = tf.Variable(0.0)
-
-        @tf.function
-        def step():
-            counter.assign_add(1.0)
-
-        def work(seconds):
-            done, end = 0, time.monotonic() + seconds
-            while time.monotonic() < end:
-                coordinator.schedule(step)
-                coordinator.join()
-                done += 1
-            return done
-
         before = status("worker")
         print("asked:", sorted(before), serving.ask("ps", 0, {"ask": "the time"}, 5.0))
-        done = work(0.2)
+        done = work(for_seconds(0.2))
         os.kill(before["pid"], signal.SIGKILL)
-        done += work(0.5)
+        done += work(for_seconds(0.5))
         print("gone:", serving.ask("worker", 0, {"ask": "status"}, 5.0))
         while (after := status("worker").get("pid", before["pid"])) == before["pid"]:
-            done += work(0.2)
+            done += work(for_seconds(0.2))
         print("exact:", counter.numpy() == done, "pids:", before["pid"], after)
         """
     )
@@ -109,16 +78,7 @@ def test_the_chief_ends_well_though_its_servers_went_first(
 ) -> None:
     script = program(
         f"""
-        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-        with strategy.scope():
-            counter = tf.Variable(0.0)
-
-        @tf.function
-        def step():
-            counter.assign_add(1.0)
-
-        coordinator.schedule(step)
-        coordinator.join()
+        work(for_seconds(0.0))
         for pid in [status("worker")["pid"], status("ps")["pid"]]:
             os.kill(pid, {signum:d})
         print("over", flush=True)

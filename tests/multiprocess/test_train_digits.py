@@ -132,6 +132,7 @@ def test_the_model_gives_the_accuracy_of_the_record(runs):
     assert accuracy == pytest.approx(run.record["final_metrics"]["test_accuracy"], abs=1e-6)
 
 
+@pytest.mark.usefixtures("as_installed")
 def test_the_recipe_under_dtrain_launch(tmp_path):
     done = dtrain(
         *("launch", "--workers", "2", "-m", "dtrain.recipes.digits"),

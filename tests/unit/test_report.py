@@ -632,6 +632,7 @@ def test_a_run_with_tensorboard_files_alone(tmp_path: Path) -> None:
     assert run.state == "unknown"
 
 
+@pytest.mark.usefixtures("as_installed")
 def test_no_tensorflow_is_imported(tmp_path: Path) -> None:
     run = write_run(tmp_path / "it", epochs=1)
     done = subprocess.run(
