@@ -136,9 +136,9 @@ def _run_and_end(work: Callable[[int], None], writing: int) -> NoReturn:
 
 def write_all(directory: Path, writer: int, kill: Kill | None, note: int) -> None:
     """One writer's life: all checkpoints, each waited for, so that it is known which are committed."""
-    store._PATIENCE = 0.02  # for a survivor, which else would wait a minute for the dead one
     files.files = Doomed(kill if kill is not None and kill.writer == writer else None, note)
-    mine = CheckpointStore(str(directory), token="first", writer=writer, writers=2, keep=KEEP)
+    # Little patience, for a survivor else would wait a minute for the dead one.
+    mine = CheckpointStore(str(directory), token="first", writer=writer, writers=2, keep=KEEP, patience=0.02)
     for step in STEPS:
         mine.save(step, tensors(step, writer), {"step": step})
         mine.wait()

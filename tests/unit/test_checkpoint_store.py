@@ -12,7 +12,6 @@ import pytest
 import tensorflow as tf
 
 from checkpoint_stores import PATIENCE, directories, saved, steps, tensors
-from dtrain.checkpoint import store
 from dtrain.checkpoint.store import (
     CheckpointStore,
     committed,
@@ -150,12 +149,9 @@ def test_a_checkpoint_counts_when_all_writers_have_written(tmp_path: Path, open_
         read_share(found, 2)
 
 
-def test_shares_of_another_attempt_do_not_count(
-    tmp_path: Path, open_store: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store, "_PATIENCE", 0.1)
+def test_shares_of_another_attempt_do_not_count(tmp_path: Path, open_store: Any) -> None:
     saved(open_store(tmp_path, token="killed", writer=1, writers=2), 5)
-    first = open_store(tmp_path, token="new", writer=0, writers=2)
+    first = open_store(tmp_path, token="new", writer=0, writers=2, patience=0.1)
     first.save(5, tensors())
     assert first.wait(PATIENCE)
     assert steps(tmp_path) == []

@@ -2,51 +2,63 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 
-from dtrain.checkpoint import coordinator
 from dtrain.checkpoint.coordinator import SaveCoordinator
 from dtrain.keras_engine.protocol import ReplicaLayout
 
 
-@pytest.fixture
-def proposals(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The proposals of this worker, with another that proposes the same."""
-    sent: list[Any] = []
+class Peers:
+    """The proposals of this worker, with another that proposes the same; time passes by hand."""
 
-    def exchange(layout: ReplicaLayout, proposal: Any) -> list[Any]:
-        sent.append(proposal)
+    def __init__(self) -> None:
+        self.proposals: list[Any] = []
+        self.now = 100.0
+
+    def exchange(self, layout: ReplicaLayout, proposal: Any) -> list[Any]:
+        self.proposals.append(proposal)
         return [proposal] * layout.workers
 
-    monkeypatch.setattr(coordinator, "exchange", exchange)
-    return sent
+    def coordinator(self, every: int | None, total: int) -> SaveCoordinator:
+        return SaveCoordinator(
+            ReplicaLayout(workers=2),
+            every=every,
+            seconds=None,
+            total=total,
+            exchange=self.exchange,
+            clock=lambda: self.now,
+        )
 
 
-def test_how_long_steps_take_is_not_guessed_before_one_was_made(proposals: list[Any]) -> None:
+@pytest.fixture
+def peers() -> Peers:
+    return Peers()
+
+
+def test_how_long_steps_take_is_not_guessed_before_one_was_made(peers: Peers) -> None:
     """However soon after its making it meets for the first time."""
-    found = SaveCoordinator(ReplicaLayout(workers=2), every=None, seconds=None, total=7)
+    found = peers.coordinator(every=None, total=7)
     found.decide(7, busy=False, notice="")
-    time.sleep(0.2)
+    peers.now += 0.2
     assert not found.decide(8, busy=False, notice="").notice
-    assert len(proposals) == 2
-    assert 0.2 <= proposals[1].step_seconds < 5
+    assert len(peers.proposals) == 2
+    assert peers.proposals[1].step_seconds == pytest.approx(0.2)
     # Half a second's worth of such steps, two at most, until they meet again.
     assert found.decide(10, busy=False, notice="the end is near").notice == "the end is near"
 
 
-def test_short_steps_are_many_between_two_meetings(proposals: list[Any]) -> None:
-    found = SaveCoordinator(ReplicaLayout(workers=2), every=None, seconds=None, total=0)
+def test_short_steps_are_many_between_two_meetings(peers: Peers) -> None:
+    found = peers.coordinator(every=None, total=0)
     for total in range(200):
-        time.sleep(0.001)
+        peers.now += 0.001
         found.decide(total, busy=False, notice="")
-    assert len(proposals) < 20
+    assert len(peers.proposals) < 20
 
 
-def test_a_number_of_steps_that_is_up_is_a_meeting(proposals: list[Any]) -> None:
-    found = SaveCoordinator(ReplicaLayout(workers=2), every=8, seconds=None, total=0)
+def test_a_number_of_steps_that_is_up_is_a_meeting(peers: Peers) -> None:
+    found = peers.coordinator(every=8, total=0)
     saves = []
     for total in range(1, 30):
         if found.decide(total, busy=False, notice="").save:

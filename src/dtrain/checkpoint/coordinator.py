@@ -7,7 +7,9 @@ between two of them nothing is sent, and nobody waits for a message.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from dtrain.keras_engine import messages
 from dtrain.keras_engine.protocol import ReplicaLayout
@@ -57,17 +59,28 @@ class SaveCoordinator:
         every: steps between two checkpoints, or None where steps do not count.
         seconds: seconds between two checkpoints, or None.
         total: steps that are done.
+        exchange: gives every worker's value to all of them.
+        clock: gives seconds.
     """
 
     def __init__(
-        self, layout: ReplicaLayout, *, every: int | None, seconds: float | None, total: int
+        self,
+        layout: ReplicaLayout,
+        *,
+        every: int | None,
+        seconds: float | None,
+        total: int,
+        exchange: Callable[[ReplicaLayout, Any], list[Any]] = exchange,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._exchange = exchange
+        self._clock = clock
         self._layout = layout
         self._every = every
         self._seconds = seconds
         self._next = total
         self._saved_period = self._seen_period = self._period(total)
-        self._saved_at = self._met_at = time.monotonic()
+        self._saved_at = self._met_at = self._clock()
         self._met_total = total
 
     def decide(self, total: int, *, busy: bool, notice: str) -> SaveDecision:
@@ -82,12 +95,12 @@ class SaveCoordinator:
         if total < self._next and period == self._seen_period:
             return SaveDecision()
         self._seen_period = period
-        now = time.monotonic()
+        now = self._clock()
         made = total - self._met_total
         # Before the first step its time is unknown: then they meet again after it.
         taken = max(1e-4, (now - self._met_at) / made) if made > 0 else _INTERVAL
         timely = self._seconds is not None and now - self._saved_at >= self._seconds
-        proposals = exchange(self._layout, SaveProposal(busy, notice, timely, taken))
+        proposals = self._exchange(self._layout, SaveProposal(busy, notice, timely, taken))
         self._met_at, self._met_total = now, total
         # A single worker waits for nobody, so it may decide at every step.
         steps = 1 if self._layout.workers == 1 else max(1, int(_INTERVAL / proposals[0].step_seconds))
@@ -105,7 +118,7 @@ class SaveCoordinator:
 
     def saved(self, total: int) -> None:
         """Notes that a checkpoint of this step was begun."""
-        self._saved_at = time.monotonic()
+        self._saved_at = self._clock()
         self._saved_period = self._period(total)
 
     def _period(self, total: int) -> int:

@@ -40,7 +40,6 @@ __all__ = [
     "remove_uncommitted",
 ]
 
-_PATIENCE = 60.0  # seconds that the other writers have, beside ten times what our own share took
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between two looks for the others' shares
 _AT_EXIT = 10.0  # seconds that a program which ends waits for what it is writing
 
@@ -76,13 +75,22 @@ class CheckpointStore:
         writer: which of the writers this process is; 0 commits.
         writers: how many processes write a share of each checkpoint.
         keep: how many committed ones are kept, at least 1.
+        patience: seconds that the first writer waits for the others' shares, beside ten times what its own
+            took.
 
     Raises:
         ConfigurationError: an argument cannot be used.
     """
 
     def __init__(
-        self, directory: str, *, token: str, writer: int = 0, writers: int = 1, keep: int = 2
+        self,
+        directory: str,
+        *,
+        token: str,
+        writer: int = 0,
+        writers: int = 1,
+        keep: int = 2,
+        patience: float = 60.0,
     ) -> None:
         layout.check_token(token)
         if not 0 <= writer < writers:
@@ -96,6 +104,7 @@ class CheckpointStore:
         self._writer = writer
         self._writers = writers
         self._keep = keep
+        self._patience = patience
         self._saves: queue.SimpleQueue[_Save | None] = queue.SimpleQueue()
         self._change = threading.Condition()
         self._unfinished = 0
@@ -204,7 +213,7 @@ class CheckpointStore:
         # From here on variables may be updated in place again.
         save.tensors.clear()
         if self._writer == 0:
-            others = self._wait_for_others(path, _PATIENCE + 10 * (time.monotonic() - began))
+            others = self._wait_for_others(path, self._patience + 10 * (time.monotonic() - began))
             self._commit(path, save, [share, *others])
             self._tidy(save.name)
 
