@@ -1,7 +1,7 @@
 """Which epoch is it? A counter inside a dataset: every new iteration over the dataset is the next epoch.
 
-It lives beside the dataset's operations, so `repeat`, `fit` and TensorFlow's own strategies count alike. The
-order of an epoch is not its affair.
+It is a variable that the dataset's operations read, so `repeat`, `fit` and TensorFlow's own strategies count
+in the same way. The order of an epoch is decided in `example_order.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class EpochCounter:
 
     Args:
         first: the number of the first epoch.
-        only: whether there is no other one after it: reading on is an error.
+        only: whether it is the only epoch, so that reading another one is an error.
     """
 
     def __init__(self, first: int, *, only: bool = False) -> None:
@@ -46,7 +46,7 @@ class EpochCounter:
     def attach(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """A dataset of (epoch, element); an epoch begins when its first element is taken.
 
-        So an iterator from which nothing is taken does not count: Keras makes those.
+        So an iterator that is never read does not count; Keras makes such iterators.
         """
 
         def scan(epoch: Any, element: Any) -> Any:
@@ -56,8 +56,8 @@ class EpochCounter:
         return dataset.scan(tf.constant(_NOT_BEGUN, tf.int64), unconverted(scan))
 
     def _now(self, epoch: Any) -> Any:
-        """The epoch, which is a new one if it has not begun."""
-        # No cond and no loop: TensorFlow prepares a graph anew for each iterator, and that takes longer
+        """The epoch; a new one if it has not begun."""
+        # Without cond or loop: for those TensorFlow prepares a graph for each iterator, which takes longer
         # than the first step of a small model.
         begins = epoch == _NOT_BEGUN
         counted = tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=tf.int64)
@@ -105,7 +105,7 @@ class EpochPositions:
 
 
 class NoEpochs:
-    """Stands for a counter where all is read once, in the source's own order."""
+    """Replaces a counter if all examples are read once, in the order of the source."""
 
     def attach(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """A dataset of (0, element)."""

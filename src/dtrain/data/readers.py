@@ -1,6 +1,6 @@
-"""How one worker gets at its examples: a table, of which any rows can be fetched, or a stream, read in turn.
+"""How one worker reads its examples: from a table, of which any row can be fetched, or from a stream.
 
-Which examples are whose is `sharding.py`'s, how they become batches `batching.py`'s.
+Which worker reads which examples is decided in `sharding.py`; `batching.py` makes batches of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CACHED_AT_ONCE = 256
 
 
 class Table(Protocol):
-    """Examples of which any can be fetched."""
+    """Examples that can be fetched by their indices."""
 
     examples: int
 
@@ -42,11 +42,11 @@ class Table(Protocol):
 
 
 class Stream(Protocol):
-    """Examples that come one after the other.
+    """Examples that can only be read one after the other.
 
     Attributes:
-        examples: how many there are; None if that is not known, or if they do not end.
-        endless: whether they never end.
+        examples: their number; None if it is unknown or infinite.
+        endless: whether it is infinite.
     """
 
     examples: int | None
@@ -214,7 +214,7 @@ class FunctionStream:
 
 
 class InOrder:
-    """A table as a stream, in its own order; for those that have no examples and so no rows to fetch.
+    """A table as a stream, in its own order; for a worker without examples, which has no row to fetch.
 
     Args:
         table: any `Table`.

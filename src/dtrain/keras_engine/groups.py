@@ -1,4 +1,4 @@
-"""Batches in groups: rows of many batches that are read at once, for runs of steps in one XLA program."""
+"""Batches in groups: the rows of many batches are read at once, for many steps in one XLA program."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _BYTES = 8e6  # of a group, at most
 
 
 class Part(NamedTuple):
-    """Batches of equal size that stand one behind the other in a group.
+    """Consecutive batches of equal size in a group.
 
     Attributes:
         rows: a nest of tensors of shape (batches of a group * width, ...).
-        width: rows from one batch to the next.
+        width: rows from the beginning of one batch to that of the next.
         first: the number of the first batch.
-        size: examples in each; width, or less.
-        steps: how many batches.
+        size: examples in each batch, at most `width`.
+        steps: number of batches.
     """
 
     rows: Any
@@ -35,21 +35,21 @@ class Part(NamedTuple):
 
 
 class Groups:
-    """Batches for the only replica, to be read in groups, any number of times.
+    """Batches for the only replica, read in groups; each iteration is a pass.
 
     Args:
-        source: where batches come from, which may know a way of its own to read groups.
+        source: of the batches; it may read groups by itself.
         dataset: yields batches.
-        one_by_one: whether each batch is to be read when it is asked for.
+        one_by_one: whether each batch is read only when it is needed.
 
     Attributes:
         dataset: as given.
         batches: in a group.
-        rows: of a batch, where groups are rows of equal batches; else 0.
-        rest: whether rows that are left over in the end are a batch.
-        counted: whether the number of batches was known beforehand.
-        lazy: whether TensorFlow's iterators are made when something is read, which saves those that Keras has
-            no use for; elsewhere each counts, though nothing may be read from it.
+        rows: of a batch, if groups are rows of equal batches; else 0.
+        rest: whether the rows left over at the end are a batch.
+        counted: whether the number of batches was known before reading.
+        lazy: whether TensorFlow's iterators are made at the first read, which saves those that Keras never
+            reads. For other data each iterator counts, even if it is never read.
     """
 
     def __init__(self, source: Any, dataset: tf.data.Dataset, *, one_by_one: bool) -> None:
@@ -80,7 +80,7 @@ class GroupIterator:
 
     Attributes:
         element_spec: the spec of a batch, as of a `SplitIterator`.
-        counted: whether the number of batches was known beforehand.
+        counted: whether the number of batches was known before reading.
     """
 
     def __init__(self, groups: Groups) -> None:
@@ -95,7 +95,7 @@ class GroupIterator:
         self._next = 0
 
     def take(self, most: int) -> Part | None:
-        """The next batches, at most so many; None if there is none left."""
+        """The next batches, at most so many; None at the end."""
         if self._next == len(self._sizes) and not self._read():
             return None
         first, size = self._next, self._sizes[self._next]
@@ -136,7 +136,7 @@ class GroupIterator:
         return map_leaves(lambda leaf: None if leaf is None else next(each), self.element_spec[0][0])
 
     def _filled(self, group: Any) -> Any:
-        """With rows of zeros behind, which are never looked at, so that all groups have one shape."""
+        """The group padded with rows of zeros, which are never used, so that all groups have one shape."""
         rows = self._of.batches * self._width
 
         def one(leaf: Any) -> Any:
@@ -189,15 +189,15 @@ def batch_size_of(source: Any, dataset: tf.data.Dataset) -> int | None:
 def _batches(spec: Any) -> int:
     """How many batches a group of this spec may have."""
     leaves = present_leaves(spec)
-    # Where the number of rows is not known, such a model's batches are taken to have some hundreds.
+    # If the number of rows is unknown, it is assumed to be some hundreds.
     sizes = [row_bytes(leaf) * (leaf.shape[0] or 256) for leaf in leaves]
     return max(1, min(BATCHES, int(_BYTES // max(1, sum(sizes)))))
 
 
 def _rows_of_batches(source: Any, dataset: tf.data.Dataset, batches: int) -> tuple[Any, int, bool]:
-    """A dataset of the rows of so many batches, or None where there is no such.
+    """A dataset of the rows of so many batches, or None if there is none.
 
-    Beside it the rows of one batch, and whether rows that are left over in the end are one too.
+    Also the rows of one batch, and whether the rows left over at the end are a batch.
     """
     own = getattr(source, "in_groups", None)
     if own is not None and dataset is source.dataset:
@@ -208,7 +208,7 @@ def _rows_of_batches(source: Any, dataset: tf.data.Dataset, batches: int) -> tup
 
 
 def _padded(dataset: tf.data.Dataset, batches: int) -> tf.data.Dataset:
-    """Groups of any batches, which may be of different sizes: padded to the largest, with their sizes."""
+    """Groups of batches of different sizes: padded to the largest, with their sizes."""
     sized = dataset.map(
         tf.autograph.experimental.do_not_convert(
             lambda *batch: (tuple(present_leaves(batch)), batch_rows(batch))

@@ -1,8 +1,8 @@
-"""Splits each global batch over the replicas, evenly, and says how many examples the whole batch has.
+"""Splits each global batch evenly over the replicas, and counts the examples of the whole batch.
 
-Every worker reads the same batches and takes its own part, so all end together and every example is
-seen once; a dataset that knows how to read this worker's part alone does so. Data that the user distributed,
-or sharded by file, keeps TensorFlow's split.
+Every worker reads the same batches and takes its own part, so all workers end together and every example is
+used once. A dataset that can read only this worker's part does so. Data that the user distributed, or sharded
+by file, keep TensorFlow's split.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class SplitDataset:
     Args:
         dataset: yields global batches.
         layout: how the replicas are spread.
-        exact: whether there are as many batches as Keras thinks, for sure.
-        own: this process' part of the batches, where there is a way to read no more.
+        exact: whether the number of batches that Keras knows is certain.
+        own: reads only this process' part of the batches; None if that is impossible.
 
     Attributes:
         element_spec: the spec of a global batch.
@@ -64,7 +64,7 @@ class SplitDataset:
         self._counted = exact or int(dataset.cardinality()) >= 0
 
     def _mapped(self, dataset: tf.data.Dataset, layout: ReplicaLayout) -> tf.data.Dataset:
-        """Whole batches, cut when they are there."""
+        """Whole batches, split after they are read."""
         options = tf.data.Options()
         if layout.workers > 1:
             # All workers must see the same batches in the same order.
@@ -84,7 +84,7 @@ class WholeDataset:
         dataset: yields batches.
         exact: as of a `SplitDataset`.
         own: another way to read the same batches.
-        grouped: asked for an iterator over groups of the batches; None where there is to be none.
+        grouped: gives an iterator over groups of the batches, or None.
 
     Attributes:
         element_spec: the spec of a batch.
@@ -120,7 +120,7 @@ class SplitIterator:
 
     Attributes:
         counted: whether the number of batches was known beforehand.
-        exact: whether it is so for sure.
+        exact: whether that number is certain.
         whole: as given.
     """
 
@@ -139,7 +139,7 @@ class SplitIterator:
 
     @property
     def left(self) -> int | None:
-        """How many batches are left; None where only reading tells."""
+        """How many batches are left; None if only reading shows it."""
         return self._iterator.left if isinstance(self._iterator, Pass) else None
 
     @property
@@ -169,7 +169,7 @@ class SplitIterator:
 
 
 def rows_of(split: Split) -> Any:
-    """Examples in a global batch that was split, an int32 scalar; -1 where it has no leading dimension."""
+    """Examples in a global batch that was split, an int32 scalar; -1 if it has no leading dimension."""
     if split.total is not None:
         return split.total
     # The only replica may be given anything.
@@ -182,7 +182,7 @@ def rows_of(split: Split) -> Any:
 
 
 def split_of(element: Any, *, whole: bool) -> Split:
-    """What one element of a `SplitIterator`'s `tensors` means, in a graph too.
+    """An element of the iterator in `SplitIterator.tensors` as a `Split`; also in a graph.
 
     Args:
         element: read from it.
@@ -263,7 +263,7 @@ def batch_rows(batch: Any) -> Any:
 
 
 def local_parts(strategy: Any, batch: Any) -> tuple[Any, ...]:
-    """A batch of a distributed dataset as one batch a local replica."""
+    """A batch of a distributed dataset as one batch for each local replica."""
     count = len(strategy.extended.worker_devices)
     return tuple(
         map_leaves(lambda leaf, i=i: strategy.experimental_local_results(leaf)[i], batch)
@@ -272,7 +272,7 @@ def local_parts(strategy: Any, batch: Any) -> tuple[Any, ...]:
 
 
 def local_specs(strategy: Any, spec: Any) -> tuple[Any, ...]:
-    """The specs of a distributed dataset's batches, one a local replica."""
+    """The specs of the batches of a distributed dataset, one for each local replica."""
     count = len(strategy.extended.worker_devices)
 
     return tuple(map_leaves(lambda leaf, i=i: upstream_tf.replica_spec(leaf, i), spec) for i in range(count))
@@ -301,7 +301,7 @@ def as_tensor(value: Any) -> Any:
 
 
 def some_rows(leaf: Any, start: Any, count: Any) -> Any:
-    """`count` rows of a leaf of a batch, from `start` on; what has no rows stays as it is."""
+    """`count` rows of a leaf of a batch, from `start` on; a leaf without rows is returned as it is."""
     if leaf is None or isinstance(leaf, tf.experimental.Optional):
         return leaf
     if isinstance(leaf, tf.RaggedTensor):

@@ -1,4 +1,4 @@
-"""Refuses batches that cannot be cut by rows, such as merged graphs, and says how many rows each part has.
+"""Refuses batches that cannot be split by rows, such as merged graphs, and says how many rows each part has.
 
 Which rows a replica gets is decided in `input.py`.
 """
@@ -19,15 +19,15 @@ _NAMES = ("x", "y", "sample_weight")
 
 
 def check_rows(batch: Any, rows: Any) -> Any:
-    """Sees that all parts of a batch have one number of rows, which is also that of examples.
+    """Checks that all parts of a batch have the same number of rows, one for each example.
 
     Args:
         batch: a nest of tensors, ragged or sparse tensors; scalars have no rows.
         rows: the number of examples, an integer scalar.
 
     Returns:
-        `rows`. In a graph where it is not known before, a step that reads it fails where they differ, and
-        `typed_errors` says so.
+        `rows`. If the numbers are unknown while a graph is traced, a step that reads `rows` fails if they
+        differ, and `typed_errors` raises the error.
 
     Raises:
         DataError: the numbers are known and differ.
@@ -50,7 +50,7 @@ def check_rows(batch: Any, rows: Any) -> Any:
 
 @contextlib.contextmanager
 def typed_errors() -> Iterator[None]:
-    """While data is read that `check_rows` looks at."""
+    """Around reading data that `check_rows` has checked: raises its typed error instead of TensorFlow's."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
@@ -77,7 +77,7 @@ def _shown(count: Any) -> str:
 
 
 def _rows(leaf: Any) -> Any:
-    """The rows of a leaf, an int64 scalar; None for what has none."""
+    """The rows of a leaf, an int64 scalar; None if it has none."""
     if leaf is None or isinstance(leaf, tf.experimental.Optional):
         return None
     if isinstance(leaf, tf.RaggedTensor):
@@ -91,7 +91,7 @@ def _rows(leaf: Any) -> Any:
 
 
 def _named(batch: Any) -> Iterator[tuple[str, Any]]:
-    """The leaves of a batch, by what they are in `fit`."""
+    """The leaves of a batch, with their names in `fit`."""
     whole = isinstance(batch, tuple) and not hasattr(batch, "_fields") and len(batch) <= len(_NAMES)
     for name, part in zip(_NAMES, batch, strict=False) if whole else [("x", batch)]:
         yield from _inside(name, part)

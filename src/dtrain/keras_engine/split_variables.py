@@ -1,6 +1,6 @@
-"""Variables that are split over several servers by rows, seen by the engine as a list of parts.
+"""Variables that are split by rows over several servers, which the engine handles as a list of parts.
 
-TensorFlow calls them sharded. A variable that is not split is its own only part.
+TensorFlow calls them sharded. A variable that is not split has one part: itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dtrain.keras_engine.context import underlying
 
 
 def is_split(variable: Any) -> bool:
-    """Whether a Keras or TensorFlow variable consists of several."""
+    """Whether a Keras or TensorFlow variable consists of several variables."""
     return getattr(underlying(variable), "is_sharded_variable", False) is True
 
 
@@ -39,10 +39,11 @@ def first_rows(variable: Any) -> list[int]:
 
 
 def part_of_value(value: Any, variable: Any, number: int) -> Any:
-    """What of a value for the whole variable belongs to one part.
+    """The rows of a value for the whole variable that belong to one part.
 
     Args:
-        value: a tensor or `tf.IndexedSlices` of the variable's shape; anything else is for every part.
+        value: a tensor or `tf.IndexedSlices` of the variable's shape; any other value is returned for each
+            part.
         variable: the whole, split variable.
         number: of the part.
     """
