@@ -46,6 +46,7 @@ Variables = Mapping[str, str | None]
 _at_start: dict[str, str] | None = None  # None where nobody asks: in a spare, or without a launcher
 _at_import: dict[str, str] | None = None
 _told = False
+_check: Callable[[], None] | None = None
 
 
 def is_library_variable(name: str) -> bool:
@@ -96,6 +97,8 @@ def imports() -> dict[str, Any] | None:
     """
     global _told
     first, _told = not _told, True
+    if first and _check is not None:
+        _check()
     if not first or _at_start is None:
         return None
     now = library_variables()
@@ -107,6 +110,12 @@ def imports() -> dict[str, Any] | None:
         "later": _changes(found, now),
         "modules": [name for name in dict.fromkeys(names) if "._" not in name],
     }
+
+
+def before_first_message(check: Callable[[], None]) -> None:
+    """Have this called before this process tells the launcher anything."""
+    global _check
+    _check = check
 
 
 def told() -> bool:

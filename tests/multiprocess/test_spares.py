@@ -208,6 +208,17 @@ def test_a_program_that_sets_another_value_begins_anew_without_imports(launch: C
 
 
 @pytest.mark.usefixtures("told_tensorflow")
+def test_a_program_that_sets_no_value_any_more_begins_anew_too(launch: Callable[..., Ended]) -> None:
+    only_at_first = SETS.replace('os.environ["TF_SET"] = VALUE', 'attempt or os.environ.update(TF_SET="1")')
+    ended = launch(BEGIN + only_at_first)
+    assert ended.status == 0, ended.err
+    assert "found: ['tensorflow', '1', None, None] tensorflow: False attempt 0" in ended.out
+    assert "tensorflow: True attempt 1" in ended.out, "the spare"
+    assert "found: ['tensorflow', None, None, None] tensorflow: False attempt 1" in ended.out
+    assert "found: ['tensorflow', '1', None, None] tensorflow: True" not in ended.out
+
+
+@pytest.mark.usefixtures("told_tensorflow")
 def test_tasks_that_differ_have_no_spares(launch: Callable[..., Ended]) -> None:
     ended = launch(BEGIN + SETS.replace("VALUE", "str(index)"), workers=2)
     assert ended.status == 0, ended.err

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from dtrain.launch.attempt import JobRecord
-from dtrain.launch.budget import Budget
 from dtrain.launch.connections import Connections
 from dtrain.launch.members import Members
 from dtrain.launch.parameter_servers import ParameterServerAttempt, ServerRestartRules
 from dtrain.launch.policy import Policy
 from dtrain.launch.processes import Outcome
 from dtrain.launch.reports import describe_exit, exit_status
-from dtrain.launch.restart_rules import Failure, RestartRules
+from dtrain.launch.restart_rules import Budget, Failure, RestartRules
 from dtrain.launch.spec import JobSpec
 from dtrain.topology import Task, Topology
 

@@ -6,13 +6,12 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from dtrain.launch.attempt import Attempt, JobRecord
-from dtrain.launch.budget import Budget
 from dtrain.launch.environment import local_topologies, worker_tasks
 from dtrain.launch.policy import GO_ON, Decision
 from dtrain.launch.ports import reserve_ports
 from dtrain.launch.processes import Outcome, TaskCommand
 from dtrain.launch.reports import NOTICES, describe_exit
-from dtrain.launch.restart_rules import USAGE, Failure, RestartRules
+from dtrain.launch.restart_rules import USAGE, Budget, Failure, RestartRules
 from dtrain.launch.restarts import RestartedJob
 from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec

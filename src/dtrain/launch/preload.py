@@ -50,7 +50,7 @@ def wait_for_order(path: str) -> None:
             if not text:
                 os._exit(0)
     _change(json.loads(text))
-    _Watch(imported, found["later"], path).begin()
+    _Watch(imported, found, path).begin()
 
 
 def _import_all(found: Mapping[str, Any]) -> dict[str, str]:
@@ -85,19 +85,21 @@ class _Watch:
 
     Args:
         imported: the variables that libraries found.
-        later: what the first tasks set after their imports.
+        found: what the first tasks set before and after their imports, as in an `ImportsNote`.
         path: the PYTHONPATH for the new beginning.
     """
 
-    def __init__(self, imported: Mapping[str, str], later: Mapping[str, str | None], path: str) -> None:
+    def __init__(self, imported: Mapping[str, str], found: Mapping[str, Any], path: str) -> None:
         self._ordered = {**os.environ, "PYTHONPATH": path}
         self._imported = imported
-        self._later = later
+        self._set_before: Sequence[str] = [*found["variables"]]
+        self._later: Mapping[str, str | None] = found["later"]
 
     def begin(self) -> None:
         """Watch from now on: `os.environ` calls these functions for each change."""
         os.putenv = self._checked(os.putenv)
         os.unsetenv = self._checked(os.unsetenv)
+        task_hooks.before_first_message(self._look_at_all)
 
     def _checked(self, change: Callable[..., None]) -> Callable[..., None]:
         def checked(name: str | bytes, *value: str | bytes) -> None:
@@ -106,6 +108,11 @@ class _Watch:
             change(name, *value)
 
         return checked
+
+    def _look_at_all(self) -> None:
+        """The program may also have left out what it set in the first attempt."""
+        for name in self._set_before:
+            self._look(name, os.environ.get(name))
 
     def _look(self, name: str, value: str | None) -> None:
         if not task_hooks.is_library_variable(name) or value == self._imported.get(name):

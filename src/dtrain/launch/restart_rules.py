@@ -5,10 +5,12 @@ It sees how attempts failed, one after another, and answers; it starts nothing a
 
 from __future__ import annotations
 
+import collections
 import signal
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from dtrain.launch.budget import Budget, back_off
 from dtrain.launch.reports import describe_exit
 from dtrain.topology import Task
 
@@ -18,6 +20,47 @@ USAGE = 2
 _DEATHS = 3  # of one kind at one step, after which another try is of no use
 # Of SIGKILL: it may come from outside, soon after each start, when the first steps are all that is known.
 _KILLS = 6
+
+_HOUR = 3600.0
+_FIRST_DELAY = 1.0  # seconds before a restart
+_LONGEST_DELAY = 30.0
+
+
+class Budget:
+    """The restarts that a job may have: at most `limit` within any hour, of tasks and of the whole job alike.
+
+    Args:
+        limit: 0 allows none.
+        clock: the time in seconds; for tests.
+    """
+
+    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limit = limit
+        self._clock = clock
+        self._taken: collections.deque[float] = collections.deque()
+
+    def take(self) -> float | None:
+        """Take one.
+
+        Returns:
+            Seconds to wait before the restart: 1, and twice as long for each that the last hour has seen, up
+            to 30; None where the budget is used up.
+        """
+        now = self._clock()
+        while self._taken and now - self._taken[0] > _HOUR:
+            self._taken.popleft()
+        if len(self._taken) >= self.limit:
+            return None
+        self._taken.append(now)
+        return back_off(len(self._taken))
+
+    def __str__(self) -> str:
+        return f"{len(self._taken)} of at most {self.limit} restarts in an hour"
+
+
+def back_off(times: int) -> float:
+    """Seconds to wait before the next of so many tries in vain: 1, 2, 4 and so on, at most 30."""
+    return float(min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** min(times - 1, 10)))
 
 
 @dataclass(frozen=True)

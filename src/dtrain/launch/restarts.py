@@ -18,12 +18,11 @@ from types import TracebackType
 
 from dtrain.channel import RUN_AGAIN
 from dtrain.launch.attempt import Attempt, JobRecord
-from dtrain.launch.budget import back_off
 from dtrain.launch.connections import Connections
 from dtrain.launch.environment import task_environment
 from dtrain.launch.processes import Job, Outcome, Reserve, TaskCommand
 from dtrain.launch.reports import exit_status, report
-from dtrain.launch.restart_rules import Failure, Judgement, RestartRules
+from dtrain.launch.restart_rules import Failure, Judgement, RestartRules, back_off
 from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec
 from dtrain.topology import Task, Topology

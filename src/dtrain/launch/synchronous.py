@@ -14,7 +14,6 @@ from pathlib import Path
 from dtrain.channel import RUN_AGAIN
 from dtrain.cluster import settings
 from dtrain.launch.attempt import SAVING_GRACE, Attempt, JobRecord
-from dtrain.launch.budget import Budget, back_off
 from dtrain.launch.environment import local_topologies, worker_tasks
 from dtrain.launch.members import Members
 from dtrain.launch.mpi_starter import find_starter
@@ -23,7 +22,7 @@ from dtrain.launch.policy import GO_ON, Decision
 from dtrain.launch.ports import reserve_ports
 from dtrain.launch.processes import Outcome, TaskCommand
 from dtrain.launch.reports import trace
-from dtrain.launch.restart_rules import USAGE, Failure, Judgement, RestartRules
+from dtrain.launch.restart_rules import USAGE, Budget, Failure, Judgement, RestartRules, back_off
 from dtrain.launch.restarts import RestartedJob
 from dtrain.launch.session import Session
 from dtrain.launch.spares import Spares
