@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from dtrain import cli
-from dtrain.monitor import run_directory
 from dtrain.monitor.event_file import parse_events
 from dtrain.monitor.report.thinning import thin_curve
 from dtrain.monitor.run_directory import RunDirectory, is_locked, lock_run_directory
@@ -319,9 +318,7 @@ def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     assert "still running, last event" in text and "of its lines" not in text
 
 
-def test_who_asks_for_the_lock_does_not_keep_a_run_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_asks_for_the_lock_does_not_keep_a_run_out(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     asking = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(asking, fcntl.LOCK_SH)
@@ -332,8 +329,7 @@ def test_who_asks_for_the_lock_does_not_keep_a_run_out(
         pauses.append(seconds)
         os.close(asking)  # a second pause would fail here
 
-    monkeypatch.setattr(run_directory.time, "sleep", pause)
-    lock_run_directory(directory)
+    lock_run_directory(directory, sleep=pause)
     assert len(pauses) == 1
     assert is_locked(directory) is True
 

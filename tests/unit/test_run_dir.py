@@ -1,5 +1,6 @@
 """The run directory: one name for all workers, never shared by two runs; its record, curves and speed."""
 
+import datetime
 import json
 import math
 import os
@@ -20,14 +21,13 @@ from dtrain.monitor import (
     summarize,
 )
 from dtrain.monitor.curves import drawn
-from dtrain.monitor.run_directory import RunDirectory
+from dtrain.monitor.run_directory import RunDirectory, new_directory
 
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch, tmp_path):
     """One process that is the chief, in an empty directory."""
-    monkeypatch.setattr(job, "is_chief", lambda: True)
-    monkeypatch.setattr(job, "broadcast", lambda value: value)
+    monkeypatch.delenv("TF_CONFIG", raising=False)
     monkeypatch.chdir(tmp_path)
 
 
@@ -41,16 +41,9 @@ def test_default_is_a_new_directory_under_runs(tmp_path):
     assert json.loads(second.record.read_text()) == {"seed": 2}
 
 
-def test_runs_of_the_same_second_do_not_share(monkeypatch):
-    from dtrain.monitor import run_directory
-
-    class Frozen(run_directory.datetime.datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return cls(2024, 5, 6, 7, 8, 9)
-
-    monkeypatch.setattr(run_directory.datetime, "datetime", Frozen)
-    names = [open_run_directory(None, name="digits", record={}).path.name for _ in range(3)]
+def test_runs_of_the_same_second_do_not_share():
+    now = datetime.datetime(2024, 5, 6, 7, 8, 9)
+    names = [new_directory("digits", now).name for _ in range(3)]
     assert names == ["20240506-070809-digits", "20240506-070809-digits-2", "20240506-070809-digits-3"]
 
 

@@ -13,7 +13,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -205,8 +205,12 @@ def _interrupted(directory: RunDirectory, record: Mapping[str, Any], same: Seque
 _locks: dict[Path, int] = {}  # open as long as this process lives
 
 
-def lock_run_directory(directory: RunDirectory) -> None:
+def lock_run_directory(directory: RunDirectory, *, sleep: Callable[[float], None] = time.sleep) -> None:
     """Keep other processes out of a directory for as long as this one lives.
+
+    Args:
+        directory: where.
+        sleep: waits some seconds for a reader that holds the lock for an instant.
 
     Raises:
         ConfigurationError: another process is at work there.
@@ -215,7 +219,7 @@ def lock_run_directory(directory: RunDirectory) -> None:
         return
     descriptor = os.open(directory.path, os.O_RDONLY)
     try:
-        _lock(descriptor)
+        _lock(descriptor, sleep)
     except BlockingIOError:
         os.close(descriptor)
         raise ConfigurationError(f"Another process trains in {directory.path}.") from None
@@ -225,13 +229,13 @@ def lock_run_directory(directory: RunDirectory) -> None:
     _locks[directory.path] = descriptor
 
 
-def _lock(descriptor: int) -> None:
+def _lock(descriptor: int, sleep: Callable[[float], None]) -> None:
     # A reader that asks whether a run is at work holds the lock for an instant, and must not stop a run.
     for pause in (0.01, 0.1, 0.5):
         try:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            time.sleep(pause)
+            sleep(pause)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
@@ -272,14 +276,14 @@ def _claimed_before(path: str | os.PathLike[str] | None, name: str) -> RunDirect
     return None
 
 
-def new_directory(name: str) -> Path:
-    """Make a new directory `runs/<time>-<name>`.
+def new_directory(name: str, now: datetime.datetime | None = None) -> Path:
+    """Make a new directory `runs/<time>-<name>`, of this moment if no other is given.
 
     Raises:
         ConfigurationError: there are a thousand of this second.
         OSError: the system does not let us.
     """
-    stem = f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{name}"
+    stem = f"{now or datetime.datetime.now():%Y%m%d-%H%M%S}-{name}"
     for attempt in range(1, _ATTEMPTS):
         path = (RUNS / (stem if attempt == 1 else f"{stem}-{attempt}")).absolute()
         with contextlib.suppress(FileExistsError):  # one that was made within the same second
