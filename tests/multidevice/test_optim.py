@@ -458,7 +458,7 @@ def test_a_fit_that_fails_leaves_whole_sums(two: Any) -> None:
             np.testing.assert_allclose(each.numpy(), one.numpy(), rtol=2e-4, atol=2e-6)
 
 
-class SumsThatFail(accumulation.Sums):
+class SumsThatFail(accumulation.MicroBatchSums):
     def abandon(self) -> None:
         raise ValueError("cannot tidy up")
 
@@ -468,7 +468,7 @@ def test_tidying_up_that_fails_hides_no_error(two: Any, caplog: pytest.LogCaptur
     sums = SumsThatFail(None, two, None)  # type: ignore[arg-type]
     model.compile(accumulating())
     accumulation._sums[model.optimizer] = sums
-    accumulation.left_by_error(model)
+    accumulation.abandon_sums(model)
     assert "ValueError: cannot tidy up" in caplog.text
 
 

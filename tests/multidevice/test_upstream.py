@@ -224,9 +224,49 @@ def test_tpu_systems() -> None:
     assert not of_tensorflow.tpu_is_initialised(resolver)
 
 
-def test_private_attributes_of_objects_are_where_dtrain_reads_them() -> None:
-    from dtrain.upstream.keras import ATTRIBUTES
+# What `upstream/keras.py` reads of objects.
+ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    "model": (
+        "_distribute_strategy",
+        "_flatten_layers",
+        "_symbolic_build",
+        "_compute_loss",
+        "_call_has_training_arg",
+        "_compile_loss",
+        "_compile_metrics",
+        "_initial_epoch",
+    ),
+    "compiled loss": ("_flat_losses", "_user_loss", "built"),
+    "compiled metrics": ("_user_metrics", "_user_weighted_metrics"),
+    "optimizer": (
+        "_distribution_strategy",
+        "_iterations",
+        "_trainable_variables",
+        "_accumulated_gradients",
+        "_get_variable_index",
+        "_trainable_variables_indices",
+        "_var_key",
+    ),
+    "loss scaling": ("_common_apply",),
+    "metric": ("_fn", "_fn_kwargs", "_metrics"),
+    "variable": ("_value",),
+    "symbolic tensor": ("_keras_history",),
+    "layer": (
+        "_inbound_nodes",
+        "_remat_mode",
+        "_losses",
+        "_loss_ids",
+        "_losses_override",
+        "_trainable_variables",
+        "_non_trainable_variables",
+        "_layers",
+        "_metrics",
+        "_tracker",
+    ),
+}
 
+
+def test_private_attributes_of_objects_are_where_dtrain_reads_them() -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(gradient_accumulation_steps=2), "mse", metrics=["mae"])
     model.train_on_batch(np.ones((2, 2)), np.ones((2, 1)))

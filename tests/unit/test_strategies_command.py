@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dtrain.cli.strategies import as_text
-from dtrain.strategies.facts import FACTS, readme_table
+from dtrain.strategies.facts import FACTS
 from dtrain.strategies.feasibility import judge
 from dtrain.strategies.machine import Machine
 from dtrain.strategies.registry import NAMES, resolve_name
@@ -29,6 +29,28 @@ def test_every_strategy_has_facts_and_a_rule() -> None:
     for each in FACTS[1:]:
         assert resolve_name(each.class_name) == each.name
         assert all(each)
+
+
+def readme_table() -> str:
+    """The table "The strategies" of the README, as Markdown."""
+    lines = [
+        "| name | class | for | updates | replicas | when a process dies | what it does not do |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for each in FACTS:
+        cells = (
+            f"`{each.name}`",
+            f"`{each.made_by}`",
+            each.purpose,
+            each.updates,
+            each.replicas,
+            each.failure,
+            each.limits,
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    auto = "chooses from TPU, `TF_CONFIG`, MPI start, GPUs and CPU, and says which and why"
+    lines.append(f"| `auto` | | | | | | {auto} |")
+    return "\n".join(lines)
 
 
 def test_the_readme_has_the_same_table() -> None:

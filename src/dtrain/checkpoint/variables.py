@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.errors import CheckpointError
-from dtrain.keras_engine.accumulation import Sums, sums_of
+from dtrain.keras_engine.accumulation import MicroBatchSums, sums_of
 from dtrain.keras_engine.asynchronous.snapshot import Snapshots
 from dtrain.keras_engine.context import underlying
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
@@ -193,7 +193,7 @@ class TrainingVariables:
         kinds = {aggregation: kind for kind, aggregation in _AGGREGATIONS.items()}
         return kinds.get(found.aggregation, "first")
 
-    def _sums(self) -> Sums | None:
+    def _sums(self) -> MicroBatchSums | None:
         return sums_of(self._model) if self._optimizer is getattr(self._model, "optimizer", None) else None
 
     def _is_here(self, replica: int) -> bool:

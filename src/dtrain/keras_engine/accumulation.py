@@ -29,7 +29,7 @@ class SparseGradients(Exception):  # noqa: N818
     """A gradient names rows: reducing these is cheaper than a whole table's sum."""
 
 
-class Sums:
+class MicroBatchSums:
     """The sums of one optimizer's micro-batches, while `fit` runs.
 
     Args:
@@ -131,15 +131,15 @@ class Sums:
                 each.assign(total)
 
 
-_sums: weakref.WeakKeyDictionary[Any, Sums] = weakref.WeakKeyDictionary()
+_sums: weakref.WeakKeyDictionary[Any, MicroBatchSums] = weakref.WeakKeyDictionary()
 
 
-def sums_of(model: Any) -> Sums | None:
+def sums_of(model: Any) -> MicroBatchSums | None:
     """The sums of a model's optimizer, inside a `fit` where replicas may keep parts; else None."""
     return None if model.optimizer is None else _sums.get(model.optimizer)
 
 
-class KeptApart(keras.callbacks.Callback):  # type: ignore[misc]
+class LocalSums(keras.callbacks.Callback):  # type: ignore[misc]
     """Opens and closes a model's sums; the first callback, so that no other finds parts.
 
     Args:
@@ -152,7 +152,7 @@ class KeptApart(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self, model: Any, layout: ReplicaLayout) -> None:
         super().__init__()
-        self._sums = Sums(model.optimizer, model.distribute_strategy, layout)
+        self._sums = MicroBatchSums(model.optimizer, model.distribute_strategy, layout)
         self._optimizer = model.optimizer
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -174,7 +174,7 @@ class KeptApart(keras.callbacks.Callback):  # type: ignore[misc]
         _sums.pop(self._optimizer, None)
 
 
-def left_by_error(model: Any) -> None:
+def abandon_sums(model: Any) -> None:
     """Tidies up after a `fit` that ended with an exception, which no failure here may hide."""
     sums = None if model.optimizer is None else _sums.pop(model.optimizer, None)
     if sums is None:
@@ -190,7 +190,7 @@ def left_by_error(model: Any) -> None:
         )
 
 
-def may_keep_apart(model: Any, layout: ReplicaLayout) -> bool:
+def can_sum_locally(model: Any, layout: ReplicaLayout) -> bool:
     """Whether a model's micro-batches can be summed by each replica for itself.
 
     Not with loss scaling, which looks for overflow in the whole batch's gradients at every micro-batch and

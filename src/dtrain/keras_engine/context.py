@@ -425,8 +425,8 @@ def local_update() -> contextlib.AbstractContextManager[bool]:
     return updating_locally.set(True)
 
 
-class _Told:
-    """How many replicas the code in this thread is told that there are.
+class _ReplicaCount:
+    """The number of replicas that the code in this thread is given.
 
     Attributes:
         number: so many; None for the true number.
@@ -438,25 +438,25 @@ class _Told:
         self.asked = False
 
 
-_told: ThreadValue[_Told | None] = ThreadValue(None)
+_reported: ThreadValue[_ReplicaCount | None] = ThreadValue(None)
 
 
-def replicas_are(number: int | None) -> contextlib.AbstractContextManager[_Told | None]:
+def reporting_replicas(number: int | None) -> contextlib.AbstractContextManager[_ReplicaCount | None]:
     """While it is entered, notes whether `num_replicas_in_sync` is asked for, and answers with a number.
 
     Args:
         number: what it answers; None for the truth.
     """
-    return _told.set(_Told(number))
+    return _reported.set(_ReplicaCount(number))
 
 
-def replicas_told(number: int) -> int:
+def reported_replicas(number: int) -> int:
     """What `num_replicas_in_sync` answers where there are so many replicas."""
-    told = _told()
-    if told is None:
+    reported = _reported()
+    if reported is None:
         return number
-    told.asked = True
-    return number if told.number is None else told.number
+    reported.asked = True
+    return number if reported.number is None else reported.number
 
 
 def variable_ids(variables: Sequence[Any]) -> set[int]:

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from dtrain import events
-from dtrain.keras_engine.accumulation import KeptApart, left_by_error, may_keep_apart
+from dtrain.keras_engine.accumulation import LocalSums, abandon_sums, can_sum_locally
 from dtrain.keras_engine.alarms import LossAlarm
 from dtrain.keras_engine.asynchronous.fitting import prepare_evaluate, prepare_fit, prepare_predict, watches
 from dtrain.keras_engine.between_steps import begin_session, listed, reported, wants_session
@@ -85,7 +85,7 @@ def _fitted(
     except BaseException:
         session.left()
         if layout is not None:
-            left_by_error(self)
+            abandon_sums(self)
         raise
     finally:
         if isinstance(self.train_function, StepFunction):
@@ -220,9 +220,9 @@ def _callbacks(callbacks: Any, layout: ReplicaLayout, model: Any) -> Any:
         return callbacks
     given = [] if callbacks is None else list(keras.tree.flatten(callbacks))
     found = shared_between_workers(given, layout)
-    apart = may_keep_apart(model, layout) and step_is_stock(model, "train_step")
+    apart = can_sum_locally(model, layout) and step_is_stock(model, "train_step")
     if apart and not _watched(found, layout, "train")[0]:
-        return [KeptApart(model, layout), *found]
+        return [LocalSums(model, layout), *found]
     return found
 
 

@@ -33,7 +33,7 @@ _WEIGHT = "sample_weight"
 Values = list[np.ndarray]
 
 
-def adds_up(metric: Any, arguments: Arguments) -> bool:
+def is_additive(metric: Any, arguments: Arguments) -> bool:
     """Whether the parts of the examples change a metric's variables by what all of them do together.
 
     It must begin from zeros, too: replicas other than the first begin there.
@@ -45,20 +45,20 @@ def adds_up(metric: Any, arguments: Arguments) -> bool:
 
     def test() -> bool:
         trial = _Trial(metric, arguments)
-        if not (trial.begins_from_zeros() and trial.adds_up()):
+        if not (trial.begins_from_zeros() and trial.is_additive()):
             return False
         other = _otherwise_weighted(metric, arguments)
-        return other is None or other.adds_up()
+        return other is None or other.is_additive()
 
-    return _tried(metric, test)
-
-
-def calls_add_up(metric: Any, arguments: Arguments) -> bool:
-    """Whether a call changes a metric's variables by the same, whatever they hold; as of `adds_up`."""
-    return _tried(metric, lambda: _Trial(metric, arguments).calls_add_up())
+    return _result_of(metric, test)
 
 
-def _tried(metric: Any, test: Callable[[], bool]) -> bool:
+def calls_are_additive(metric: Any, arguments: Arguments) -> bool:
+    """Whether a call changes a metric's variables by the same, whatever they hold; as of `is_additive`."""
+    return _result_of(metric, lambda: _Trial(metric, arguments).calls_are_additive())
+
+
+def _result_of(metric: Any, test: Callable[[], bool]) -> bool:
     """What a test finds, in a thread of its own: outside of the strategy and of what is being traced."""
     found: list[bool] = []
 
@@ -118,23 +118,23 @@ class _Trial:
         """
         self._run(self._zeros, self._data(_LEAST, 0))
 
-    def adds_up(self) -> bool:
+    def is_additive(self) -> bool:
         """Whether it does, in all runs; a variable that never moved has shown nothing."""
         widest = max((leaf.elements for leaf in self._inputs if isinstance(leaf, Rows)), default=0)
         if not widest:
-            return self.calls_add_up()
+            return self.calls_are_additive()
         most = _ELEMENTS // widest
         if most < _LEAST:
-            return self._adds_up_for(_LEAST, 0, cuts=[0, _LEAST // 2]) is True and all(self._moved)
+            return self._is_additive_for(_LEAST, 0, cuts=[0, _LEAST // 2]) is True and all(self._moved)
         few, many = min(_FEW, most), min(_MANY, most)
         tried = [
-            self._adds_up_for(rows, kind, cuts=[0, 1, rows // 2, rows])
+            self._is_additive_for(rows, kind, cuts=[0, 1, rows // 2, rows])
             for rows in dict.fromkeys((few, many))
             for kind in range(_KINDS)
         ]
         return False not in tried and True in tried and all(self._moved)
 
-    def _adds_up_for(self, rows: int, kind: int, *, cuts: list[int]) -> bool | None:
+    def _is_additive_for(self, rows: int, kind: int, *, cuts: list[int]) -> bool | None:
         """None where the update is not made for such numbers."""
         data = self._data(rows, kind)
         for states in self._states(rows, kind):
@@ -153,7 +153,7 @@ class _Trial:
                     return False
         return True
 
-    def calls_add_up(self) -> bool:
+    def calls_are_additive(self) -> bool:
         """Whether a call adds the same, whatever was there."""
         data, states = self._data(_LEAST, 0), self._states(_LEAST, 0)
         changes = [self._change(each, data) for each in states]

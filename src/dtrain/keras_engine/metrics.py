@@ -91,7 +91,7 @@ def reset(original: Callable[..., Any], self: Any) -> Any:
     return None
 
 
-def add_up(model: Any) -> bool:
+def follow_from_variables(model: Any) -> bool:
     """Whether `results` gives what Keras computes from the metrics' variables, whenever it is asked."""
     return all(_is_keras_own(metric, "result") for metric in model.metrics)
 

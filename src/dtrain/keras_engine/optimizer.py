@@ -24,7 +24,7 @@ from dtrain.keras_engine.context import (
 from dtrain.keras_engine.protocol import layout_of, servers_of
 from dtrain.keras_engine.row_gradients import on_present, sum_gradients
 from dtrain.keras_engine.scope import check_optimizer_left_out, check_same_strategy
-from dtrain.keras_engine.sharded_state import hand_out
+from dtrain.keras_engine.sharded_state import broadcast_updates
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import replaces
@@ -122,7 +122,7 @@ def _in_replica(
         with local_update():
             original(optimizer, found, variables)
         if step is None or step.updates_weights:
-            hand_out(optimizer, _with_gradients(targets, found))
+            broadcast_updates(optimizer, _with_gradients(targets, found))
         return None
 
     def once(distribution: Any, *merged: Any) -> None:
@@ -149,7 +149,7 @@ def _across(
     def alike(*each: Any) -> None:
         with local_update():
             original(optimizer, on_present(lambda _: each, grads), variables)
-        hand_out(optimizer, _with_gradients(targets, grads))
+        broadcast_updates(optimizer, _with_gradients(targets, grads))
 
     strategy.extended.call_for_each_replica(alike, args=tuple(g for g in grads if g is not None))
     return None

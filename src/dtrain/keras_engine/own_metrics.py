@@ -30,7 +30,7 @@ from dtrain.keras_engine.empty_parts import in_layer, without_row
 from dtrain.keras_engine.input import as_tensor
 from dtrain.keras_engine.losses import gathered
 from dtrain.keras_engine.metric_arguments import Arguments, Number, Rows
-from dtrain.keras_engine.metric_trial import adds_up, calls_add_up
+from dtrain.keras_engine.metric_trial import calls_are_additive, is_additive
 from dtrain.keras_engine.protocol import current_layout, in_replica, layout_of
 from dtrain.keras_engine.thread_value import ThreadValue
 from dtrain.keras_engine.variables import combined_on_read
@@ -42,21 +42,21 @@ from dtrain.upstream.reach import replaces
 _MADE = "_dtrain_made"  # an attribute of a graph or step: what was made of tensors, by their ids, with them
 
 
-class _Known:
+class _Finding:
     """What was found out of a metric.
 
     Attributes:
-        adds_up: whether replicas update it with their own examples.
+        is_additive: whether replicas update it with their own examples.
         kinds: of calls for which it was tried.
     """
 
     def __init__(self) -> None:
-        self.adds_up: bool | None = None
+        self.is_additive: bool | None = None
         self.kinds: set[str] = set()
 
 
 # Not an attribute: replicas have attributes of their own.
-_known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[Any, _Finding] = weakref.WeakKeyDictionary()
 
 
 @replaces(upstream_keras.METRIC_INIT)
@@ -122,7 +122,7 @@ def update(original: Callable[..., Any], metric: Any, args: Any, kwargs: Any) ->
         CompilationError: as above, inside a function that XLA compiles.
     """
     arguments = Arguments.of(args, kwargs)
-    if _adds_up(metric, arguments):
+    if _is_additive(metric, arguments):
         with inside_update.set(True):
             return original(metric, *args, **kwargs)
     step = current_step()
@@ -155,25 +155,25 @@ def _make_update(original: Callable[..., Any]) -> Callable[..., Any]:
     return update_state
 
 
-def _adds_up(metric: Any, arguments: Arguments) -> bool:
+def _is_additive(metric: Any, arguments: Arguments) -> bool:
     """Whether replicas update a metric with their own examples; found out when it is first updated.
 
     Raises:
         StepError: they do, but for calls of this kind they must not.
     """
-    known = _known.setdefault(metric, _Known())
-    if known.adds_up is False or arguments.key in known.kinds:
-        return bool(known.adds_up)
-    found = _may_be_tried(metric, arguments) and adds_up(metric, arguments)
-    if known.adds_up and not found:
+    known = _known.setdefault(metric, _Finding())
+    if known.is_additive is False or arguments.key in known.kinds:
+        return bool(known.is_additive)
+    found = _may_be_tried(metric, arguments) and is_additive(metric, arguments)
+    if known.is_additive and not found:
         raise StepError(
             f"update_state of the metric {metric.name!r} adds up over examples in the calls before, but in "
             "this one, with other arguments, it does not. Its variables hold each replica's part.",
             hint="use one metric object for each kind of call",
         )
     known.kinds.add(arguments.key)
-    if known.adds_up is None:
-        known.adds_up = found
+    if known.is_additive is None:
+        known.is_additive = found
         for variable in metric.variables:
             _hold_parts(variable) if found else _hold_alike(variable)
         if not found:
@@ -273,9 +273,9 @@ def _warn_of_workers(metric: Any, args: Any, kwargs: Any) -> None:
     if metric in _known:
         return
     arguments = Arguments.of(args, kwargs)
-    known = _known[metric] = _Known()
-    known.adds_up = calls_add_up(metric, arguments)
-    if not known.adds_up:
+    known = _known[metric] = _Finding()
+    known.is_additive = calls_are_additive(metric, arguments)
+    if not known.is_additive:
         warnings.warn(
             f"What update_state of the metric {metric.name!r} changes depends on what was there, and several "
             "workers update it at the same time: their changes are added up, which gives another number than "

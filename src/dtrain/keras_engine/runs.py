@@ -17,11 +17,11 @@ from dtrain.keras_engine.input import SplitIterator, rows_of, split_of
 from dtrain.progress import reporter
 from dtrain.upstream import tensorflow as upstream_tf
 
-One = Callable[..., Any]
+TracedStep = Callable[..., Any]
 """A traced step: of the parts and the total of a batch, what `StepProgram.run` returns."""
 
 
-class Ran(NamedTuple):
+class RunResult(NamedTuple):
     """What a run of steps did.
 
     Attributes:
@@ -49,12 +49,12 @@ class Run:
         exact: whether there are as many batches as it is called for; else it sees to the end of the data.
     """
 
-    def __init__(self, rounds: list[tuple[One, int]], iterator: SplitIterator, *, exact: bool) -> None:
+    def __init__(self, rounds: list[tuple[TracedStep, int]], iterator: SplitIterator, *, exact: bool) -> None:
         self._rounds = rounds
         self._steps = sum(times for _, times in rounds)
         self._whole = iterator.whole  # not the iterator, which would live as long as this
         self._outputs, self._waited = rounds[-1][0].structured_outputs  # type: ignore[attr-defined]
-        self._clock = _Clock() if channel.connected() else None
+        self._reading = _ReadingFlag() if channel.connected() else None
         loop = self._counted if exact or iterator.buffered else self._until_end
         # Traced at once: a function of its own for each model is no sign of too much tracing.
         traced = tf.function(loop, autograph=False)
@@ -63,9 +63,9 @@ class Run:
         self._function = traced.get_concrete_function(source, specs, tf.TensorSpec([], tf.int32))
         iterator.note(0, buffer)
 
-    def __call__(self, iterator: SplitIterator, rounds: int) -> Ran:
+    def __call__(self, iterator: SplitIterator, rounds: int) -> RunResult:
         """Makes the steps of some rounds; where that is not exact, a round is one step."""
-        with _seen(self._clock):
+        with _reading_shown(self._reading):
             done, buffer, outputs, waited, reading, rows = self._function(
                 *iterator.tensors(), tf.constant(rounds)
             )
@@ -73,7 +73,7 @@ class Run:
         steps = int(done) * self._steps
         iterator.note(steps, buffer)
         examples = int(rows)
-        return Ran(steps, outputs, waiting, float(reading), examples if examples >= 0 else None)
+        return RunResult(steps, outputs, waiting, float(reading), examples if examples >= 0 else None)
 
     def _counted(self, source: Any, buffer: BatchBuffer | None, rounds: Any) -> Any:
         def body(done: Any, reading: Any, waited: Any, rows: Any, outputs: Any, buffer: Any) -> Any:
@@ -101,7 +101,7 @@ class Run:
         done, reading, waited, rows, outputs, buffer = found
         return done, buffer or None, outputs, waited, reading, rows
 
-    def _step(self, one: One, source: Any, reading: Any, waited: Any, rows: Any, buffer: Any) -> Any:
+    def _step(self, one: TracedStep, source: Any, reading: Any, waited: Any, rows: Any, buffer: Any) -> Any:
         if buffer:
             batch, buffer, read = self._popped(source, buffer)
         else:
@@ -165,19 +165,19 @@ class Run:
     def _read(self, read: Callable[[], Any]) -> tuple[Any, Any]:
         """A batch, and the seconds until it was there."""
         begun = tf.timestamp()
-        with tf.control_dependencies([begun] if self._clock is None else [begun, self._clock.set(1)]):
+        with tf.control_dependencies([begun] if self._reading is None else [begun, self._reading.set(1)]):
             batch = read()
         leaves = [leaf for leaf in tf.nest.flatten(batch, expand_composites=True) if tf.is_tensor(leaf)]
         with tf.control_dependencies(leaves):
             ended = tf.timestamp()
-            noted = [ended] if self._clock is None else [ended, self._clock.set(0)]
+            noted = [ended] if self._reading is None else [ended, self._reading.set(0)]
         # The step begins after the clock was read: with one thread the clock could come last.
         with tf.control_dependencies(noted):
             return tf.nest.map_structure(_same, batch, expand_composites=True), ended - begun
 
 
-class _Clock:
-    """Whether the steps of a call wait for a batch, for a thread that looks on."""
+class _ReadingFlag:
+    """A variable that says whether the steps of a call wait for a batch; another thread reads it."""
 
     def __init__(self) -> None:
         with tf.init_scope(), tf.device("CPU:0"):
@@ -192,18 +192,18 @@ class _Clock:
         return bool(tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=tf.int32).numpy())
 
 
-class _seen:  # noqa: N801
-    """While a run goes on, who watches the process sees what it does."""
+class _reading_shown:  # noqa: N801
+    """While a run is in progress, the process reports whether it waits for a batch."""
 
-    def __init__(self, clock: _Clock | None) -> None:
-        self._clock = clock
+    def __init__(self, clock: _ReadingFlag | None) -> None:
+        self._reading = clock
 
     def __enter__(self) -> None:
-        if self._clock is not None:
-            reporter.reads = self._clock.reads
+        if self._reading is not None:
+            reporter.reads = self._reading.reads
 
     def __exit__(self, *_: object) -> None:
-        if self._clock is not None:
+        if self._reading is not None:
             reporter.reads = None
 
 

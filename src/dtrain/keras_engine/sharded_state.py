@@ -30,7 +30,7 @@ _ACCUMULATOR = "gradient_accumulator"  # Keras' name of it: sums of gradients ar
 
 
 @dataclass
-class Division:
+class ShardingPlan:
     """Who keeps the state of which weight.
 
     Attributes:
@@ -58,20 +58,20 @@ class Division:
         return str(self.strategy.extended.worker_devices[owner - self.layout.first_replica])
 
 
-_divided: weakref.WeakKeyDictionary[Any, Division] = weakref.WeakKeyDictionary()
+_plans: weakref.WeakKeyDictionary[Any, ShardingPlan] = weakref.WeakKeyDictionary()
 
 
-def divide(optimizer: Any) -> bool:
+def shard(optimizer: Any) -> bool:
     """Has the state of an optimizer that is not built yet divided when it is.
 
     Returns:
-        Whether there is anything to divide: several replicas, each with a copy of its own.
+        Whether there is anything to shard: several replicas, each with a copy of its own.
     """
     strategy = upstream_keras.strategy_of_optimizer(optimizer)
     layout = layout_of(strategy)
     if layout is None or layout.replicas == 1 or layout.central:
         return False
-    _divided[optimizer] = Division(strategy=strategy, layout=layout, owners=[], slots={})
+    _plans[optimizer] = ShardingPlan(strategy=strategy, layout=layout, owners=[], slots={})
     return True
 
 
@@ -92,7 +92,7 @@ def owners_of(sizes: Sequence[int], replicas: int) -> list[int]:
 
 def owner_of(optimizer: Any, variable: Any) -> int | None:
     """The global number of the replica that alone holds a variable of divided state; None for others."""
-    found = None if optimizer is None else _division_of(optimizer)
+    found = None if optimizer is None else _plan_of(optimizer)
     return None if found is None else found[0].slots.get(id(variable))
 
 
@@ -105,16 +105,16 @@ def add_slot(
     initializer: Any = "zeros",
 ) -> Any:
     """The replacement of an optimizer's `add_variable_from_reference`: made where the owner is."""
-    division = _divided.get(self)
-    if division is None or name == _ACCUMULATOR:
+    plan = _plans.get(self)
+    if plan is None or name == _ACCUMULATOR:
         return original(self, reference_variable, name=name, initializer=initializer)
-    if not division.owners:
+    if not plan.owners:
         sizes = [_bytes(variable) for variable in upstream_keras.trainable_variables_of(self)]
-        division.owners = owners_of(sizes, division.layout.replicas)
-    owner = division.owners[upstream_keras.number_of_variable(self, reference_variable)]
-    with _made_by(division, owner):
+        plan.owners = owners_of(sizes, plan.layout.replicas)
+    owner = plan.owners[upstream_keras.number_of_variable(self, reference_variable)]
+    with _made_by(plan, owner):
         made = original(self, reference_variable, name=name, initializer=initializer)
-    division.slots[id(made)] = owner
+    plan.slots[id(made)] = owner
     return made
 
 
@@ -123,34 +123,34 @@ def update(
     original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any, learning_rate: Any
 ) -> Any:
     """The replacement of what updates the weights, given all gradients: a replica updates its own."""
-    division = _divided.get(self)
-    if division is None or not division.owners:
+    plan = _plans.get(self)
+    if plan is None or not plan.owners:
         return original(self, grads, trainable_variables, learning_rate)
     mine = [
         (gradient, variable)
         for gradient, variable in zip(grads, trainable_variables, strict=True)
-        if division.is_this_replica(division.owners[upstream_keras.number_of_variable(self, variable)])
+        if plan.is_this_replica(plan.owners[upstream_keras.number_of_variable(self, variable)])
     ]
     if not mine:
         return None
     return original(self, [g for g, _ in mine], [v for _, v in mine], learning_rate)
 
 
-def hand_out(optimizer: Any, variables: Sequence[Any]) -> None:
+def broadcast_updates(optimizer: Any, variables: Sequence[Any]) -> None:
     """Gives every replica the weights that others have updated; must be called in a replica, outside of cond.
 
     Args:
         optimizer: whose update it was.
         variables: those that it was given gradients for.
     """
-    found = _division_of(optimizer)
+    found = _plan_of(optimizer)
     if found is None:
         return
-    division, inner = found
-    owners = [division.owners[upstream_keras.number_of_variable(inner, v)] for v in variables]
+    plan, inner = found
+    owners = [plan.owners[upstream_keras.number_of_variable(inner, v)] for v in variables]
     weights = [underlying(variable) for variable in variables]
-    if division.layout.workers > 1:
-        _hand_out_between_workers(division, weights, owners)
+    if plan.layout.workers > 1:
+        _broadcast_between_workers(plan, weights, owners)
         return
 
     def copy(strategy: Any) -> None:
@@ -165,10 +165,10 @@ def hand_out(optimizer: Any, variables: Sequence[Any]) -> None:
     tf.distribute.get_replica_context().merge_call(copy)
 
 
-def _hand_out_between_workers(division: Division, weights: list[Any], owners: list[int]) -> None:
+def _broadcast_between_workers(plan: ShardingPlan, weights: list[Any], owners: list[int]) -> None:
     # What others own is sent as zeros, so the sum is the owner's value. The owner takes the sum too: where
     # it has -0.0 the others get +0.0, and all must keep the same bits.
-    mine = [division.is_this_replica(owner) for owner in owners]
+    mine = [plan.is_this_replica(owner) for owner in owners]
     values = [
         weight.read_value() if own else tf.zeros(weight.shape, weight.dtype)
         for weight, own in zip(weights, mine, strict=True)
@@ -181,28 +181,28 @@ def _hand_out_between_workers(division: Division, weights: list[Any], owners: li
 @replaces(upstream_keras.OPTIMIZER_SAVE)
 def save_own(original: Callable[..., Any], self: Any, store: Any) -> Any:
     """The replacement of an optimizer's `save_own_variables`: the whole state, from all workers."""
-    found = _division_of(self)
+    found = _plan_of(self)
     if found is None or found[0].layout.workers == 1:
         return original(self, store)
-    division = found[0]
-    _meet_to_save(division.layout)
+    plan = found[0]
+    _meet_to_save(plan.layout)
     variables = list(self.variables)
-    whole = _gathered(division, [v for v in variables if id(v) in division.slots])
+    whole = _gathered(plan, [v for v in variables if id(v) in plan.slots])
     for i, variable in enumerate(variables):
-        store[str(i)] = next(whole) if id(variable) in division.slots else variable.numpy()
+        store[str(i)] = next(whole) if id(variable) in plan.slots else variable.numpy()
     return None
 
 
 @replaces(upstream_keras.OPTIMIZER_LOAD)
 def load_own(original: Callable[..., Any], self: Any, store: Any) -> Any:
     """The replacement of an optimizer's `load_own_variables`: of divided state what this process keeps."""
-    found = _division_of(self)
+    found = _plan_of(self)
     if found is None or len(store.keys()) != len(self.variables):
         return original(self, store)
-    division = found[0]
+    plan = found[0]
     for i, variable in enumerate(self.variables):
-        owner = division.slots.get(id(variable))
-        if owner is None or division.is_here(owner):
+        owner = plan.slots.get(id(variable))
+        if owner is None or plan.is_here(owner):
             variable.assign(store[str(i)])
     return None
 
@@ -224,24 +224,24 @@ def _meet_to_save(layout: ReplicaLayout) -> None:
         )
 
 
-def _gathered(division: Division, slots: list[Any]) -> Iterator[Any]:
+def _gathered(plan: ShardingPlan, slots: list[Any]) -> Iterator[Any]:
     """The whole values of divided variables, as NumPy arrays, some at a time."""
     group: list[Any] = []
     for i, slot in enumerate(slots):
         group.append(slot)
         if sum(map(_bytes, group)) >= _AT_ONCE or i == len(slots) - 1:
-            yield from _gather(division, group)
+            yield from _gather(plan, group)
             group = []
 
 
-def _gather(division: Division, slots: list[Any]) -> list[Any]:
-    strategy = division.strategy
+def _gather(plan: ShardingPlan, slots: list[Any]) -> list[Any]:
+    strategy = plan.strategy
 
     def in_replica() -> Any:
         return all_reduce_sum(
             [
                 tf.convert_to_tensor(upstream_keras.value_of(slot))
-                if division.is_this_replica(division.slots[id(slot)])
+                if plan.is_this_replica(plan.slots[id(slot)])
                 else tf.zeros(slot.shape, slot.dtype)
                 for slot in slots
             ]
@@ -251,25 +251,25 @@ def _gather(division: Division, slots: list[Any]) -> list[Any]:
     return [strategy.experimental_local_results(value)[0].numpy() for value in gather()]
 
 
-def _division_of(optimizer: Any) -> tuple[Division, Any] | None:
-    """The division of an optimizer, or of the one that loss scaling wraps, with the optimizer itself."""
+def _plan_of(optimizer: Any) -> tuple[ShardingPlan, Any] | None:
+    """The plan of an optimizer, or of the one that loss scaling wraps, with the optimizer itself."""
     for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-        division = _divided.get(each) if each is not None else None
-        if division is not None and division.owners:
-            return division, each
+        plan = _plans.get(each) if each is not None else None
+        if plan is not None and plan.owners:
+            return plan, each
     return None
 
 
 @contextlib.contextmanager
-def _made_by(division: Division, owner: int) -> Iterator[None]:
+def _made_by(plan: ShardingPlan, owner: int) -> Iterator[None]:
     """Variables made within it exist once, on the owner's device; in other processes they are empty."""
 
     def create(_: Any, **kwargs: Any) -> Any:
         value = kwargs["initial_value"]
-        if not division.is_here(owner):
+        if not plan.is_here(owner):
             value = np.zeros([0], tf.as_dtype(kwargs["dtype"]).as_numpy_dtype)
             return upstream_tf.variable_on("CPU:0", value, kwargs["dtype"], kwargs.get("name"))
-        return upstream_tf.variable_on(division.device(owner), value, kwargs["dtype"], kwargs.get("name"))
+        return upstream_tf.variable_on(plan.device(owner), value, kwargs["dtype"], kwargs.get("name"))
 
     with tf.variable_creator_scope(create):
         yield

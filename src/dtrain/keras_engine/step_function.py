@@ -16,7 +16,7 @@ import tensorflow as tf
 from dtrain import events
 from dtrain.errors import CompilationError
 from dtrain.keras_engine import metrics
-from dtrain.keras_engine.accumulation import ADD, GROUP, UPDATE, SparseGradients, Sums, sums_of
+from dtrain.keras_engine.accumulation import ADD, GROUP, UPDATE, MicroBatchSums, SparseGradients, sums_of
 from dtrain.keras_engine.feed.calls import Call
 from dtrain.keras_engine.groups import GroupIterator
 from dtrain.keras_engine.input import (
@@ -86,7 +86,7 @@ class StepFunction:
         self._communicated(), self._waited()  # from here on
         usual, traced, begun = self._began, self._traced, time.perf_counter()
         while call.ran < call.steps:
-            steps, found = self._some(iterator, call.steps - call.ran, exact=planned)
+            steps, found = self._next_steps(iterator, call.steps - call.ran, exact=planned)
             if not steps:
                 break
             outputs = found
@@ -105,7 +105,7 @@ class StepFunction:
     def _traced(self) -> int:
         return self._retraced + len(self._functions) + len(self._runs) + self._program.traced
 
-    def _some(self, iterator: Any, most: int, *, exact: bool) -> tuple[int, Any]:
+    def _next_steps(self, iterator: Any, most: int, *, exact: bool) -> tuple[int, Any]:
         """Some of the next steps, at least one: how many there were, and what the last returned.
 
         Args:
@@ -150,7 +150,7 @@ class StepFunction:
     def metrics(self) -> dict[str, Any] | None:
         """All metrics of the model over all replicas, by one reduction; None where Keras must find them."""
         quicker = self._program.stock and self._layout.replicas > 1 and not self._model.run_eagerly
-        return dict(self._results()) if quicker and metrics.add_up(self._model) else None
+        return dict(self._results()) if quicker and metrics.follow_from_variables(self._model) else None
 
     def fit_ended(self) -> None:
         """What was restored for a `fit` does not hold for the next one."""
@@ -252,7 +252,7 @@ class StepFunction:
             )
         )
 
-    def _sums(self) -> Sums | None:
+    def _sums(self) -> MicroBatchSums | None:
         return sums_of(self._model) if self._training and self._program.stock and not self._sparse else None
 
     def _step(self, parts: Any, total: Any, specs: Any) -> tuple[Any, Any]:
@@ -268,7 +268,7 @@ class StepFunction:
             sums.note(phase)
         return outputs
 
-    def _trace_otherwise(self, found: Exception, sums: Sums | None) -> None:
+    def _trace_otherwise(self, found: Exception, sums: MicroBatchSums | None) -> None:
         """A step cannot be what it was to be: found while tracing, before anything ran."""
         if isinstance(found, SparseGradients):
             self._sparse = True

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.keras_engine.context import TrialStep, current_step, local_update, replicas_are
+from dtrain.keras_engine.context import TrialStep, current_step, local_update, reporting_replicas
 from dtrain.keras_engine.input import batch_spec, map_leaves
 from dtrain.keras_engine.protocol import layout_of
 from dtrain.upstream import tensorflow as upstream_tf
@@ -82,7 +82,7 @@ class Trial:
                 tf.device(device),
                 local_update(),
                 tf.variable_creator_scope(self._make),
-                replicas_are(self._replicas) as asked,
+                reporting_replicas(self._replicas) as asked,
             ):
                 found = self._function(part)
             self.asked = self.asked or (asked is not None and asked.asked)

@@ -9,7 +9,7 @@ import keras
 
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.hook import install
-from dtrain.keras_engine.sharded_state import divide
+from dtrain.keras_engine.sharded_state import shard
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 
@@ -79,7 +79,7 @@ def shard_state(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optim
             hint="call it before compile: compile(shard_state(keras.optimizers.Adam()), ...)",
         )
     install()
-    if not divide(inner):
+    if not shard(inner):
         strategy = upstream_keras.strategy_of_optimizer(inner)
         logger.info("shard_state has no effect under %s.", type(strategy).__name__)
     return optimizer

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.keras_engine.context import replicas_told, updating_locally
+from dtrain.keras_engine.context import reported_replicas, updating_locally
 from dtrain.keras_engine.hook import install
 from dtrain.keras_engine.scope import scope_entered
 from dtrain.log import logger
@@ -72,7 +72,7 @@ class ReplicaRunner:
     @property
     def num_replicas_in_sync(self) -> int:
         """As of `tf.distribute.Strategy`; a trial of a step may tell another number (`trial.py`)."""
-        return replicas_told(super().num_replicas_in_sync)  # type: ignore[misc]
+        return reported_replicas(super().num_replicas_in_sync)  # type: ignore[misc]
 
     def run(
         self,

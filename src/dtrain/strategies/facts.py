@@ -117,27 +117,3 @@ FACTS = (
     ),
 )
 """All strategies, in the order of the README's table."""
-
-BY_NAME = {facts.name: facts for facts in FACTS}
-
-
-def readme_table() -> str:
-    """The table "The strategies" of the README, as Markdown."""
-    lines = [
-        "| name | class | for | updates | replicas | when a process dies | what it does not do |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for each in FACTS:
-        cells = (
-            f"`{each.name}`",
-            f"`{each.made_by}`",
-            each.purpose,
-            each.updates,
-            each.replicas,
-            each.failure,
-            each.limits,
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    auto = "chooses from TPU, `TF_CONFIG`, MPI start, GPUs and CPU, and says which and why"
-    lines.append(f"| `auto` | | | | | | {auto} |")
-    return "\n".join(lines)

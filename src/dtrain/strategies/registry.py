@@ -6,6 +6,7 @@ The names are ours, TensorFlow's class names and the field's usual words for the
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 from dtrain.errors import ConfigurationError, UnknownStrategyError, known_are
@@ -21,46 +22,6 @@ _CLASSES = {
     "parameter_server": ("dtrain.strategies.parameter_server", "ParameterServerStrategy"),
     "tpu": ("dtrain.strategies.tpu", "TPUStrategy"),
 }
-_SYNONYMS = {
-    "off": "default",
-    "none": "default",
-    "no": "default",
-    "single": "default",
-    "onedevice": "one_device",
-    "onedevicestrategy": "one_device",
-    "mirroredstrategy": "mirrored",
-    "multi_gpu": "mirrored",
-    "multi_worker_mirrored": "multi_worker",
-    "multiworkermirrored": "multi_worker",
-    "multiworkermirroredstrategy": "multi_worker",
-    "collective_all_reduce": "multi_worker",
-    "collectiveallreducestrategy": "multi_worker",
-    "multiworker": "multi_worker",
-    "tpustrategy": "tpu",
-    "parameterserver": "parameter_server",
-    "parameterserverstrategy": "parameter_server",
-    "ps": "parameter_server",
-    "centralstorage": "central_storage",
-    "centralstoragestrategy": "central_storage",
-}
-# Words of other programs, which are not taken: what they mean depends on more than the name.
-_ELSEWHERE = {
-    "allreduce": "multi_worker",
-    "data_parallel": "mirrored",
-    "dataparallel": "mirrored",
-    "ddp": "multi_worker",
-    "distributed": "multi_worker",
-    "distributed_data_parallel": "multi_worker",
-    "distributeddataparallel": "multi_worker",
-    "dp": "mirrored",
-    "fsdp": "multi_worker",
-    "gpu": "mirrored",
-    "horovod": "multi_worker",
-    "local": "default",
-    "multi_device": "mirrored",
-    "multi_node": "multi_worker",
-    "zero": "multi_worker",
-}
 NAMES = (
     "default",
     "one_device",
@@ -71,6 +32,33 @@ NAMES = (
     "central_storage",
     "auto",
 )
+# Words for them, as `_plain` writes them.
+_WORDS = {name.replace("_", ""): name for name in NAMES} | {
+    "off": "default",
+    "none": "default",
+    "no": "default",
+    "single": "default",
+    "multigpu": "mirrored",
+    "multiworkermirrored": "multi_worker",
+    "collectiveallreduce": "multi_worker",
+    "ps": "parameter_server",
+}
+# Words of other programs, which are not taken: what they mean depends on more than the name.
+_ELSEWHERE = {
+    "allreduce": "multi_worker",
+    "dataparallel": "mirrored",
+    "ddp": "multi_worker",
+    "distributed": "multi_worker",
+    "distributeddataparallel": "multi_worker",
+    "dp": "mirrored",
+    "fsdp": "multi_worker",
+    "gpu": "mirrored",
+    "horovod": "multi_worker",
+    "local": "default",
+    "multidevice": "mirrored",
+    "multinode": "multi_worker",
+    "zero": "multi_worker",
+}
 
 
 def resolve_name(name: str) -> str:
@@ -88,12 +76,17 @@ def resolve_name(name: str) -> str:
             f"A strategy's name is a string; found {name!r} ({type(name).__name__}).",
             hint=f"one of {', '.join(NAMES)}",
         )
-    key = name.strip().rpartition(".")[2].lower().replace("-", "_").replace(" ", "_")
-    key = _SYNONYMS.get(key, key)
-    if key in NAMES:
-        return key
-    hint = known_are(NAMES, key, _SYNONYMS | _ELSEWHERE)
+    word = _plain(name)
+    if word in _WORDS:
+        return _WORDS[word]
+    hint = known_are(NAMES, word, _WORDS | _ELSEWHERE)
     raise UnknownStrategyError(f"There is no strategy {name!r}.", hint=hint)
+
+
+def _plain(name: str) -> str:
+    """A name without its module, case, dashes and the ending "Strategy"."""
+    word = re.sub(r"[-_ ]", "", name.strip().rpartition(".")[2].lower())
+    return word.removesuffix("strategy") or word
 
 
 def strategy(name: str = "auto", **options: Any) -> DistributionStrategy:

@@ -8,10 +8,8 @@ upstream name changes, a test fails, and no strategy is made. `python -m dtrain.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from dtrain.upstream.reach import Reach
+from dtrain.upstream.reach import Reach
 
 _MODULES = ("keras", "tensorflow", "collectives", "grappler", "stages", "datasets", "data_service")
 
@@ -19,4 +17,4 @@ _MODULES = ("keras", "tensorflow", "collectives", "grappler", "stages", "dataset
 def all_reaches() -> list[Reach]:
     """Every private name that dtrain uses or replaces."""
     modules = [importlib.import_module(f"dtrain.upstream.{name}") for name in _MODULES]
-    return [reach for module in modules for reach in module.REACHES]
+    return [each for module in modules for each in vars(module).values() if isinstance(each, Reach)]

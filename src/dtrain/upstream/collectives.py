@@ -33,8 +33,6 @@ CALLED_AS_IT_IS = Reach(
     "longer than a small sum",
 )
 
-REACHES: tuple[Reach, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Reach))
-
 
 class ArrayFunction:
     """A Python function of arrays as an operation, as `tf.numpy_function` makes it, in half the time.

@@ -16,7 +16,6 @@ FROM_DATASET_ID = Reach(
     "how often a consumer asks whether all has been read cannot be set: once a second, each epoch",
 )
 
-REACHES: tuple[Reach, ...] = (FROM_DATASET_ID,)
 
 _ASK_MS = 50
 

@@ -40,8 +40,6 @@ TO_SLICEABLE = Reach(
 SLICE_SPARSE = Reach(f"{_ADAPTERS}.array_slicing:slice_tensorflow_sparse_wrapper", "as for the values")
 SPARSE_WRAPPER = Reach(f"{_ADAPTERS}.array_slicing:TensorflowSparseWrapper", "as for the values")
 
-REACHES: tuple[Reach, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Reach))
-
 
 def is_arrays(adapter: Any) -> bool:
     """Whether Keras reads from arrays."""

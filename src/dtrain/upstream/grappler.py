@@ -21,7 +21,6 @@ SET_ATTRIBUTE = Reach(
     "sums that the graph optimizer joins are added up in an order that depends on timing",
 )
 
-REACHES: tuple[Reach, ...] = (OPTIMIZE_GRAPH, SET_ATTRIBUTE)
 
 # The optimizer leaves this mark on a sum that it has made by joining others.
 _JOINED = "_grappler_ArithmeticOptimizer_AddOpsRewriteStage"

@@ -188,7 +188,6 @@ REMATERIALIZED_CALL = Replaced(
     "it sets the activation of layers, also of recurrent ones, where it cannot be set",
 )
 
-REACHES: tuple[Reach, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Reach))
 
 # Where a layer keeps the losses of its last call.
 LAYER_LOSSES = frozenset({"_losses", "_loss_ids", "_losses_override"})
@@ -271,7 +270,7 @@ def in_stateless_scope() -> bool:
     return bool(found())
 
 
-# Private attributes of objects. `ATTRIBUTES` names them all, so that a test finds one that has moved.
+# Private attributes of objects. tests/multidevice/test_upstream.py lists them, to find one that has moved.
 
 
 def strategy_of(model: Any) -> Any:
@@ -553,46 +552,3 @@ def compiled_losses(model: Any) -> list[tuple[Any, Any]]:
     compiled = model._compile_loss
     flat = compiled._flat_losses if compiled is not None and compiled.built else []
     return [(each.path, each.loss) for each in flat]
-
-
-# What the functions above read: "model", "compiled loss", "compiled metrics", "optimizer", "loss scaling",
-# "metric", "variable", "symbolic tensor", "layer".
-ATTRIBUTES: dict[str, tuple[str, ...]] = {
-    "model": (
-        "_distribute_strategy",
-        "_flatten_layers",
-        "_symbolic_build",
-        "_compute_loss",
-        "_call_has_training_arg",
-        "_compile_loss",
-        "_compile_metrics",
-        "_initial_epoch",
-    ),
-    "compiled loss": ("_flat_losses", "_user_loss", "built"),
-    "compiled metrics": ("_user_metrics", "_user_weighted_metrics"),
-    "optimizer": (
-        "_distribution_strategy",
-        "_iterations",
-        "_trainable_variables",
-        "_accumulated_gradients",
-        "_get_variable_index",
-        "_trainable_variables_indices",
-        "_var_key",
-    ),
-    "loss scaling": ("_common_apply",),
-    "metric": ("_fn", "_fn_kwargs", "_metrics"),
-    "variable": ("_value",),
-    "symbolic tensor": ("_keras_history",),
-    "layer": (
-        "_inbound_nodes",
-        "_remat_mode",
-        "_losses",
-        "_loss_ids",
-        "_losses_override",
-        "_trainable_variables",
-        "_non_trainable_variables",
-        "_layers",
-        "_metrics",
-        "_tracker",
-    ),
-}

@@ -21,10 +21,6 @@ DATASET_FUNCTIONS = Reach(
     "whether a dataset calls Python, or reads variables, is written in its functions only",
 )
 
-REACHES: tuple[Reach, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Reach))
-
-# What the functions below read of objects, so that a test finds what has moved.
-ATTRIBUTES: dict[str, tuple[str, ...]] = {"mapped dataset": ("_inputs", "_functions")}
 
 _KINDS = {
     "MapDataset": "map",

@@ -164,8 +164,6 @@ SHARDED_VARIABLE = Reach(
     "Keras needs more of a variable that a partitioner has split",
 )
 
-REACHES: tuple[Reach, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Reach))
-
 
 def per_replica(values: Sequence[Any]) -> Any:
     """One value for each local replica, as `strategy.run` takes them; structures are kept.
