@@ -1,4 +1,4 @@
-"""How do workers add up? The transports that values travel by: TensorFlow's ring or NCCL, and MPI.
+"""How do workers reduce? The transports: MPI, sockets, and TensorFlow's own collectives (ring, NCCL).
 
 The engine asks TensorFlow's strategies for sums and gatherings; what is in here sits below them.
 """

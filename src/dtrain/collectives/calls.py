@@ -30,7 +30,7 @@ Parts = list[np.ndarray | None]
 
 
 class Calls(abc.ABC):
-    """What all workers do together: each the same calls in the same order.
+    """Collective calls: all workers make the same ones in the same order.
 
     Args:
         rank: this worker's number.
@@ -207,7 +207,7 @@ class Calls(abc.ABC):
 
 
 def raw(value: np.ndarray) -> np.ndarray:
-    """The bytes of an array that lies in one piece, whatever they mean."""
+    """The bytes of a contiguous array."""
     return value.reshape(-1).view(np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""Connects every two workers of a job by a socket, for `sockets.py` to add up over.
+"""Connects every two workers of a job by a socket, for `sockets.py`.
 
 Addresses go through TensorFlow's coordination service, which connects the workers already. A connection
 counts only when both ends have shown that they know a secret, which is made of the job's.
@@ -87,7 +87,7 @@ def connect_all(
 
 
 def _listen(stack: contextlib.ExitStack, host: str) -> dict[str, tuple[Any, socket.socket]]:
-    """A TCP port, and a name on this machine, where systems have such names, which is cheaper."""
+    """Listens on a TCP port, and on an abstract Unix socket where the system has these, which is cheaper."""
     listeners: dict[str, tuple[Any, socket.socket]] = {}
     tcp = stack.enter_context(listen_at(host, 0, backlog=128))
     listeners["port"] = (tcp.getsockname()[1], tcp)

@@ -180,7 +180,7 @@ class CallLauncher(_Launcher):  # type: ignore[misc]
             return tf.transpose(gathered, tf.math.invert_permutation(there))
 
     def all_reduce_indexed_slices(self, input_slices: Any, options: Any = None) -> Any:
-        """The rows of all workers; those of one index add up where they are applied."""
+        """The rows of all workers; those of one index are summed where they are applied."""
         with tf.device(self._device):
             values, indices = self._operations.gather([input_slices.values, input_slices.indices])
             return tf.IndexedSlices(tf.identity(values), tf.identity(indices), input_slices.dense_shape)

@@ -68,7 +68,7 @@ class MPICalls(Calls):
         return [found[: value.nbytes].view(value.dtype) for found in self._values]
 
     def _messages_of_all(self, kind: int, size: int, value: np.ndarray) -> None:
-        """Everybody sends all what call it is at, with the bytes of a value behind it."""
+        """Exchanges, with every worker, which call it is at, followed by the bytes of a value."""
         world, messages = self._world, self._messages
         mine, header = messages[self.rank], self._headers[self.rank]
         header[0], header[1] = kind, size

@@ -94,7 +94,7 @@ class Reception:
                 found[worker] = visitor.sock
 
     def _greet(self, visitor: _Visitor) -> int | None:
-        """The number of an awaited worker that knows the secret; it is told that we do."""
+        """The number of an awaited worker that knows the secret; the answer proves that this one does."""
         worker, said = HELLO.unpack(visitor.said)
         if not hmac.compare_digest(said, word(self._secret, "hello", worker)) or worker not in self._awaited:
             return None
@@ -122,5 +122,5 @@ class Reception:
 
 
 def word(secret: bytes, said: str, worker: int) -> bytes:
-    """What only those who know the secret can say, and what does not tell it."""
+    """A proof of knowing the secret, which does not reveal it."""
     return hmac.digest(secret, f"{said} {worker}".encode(), "sha256")

@@ -1,4 +1,4 @@
-"""Lets each replica add up its own part of several micro-batches, so that an update takes one reduction.
+"""Lets each replica sum its own gradients of several micro-batches, so that an update takes one all-reduce.
 
 It works inside `fit`, where nobody looks at the sums between two batches; outside of an epoch every replica
 holds the whole sum, as Keras has it. Where that is not possible, every micro-batch is reduced.
@@ -26,7 +26,7 @@ GROUP = "group"  # all micro-batches of an update, or of several
 
 
 class SparseGradients(Exception):  # noqa: N818
-    """A gradient names rows: reducing these is cheaper than a whole table's sum."""
+    """A gradient is sparse: all-reducing its rows is cheaper than summing the whole table."""
 
 
 class MicroBatchSums:
@@ -79,7 +79,7 @@ class MicroBatchSums:
         self._empty = phase != ADD
 
     def close(self) -> None:
-        """Gives every replica the whole sum again. All workers must call it."""
+        """All-reduces the partial sums, for every replica to hold the whole. All workers must call it."""
         self._open = False
         if not self._whole and not self._empty:
             self._everywhere(self._join)
@@ -96,7 +96,7 @@ class MicroBatchSums:
         self._empty = False
 
     def abandon(self) -> None:
-        """After an error, which other workers may not have had: no sum is better than a wrong one."""
+        """Drops partial sums after an error: other workers may have had none, and a wrong sum is worse."""
         self._open = False
         if self._whole or self._empty:
             return
@@ -135,12 +135,12 @@ _sums: weakref.WeakKeyDictionary[Any, MicroBatchSums] = weakref.WeakKeyDictionar
 
 
 def sums_of(model: Any) -> MicroBatchSums | None:
-    """The sums of a model's optimizer, inside a `fit` where replicas may keep parts; else None."""
+    """The sums of a model's optimizer, inside a `fit` whose replicas may hold partial sums; else None."""
     return None if model.optimizer is None else _sums.get(model.optimizer)
 
 
 class LocalSums(keras.callbacks.Callback):  # type: ignore[misc]
-    """Opens and closes a model's sums; the first callback, so that no other finds parts.
+    """Opens and closes a model's sums. It is the first callback, so that no other finds partial sums.
 
     Args:
         model: a compiled model, whose steps are Keras' own and whose optimizer accumulates.
@@ -175,7 +175,7 @@ class LocalSums(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def abandon_sums(model: Any) -> None:
-    """Tidies up after a `fit` that ended with an exception, which no failure here may hide."""
+    """Cleans up after a `fit` that ended with an exception; a failure here must not hide that one."""
     sums = None if model.optimizer is None else _sums.pop(model.optimizer, None)
     if sums is None:
         return
@@ -191,7 +191,7 @@ def abandon_sums(model: Any) -> None:
 
 
 def can_sum_locally(model: Any, layout: ReplicaLayout) -> bool:
-    """Whether a model's micro-batches can be summed by each replica for itself.
+    """Whether each replica can sum a model's micro-batches locally.
 
     Not with loss scaling, which looks for overflow in the whole batch's gradients at every micro-batch and
     does not count one that it leaves out; nor where weights exist once, a variable is overwritten by its

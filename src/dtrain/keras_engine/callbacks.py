@@ -1,4 +1,4 @@
-"""Lets one worker a path write what Keras' callbacks write, and one worker show the progress bar.
+"""Lets one worker for each path write what Keras' callbacks write.
 
 The callbacks stay Keras' own; where several workers share a path, all but the first of them keep silent.
 """
@@ -22,7 +22,7 @@ from dtrain.upstream.keras import is_keras_own
 
 
 class RestoreOnly(keras.callbacks.Callback):  # type: ignore[misc]
-    """A follower's `BackupAndRestore`: takes up the backup that the leader writes."""
+    """A follower's `BackupAndRestore`: it restores the backup that the leader writes."""
 
     def __init__(self, backup: Any) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def is_tracker(callback: Any) -> bool:
 
 
 def _path(callback: Any) -> str | None:
-    """Where a callback writes by itself; None if it does not, or saves through the model."""
+    """The path that a callback writes to; None if it writes nothing, or saves through the model."""
     if hasattr(callback, "dtrain_session"):  # its session knows of all workers
         return None
     if isinstance(callback, keras.callbacks.CSVLogger):
@@ -74,7 +74,7 @@ def _path(callback: Any) -> str | None:
 
 
 def _follower(callback: Any) -> Any:
-    """What runs in the place of a callback whose files another worker writes."""
+    """The callback that replaces one whose files another worker writes."""
     if isinstance(callback, keras.callbacks.BackupAndRestore):
         return RestoreOnly(callback)
     if is_keras_own(callback):
@@ -109,7 +109,7 @@ def _followed(paths: set[str], layout: ReplicaLayout) -> set[str]:
 
 
 def _leave(path: str, mark: str) -> str | None:
-    """Leaves a file beside the path, by which other workers find that they see the same disk."""
+    """Creates a file beside the path, by which other workers recognise a shared disk."""
     if "://" in path:
         return ""
     beside = Path(path).parent / f".dtrain-{mark}"

@@ -114,7 +114,7 @@ def _with_row(leaf: Any, empty: Any) -> Any:
 
 
 def _without_row(leaf: Any, empty: Any) -> Any:
-    """What was computed from that row, cut off; numbers that stand for no row stay."""
+    """Removes what was computed from that row; values without rows stay."""
     if isinstance(leaf, tf.RaggedTensor):
         splits = leaf.row_splits
         kept = tf.cond(empty, lambda: splits[:1], lambda: splits)
@@ -142,7 +142,7 @@ def _cut(leaf: Any, empty: Any) -> Any:
 
 
 def _cut_probabilities(leaf: Any, empty: Any) -> Any:
-    """A tensor, cut; a softmax or sigmoid stays one, for Keras' cross-entropies look for what it is of."""
+    """A tensor without its row. A softmax or sigmoid stays one: Keras' cross-entropies use its logits."""
     if tf.executing_eagerly() or leaf.op.type not in ("Softmax", "Sigmoid"):
         return _cut(leaf, empty)
     logits = _like(leaf.op.inputs[0], _cut(leaf.op.inputs[0], empty))

@@ -1,4 +1,4 @@
-"""Makes saving safe when every worker saves: each writes beside the target and puts it there whole.
+"""Makes saving safe when every worker saves: each writes beside the target and then moves it there.
 
 No worker waits for another, so a save that only the chief makes works too. What the file holds is Keras'.
 """
@@ -68,7 +68,7 @@ def exported_variables(original: Callable[..., Any], fns: Any) -> Any:
 
 @contextlib.contextmanager
 def whole(target: Path) -> Iterator[Path]:
-    """Gives a path to write to; afterwards what was written there stands at `target`, complete.
+    """Yields a temporary path; afterwards what was written there is moved to `target` in one step.
 
     Args:
         target: a file or a directory; replaced if it exists.

@@ -1,4 +1,4 @@
-"""What happens around Keras' own `fit`, `evaluate`, `predict` and `compile`: checks, scope, who shows what.
+"""Wraps Keras' own `fit`, `evaluate`, `predict` and `compile`: checks, scope, callbacks, progress.
 
 The loop itself is Keras'. Mistakes that would give wrong numbers are named here, before training.
 """
@@ -153,7 +153,7 @@ def compile(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: An
 
 
 def _expand(model: Any, arguments: dict[str, Any]) -> None:
-    """Puts in the place of callbacks that stand for several (`dtrain_callbacks`) those several."""
+    """Replaces each callback that has `dtrain_callbacks` by the callbacks that this method returns."""
     given = arguments["callbacks"]
     if isinstance(given, keras.callbacks.CallbackList):
         return

@@ -1,4 +1,4 @@
-"""Makes the gradients of a train step those of the whole batch, as soon as they exist.
+"""All-reduces the gradients of a train step as soon as the tape gives them.
 
 `tape.gradient` of a model's variables scales by the replica's share and sums over the replicas, so that
 what a step does next (clip, log, apply) sees what one device would see.

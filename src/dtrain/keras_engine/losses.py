@@ -1,4 +1,4 @@
-"""Makes Keras' losses mean over the whole batch, whatever part of it a replica holds.
+"""Makes Keras' losses means over the whole batch, whichever part of it a replica has.
 
 Under `fit` a replica's loss is what its examples would give as a whole batch, corrected where the divisor
 is not the number of examples (masks, weights); in a custom loop it is the replica's part of the sum.
@@ -101,7 +101,7 @@ def loss_call(
 
 
 def watch_own_call(loss: Any) -> None:
-    """Has a loss whose class overrides `__call__` see all replicas' examples where it couples them.
+    """Gives a loss whose class overrides `__call__` all replicas' examples, where it couples them.
 
     Python looks up `__call__` in the class, so it is replaced there; for other models it does what it did.
     """
@@ -116,7 +116,7 @@ def watch_own_call(loss: Any) -> None:
 
 
 def _make_own_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The replacement of the `__call__` that a user's loss has in the place of Keras' own."""
+    """The replacement of the `__call__` with which a user's loss overrides Keras' own."""
 
     def __call__(self: Any, y_true: Any, y_pred: Any, *weights: Any, **named: Any) -> Any:  # noqa: N807
         step = current_step()
@@ -174,7 +174,7 @@ def gathered(leaf: Any) -> Any:
 
 
 def overrides_call(loss: Any) -> bool:
-    """Whether a loss has a `__call__` of its own in the place of Keras'."""
+    """Whether a loss overrides `__call__`."""
     return _unwrapped_call(type(loss)) is not _unwrapped_call(keras.losses.Loss)
 
 
@@ -196,7 +196,7 @@ def is_own_loss(loss: Any) -> bool:
 
 
 def learn_coupling(loss: Any, y_true: Any, y_pred: Any) -> bool:
-    """Tries out whether a loss couples examples, by leaving some of them out.
+    """Tries whether a loss couples examples, by leaving some of them out.
 
     Args:
         loss: a `keras.losses.Loss`.
@@ -264,7 +264,7 @@ def _part_of_sum(
     reduction: str | None,
     dtype: Any,
 ) -> Any:
-    """A custom loop's loss: the parts of all replicas add up to the whole batch's loss."""
+    """A custom loop's loss: the sum over the replicas is the whole batch's loss."""
     if reduction not in _MEANS or values.shape.rank == 0 or not upstream_tf.merge_possible():
         return original(values, sample_weight, mask, reduction, dtype)
     total = _total(original, values, sample_weight, mask, dtype)

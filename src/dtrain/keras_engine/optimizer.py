@@ -1,4 +1,4 @@
-"""Lets Keras' optimizers work on gradients that are reduced already.
+"""Applies gradients by Keras' own optimizers after the all-reduce.
 
 First the reduction, then Keras' own `apply` as on a single device: clipping, loss scaling, accumulation,
 EMA, weight decay and constraints come after it, with no talk between replicas inside a `cond`.

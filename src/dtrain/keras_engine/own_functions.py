@@ -1,4 +1,4 @@
-"""Has a step run a user's `tf.function`s as parts of itself, not as functions of their own.
+"""Inlines a user's `tf.function`s into the step that calls them.
 
 Replicas cannot meet inside a nested function, and what it looks up, writes or builds is not seen from
 outside. On parameter servers it would keep variables of one block that the next one does not have.

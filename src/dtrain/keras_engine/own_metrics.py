@@ -1,4 +1,4 @@
-"""Has a metric of the user's count as on one device, whatever its `update_state` does.
+"""Makes a user's own metric count as on one device, whatever its `update_state` does.
 
 An update that adds up over examples is made by each replica with its own examples, and the variables are
 summed when they are read. Any other is made by every replica with the examples of all, and the variables are
@@ -82,7 +82,7 @@ def add_variable(
 
 
 def watch(metric: Any) -> None:
-    """Has the `update_state` of a metric's class, if it is not Keras' own, see what it must see."""
+    """Wraps the `update_state` of a metric's class, if it is not Keras' own."""
     for kind in type(metric).__mro__:
         own = vars(kind).get("update_state")
         if own is None or upstream_keras.is_keras_own(kind) or hasattr(own, "_dtrain_original"):
@@ -186,7 +186,7 @@ def _is_additive(metric: Any, arguments: Arguments) -> bool:
 
 
 def _may_be_tried(metric: Any, arguments: Arguments) -> bool:
-    """Whether it is up to the update: what is one number a step must be made whole first."""
+    """Whether a trial can decide: an argument that is one number a step must be combined in any case."""
     layout = current_layout()
     if layout is None or not all(_can_hold_parts(v, shared=layout.workers == 1) for v in metric.variables):
         return False
@@ -230,7 +230,7 @@ def _of_all(metric: Any, step: ReplicaStep | None, leaf: Any, kind: Any) -> Any:
 
 
 def _once(leaf: Any, make: Callable[[], Any]) -> Any:
-    """What was made of a leaf in this step, before or now: metrics share their arguments."""
+    """What `make` gives for a leaf, computed once a step: metrics share their arguments."""
     holder = current_step() if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     made: dict[int, tuple[Any, Any]] = getattr(holder, _MADE, {})
     if holder is not None:
@@ -269,7 +269,7 @@ def updated_apart(*, alone: bool) -> contextlib.AbstractContextManager[bool]:
 
 
 def _warn_of_workers(metric: Any, args: Any, kwargs: Any) -> None:
-    """Says of a metric that what several workers change of it does not add up."""
+    """Warns of a metric whose changes by several workers do not add up."""
     if metric in _known:
         return
     arguments = Arguments.of(args, kwargs)
@@ -299,14 +299,14 @@ def _can_hold_parts(variable: Any, *, shared: bool) -> bool:
 
 
 def _hold_alike(variable: Any) -> None:
-    """From now on each replica holds a variable's value, and reading it asks the first."""
+    """Makes every replica hold a variable's whole value; a read takes the first replica's."""
     found = combined_on_read(variable)
     if found is not None:
         upstream_tf.set_aggregation(found, tf.VariableAggregation.ONLY_FIRST_REPLICA)
 
 
 def _hold_parts(variable: Any) -> None:
-    """From now on replicas hold parts of a variable: the first one what all held, the others nothing yet."""
+    """Makes replicas hold parts of a variable: the first keeps the value, the others begin with zeros."""
     found = combined_on_read(variable)
     if found is None or found.aggregation == tf.VariableAggregation.SUM:
         return

@@ -53,7 +53,7 @@ class LossKind:
 
 
 class StepTrial:
-    """The user's step, traced on one replica: what it uses is made by that, what it is can be found out.
+    """The user's step, traced on one replica: this makes its variables, and its losses can be examined.
 
     Args:
         step: runs the user's step on a batch, with a `TrialStep` to write to.

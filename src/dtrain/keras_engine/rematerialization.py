@@ -71,7 +71,7 @@ def remat(original: Callable[..., Any], f: Callable[..., Any]) -> Any:
 def rematerialized_call(
     original: Callable[..., Any], self: Any, layer_call: Any, /, *args: Any, **kwargs: Any
 ) -> Any:
-    """The replacement of what chooses, by the scope's mode, what of a layer is rematerialized."""
+    """The replacement of Keras' choice, by the scope's mode, of what in a layer is rematerialized."""
     mode = upstream_keras.remat_mode_of(self)
     if mode is not None and mode.mode == "activations" and _has_fixed_activation(self):
         return layer_call
@@ -79,7 +79,7 @@ def rematerialized_call(
 
 
 def _has_fixed_activation(layer: Any) -> bool:
-    """Whether a layer only shows the activation of another one, as an LSTM does that of its cell."""
+    """Whether a layer's activation is another layer's and cannot be set, as an LSTM's is its cell's."""
     found = getattr(type(layer), "activation", None)
     return isinstance(found, property) and found.fset is None
 
@@ -154,7 +154,7 @@ class _Repeated:
         return keras.tree.pack_sequence_as(self._structure, first)
 
     def _gradients(self, inputs: list[Any], above: Any, variables: list[Any]) -> Any:
-        """Of the inputs and of the variables, from those of the outputs."""
+        """The gradients of the inputs and of the variables, from those of the outputs."""
         again = _after(inputs, above)
         with tf.GradientTape() as tape:
             tape.watch(again)
@@ -206,7 +206,7 @@ def _no_losses_added(layer: Any) -> Iterator[None]:
 
 
 def _after(inputs: list[Any], above: Any) -> list[Any]:
-    """The inputs, not before the gradients of what came later are there.
+    """The inputs, with a control dependency on the gradients of what came later.
 
     Otherwise TensorFlow would find that the repetition computes what was computed already, and keep that.
     """

@@ -211,7 +211,7 @@ def replica_threads(original: Callable[..., Any], distribution: Any, fn: Any, ar
 
 @replaces(upstream_tf.MERGE_CALL)
 def merge_call(original: Callable[..., Any], self: Any, fn: Any, args: Any, kwargs: Any) -> Any:
-    """The replacement of where a replica's thread stops until all others have come as far."""
+    """The replacement of `merge_call`, where a replica's thread waits for the others."""
     own = _own()
     if own is None:
         return original(self, fn, args, kwargs)
@@ -337,7 +337,7 @@ def _holds(container: Any, held: Any) -> bool:
 
 
 def _fill(container: Any, content: Any) -> None:
-    """Makes a container hold something else, past what Keras does when one of its own lists changes."""
+    """Replaces a container's content without the bookkeeping of Keras' tracked lists."""
     if isinstance(container, dict):
         kind: Any = OrderedDict if isinstance(container, OrderedDict) else dict
         kind.clear(container)
@@ -353,7 +353,7 @@ def _fill(container: Any, content: Any) -> None:
 
 
 def _set(owner: Any, name: str, value: Any) -> None:
-    """Sets an attribute, past what Keras does when one of a layer changes."""
+    """Sets an attribute without the bookkeeping of Keras' layers."""
     if value is _MISSING:
         vars(owner).pop(name, None)
     else:

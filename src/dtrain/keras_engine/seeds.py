@@ -1,4 +1,4 @@
-"""Gives every replica its own random numbers, and the same ones again with the same seed.
+"""Gives each replica its own random numbers, which repeat with the seed.
 
 Keras' random layers draw from a seed generator whose state is equal on all replicas; the replica's number
 is mixed into what is drawn, never into the state.

@@ -1,4 +1,4 @@
-"""An optimizer's state divided over the replicas: one of them keeps a weight's state and computes its update.
+"""Shards an optimizer's state: one replica holds the state of a weight and computes its update.
 
 Gradients are summed as ever, so clipping and loss scaling see all of them; then each weight is updated by
 its owner, and the others are given the result. Which optimizers may be divided is for the caller to say.
@@ -62,7 +62,7 @@ _plans: weakref.WeakKeyDictionary[Any, ShardingPlan] = weakref.WeakKeyDictionary
 
 
 def shard(optimizer: Any) -> bool:
-    """Has the state of an optimizer that is not built yet divided when it is.
+    """Plans to shard the state of an optimizer that is not built yet.
 
     Returns:
         Whether there is anything to shard: several replicas, each with a copy of its own.
@@ -208,7 +208,7 @@ def load_own(original: Callable[..., Any], self: Any, store: Any) -> Any:
 
 
 def _meet_to_save(layout: ReplicaLayout) -> None:
-    """Waits for all workers to save; a gathering that some do not join would hang."""
+    """Waits until all workers save; a gathering that some of them do not join would hang."""
     missing = ""
     try:
         if set(exchange(layout, _SAVING, timeout=SAVE_SECONDS)) != {_SAVING}:

@@ -1,4 +1,4 @@
-"""Keeps what layers hold beside their weights (moving statistics) equal on all replicas.
+"""Keeps the state of layers beside their weights (moving statistics) equal on all replicas.
 
 Within a step each replica writes its own copy; at its end the copies become their mean by shares, in one
 reduction. Integers (seeds, counters) advance alike everywhere and are left.

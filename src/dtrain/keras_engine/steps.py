@@ -1,7 +1,7 @@
 """Computes one step on all replicas: forward, backward, reduction, update, metrics.
 
-Reads top to bottom in the order in which a step happens. How many steps a call makes, and where their
-data comes from, is `functions.py`'s.
+`StepProgram` reads top to bottom in the order in which a step happens. How many steps a call makes, and where
+their data comes from, is decided in `step_function.py`.
 """
 
 from __future__ import annotations

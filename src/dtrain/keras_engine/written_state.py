@@ -40,7 +40,7 @@ _CLEAR = 0.25  # how far random numbers, which differ between the runs, may move
 def state_problems(
     trial: Trial, step: TrialStep, part: Any, rows: int, model: Any
 ) -> tuple[list[str], list[str]]:
-    """The variables that a step writes from its examples and that the replicas' means do not make right.
+    """The variables that a step writes from its examples and for which the replicas' mean is wrong.
 
     Args:
         trial: of the step.
@@ -78,7 +78,7 @@ def state_problems(
 
 
 def _is_kept_alike(variable: Any) -> bool:
-    """Whether replicas are to hold the same value of a variable, and TensorFlow was not told how."""
+    """Whether replicas must hold the same value of a variable, and no aggregation is set for it."""
     if not isinstance(variable, tf.distribute.DistributedValues) or len(variable.values) < 1:
         return False
     on_read = variable.synchronization == tf.VariableSynchronization.ON_READ
@@ -86,7 +86,7 @@ def _is_kept_alike(variable: Any) -> bool:
 
 
 class _Runs:
-    """What a step leaves in variables for some examples, for these twice, and for both halves of them."""
+    """The values that a step writes for some examples, for these twice, and for both halves of them."""
 
     def __init__(self, trial: Trial, part: Any, rows: int, variables: Sequence[Any]) -> None:
         once, half = some_rows_of(part, 0, rows), rows // 2
@@ -123,7 +123,7 @@ def _near(a: Any, b: Any, *, scale: Any = 0.0) -> bool:
 
 
 class _Flow:
-    """What in a traced step comes from its own replica's examples alone, and what from random numbers."""
+    """Which tensors of a traced step depend on the replica's own examples, and which on random numbers."""
 
     def __init__(self, trial: Trial, step: TrialStep) -> None:
         self._operations = trial.graph.get_operations()
@@ -158,7 +158,7 @@ class _Flow:
         return (name for name, handle in self._variable_of.items() if handle == id(variable.handle))
 
     def _reached(self, sources: set[str], barriers: set[str]) -> set[str]:
-        """The tensors that depend on some; a variable that one is written to depends on it as a whole."""
+        """The tensors that depend on the sources; a write makes the whole variable depend on its value."""
         found, size = set(sources), -1
         while size != len(found):
             size = len(found)
@@ -174,7 +174,7 @@ class _Flow:
         return found
 
     def _rows_are_placed(self, values: list[Any]) -> bool:
-        """Whether the last tensors of unknown length on the way to some were put into places."""
+        """Whether the last tensors of unknown length before the values were written row by row."""
         stack, seen = list(values), set()
         while stack:
             each = stack.pop()

@@ -27,7 +27,7 @@ class Choice:
     options: dict[str, Any] = field(default_factory=dict)
 
     def announce(self) -> None:
-        """Says it in one line a job: in the log if the application shows it, else on standard error."""
+        """Reports the choice once a job: to the log if the application shows it, else to standard error."""
         topology = current()
         if topology is not None and not topology.is_chief:
             return

@@ -1,4 +1,4 @@
-"""What all of dtrain's strategies do alike: start the engine, prepare devices, run replica functions.
+"""What dtrain's strategies share: starting the engine, preparing devices, running replica functions.
 
 It chooses nothing; where replicas live is each strategy's.
 """
@@ -46,12 +46,12 @@ def next_collective_key_base() -> int:
 
 
 def sum_on_one_device() -> Any:
-    """How values are reduced without collectives: added up on one device, in the replicas' order."""
+    """Reduces without collectives: a sum on one device, in the replicas' order."""
     return upstream_tf.REDUCTION_TO_ONE.resolve()(accumulation_fn=sum_in_order)
 
 
 def resolver_of(topology: Topology, rpc_layer: str | None = None) -> Any:
-    """What tells TensorFlow of a topology that stands in no variable."""
+    """A cluster resolver for a topology that is in no environment variable."""
     jobs = {job: list(addresses) for job, addresses in topology.jobs.items()}
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(jobs),
@@ -110,7 +110,7 @@ class LocalUpdates:
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str | None, primary_var: Any, **kwargs: Any
     ) -> Any:
-        """The first replica of all begins with what is summed up, the others with nothing."""
+        """Of a variable that is summed over replicas, the first has the value, the others zeros."""
         initial = super()._get_variable_creator_initial_value(  # type: ignore[misc]
             replica_id=replica_id, device=device, primary_var=primary_var, **kwargs
         )

@@ -117,3 +117,5 @@ FACTS = (
     ),
 )
 """All strategies, in the order of the README's table."""
+
+BY_NAME = {facts.name: facts for facts in FACTS}

@@ -1,4 +1,4 @@
-"""What this machine has that decides which strategies it can run: cores, GPUs, a TPU's name, MPI, sockets.
+"""Finds what decides which strategies this machine can run: cores, GPUs, a TPU's name, MPI, sockets.
 
 It gathers facts; `feasibility.py` draws the conclusions. TensorFlow is imported in another process.
 """

@@ -1,4 +1,4 @@
-"""The program that looks at the devices of this machine, in a process of its own, and prints what it found.
+"""A program that probes the devices of this machine, in a process of its own, and prints what it found.
 
 Looking imports TensorFlow and takes the GPUs; the process that asks (`machine.py`) does neither.
 """

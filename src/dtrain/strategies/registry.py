@@ -1,6 +1,7 @@
 """From a name to a strategy: `dtrain.strategy("mirrored")`.
 
-The names are ours, TensorFlow's class names and the field's usual words for the same thing.
+The names are those of `facts.py`, TensorFlow's class names and the field's usual words for the same thing. A
+strategy's class is in the module of its name.
 """
 
 from __future__ import annotations
@@ -10,28 +11,11 @@ import re
 from typing import Any
 
 from dtrain.errors import ConfigurationError, UnknownStrategyError, known_are
+from dtrain.strategies.facts import BY_NAME
 from dtrain.strategies.interface import DistributionStrategy
 from dtrain.upstream.versions import check_versions
 
-# name -> (module, class)
-_CLASSES = {
-    "one_device": ("dtrain.strategies.one_device", "OneDeviceStrategy"),
-    "mirrored": ("dtrain.strategies.mirrored", "MirroredStrategy"),
-    "multi_worker": ("dtrain.strategies.multi_worker", "MultiWorkerMirroredStrategy"),
-    "central_storage": ("dtrain.strategies.central_storage", "CentralStorageStrategy"),
-    "parameter_server": ("dtrain.strategies.parameter_server", "ParameterServerStrategy"),
-    "tpu": ("dtrain.strategies.tpu", "TPUStrategy"),
-}
-NAMES = (
-    "default",
-    "one_device",
-    "mirrored",
-    "multi_worker",
-    "tpu",
-    "parameter_server",
-    "central_storage",
-    "auto",
-)
+NAMES = (*BY_NAME, "auto")
 # Words for them, as `_plain` writes them.
 _WORDS = {name.replace("_", ""): name for name in NAMES} | {
     "off": "default",
@@ -133,8 +117,7 @@ def strategy_class(name: str) -> Any:
     """The class of a canonical name that has one."""
     import importlib
 
-    module, attribute = _CLASSES[name]
-    return getattr(importlib.import_module(module), attribute)
+    return getattr(importlib.import_module(f"dtrain.strategies.{name}"), BY_NAME[name].class_name)
 
 
 def _check_options(name: str, options: dict[str, Any], known: tuple[str, ...]) -> None:

@@ -19,7 +19,7 @@ _SyncOnRead: Any = upstream_tf.SYNC_ON_READ.resolve()
 
 
 class _Number:
-    """What a plain `tf.Variable` can do outside of a graph and a distributed one cannot: be a number."""
+    """Converts a distributed variable to a number, as a plain `tf.Variable` outside of a graph can be."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return np.asarray(self.numpy(), dtype=dtype)  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
 """Which TensorFlow and Keras dtrain stands on, checked before the first strategy is made.
 
-A version that was not tested is refused rather than trusted: dtrain replaces private names.
+A version outside the range is refused; within it, `reach.py` compares each private name.
 """
 
 from __future__ import annotations
