@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -29,9 +30,9 @@ FOLDER = Path(of_keras.__file__).parent
 
 
 @pytest.fixture
-def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What is installed, as the record has it; a test may change it before `write`."""
-    found: dict[str, list[str]] = json.loads(reach.RECORD.read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads(reach.RECORD.read_text(encoding="utf-8"))
     monkeypatch.setattr(reach, "RECORD", tmp_path / "record.json")
     return found
 
@@ -45,15 +46,17 @@ def test_a_reach_is_there_as_it_was_written_against(each: reach.Reach) -> None:
     hook.install()
     assert each.resolve() is not None
     recorded = json.loads(reach.RECORD.read_text(encoding="utf-8"))
-    assert each.found() == recorded[each.place], "renew it: python -m dtrain.upstream --write"
-    assert each.found()[0], "callable, so its parameters must be on record"
+    found = [each.signature(), each.source()]
+    assert found == recorded["places"][each.place], "renew it: python -m dtrain.upstream --write"
+    assert each.signature(), "callable, so its parameters must be on record"
     assert each.reason
     assert each.thread == "none" or "#" in each.thread
 
 
 def test_the_record_has_what_is_reached_and_nothing_else() -> None:
     recorded = json.loads(reach.RECORD.read_text(encoding="utf-8"))
-    assert recorded.keys() == {each.place for each in REACHES}
+    assert recorded["places"].keys() == {each.place for each in REACHES}
+    assert recorded["versions"] == {"keras": keras.__version__, "tensorflow": tf.__version__}
 
 
 def test_replacing_is_done_once_and_all_of_it_is_on_record() -> None:
@@ -70,23 +73,25 @@ def test_replacing_is_done_once_and_all_of_it_is_on_record() -> None:
 
 
 @pytest.mark.parametrize("problem", ["is gone", "takes"])
-def test_nothing_is_replaced_where_a_name_has_changed(problem: str, record: dict[str, list[str]]) -> None:
+def test_nothing_is_replaced_where_a_name_has_changed(problem: str, record: dict[str, Any]) -> None:
     changed = reach.Reach(
         "keras.src.losses.loss:no_such_name" if problem == "is gone" else REACHES[-1].place, ""
     )
-    record[changed.place] = ["(self, other)", ""]
+    record["places"][changed.place] = ["(self, other)", ""]
     reach.RECORD.write_text(json.dumps(record), encoding="utf-8")
     with pytest.raises(UnsupportedVersionError, match=f"{changed.place}, which {problem}"):
         reach.replace_all([*REACHES, changed])
 
 
 def test_a_body_that_has_changed_is_a_warning(
-    record: dict[str, list[str]], caplog: pytest.LogCaptureFixture
+    record: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    record[of_keras.SEED_NEXT.place][1] = "another"
+    record["places"][of_keras.SEED_NEXT.place][1] = "another"
+    record["versions"]["keras"] = "3.15.0"
     reach.RECORD.write_text(json.dumps(record), encoding="utf-8")
     with caplog.at_level("WARNING", logger="dtrain"):
         reach.check(REACHES)
+    assert "tested with keras 3.15.0" in caplog.text
     assert "SeedGenerator.next" in caplog.text
     assert "Loss.__call__" not in caplog.text
 

@@ -1,7 +1,7 @@
 """Lists the private names of Keras and TensorFlow that dtrain replaces or uses, with reason and thread.
 
 python -m dtrain.upstream            # prints them
-python -m dtrain.upstream --check    # compares them with the record; fails where parameters differ
+python -m dtrain.upstream --check    # compares another version with the record; fails where parameters differ
 python -m dtrain.upstream --write    # records what is installed, once the tests have passed with it
 """
 

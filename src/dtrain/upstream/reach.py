@@ -68,17 +68,21 @@ class Reach:
         found = vars(self.holder()).get(self.name) or self.resolve()
         return getattr(found, "_dtrain_original", found)
 
-    def found(self) -> list[str]:
-        """The parameters as installed, without types, and a hash of the source; "" for what has none."""
+    def signature(self) -> str:
+        """The parameters as installed, without types; "" for what cannot be called."""
         original = self.original()
         # Not of the class itself: where its metaclass is callable, that one's parameters would be shown.
         function = original.__init__ if inspect.isclass(original) else original
         if not callable(function):
-            return ["", ""]
+            return ""
         signature = inspect.signature(function)
         plain = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
-        shown = signature.replace(parameters=plain, return_annotation=signature.empty)
-        return [str(shown), "" if inspect.isclass(original) else _hash_of_source(original)]
+        return str(signature.replace(parameters=plain, return_annotation=signature.empty))
+
+    def source(self) -> str:
+        """A hash of the source as installed; "" for a class, and for what has none."""
+        original = self.original()
+        return "" if inspect.isclass(original) else _hash_of_source(original)
 
 
 class Replaced(Reach):
@@ -153,41 +157,54 @@ def replace_all(reaches: Iterable[Reach]) -> None:
 def check(reaches: Iterable[Reach]) -> None:
     """Compares names with the record.
 
-    A body that differs under the same parameters is a warning: that happens with each release, and mostly
-    means nothing.
+    Bodies are looked at in other versions than the record's only. One that differs under the same parameters
+    is a warning: that happens with each release, and mostly means nothing.
 
     Raises:
         UnsupportedVersionError: a name is gone, or takes other parameters than when dtrain was written.
     """
-    record, changed = json.loads(RECORD.read_text(encoding="utf-8")), []
+    record, installed = json.loads(RECORD.read_text(encoding="utf-8")), _installed()
+    changed = []
     for reach in reaches:
-        known = record[reach.place]
+        parameters, source = record["places"][reach.place]
+        package = reach.place.partition(".")[0]
         try:
-            found = reach.found()
+            found = reach.signature()
         except (ImportError, AttributeError):
             found = None
-        package = reach.place.partition(".")[0]
-        if found is None or found[0] != known[0]:
-            now = "is gone" if found is None else f"takes {found[0]} and not {known[0]}"
+        if found != parameters:
+            now = "is gone" if found is None else f"takes {found} and not {parameters}"
             raise UnsupportedVersionError(
-                f"dtrain stands on {reach.place}, which {now} in the {package} that is installed. "
-                "Nothing was replaced.",
-                hint=f"install a version of {package} that this version of dtrain was tested with",
+                f"dtrain stands on {reach.place}, which {now} in the {package} {installed[package]} that is "
+                "installed. Nothing was replaced.",
+                hint=f"install {package} {record['versions'][package]}, which this version of dtrain was "
+                "tested with",
             )
-        if found[1] != known[1]:
+        if installed[package] != record["versions"][package] and reach.source() != source:
             changed.append(reach.label)
     if changed:
         logger.warning(
-            "dtrain was not tested with the Keras and TensorFlow that are installed, where these differ: %s. "
-            "Hint: compare a few steps with those of one device.",
+            "dtrain was tested with %s, and %s is installed, where these differ: %s. Hint: compare a few "
+            "steps with those of one device.",
+            _named(record["versions"]),
+            _named(installed),
             ", ".join(changed),
         )
 
 
 def write_record(reaches: Iterable[Reach]) -> None:
     """Takes what is installed now for what dtrain was tested with."""
-    found = {reach.place: reach.found() for reach in reaches}
-    RECORD.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    places = {reach.place: [reach.signature(), reach.source()] for reach in reaches}
+    record = {"versions": _installed(), "places": places}
+    RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _installed() -> dict[str, str]:
+    return {name: importlib.import_module(name).__version__ for name in ("keras", "tensorflow")}
+
+
+def _named(versions: dict[str, str]) -> str:
+    return " and ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _is_replaced(reach: Reach) -> bool:
