@@ -216,11 +216,9 @@ class Trainer:
     def predict(self, data: Any, **options: Any) -> Any:
         """The model's outputs for inputs: an array, a `Pipeline`, or what else Keras' `predict` takes."""
         options = {"verbose": 0} | options
-        if isinstance(data, Pipeline):
-            return self._compiled().predict(data, **options)
-        if isinstance(data, tf.data.Dataset):
-            return self._compiled().predict(data, **options)
-        return self._compiled().predict(data, batch_size=self.batches.micro_batch, **options)
+        if not isinstance(data, Pipeline | tf.data.Dataset):
+            options = {"batch_size": self.batches.micro_batch} | options
+        return self._compiled().predict(data, **options)
 
     # --- what the methods above share
 

@@ -155,18 +155,13 @@ class RecipeOptions:
         return to_arguments(self)
 
     @classmethod
-    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        """Add one option a field to `parser`."""
-        declare(parser, own_fields(cls))
-
-    @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> Self:
-        """The options in what a parser with `add_arguments` has parsed; ConfigurationError as above."""
+        """The options in what a parser that declares these fields has parsed; ConfigurationError as above."""
         return cls(**said(arguments, own_fields(cls)))
 
     @classmethod
     def parse(cls, argv: Sequence[str] | None = None) -> Self:
         """The options on a command line of their own; None means this process' own."""
         parser = argparse.ArgumentParser(allow_abbrev=False)
-        cls.add_arguments(parser)
+        declare(parser, own_fields(cls))
         return cls.from_arguments(parser.parse_args(argv))
