@@ -95,3 +95,14 @@ def common_steps(dataset: Any, layout: ReplicaLayout) -> int | None:
         own = -(-own // layout.local_replicas)
     counts = exchange(layout, own)
     return None if min(counts) < 0 else max(counts)
+
+
+class CountedAdapter:
+    """A data adapter with a number of batches that all workers agree on."""
+
+    def __init__(self, adapter: Any, num_batches: int | None) -> None:
+        self._adapter = adapter
+        self.num_batches = num_batches
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._adapter, name)

@@ -18,18 +18,16 @@ from dtrain.errors import DataError
 from dtrain.keras_engine.asynchronous.functions import make_asynchronous_epochs
 from dtrain.keras_engine.feed.arrays import ArraySource
 from dtrain.keras_engine.feed.calls import Call, CallSize, LastStep
-from dtrain.keras_engine.feed.division import check_same_data, common_steps, divided
+from dtrain.keras_engine.feed.division import CountedAdapter, check_same_data, common_steps, divided
 from dtrain.keras_engine.feed.position import DataPosition, restored
-from dtrain.keras_engine.feed.py_datasets import PyDatasetSource, can_be_opened
 from dtrain.keras_engine.feed.settings import take_settings
-from dtrain.keras_engine.feed.sources import PipelineSource, ReplayedSource, Source
+from dtrain.keras_engine.feed.sources import source_of
 from dtrain.keras_engine.groups import GroupIterator, Groups, batch_size_of, can_be_grouped
 from dtrain.keras_engine.input import SplitIterator
 from dtrain.keras_engine.input_advice import may_read_ahead
-from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, own_positions, servers_of
+from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
 from dtrain.keras_engine.step_function import StepFunction
 from dtrain.log import logger
-from dtrain.upstream import datasets as upstream_data
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream.reach import makes
 
@@ -78,7 +76,7 @@ class FeedEpochs(_Base):  # type: ignore[misc]
         self._call_size = CallSize(layout or ReplicaLayout(), every_batch=watched)
         self._groups: Groups | None = None
         self._in_xla: bool | None = None  # decided where the first batch is read
-        self._source = _source_of(self.data_adapter, self.steps_per_epoch, layout)
+        self._source = source_of(self.data_adapter, self.steps_per_epoch, layout)
         dataset = self._source.dataset
         self.element_spec = dataset.element_spec
         self._fingerprint = self._source.fingerprint | {
@@ -91,7 +89,9 @@ class FeedEpochs(_Base):  # type: ignore[misc]
             check_same_data(dataset, self.steps_per_epoch, layout)
         self._distributed_dataset = self._divided(dataset)
         if layout is not None and isinstance(self._distributed_dataset, tf.distribute.DistributedDataset):
-            self.data_adapter = _Counted(self.data_adapter, common_steps(self._distributed_dataset, layout))
+            self.data_adapter = CountedAdapter(
+                self.data_adapter, common_steps(self._distributed_dataset, layout)
+            )
             self._num_batches = self.data_adapter.num_batches
         self._forget()
         self._settings.session.attach(self)
@@ -389,27 +389,3 @@ class FeedEpochs(_Base):  # type: ignore[misc]
         with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
             for _ in range(self.steps_per_execution - 1):
                 next(iterator)
-
-
-def _source_of(adapter: Any, steps_per_epoch: int | None, layout: ReplicaLayout | None) -> Source:
-    """The source of the batches of an adapter of Keras'."""
-    if upstream_data.is_arrays(adapter):
-        return ArraySource(adapter, layout)
-    if upstream_data.is_py_dataset(adapter) and can_be_opened(adapter, steps_per_epoch):
-        return PyDatasetSource(adapter, layout)
-    dataset = adapter.get_tf_dataset()
-    positions = own_positions(dataset)
-    if positions is not None:
-        return PipelineSource(dataset, positions)
-    return ReplayedSource(upstream_data.kind_of(adapter), dataset, 1 if layout is None else layout.replicas)
-
-
-class _Counted:
-    """A data adapter with a number of batches that all workers agree on."""
-
-    def __init__(self, adapter: Any, num_batches: int | None) -> None:
-        self._adapter = adapter
-        self.num_batches = num_batches
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._adapter, name)

@@ -11,9 +11,11 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from dtrain.keras_engine.feed.arrays import ArraySource
 from dtrain.keras_engine.feed.position import DataPosition
+from dtrain.keras_engine.feed.py_datasets import PyDatasetSource, can_be_opened
 from dtrain.keras_engine.input_advice import tuned
-from dtrain.keras_engine.protocol import Positions
+from dtrain.keras_engine.protocol import Positions, ReplicaLayout, own_positions
 from dtrain.log import logger
 from dtrain.upstream import datasets as upstream_data
 from dtrain.upstream import tensorflow as upstream_tf
@@ -157,3 +159,16 @@ class ReplayedSource:
                 state["seed"],
             )
         yield None
+
+
+def source_of(adapter: Any, steps_per_epoch: int | None, layout: ReplicaLayout | None) -> Source:
+    """The source of the batches of an adapter of Keras'."""
+    if upstream_data.is_arrays(adapter):
+        return ArraySource(adapter, layout)
+    if upstream_data.is_py_dataset(adapter) and can_be_opened(adapter, steps_per_epoch):
+        return PyDatasetSource(adapter, layout)
+    dataset = adapter.get_tf_dataset()
+    positions = own_positions(dataset)
+    if positions is not None:
+        return PipelineSource(dataset, positions)
+    return ReplayedSource(upstream_data.kind_of(adapter), dataset, 1 if layout is None else layout.replicas)
