@@ -203,18 +203,18 @@ def serve(side: str, address: str, network: str) -> None:
 
 
 def make_blocks_long() -> None:
-    """Has a session make blocks as long as with overlap; nothing else changes."""
-    from dtrain.keras_engine.asynchronous.session import Session
+    """Makes blocks as long as with overlap; nothing else changes."""
+    from dtrain.keras_engine.asynchronous.block_sizes import BlockSizes
 
-    wished = Session._wished_steps
+    wished = BlockSizes._wished
 
-    def longer(self: Any) -> int:
+    def longer(self: Any, left: int | None) -> int:
         steps = LONG_BLOCK
-        if self._left is not None and self.workers > 1:
-            steps = min(steps, -(-self._left // (2 * self.workers)))
-        return max(wished(self), steps) if self.step_seconds is not None else 1
+        if left is not None and self._workers > 1:
+            steps = min(steps, -(-left // (2 * self._workers)))
+        return max(wished(self, left), steps) if self._pace.seconds is not None else 1
 
-    Session._wished_steps = longer
+    BlockSizes._wished = longer
 
 
 def main() -> None:

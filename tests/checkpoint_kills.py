@@ -34,7 +34,8 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.checkpoint import files, store
-from dtrain.checkpoint.store import CheckpointStore, committed, read_share, remove_uncommitted
+from dtrain.checkpoint.store import CheckpointStore
+from dtrain.checkpoint.stored import committed, read_share, remove_uncommitted
 
 STEPS = (10, 20, 30, 40)
 KEEP = 2

@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.checkpoint.store import CheckpointStore, committed
+from dtrain.checkpoint.store import CheckpointStore
+from dtrain.checkpoint.stored import committed
 
 PATIENCE = 20.0  # seconds; far more than a save of these sizes takes
 

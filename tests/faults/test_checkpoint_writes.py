@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from checkpoint_kills import try_kills
-from dtrain.checkpoint.store import committed, read_share
+from dtrain.checkpoint.stored import committed, read_share
 
 ENDING = """
 import sys, time

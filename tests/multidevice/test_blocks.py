@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from dtrain.keras_engine.asynchronous.batches import Batches, BlockData, BlockReader
-from dtrain.keras_engine.asynchronous.pace import Pace
+from dtrain.keras_engine.asynchronous.block_sizes import Pace
 from dtrain.keras_engine.asynchronous.packing import Packing
 
 WORDS = ("float32", "int32", "uint32", "float64", "int64", "uint64")
@@ -57,7 +57,7 @@ def test_what_is_packed_comes_out_to_the_bit(names: tuple[str, ...]) -> None:
     flats = there([tf.constant(array) for array in arrays])
     assert [(f.shape, f.dtype) for f in flats] == [(s.shape, s.dtype) for s in packing.flat_specs]
     assert sum(name in WORDS for name in names) == 0 or len(flats) <= 1 + sum(n in OTHERS for n in names)
-    for found in (back(flats), packing.unpack_arrays([flat.numpy() for flat in flats])):
+    for found in (back(flats), packing.unpack(flats)):
         assert all(same_bits(one, array) for one, array in zip(found, arrays, strict=True))
 
 

@@ -49,7 +49,7 @@ class AtBatch(keras.callbacks.Callback):
         self.busy: list[int | None] = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.busy += [block.worker for block in self.model.train_function._session.handed_out]
+        self.busy += [block.worker for block in self.model.train_function._session.runner.in_flight]
         self._at(batch)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -71,7 +71,7 @@ def killed_in_a_block(function: Any, worker: int) -> Iterator[None]:
     def watch() -> None:
         while not done.wait(0.001):
             session = function._session
-            if session is not None and any(block.worker == worker for block in session.handed_out):
+            if session is not None and any(block.worker == worker for block in session.runner.in_flight):
                 os.kill(pid, signal.SIGKILL)
                 return
 

@@ -12,13 +12,8 @@ import pytest
 import tensorflow as tf
 
 from checkpoint_stores import PATIENCE, directories, saved, steps, tensors
-from dtrain.checkpoint.store import (
-    CheckpointStore,
-    committed,
-    read_share,
-    remove_all,
-    remove_uncommitted,
-)
+from dtrain.checkpoint.store import CheckpointStore
+from dtrain.checkpoint.stored import committed, read_share, remove_all, remove_uncommitted
 from dtrain.errors import ConfigurationError
 
 # --- what is written is read

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.checkpoint.group import Group
-from dtrain.checkpoint.store import StoredCheckpoint, committed, read_share
+from dtrain.checkpoint.stored import StoredCheckpoint, committed, read_share
 from dtrain.checkpoint.variables import Entry, TrainingVariables
 from dtrain.cluster import settings
 from dtrain.data.unpickling import load_arrays

@@ -112,7 +112,7 @@ class SaveCoordinator:
         busy = any(each.busy for each in proposals)
         return SaveDecision(save=due and not busy, late=due and busy)
 
-    def room(self, total: int) -> int | None:
+    def max_steps(self, total: int) -> int | None:
         """Steps from `total` to the next save by number of steps; None where steps do not count."""
         return self._every - total % self._every if self._every else None
 

@@ -13,7 +13,8 @@ from dtrain.checkpoint.content import Found, content, find_newest
 from dtrain.checkpoint.folder_lock import FolderLock
 from dtrain.checkpoint.group import find_group
 from dtrain.checkpoint.program import check_program, program_facts, warn_of_other_program
-from dtrain.checkpoint.store import CheckpointStore, Written, remove_all, remove_uncommitted
+from dtrain.checkpoint.store import CheckpointStore
+from dtrain.checkpoint.stored import remove_all, remove_uncommitted
 from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.talk import exchange
@@ -33,6 +34,7 @@ class CheckpointFolder:
 
     Attributes:
         path: as given.
+        store: writes this worker's share of each checkpoint.
         leads: whether this worker says when a checkpoint is whole, and removes checkpoints.
 
     Raises:
@@ -59,7 +61,7 @@ class CheckpointFolder:
         self._lock = FolderLock(self._locked, layout, self._group)
         if self.leads:
             remove_uncommitted(path)
-        self._store = CheckpointStore(
+        self.store = CheckpointStore(
             path,
             token=self._group.token,
             writer=self._group.mine,
@@ -104,18 +106,8 @@ class CheckpointFolder:
         begun = time.perf_counter()
         self._serial += 1
         tensors, notes = content(self._variables, self._layout, self._group, worker, self._program, **kind)
-        self._store.save(step, tensors, notes, serial=self._serial)
+        self.store.save(step, tensors, notes, serial=self._serial)
         self._seconds = time.perf_counter() - begun
-
-    @property
-    def busy(self) -> bool:
-        """Whether a checkpoint is still being written."""
-        return self._store.busy
-
-    @property
-    def last_written(self) -> Written | None:
-        """What this worker's share of the last checkpoint took to write."""
-        return self._store.last_written
 
     def wait(self, step: int | None = None, timeout: float | None = None) -> bool:
         """Waits until nothing is being written.
@@ -127,15 +119,15 @@ class CheckpointFolder:
         Returns:
             Whether it is so; False when the time was over before.
         """
-        written = self._store.wait(timeout)
-        return written and (step is None or not self.leads or self._store.last_committed == step)
+        written = self.store.wait(timeout)
+        return written and (step is None or not self.leads or self.store.last_committed == step)
 
     def report(self) -> None:
         """Says what has become of the checkpoints that were being written."""
-        problem = self._store.take_problem()
+        problem = self.store.take_problem()
         if problem:
             logger.warning("%s Training goes on, and the next checkpoint is tried as ever.", problem)
-        committed = self._store.last_committed
+        committed = self.store.last_committed
         if committed is None or committed == self._reported or self._layout.worker > 0:
             return
         self._reported = committed
@@ -150,7 +142,7 @@ class CheckpointFolder:
 
     def close(self, timeout: float | None = None) -> None:
         """Finishes what is being written, in at most `timeout` seconds."""
-        self._store.close(timeout)
+        self.store.close(timeout)
 
     def release(self) -> None:
         """Lets other jobs use the folder; calling it again does nothing."""

@@ -20,7 +20,8 @@ from dtrain.checkpoint.coordinator import SaveCoordinator
 from dtrain.checkpoint.folder import CheckpointFolder
 from dtrain.checkpoint.preemption import Notices
 from dtrain.checkpoint.restoration import Moment, NewTraining, Restoration
-from dtrain.checkpoint.store import Written, remove_all
+from dtrain.checkpoint.store import Written
+from dtrain.checkpoint.stored import remove_all
 from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.cluster import settings
 from dtrain.keras_engine.build import build
@@ -120,7 +121,9 @@ class BackupSession:
         self._total += done - self._done
         self._done = done
         self._report()
-        decision = self._coordinator.decide(self._total, busy=self._folder.busy, notice=self._notices.noted)
+        decision = self._coordinator.decide(
+            self._total, busy=self._folder.store.busy, notice=self._notices.noted
+        )
         self._late = self._late or decision.late
         if not decision.save or not self._at_rest():
             return
@@ -135,7 +138,7 @@ class BackupSession:
 
     def max_steps(self) -> int | None:
         """Steps until the next one after which to save."""
-        return self._coordinator.room(self._total)
+        return self._coordinator.max_steps(self._total)
 
     def end(self, history: Any) -> None:
         """Deletes what nobody needs, or leaves the state of the end."""
@@ -288,7 +291,7 @@ class BackupSession:
     def _report(self) -> None:
         """Says what has become of checkpoints that were being written."""
         self._folder.report()
-        written = self._folder.last_written
+        written = self._folder.store.last_written
         if self._late and written is not None and written.seconds >= _SLOW_SECONDS:
             self._warn_of_slow_disk(written)
 

@@ -20,25 +20,10 @@ from typing import Any, NamedTuple
 from dtrain.checkpoint import files as operations
 from dtrain.checkpoint import layout, stored
 from dtrain.checkpoint.files import join
-from dtrain.checkpoint.stored import (
-    StoredCheckpoint,
-    committed,
-    read_share,
-    remove_all,
-    remove_uncommitted,
-)
+from dtrain.checkpoint.stored import committed, read_share
 from dtrain.errors import CheckpointError, ConfigurationError
 from dtrain.log import logger
 from dtrain.upstream import tensorflow as upstream_tf
-
-__all__ = [
-    "CheckpointStore",
-    "StoredCheckpoint",
-    "committed",
-    "read_share",
-    "remove_all",
-    "remove_uncommitted",
-]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between two looks for the others' shares
 _AT_EXIT = 10.0  # seconds that a program which ends waits for what it is writing

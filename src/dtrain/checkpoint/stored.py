@@ -194,16 +194,8 @@ def _look_at(path: str) -> StoredCheckpoint:
         content = layout.decode(operations.files.read(marker), marker)
         for share in content["shares"]:
             check_sizes(path, share)
-        return StoredCheckpoint(
-            step=content["step"],
-            serial=content["serial"],
-            path=path,
-            writers=content["writers"],
-            notes=content["notes"],
-            token=content["token"],
-            time=content["time"],
-            shares=tuple(content["shares"]),
-        )
+        noted = {name: content[name] for name in ("step", "serial", "writers", "notes", "token", "time")}
+        return StoredCheckpoint(path=path, shares=tuple(content["shares"]), **noted)
     except (tf.errors.OpError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read: {one_line(error)}", hint=_HINT) from error
     except (KeyError, TypeError, AttributeError) as error:  # its sum is right, but dtrain did not write it

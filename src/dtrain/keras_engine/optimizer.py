@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.keras_engine.asynchronous.step import current_block
+from dtrain.keras_engine.asynchronous.tracing import current_block
 from dtrain.keras_engine.asynchronous.updates import updating
 from dtrain.keras_engine.context import (
     ReplicaStep,

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from dtrain.errors import ConfigurationError
-from dtrain.keras_engine.asynchronous.step import current_block
+from dtrain.keras_engine.asynchronous.tracing import current_block
 from dtrain.keras_engine.protocol import current_layout
 from dtrain.keras_engine.thread_value import ThreadValue
 from dtrain.upstream import keras as upstream_keras

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.keras_engine.asynchronous.step import Block, current_block
+from dtrain.keras_engine.asynchronous.tracing import current_block
 from dtrain.keras_engine.protocol import in_replica
 from dtrain.keras_engine.rematerialization import drawn
 from dtrain.upstream import keras as upstream_keras
@@ -46,7 +46,7 @@ def next_seed(original: Callable[..., Any], self: Any, ordered: bool = True) -> 
 def _mixed(seed: Any) -> Any:
     """What this replica, or this block of steps, draws where the generator gives a seed."""
     block = current_block()
-    if isinstance(block, Block) and block.mixed_into_seeds is not None:
+    if block is not None and block.mixed_into_seeds is not None:
         return mix(seed, block.mixed_into_seeds)
     return mix(seed, upstream_tf.replica_id()) if in_replica() else seed
 

@@ -131,16 +131,12 @@ class Exchange:
         return whole, values[-1]
 
     def _sent(self, pushed: Sequence[tuple[str, tf.Tensor]]) -> list[Any]:
-        """The tensors on the devices that they are for: packed where their shapes are known."""
+        """The tensors on the devices that they are for."""
         arrived: list[Any] = [None] * len(pushed)
-        packed: dict[str, list[int]] = {}
-        for i, (device, tensor) in enumerate(pushed):
-            if tensor.shape.is_fully_defined():
-                packed.setdefault(device, []).append(i)
-                continue
-            with tf.device(device):
-                arrived[i] = tf.identity(tensor)
-        for device, members in packed.items():
+        by_device: dict[str, list[int]] = {}
+        for i, (device, _) in enumerate(pushed):
+            by_device.setdefault(device, []).append(i)
+        for device, members in by_device.items():
             packing = Packing([tf.TensorSpec(pushed[i][1].shape, pushed[i][1].dtype) for i in members])
             flats = packing.pack([pushed[i][1] for i in members])
             with tf.device(device):

@@ -1,4 +1,4 @@
-"""What `fit`, `evaluate` and `predict` call under parameter servers, and the epochs that they go through.
+"""What `fit`, `evaluate` and `predict` call under parameter servers.
 
 The contract is Keras': `function(iterator) -> logs`. A call takes batches and returns what is known by then;
 the end of the epoch waits for all of them.
@@ -6,9 +6,9 @@ the end of the epoch waits for all of them.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -16,14 +16,12 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain import events
-from dtrain.errors import DataError
-from dtrain.keras_engine.asynchronous import stuck
 from dtrain.keras_engine.asynchronous.batches import BlockReader
-from dtrain.keras_engine.asynchronous.pace import Pace
+from dtrain.keras_engine.asynchronous.block_sizes import Pace
 from dtrain.keras_engine.asynchronous.program import BlockProgram
-from dtrain.keras_engine.asynchronous.session import BlockTimes, Session, Staleness
+from dtrain.keras_engine.asynchronous.runner import BlockTimes, Staleness
+from dtrain.keras_engine.asynchronous.session import BlockSession
 from dtrain.keras_engine.input import Split, rows_of, to_tensors
-from dtrain.keras_engine.protocol import servers_of
 from dtrain.log import logger
 from dtrain.time_breakdown import breakdown
 from dtrain.upstream import keras as upstream_keras
@@ -55,24 +53,24 @@ class AsynchronousFunction:
                 "which XLA cannot compile. It runs without XLA."
             )
         self._pace = Pace()
-        self._session: Session | None = None
+        self._session: BlockSession | None = None
         self._logs: Any = {}
         self._eager_logs: Any = {}
-        self._ahead = 0
+        self._ahead = 0  # batches that workers have got, and that no call has been made for
         self._readers: dict[str, BlockReader | None] = {}
         self._reader: BlockReader | None = None
         self._read_from: Any = None
         self._logs_at = 0.0
         self._counted = breakdown.seconds()  # when the epoch began
+        self._times = BlockTimes()
         self.every_batch = False
         self.staleness = Staleness()
-        self._times = BlockTimes()
 
     @property
     def times(self) -> BlockTimes:
         """Of all blocks so far, those of the epoch that runs included."""
         session = self._session
-        return self._times if session is None else self._times.and_more(session.times)
+        return self._times if session is None else self._times.plus(session.runner.times)
 
     @property
     def between_blocks(self) -> bool:
@@ -94,9 +92,9 @@ class AsynchronousFunction:
         if epochs is None:
             # train_on_batch and test_on_batch: one call, done when it returns.
             single = self._new_session(None)
-            self._take(single, iterator)
+            self._take_each(single, iterator)
             single.finish()
-            self._times = self._times.and_more(single.times)
+            self._times = self._times.plus(single.runner.times)
             return self._logs_of(single)
         if epochs.function is None:
             epochs.function = self
@@ -107,26 +105,25 @@ class AsynchronousFunction:
         session = self._session
         if session is None:
             raise RuntimeError("an epoch goes on after its end")
-        events.emit(events.PartChanges("compute"))
-        try:
-            self._take(session, iterator)
+        with _counted_as_compute():
+            reader = self._reader_of(iterator)
+            if reader is None:
+                self._take_each(session, iterator)
+            else:
+                self._take_ahead(session, iterator, reader)
             session.called()
             self._refresh_logs(session)
-        finally:
-            events.emit(events.PartChanges("callbacks"))
         return self._logs
 
     def end(self) -> None:
         """The epoch is over: waits for its blocks; the logs that were returned are then all of it."""
         session, self._session = self._session, None
         if session is not None:
-            events.emit(events.PartChanges("compute"))
-            session.finish()
-            self.staleness = session.staleness
-            self._times = self._times.and_more(session.times)
-            self._note_exchange(session.times)
-            self._renew_logs(session)
-            events.emit(events.PartChanges("callbacks"))
+            with _counted_as_compute():
+                session.finish()
+                self.staleness = session.runner.staleness
+                self._note_times(session)
+                self._renew_logs(session)
 
     def rest(self) -> bool:
         """Whether the model stands still now, after the calls that were made and before any other step.
@@ -139,18 +136,22 @@ class AsynchronousFunction:
         """The epoch ends by an error: what is not done is dropped."""
         session, self._session = self._session, None
         if session is not None:
-            session.abandon()
-            self._times = self._times.and_more(session.times)
-            self._note_exchange(session.times)
+            session.runner.abandon()
+            self._note_times(session)
 
-    def _take(self, session: Session, iterator: Any) -> None:
-        if not self.every_batch and not self._model.run_eagerly and isinstance(iterator, _EpochBatches):
-            if iterator is not self._read_from:
-                self._read_from, self._reader = iterator, self._reader_of(iterator.element_spec)
-            reader = self._reader
-            if reader is not None:
-                self._take_ahead(session, iterator, reader)
-                return
+    def _reader_of(self, iterator: Any) -> BlockReader | None:
+        """What reads the batches of an iterator in blocks; None where they are taken one by one."""
+        if self.every_batch or self._model.run_eagerly or not isinstance(iterator, EpochBatches):
+            return None
+        if iterator is not self._read_from:
+            spec, key = iterator.element_spec, str(iterator.element_spec)
+            if key not in self._readers:
+                self._readers[key] = BlockReader(spec) if BlockReader.reads(spec) else None
+            self._read_from, self._reader = iterator, self._readers[key]
+        return self._reader
+
+    def _take_each(self, session: BlockSession, iterator: Any) -> None:
+        """Takes batch by batch."""
         for step in range(self._model.steps_per_execution):
             try:
                 events.emit(events.PartChanges("input"))
@@ -167,7 +168,7 @@ class AsynchronousFunction:
                 session.add(batch, getattr(iterator, "element_spec", None))
             self._note(1, int(rows_of(Split((batch,), None))))
 
-    def _take_ahead(self, session: Session, iterator: Any, reader: BlockReader) -> None:
+    def _take_ahead(self, session: BlockSession, iterator: Any, reader: BlockReader) -> None:
         """Takes a block at once; the calls that follow are for batches that it has taken already."""
         for step in range(self._model.steps_per_execution):
             if self._ahead == 0:
@@ -185,20 +186,16 @@ class AsynchronousFunction:
         if self._kind == "train":
             events.emit(events.BatchesTaken(steps, examples))
 
-    def _note_exchange(self, times: BlockTimes) -> None:
-        """Says which part of the epoch's time its workers spent on the servers."""
+    def _note_times(self, session: BlockSession) -> None:
+        """Adds an epoch's times; says which part of the epoch its workers spent on the servers."""
+        times = session.runner.times
+        self._times = self._times.plus(times)
         if times.seconds > 0:
             spent = breakdown.seconds()["compute"] - self._counted["compute"]
             exchanged = spent * times.exchange / times.seconds
             breakdown.move("compute", "communication", exchanged, since=self._counted)
 
-    def _reader_of(self, spec: Any) -> BlockReader | None:
-        key = str(spec)
-        if key not in self._readers:
-            self._readers[key] = BlockReader(spec) if BlockReader.reads(spec) else None
-        return self._readers[key]
-
-    def _count_failed_call(self, session: Session, iterator: Any) -> None:
+    def _count_failed_call(self, session: BlockSession, iterator: Any) -> None:
         """With one worker the numbers are one device's, whose last, failing call counts as an iteration."""
         model = self._model
         counted = getattr(iterator, "counted", True)
@@ -215,28 +212,17 @@ class AsynchronousFunction:
         step = self._model.train_step if self._kind == "train" else self._model.test_step
         self._eager_logs = keras.tree.map_structure(_number, step(to_tensors(batch)))
 
-    def _new_session(self, total: int | None) -> Session:
-        layout = servers_of(self._strategy)
-        if layout is None:
-            raise RuntimeError("an asynchronous function needs a parameter-server strategy")
-        return Session(
-            self._program,
-            layout,
-            self._strategy.dtrain_coordinator(),
-            steps_a_call=self._model.steps_per_execution,
-            every_batch=self.every_batch,
-            total=total,
-            alarm=stuck.ALARM,
-            pace=self._pace,
-        )
+    def _new_session(self, total: int | None) -> BlockSession:
+        watched = self._model.steps_per_execution if self.every_batch else None
+        return BlockSession(self._program, self._strategy, self._pace, steps_a_call=watched, total=total)
 
-    def _refresh_logs(self, session: Session) -> None:
+    def _refresh_logs(self, session: BlockSession) -> None:
         now = time.monotonic()
         if self.every_batch or now - self._logs_at >= _LOGS_SECONDS:
             self._renew_logs(session)
             self._logs_at = now
 
-    def _renew_logs(self, session: Session) -> None:
+    def _renew_logs(self, session: BlockSession) -> None:
         """Keras keeps what the last call returned: it is brought up to date in place."""
         found = self._logs_of(session)
         if isinstance(found, dict):
@@ -245,11 +231,11 @@ class AsynchronousFunction:
         else:
             self._logs = found
 
-    def _logs_of(self, session: Session) -> Any:
+    def _logs_of(self, session: BlockSession) -> Any:
         if self._model.run_eagerly:
             return self._eager_logs
-        session.store()
-        results = self._model.get_metrics_result() if self._program.stock else session.outputs
+        session.runner.store()
+        results = self._model.get_metrics_result() if self._program.stock else session.runner.outputs
         return {} if results is None else keras.tree.map_structure(_number, results)
 
 
@@ -269,86 +255,14 @@ class AsynchronousPredict:
     def _one(self, batch: Any) -> Any:
         if self._model.run_eagerly:
             return self._model.predict_step(batch)
-        session = Session(
-            self._program,
-            self._model.distribute_strategy.dtrain_servers,
-            self._model.distribute_strategy.dtrain_coordinator(),
-            steps_a_call=1,
-            every_batch=True,
-            total=1,
-            alarm=stuck.ALARM,
-            pace=self._pace,
-        )
+        strategy = self._model.distribute_strategy
+        session = BlockSession(self._program, strategy, self._pace, steps_a_call=1, total=1)
         session.add(batch, alone=True)
         session.finish()
-        return session.outputs
+        return session.runner.outputs
 
 
-def make_asynchronous_epochs(base: Any) -> Any:
-    """A class of epoch iterators under parameter servers, from Keras' own."""
-
-    class AsynchronousEpochs(base):  # type: ignore[misc]
-        """Keras' epochs; the end of one waits for its blocks.
-
-        Attributes:
-            function: what has taken batches in this epoch, or None.
-            total: how many batches an epoch has from where it begins, or None.
-        """
-
-        function: AsynchronousFunction | None = None
-
-        def _divided(self, dataset: tf.data.Dataset) -> Any:
-            return _EpochData(dataset, self)
-
-        @property
-        def total(self) -> int | None:
-            found: int | None = self.steps_per_epoch or self._num_batches
-            return None if found is None else found - self._first
-
-        @contextlib.contextmanager
-        def catch_stop_iteration(self) -> Iterator[None]:
-            self.function = None
-            try:
-                with super().catch_stop_iteration():
-                    yield
-            except BaseException:
-                if self.function is not None:
-                    self.function.abandon()
-                raise
-
-        def _at_rest(self) -> bool:
-            return self.function is None or self.function.between_blocks
-
-        def _await_steps(self) -> None:
-            if self.function is not None:
-                self.function.end()
-
-    return AsynchronousEpochs
-
-
-class _EpochData:
-    """A dataset whose iterators know the epochs that they belong to."""
-
-    def __init__(self, dataset: tf.data.Dataset, epochs: Any) -> None:
-        self._dataset = dataset
-        self._epochs = epochs
-        self._counted = int(dataset.cardinality()) >= 0
-
-    def __iter__(self) -> _EpochBatches:
-        try:
-            iterator = iter(self._dataset)
-        except tf.errors.InvalidArgumentError as error:
-            if "unknown device" not in str(error):
-                raise
-            raise DataError(
-                "The dataset was made before the strategy: connecting to the cluster has renamed the device "
-                "that it is on.",
-                hint="make the strategy first, at the top of the program, then datasets and models",
-            ) from error
-        return _EpochBatches(iterator, self._epochs, counted=self._counted)
-
-
-class _EpochBatches:
+class EpochBatches:
     """Batches, in order.
 
     Attributes:
@@ -364,11 +278,21 @@ class _EpochBatches:
         self.epochs = epochs
         self.counted = counted
 
-    def __iter__(self) -> _EpochBatches:
+    def __iter__(self) -> EpochBatches:
         return self
 
     def __next__(self) -> Any:
         return next(self.iterator)
+
+
+@contextmanager
+def _counted_as_compute() -> Iterator[None]:
+    """The time within counts as computing, that after it for callbacks."""
+    events.emit(events.PartChanges("compute"))
+    try:
+        yield
+    finally:
+        events.emit(events.PartChanges("callbacks"))
 
 
 def _number(value: Any) -> Any:

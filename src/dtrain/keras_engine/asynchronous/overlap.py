@@ -1,196 +1,146 @@
 """A block whose steps compute while what the step before them has left to send is on its way.
 
-What a step leaves goes with the loop; the next step computes on weights that do not have it yet. In the
-graph the two depend on nothing of each other's, so that TensorFlow runs them at the same time.
+The loop carries a step's pending update into the next turn. There the step, which computes on weights that
+lack that update, and the update depend on nothing of each other's: TensorFlow runs them at the same time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
+from dtrain.keras_engine.asynchronous.block import Block, Tensors, Update, adds_up, update_by
 from dtrain.keras_engine.asynchronous.clocks import between, time_of
-from dtrain.keras_engine.asynchronous.step import Apply, Block, Rehearsal, adds_up, update_by
-from dtrain.upstream import keras as upstream_keras
-
-Tensors = list[tf.Tensor]
+from dtrain.keras_engine.asynchronous.loops import in_turns
+from dtrain.keras_engine.asynchronous.tracing import Apply, tracing
 
 
-def obstacle(rehearsal: Rehearsal, written: Sequence[Any]) -> str | None:
-    """Why the exchange of a step cannot overlap with the next step; None if it can.
-
-    Args:
-        rehearsal: of the step.
-        written: the variables on servers that it writes to.
-    """
-    if rehearsal.applies != 1:
-        return f"it calls optimizers {rehearsal.applies} times, not once"
-    if rehearsal.nested:
-        return "it calls its optimizer inside a condition, a loop or a function of its own"
-    updated = {
-        id(v)
-        for optimizer in rehearsal.optimizers
-        for v in (*optimizer.variables, *upstream_keras.trainable_variables_of(optimizer))
-    }
-    both = [v for v in written if id(v) in updated]
-    if both:
-        name = getattr(both[0], "path", None) or both[0].name
-        return f"it writes itself to {name!r}, which its optimizer has or updates"
-    return None
-
-
-class Left(NamedTuple):
-    """What a step has left to send, beside what it wrote.
+class PendingUpdate(NamedTuple):
+    """What a step has left to send.
 
     Attributes:
-        update: called on the servers with the gradients that arrived.
-        grads: tensors, `tf.IndexedSlices` or None.
-        targets: the variables that they belong to.
+        read_at: the servers' clock when the step's weights were read.
+        changes: of the variables that steps write to.
         whole: whether the gradients are to be sent now, a bool scalar; None for always.
+        grads: tensors, `tf.IndexedSlices` or None.
     """
 
-    update: Callable[[list[Any]], Any]
+    read_at: tf.Tensor
+    changes: Tensors
+    whole: tf.Tensor | None
     grads: list[Any]
-    targets: list[Any]
-    whole: tf.Tensor | None = None
 
+    def flatten(self) -> Tensors:
+        """It as tensors."""
+        return [each for each in tf.nest.flatten(self, expand_composites=True) if each is not None]
 
-class _Layout:
-    """How what a step leaves lies in a list of tensors; every step leaves the same.
-
-    Args:
-        left: of one step.
-        changes: how many tensors tell what the step wrote.
-    """
-
-    def __init__(self, left: Left, changes: int) -> None:
-        self.update = left.update
-        self.targets = left.targets
-        self.partial = left.whole is not None
-        self._kinds = [None if grad is None else isinstance(grad, tf.IndexedSlices) for grad in left.grads]
-        self._changes = changes
-
-    def flatten(self, left: Left, changes: Tensors, clock: tf.Tensor) -> Tensors:
-        """What a step wrote, has left, and the clock when its weights were read, as tensors."""
-        found = [clock, *changes]
-        if left.whole is not None:
-            found.append(left.whole)
-        for grad in left.grads:
-            if isinstance(grad, tf.IndexedSlices):
-                found += [grad.values, grad.indices]
-            elif grad is not None:
-                found.append(tf.convert_to_tensor(grad))
+    def restore(self, tensors: Sequence[tf.Tensor]) -> PendingUpdate:
+        """The pending update of another step, which lies in tensors as this one does."""
+        rest = iter(tensors)
+        parts = tf.nest.flatten(self, expand_composites=True)
+        flat = [None if part is None else next(rest) for part in parts]
+        found: PendingUpdate = tf.nest.pack_sequence_as(self, flat, expand_composites=True)
         return found
 
-    def shapes(self, pending: Tensors) -> list[tf.TensorShape]:
-        """Of the tensors of any step; rows of a sparse gradient may be more or fewer."""
-        found = [tensor.shape for tensor in pending]
-        place = len(found) - sum(0 if sparse is None else 1 + sparse for sparse in self._kinds)
-        for sparse in self._kinds:
-            if sparse:
-                found[place] = tf.TensorShape([None, *found[place][1:]])
-                found[place + 1] = tf.TensorShape([None])
-            place += 0 if sparse is None else 1 + sparse
+    def shapes(self) -> list[tf.TensorShape]:
+        """Of the tensors of any step: gradients of tables name more or fewer rows."""
+        found = []
+        for leaf in tf.nest.flatten(self):
+            if isinstance(leaf, tf.IndexedSlices):
+                found += [tf.TensorShape([None, *leaf.values.shape[1:]]), tf.TensorShape([None])]
+            elif leaf is not None:
+                found.append(leaf.shape)
         return found
-
-    def restore(self, pending: Tensors) -> tuple[tf.Tensor, Tensors, tf.Tensor | None, list[Any]]:
-        """The clock, what was written, whether the gradients are whole, and the gradients."""
-        rest = iter(pending)
-        clock = next(rest)
-        changes = [next(rest) for _ in range(self._changes)]
-        whole = next(rest) if self.partial else None
-        return clock, changes, whole, [_gradient(sparse, rest) for sparse in self._kinds]
 
 
 class Overlapped(Block):
     """A block each of whose steps calls one optimizer once; arguments as `Block`'s.
 
-    The first step, those after it and the end each have a method: `first`, `next`, `last`. A step's weights
-    have all updates of the worker's own but the last.
+    The first step stands before the loop, and the last update after it, so that a block leaves nothing. A
+    step's weights have all updates of the worker's own but the last.
     """
 
-    _left: Left | None = None
-    _layout: _Layout | None = None
+    _update: Update
+    _targets: list[Any]
+    _gradients: tuple[list[Any], tf.Tensor | None] | None = None
+
+    def loop(self, step: Callable[[tf.Tensor], Any], count: tf.Tensor, unrolled: int) -> Tensors:
+        """As `Block.loop`; a step is sent while the one after it computes."""
+        outputs = self._setting.plan.outputs
+
+        def computed(i: tf.Tensor) -> tuple[Tensors, PendingUpdate]:
+            self._gradients = None
+            with tracing(self):
+                returned = outputs.flatten(step(i))
+            if self._gradients is None:
+                raise RuntimeError("a step that has not called its optimizer cannot overlap")
+            grads, whole = self._gradients
+            return returned, PendingUpdate(self._clock.read_value(), self._changes(), whole, _plain(grads))
+
+        def turn(i: tf.Tensor, state: Tensors) -> Tensors:
+            returned, fresh = computed(i)
+            # After the step in the program: the rows of tables that it fetches need not wait for this.
+            values, clock = self._delivered(first.restore(state[known:]))
+            ready = time_of([*returned, *fresh.flatten()])
+            self.note_waiting(between(ready, time_of([*values, clock])))
+            self._take(values, clock, fresh.changes)
+            return [*returned, *fresh.flatten()]
+
+        returned, first = computed(tf.constant(0))
+        known = len(returned)
+        self._renew_base()
+        state = [*returned, *first.flatten()]
+        shapes = [*outputs.shapes(), *first.shapes()]
+        state = in_turns(turn, state, shapes, first=1, count=count, unrolled=unrolled)
+        begun = time_of(state[known:])
+        _, clock = self._delivered(first.restore(state[known:]))  # the new weights need not come back
+        self.note_waiting(between(begun, time_of([clock])))
+        self._renew_base()
+        return state[:known]
 
     def apply(self, original: Apply, optimizer: Any, grads: Sequence[Any], variables: Any) -> None:
         """What `optimizer.apply` does in a step: it keeps the gradients for later."""
         targets = self.targets_of(optimizer, variables)
-        for accumulator in self._accumulators:
-            if accumulator.optimizer is optimizer:
-                self._left = Left(*accumulator.collect(original, list(grads), targets))
-                return
-        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            self._left = _left_of_scaled(original, optimizer, list(grads), targets)
-            return
-        self._left = Left(update_by(original, optimizer, targets), list(grads), targets)
+        given, whole = list(grads), None
+        accumulator = self._accumulators.get(id(optimizer))
+        if accumulator is not None:
+            self._update, given, targets, whole = accumulator.collect(original, given, targets)
+        elif isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            # The scale may be another one when the gradients arrive, so theirs goes with them.
+            self._update = _update_of_scaled(original, optimizer, targets)
+            given.append(tf.convert_to_tensor(optimizer.dynamic_scale))
+            targets = [*targets, optimizer.dynamic_scale]
+        else:
+            self._update = update_by(original, optimizer, targets)
+        self._targets, self._gradients = targets, (given, whole)
 
-    def first(self, step: Callable[[], Tensors]) -> tuple[Tensors, Tensors]:
-        """Computes a step; gives what it returns and what it has left to send."""
-        outputs, pending, _ = self._computed(step)
-        for i, base in self._base.items():
-            base.refresh(self._stand_ins[i].read_value())
-        return outputs, pending
-
-    def next(self, step: Callable[[], Tensors], pending: Tensors) -> tuple[Tensors, Tensors]:
-        """Computes a step, and meanwhile sends what the one before it has left."""
-        outputs, fresh, changes = self._computed(step)
-        # After the step in the program, so that the rows of tables that it fetches need not wait for this.
-        values, clock = self._delivered(pending)
-        computed = time_of([*outputs, *fresh])
-        self.note_waiting(between(computed, time_of([*values, clock])))
-        self._take(values, clock, changes)
-        return outputs, fresh
-
-    def last(self, pending: Tensors) -> None:
-        """Sends what the last step has left; its weights need not come back."""
-        begun = time_of(pending)
-        _, clock = self._delivered(pending)
-        self.note_waiting(between(begun, time_of([clock])))
+    def _renew_base(self) -> None:
+        """What was written until now is sent."""
         for i, base in self._base.items():
             base.refresh(self._stand_ins[i].read_value())
 
-    def shapes(self, pending: Tensors) -> list[tf.TensorShape]:
-        """Of what any step has left to send."""
-        return self._known_layout().shapes(pending)
-
-    def _computed(self, step: Callable[[], Tensors]) -> tuple[Tensors, Tensors, Tensors]:
-        """Outputs, what is left to send, and the part of it that the step wrote."""
-        self._left = None
-        with self.traced():
-            outputs = step()
-        left = self._left
-        if left is None:
-            raise RuntimeError("a step that has not called its optimizer cannot overlap")
-        changes = self._changes()
-        if self._layout is None:
-            self._layout = _Layout(left, len(changes))
-        return outputs, self._layout.flatten(left, changes, self._clock.read_value()), changes
-
-    def _delivered(self, pending: Tensors) -> tuple[Tensors, tf.Tensor]:
+    def _delivered(self, pending: PendingUpdate) -> tuple[Tensors, tf.Tensor]:
         """Sends what a step has left; the weights and the clock after it."""
-        layout = self._known_layout()
-        read_at, changes, whole, grads = layout.restore(pending)
 
         def send() -> Tensors:
-            values, clock = self._sent(changes, layout.update, grads, layout.targets)
-            self._note_staleness(read_at, clock)
+            values, clock = self._sent(pending.changes, self._update, pending.grads, self._targets)
+            self._note_staleness(pending.read_at, clock)
             return [*values, clock]
 
-        if whole is None:
+        def send_changes() -> Tensors:
+            if not pending.changes:
+                return [tf.identity(each) for each in kept]
+            values, clock = self._sent(pending.changes)
+            return [*values, clock]
+
+        if pending.whole is None:
             found = send()
         else:
             kept = [*(each.read_value() for each in self._stand_ins), self._clock.read_value()]
-
-            def send_changes() -> Tensors:
-                if not changes:
-                    return [tf.identity(each) for each in kept]
-                values, clock = self._sent(changes)
-                return [*values, clock]
-
-            found = list(tf.cond(whole, send, send_changes))
+            found = list(tf.cond(pending.whole, send, send_changes))
         return found[:-1], found[-1]
 
     def _take(self, values: Tensors, clock: tf.Tensor, changes: Tensors) -> None:
@@ -199,20 +149,27 @@ class Overlapped(Block):
         for i, value in enumerate(values):
             if i not in written:
                 self._stand_ins[i].refresh(value)
-            elif not self._alone and adds_up(value):
+            elif not self._setting.alone and adds_up(value):
                 now = value + written[i]
                 self._stand_ins[i].refresh(now)
                 self._base[i].refresh(now)
         self._clock.refresh(clock)
 
-    def _known_layout(self) -> _Layout:
-        if self._layout is None:
-            raise RuntimeError("a block that overlaps begins with `first`")
-        return self._layout
+
+def _plain(grads: Sequence[Any]) -> list[Any]:
+    """Gradients as tensors, without what is known of the whole table."""
+    return [
+        None
+        if grad is None
+        else tf.IndexedSlices(grad.values, grad.indices)
+        if isinstance(grad, tf.IndexedSlices)
+        else tf.convert_to_tensor(grad)
+        for grad in grads
+    ]
 
 
-def _left_of_scaled(original: Apply, optimizer: Any, grads: list[Any], targets: list[Any]) -> Left:
-    """Gradients of a scaled loss: the scale may be another one when they arrive, so theirs goes with them."""
+def _update_of_scaled(original: Apply, optimizer: Any, targets: list[Any]) -> Update:
+    """An update by gradients of a scaled loss, and the scale as the last of what arrives."""
     scale = optimizer.dynamic_scale
     apply = update_by(original, optimizer, targets)
 
@@ -220,7 +177,7 @@ def _left_of_scaled(original: Apply, optimizer: Any, grads: list[Any], targets: 
         factor = tf.convert_to_tensor(scale) / arrived.pop()  # a power of two, so no bit is lost
         apply([_times(grad, factor) for grad in arrived])
 
-    return Left(update, [*grads, tf.convert_to_tensor(scale)], [*targets, scale])
+    return update
 
 
 def _times(grad: Any, factor: tf.Tensor) -> Any:
@@ -230,10 +187,3 @@ def _times(grad: Any, factor: tf.Tensor) -> Any:
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(grad.values * factor, grad.indices, grad.dense_shape)
     return grad * factor
-
-
-def _gradient(sparse: bool | None, tensors: Iterator[tf.Tensor]) -> Any:
-    if sparse is None:
-        return None
-    values = next(tensors)
-    return tf.IndexedSlices(values, next(tensors)) if sparse else values

@@ -13,7 +13,7 @@ from typing import Any
 from dtrain import channel
 from dtrain.cluster import current, serving, settings
 from dtrain.cluster.sockets import answers_at
-from dtrain.keras_engine.asynchronous.session import Handed, Session
+from dtrain.keras_engine.asynchronous.runner import BlockRunner, InFlightBlock
 from dtrain.log import logger
 from dtrain.topology import Task
 
@@ -24,9 +24,9 @@ _LOOK = 0.5  # seconds between two looks
 
 @dataclass
 class _Watched:
-    """A session, the timeout in seconds, and since when it has been at which point."""
+    """The blocks of a session, the timeout in seconds, and since when it has been at which point."""
 
-    session: Session
+    runner: BlockRunner
     timeout: float
     progress: int = -1
     since: float = 0.0
@@ -48,15 +48,15 @@ class StuckAlarm:
         self._thread: threading.Thread | None = None
         self._told: set[tuple[int, float]] = set()
 
-    def watch(self, session: Session) -> None:
-        """Looks at a session until it is over.
+    def watch(self, runner: BlockRunner) -> None:
+        """Looks at the blocks of a session until it is over.
 
         Raises:
             ConfigurationError: the timeout is not a positive number.
         """
         timeout = settings.stuck_timeout()
         with self._changed:
-            self._watched.append(_Watched(session, timeout))
+            self._watched.append(_Watched(runner, timeout))
             self._changed.notify()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="dtrain-stuck-alarm", daemon=True)
@@ -71,17 +71,17 @@ class StuckAlarm:
 
     def _look_at_all(self) -> None:
         with self._changed:
-            self._watched = [each for each in self._watched if not each.session.over]
+            self._watched = [each for each in self._watched if not each.runner.over]
             watched = list(self._watched)
             if not watched:
                 self._told.clear()
         for each in watched:
-            blocks = [block for block in each.session.handed_out if block.worker is not None]
+            blocks = [block for block in each.runner.in_flight if block.worker is not None]
             self._look_at_blocks(each, blocks)
             self._look_at_workers(each, idle=not blocks)
 
-    def _look_at_blocks(self, watched: _Watched, blocks: list[Handed]) -> None:
-        step_seconds = watched.session.step_seconds
+    def _look_at_blocks(self, watched: _Watched, blocks: list[InFlightBlock]) -> None:
+        step_seconds = watched.runner.step_seconds
         for block in blocks:
             taken = time.monotonic() - block.since
             usual = (step_seconds or 0.0) * block.steps
@@ -93,12 +93,12 @@ class StuckAlarm:
                 _alarm(block.worker, what, known=step_seconds is not None)
 
     def _look_at_workers(self, watched: _Watched, *, idle: bool) -> None:
-        now, progress = time.monotonic(), watched.session.progress
+        now, progress = time.monotonic(), watched.runner.progress
         if progress != watched.progress or not idle:
             watched.progress, watched.since = progress, now
         elif now - watched.since > watched.timeout:
             waited, watched.since = now - watched.since, now
-            for worker in range(watched.session.workers):
+            for worker in range(watched.runner.workers):
                 if _is_there(worker) and _status(worker) is None:
                     _alarm(worker, f"nothing has happened for {waited:.0f} s", known=True)
 

@@ -7,7 +7,6 @@ where untouched rows do not move.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,9 +16,10 @@ import tensorflow as tf
 from dtrain.keras_engine.asynchronous.stand_in import StandIn, standing_in
 from dtrain.keras_engine.context import underlying
 from dtrain.keras_engine.split_variables import is_split, part_of_value, parts_of
+from dtrain.keras_engine.thread_value import ThreadValue
 from dtrain.upstream import keras as upstream_keras
 
-_local = threading.local()
+_optimizer: ThreadValue[Any] = ThreadValue(None)
 
 # What these do to an element depends on that element, its gradient and its slots alone.
 _BY_ELEMENT = (
@@ -38,15 +38,9 @@ _BY_ELEMENT = (
 Update = Callable[[Any, Callable[..., Any], tuple[Any, ...]], Any]
 
 
-@contextlib.contextmanager
-def updating(optimizer: Any) -> Iterator[None]:
+def updating(optimizer: Any) -> contextlib.AbstractContextManager[Any]:
     """Says whose `apply` runs, so that `update` finds the slots."""
-    outer = getattr(_local, "optimizer", None)
-    _local.optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    try:
-        yield
-    finally:
-        _local.optimizer = outer
+    return _optimizer.set(getattr(optimizer, "inner_optimizer", optimizer))
 
 
 def update(one: Update, variable: Any, function: Callable[..., Any], args: Sequence[Any]) -> Any:
@@ -58,7 +52,7 @@ def update(one: Update, variable: Any, function: Callable[..., Any], args: Seque
         function: takes the variable and `args`.
         args: of the function; a gradient is a tensor or `tf.IndexedSlices` of the variable's shape.
     """
-    optimizer = getattr(_local, "optimizer", None)
+    optimizer = _optimizer()
     if not is_split(variable):
         return _update_rows(one, optimizer, variable, function, args, _slots(optimizer, variable))
     if _works_by_element(optimizer):

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from dtrain import events
 from dtrain.errors import DataError
-from dtrain.keras_engine.asynchronous.functions import make_asynchronous_epochs
+from dtrain.keras_engine.asynchronous.epochs import make_asynchronous_epochs
 from dtrain.keras_engine.feed.arrays import ArraySource
 from dtrain.keras_engine.feed.calls import Call, CallSize, LastStep
 from dtrain.keras_engine.feed.division import CountedAdapter, check_same_data, common_steps, divided

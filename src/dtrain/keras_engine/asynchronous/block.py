@@ -1,0 +1,299 @@
+"""A block of steps as a worker computes it: the user's own step on stand-ins, with updates on the servers.
+
+`optimizer.apply` is where a step meets the servers. What else the step wrote goes with that message, or with
+one of its own at the step's end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.keras_engine.asynchronous.accumulator import Accumulator
+from dtrain.keras_engine.asynchronous.clocks import between, time_of
+from dtrain.keras_engine.asynchronous.exchange import Exchange
+from dtrain.keras_engine.asynchronous.loops import in_turns
+from dtrain.keras_engine.asynchronous.packing import Packing
+from dtrain.keras_engine.asynchronous.rehearsal import StepPlan, stand_in_for
+from dtrain.keras_engine.asynchronous.stand_in import StandIn, standing_in
+from dtrain.keras_engine.asynchronous.tracing import Apply, tracing
+from dtrain.keras_engine.asynchronous.updates import updating
+from dtrain.keras_engine.context import local_update, underlying
+from dtrain.keras_engine.own_functions import in_block
+from dtrain.upstream import keras as upstream_keras
+
+Tensors = list[tf.Tensor]
+Update = Callable[[list[Any]], Any]
+
+COUNTED = (tf.TensorSpec([3], tf.int64), tf.TensorSpec([2], tf.float64))
+"""What every block counts: its staleness, and the seconds that it took and waited."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSetting:
+    """What the blocks of one step have in common.
+
+    Attributes:
+        plan: what the step does.
+        exchange: of the variables that stand on servers, in the plan's order.
+        strategy: the parameter-server strategy.
+        alone: whether no other worker writes between.
+        meets: whether steps meet the servers at all.
+        accumulating: optimizers whose micro-batches the worker adds up.
+        held: how the values of the variables that the chief holds are packed.
+    """
+
+    plan: StepPlan
+    exchange: Exchange
+    strategy: Any
+    alone: bool
+    meets: bool
+    accumulating: list[Any]
+    held: Packing
+
+
+class Block:
+    """A block; lives while it is traced.
+
+    Args:
+        setting: what it has in common with others.
+        numbers: its number in the epoch, and how many micro-batches the servers hold from before; int64 of
+            shape (2,).
+        held: the packed values of the variables that the chief holds.
+
+    Attributes:
+        mixed_into_seeds: as of `tracing.TracedBlock`. Workers draw from one seed at the same time: the
+            block's number makes what they draw different.
+    """
+
+    def __init__(self, setting: BlockSetting, numbers: tf.Tensor, held: Sequence[tf.Tensor]) -> None:
+        plan = setting.plan
+        self._setting = setting
+        self._begun = time_of([numbers])
+        values, clock = setting.exchange.read()
+        self._real = [underlying(v) for v in plan.pulled]
+        self._stand_ins = [stand_in_for(v, value) for v, value in zip(plan.pulled, values, strict=True)]
+        given = setting.held.unpack(held)
+        self._held = [stand_in_for(v, value) for v, value in zip(plan.held, given, strict=True)]
+        self._written = plan.written
+        # The servers' values that the worker's changes are counted from.
+        based = [] if setting.alone else self._written
+        self._base = {i: StandIn(self._stand_ins[i].read_value()) for i in based}
+        self._clock = StandIn(clock, name="clock")
+        # Updates between this worker's reads and writes: their sum, the most of one step, and how many steps.
+        self._staleness = StandIn(tf.zeros([3], tf.int64), name="staleness")
+        # Seconds in which the worker did nothing but wait for the servers.
+        self._waited = StandIn(between(self._begun, time_of([*values, clock])), name="waited")
+        self._accumulators = {id(o): Accumulator(o, numbers[1]) for o in setting.accumulating}
+        self._unsent = False
+        self._met = False
+        self._graph: Any = None
+        for i in self._written:
+            self._stand_ins[i].on_write = self._note_write
+        self.mixed_into_seeds = None if setting.alone else numbers[0]
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Around all of its steps: stand-ins are in the servers' place, and are freed at the end."""
+        plan, stand_ins = self._setting.plan, [*self._stand_ins, *self._held]
+        with standing_in([*plan.pulled, *plan.held], stand_ins), in_block():
+            yield
+        for each in (*stand_ins, self._clock, self._staleness, self._waited, *self._base.values()):
+            each.destroy()
+        for accumulator in self._accumulators.values():
+            accumulator.destroy()
+
+    def loop(self, step: Callable[[tf.Tensor], Any], count: tf.Tensor, unrolled: int) -> Tensors:
+        """Runs steps 0 to `count`, given their numbers, `unrolled` of them in a turn of the loop.
+
+        Returns:
+            What the last step returned, as tensors.
+        """
+        outputs = self._setting.plan.outputs
+
+        def turn(i: tf.Tensor, _: Tensors) -> Tensors:
+            return self.step(lambda: step(i))
+
+        return in_turns(turn, outputs.blanks(), outputs.shapes(), first=0, count=count, unrolled=unrolled)
+
+    def step(self, function: Callable[[], Any]) -> Tensors:
+        """Runs one step; what it wrote and did not send is sent at its end."""
+        if not self._setting.meets:
+            return self._setting.plan.outputs.flatten(function())
+        self._unsent = self._met = False
+        self._graph = tf.compat.v1.get_default_graph()
+        with tracing(self):
+            outputs = function()
+        if self._unsent or not self._met:
+            self.meet()
+        return self._setting.plan.outputs.flatten(outputs)
+
+    def results(self, outputs: Tensors) -> Tensors:
+        """What the block gives back: what the chief holds, what the block counted, and the outputs."""
+        if self._setting.meets:
+            for accumulator in self._accumulators.values():
+                accumulator.end(self)
+        held = [each.read_value() for each in self._held]
+        staleness = self._staleness.read_value()
+        taken = between(self._begun, time_of([*held, staleness, *outputs]))
+        return [*held, staleness, tf.stack([taken, self._waited.read_value()]), *outputs]
+
+    def apply(self, original: Apply, optimizer: Any, grads: Sequence[Any], variables: Any) -> None:
+        """What `optimizer.apply` does in a step."""
+        targets = self.targets_of(optimizer, variables)
+        accumulator = self._accumulators.get(id(optimizer))
+        if accumulator is None:
+            self.meet(update_by(original, optimizer, targets), list(grads), targets)
+        else:
+            accumulator.add(self, original, list(grads), targets)
+            self._met = True
+
+    @staticmethod
+    def targets_of(optimizer: Any, variables: Any) -> list[Any]:
+        """The variables that `optimizer.apply` is for."""
+        return list(variables) if variables is not None else upstream_keras.trainable_variables_of(optimizer)
+
+    def meet(
+        self, update: Update | None = None, grads: Sequence[Any] = (), targets: Sequence[Any] = ()
+    ) -> None:
+        """Sends gradients and what was written, has the servers update, and takes their new values.
+
+        Args:
+            update: called on the servers with the gradients that arrived; None: nothing but the writes.
+            grads: tensors, `tf.IndexedSlices` or None, by variable.
+            targets: the variables that the gradients belong to.
+        """
+        values, clock = self._sent(self._changes(), update, grads, targets, wait=True)
+        for i, value in enumerate(values):
+            self._stand_ins[i].refresh(value)
+            if i in self._base:
+                self._base[i].refresh(value)
+        if update is not None:
+            self._note_staleness(self._clock.read_value(), clock)
+        self._clock.refresh(clock)
+        if tf.compat.v1.get_default_graph() is self._graph:
+            self._met, self._unsent = True, False
+
+    def note_waiting(self, seconds: tf.Tensor) -> None:
+        """The worker has stood still for so long, a float64 scalar."""
+        self._waited.refresh(self._waited.read_value() + seconds)
+
+    def _changes(self) -> Tensors:
+        """What steps wrote and did not send, by variable: alone, the values."""
+        values = [self._stand_ins[i].read_value() for i in self._written]
+        if self._setting.alone:
+            return values
+        bases = [self._base[i].read_value() for i in self._written]
+        return [_change(value, base) for value, base in zip(values, bases, strict=True)]
+
+    def _sent(
+        self,
+        changes: Sequence[tf.Tensor],
+        update: Update | None = None,
+        grads: Sequence[Any] = (),
+        targets: Sequence[Any] = (),
+        *,
+        wait: bool = False,
+    ) -> tuple[Tensors, tf.Tensor]:
+        """Sends changes and gradients; the variables' values and the clock after the servers' work.
+
+        Args:
+            changes: of the variables that steps write to.
+            update: as `meet`'s.
+            grads: as `meet`'s.
+            targets: as `meet`'s.
+            wait: whether nothing else is done meanwhile, so that the time counts.
+        """
+        real, setting = self._real, self._setting
+        pushed = [(real[i].device, change) for i, change in zip(self._written, changes, strict=True)]
+        with self._on_servers():
+            devices = [_device(target) for target in targets]
+        places = _push_gradients(pushed, grads, devices)
+
+        def on_servers(arrived: list[Any]) -> None:
+            with self._on_servers(), setting.strategy.scope(), local_update():
+                for number, i in enumerate(self._written):
+                    _write(real[i], arrived[number], whole=setting.alone)
+                if update is not None:
+                    update(
+                        [_arrived(at, arrived, target) for at, target in zip(places, targets, strict=True)]
+                    )
+
+        values, clock = setting.exchange.update(pushed, on_servers, counts=update is not None)
+        if wait:
+            begun = time_of([tensor for _, tensor in pushed])
+            self.note_waiting(between(begun, time_of([*values, clock])))
+        return values, clock
+
+    def _note_staleness(self, read_at: tf.Tensor, clock: tf.Tensor) -> None:
+        """Counts an update: the clock when its weights were read, and after it."""
+        stale = clock - 1 - read_at
+        total, most, updates = tf.unstack(self._staleness.read_value())
+        self._staleness.refresh(tf.stack([total + stale, tf.maximum(most, stale), updates + 1]))
+
+    def _note_write(self) -> None:
+        self._unsent = True
+
+    def _on_servers(self) -> contextlib.AbstractContextManager[None]:
+        """Variables are the servers' own again."""
+        return standing_in(self._setting.plan.pulled, self._real)
+
+
+def update_by(original: Apply, optimizer: Any, targets: list[Any]) -> Update:
+    """An optimizer's own `apply`, for gradients that have arrived on the servers."""
+
+    def update(arrived: list[Any]) -> None:
+        with updating(optimizer):
+            original(optimizer, arrived, targets)
+
+    return update
+
+
+def adds_up(value: tf.Tensor) -> bool:
+    """Whether changes of several workers to such a value add up; else the last one holds."""
+    return value.dtype not in (tf.bool, tf.string)
+
+
+def _device(target: Any) -> str:
+    found = underlying(target)
+    device: str = (found.real if isinstance(found, StandIn) else found).device
+    return device
+
+
+def _change(value: tf.Tensor, base: tf.Tensor) -> tf.Tensor:
+    """What a worker's step adds to a variable, so that several workers' steps add up."""
+    return value - base if adds_up(value) else value
+
+
+def _write(variable: Any, value: tf.Tensor, *, whole: bool) -> None:
+    if whole or not adds_up(value):
+        variable.assign(value)
+    else:
+        variable.assign_add(value)
+
+
+def _push_gradients(
+    pushed: list[tuple[str, tf.Tensor]], grads: Sequence[Any], devices: Sequence[str]
+) -> list[tuple[int, ...]]:
+    """Adds gradients to what is pushed; says where each of them is: (), (dense,) or (values, indices)."""
+    places: list[tuple[int, ...]] = []
+    for grad, device in zip(grads, devices, strict=True):
+        parts: list[Any] = [] if grad is None else [grad]
+        if isinstance(grad, tf.IndexedSlices):
+            parts = [grad.values, grad.indices]
+        places.append(tuple(range(len(pushed), len(pushed) + len(parts))))
+        pushed.extend((device, tf.convert_to_tensor(part)) for part in parts)
+    return places
+
+
+def _arrived(place: tuple[int, ...], arrived: list[Any], target: Any) -> Any:
+    if not place:
+        return None
+    if len(place) == 1:
+        return arrived[place[0]]
+    indices = arrived[place[1]]
+    return tf.IndexedSlices(arrived[place[0]], indices, tf.constant(list(target.shape), indices.dtype))

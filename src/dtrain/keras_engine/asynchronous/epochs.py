@@ -1,0 +1,76 @@
+"""The epochs of `fit` and `evaluate` under parameter servers: the end of one waits for its blocks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.errors import DataError
+from dtrain.keras_engine.asynchronous.functions import AsynchronousFunction, EpochBatches
+
+
+def make_asynchronous_epochs(base: Any) -> Any:
+    """A class of epoch iterators under parameter servers, from Keras' own."""
+
+    class AsynchronousEpochs(base):  # type: ignore[misc]
+        """Keras' epochs; the end of one waits for its blocks.
+
+        Attributes:
+            function: what has taken batches in this epoch, or None.
+            total: how many batches an epoch has from where it begins, or None.
+        """
+
+        function: AsynchronousFunction | None = None
+
+        def _divided(self, dataset: tf.data.Dataset) -> Any:
+            return _EpochData(dataset, self)
+
+        @property
+        def total(self) -> int | None:
+            found: int | None = self.steps_per_epoch or self._num_batches
+            return None if found is None else found - self._first
+
+        @contextlib.contextmanager
+        def catch_stop_iteration(self) -> Iterator[None]:
+            self.function = None
+            try:
+                with super().catch_stop_iteration():
+                    yield
+            except BaseException:
+                if self.function is not None:
+                    self.function.abandon()
+                raise
+
+        def _at_rest(self) -> bool:
+            return self.function is None or self.function.between_blocks
+
+        def _await_steps(self) -> None:
+            if self.function is not None:
+                self.function.end()
+
+    return AsynchronousEpochs
+
+
+class _EpochData:
+    """A dataset whose iterators know the epochs that they belong to."""
+
+    def __init__(self, dataset: tf.data.Dataset, epochs: Any) -> None:
+        self._dataset = dataset
+        self._epochs = epochs
+        self._counted = int(dataset.cardinality()) >= 0
+
+    def __iter__(self) -> EpochBatches:
+        try:
+            iterator = iter(self._dataset)
+        except tf.errors.InvalidArgumentError as error:
+            if "unknown device" not in str(error):
+                raise
+            raise DataError(
+                "The dataset was made before the strategy: connecting to the cluster has renamed the device "
+                "that it is on.",
+                hint="make the strategy first, at the top of the program, then datasets and models",
+            ) from error
+        return EpochBatches(iterator, self._epochs, counted=self._counted)
