@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from dtrain.keras_engine import scratch
 
 # Holds a folder until it is killed; the module alone, without what its package imports.
@@ -47,3 +49,34 @@ def test_the_next_save_deletes_what_killed_ones_left_and_nothing_else(tmp_path: 
     finally:
         living.kill()
         living.communicate()
+
+
+@pytest.mark.parametrize("there", ["nothing", "file", "folder"])
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_folder_takes_the_place_of_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str, exchange: bool
+) -> None:
+    from dtrain.keras_engine import files
+
+    if not exchange:  # as on file systems that cannot exchange two folders
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+    target, written = tmp_path / "model", tmp_path / "written"
+    written.mkdir()
+    (written / "new").touch()
+    if there == "file":
+        target.touch()
+    elif there == "folder":
+        target.mkdir()
+        (target / "old").touch()
+    files.put(written, target)
+    assert [each.name for each in target.iterdir()] == ["new"]
+
+
+@pytest.mark.timeout(20)
+def test_a_folder_that_cannot_be_put_there_is_an_error(tmp_path: Path) -> None:
+    from dtrain.keras_engine import files
+
+    written = tmp_path / "written"
+    written.mkdir()
+    with pytest.raises(FileNotFoundError):
+        files.put(written, tmp_path / "missing" / "model")

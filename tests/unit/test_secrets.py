@@ -194,6 +194,7 @@ def test_what_is_not_plain_is_no_message() -> None:
         "[" * 100_000,
         *('{"array": ["O", [1], "AAAAAAAAAAA="]}', '{"array": ["<f4", [-1, -1], "AAAAAA=="]}'),
         *('{"array": ["<f4", [1000000000], "AAAAAA=="]}', "9" * 5000, '{"complex": ["1", 2]}'),
+        *('{"array": ["i4,(", [1], ""]}', '{"array": [4, [1], ""]}', '{"record": ["SaveProposal", []]}'),
     ],
 )
 def test_a_damaged_message_is_an_error(text: str) -> None:

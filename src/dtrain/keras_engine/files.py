@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import inspect
 import os
 import shutil
@@ -90,12 +91,16 @@ def put(written: Path, target: Path) -> None:
         try:
             written.rename(target)
             return
-        except OSError:
-            if not target.exists():
-                continue
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
         if _exchange(written, target):
             return
-        shutil.rmtree(target, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # another worker has replaced it meanwhile
+            if target.is_dir():
+                shutil.rmtree(target)
+            else:
+                target.unlink()
 
 
 def _exchange(one: Path, other: Path) -> bool:

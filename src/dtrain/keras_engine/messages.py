@@ -10,6 +10,7 @@ import base64
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +18,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 _ARRAY_KINDS = "biufcSUMm"  # of numbers, text and times; objects would have to be pickled
+# `dtype.str` of these. NumPy reads more from a text, by Python's parser, whose errors are of any type.
+_DTYPE = re.compile(rf"[<>|=][{_ARRAY_KINDS}]\d{{1,9}}(\[\d{{0,9}}[a-zA-Z]{{1,2}}\])?")
 _LARGE = 2**63
+# What reading a damaged text can raise.
+_UNREADABLE = ValueError, TypeError, LookupError, AttributeError, OverflowError, MemoryError, RecursionError
 
 Class = TypeVar("Class", bound=type)
 _classes: dict[str, type] = {}
@@ -55,7 +60,15 @@ def decode(text: str) -> Any:
     """
     try:
         return _unpacked(json.loads(text))
-    except (ValueError, TypeError, KeyError, OverflowError, MemoryError, RecursionError) as error:
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        OverflowError,
+        MemoryError,
+        RecursionError,
+    ) as error:
         raise ValueError(f"the text holds no value: {type(error).__name__}") from None
 
 
@@ -97,10 +110,11 @@ def _unpacked(found: Any) -> Any:
 
 def _array(content: Any) -> np.ndarray:
     name, shape, text = content
-    dtype = np.dtype(str(name))
+    if not _DTYPE.fullmatch(name):
+        raise ValueError("no type of an array")
+    dtype = np.dtype(name)
     raw = _as_bytes(text)
-    whole = min([0, *shape]) == 0 and math.prod(shape) * dtype.itemsize == len(raw)
-    if dtype.kind not in _ARRAY_KINDS or not whole:
+    if min([0, *shape]) < 0 or math.prod(shape) * dtype.itemsize != len(raw):
         raise ValueError("no array")
     return np.ndarray(tuple(shape), dtype, raw).copy()
 
