@@ -262,6 +262,13 @@ def test_data_that_is_not_batched(strategy: Any) -> None:
         assert "dataset.batch(global_batch_size)" in str(caught.value)
 
 
+def test_a_model_that_is_not_compiled(strategy: Any) -> None:
+    with strategy.scope():
+        model = net()
+    with pytest.raises(ValueError, match=r"compile\(\)"):
+        model.fit(X, Y, verbose=0)
+
+
 def test_data_without_an_example(strategy: Any) -> None:
     with pytest.warns(UserWarning, match="ran out of data"):
         expected = trained(x=X[:0], y=Y[:0])

@@ -129,8 +129,9 @@ class LossAlarm(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         if self._said_nan:
             return
         self._said_nan = True
-        good = self._seen[0]
-        since = "" if steps is None else f" (first seen after step {steps}; after step {good} it was not)"
+        # Where jumps are not looked for, no step is known at which the loss still was a number.
+        before = f"; after step {self._seen[0]} it was not" if self._jumps_seen else ""
+        since = "" if steps is None else f" (first seen after step {steps}{before})"
         line = (
             f"The loss of epoch {self._epoch + 1} is {loss}{since}: the weights are most likely lost. "
             "Hint: lower the learning rate, clip gradients (global_clipnorm), look for NaN in the data; "

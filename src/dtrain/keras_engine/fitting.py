@@ -50,6 +50,8 @@ def fit(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -
     if datasets_in_place(call.arguments, "fit"):
         call.arguments["shuffle"] = False  # of a dataset, Keras would only say that it cannot
         args, kwargs = call.args[1:], call.kwargs
+    if not self.compiled:  # Keras raises an error that says so
+        return original(self, *args, **kwargs)
     layout, servers = _layout(self), servers_of(self.distribute_strategy)
     if layout is None and servers is None and not wants_session(call.arguments["callbacks"]):
         with tensorflows_own_explained(self):

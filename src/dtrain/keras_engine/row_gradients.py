@@ -219,8 +219,10 @@ def _from_outside(tensor: Any) -> Any:
 def _leaves_out_rows(op: Any) -> bool:
     """Whether what is taken of a shape is other than its first dimension, the number of examples."""
     masks = ("ellipsis_mask", "new_axis_mask", "begin_mask")
-    begin = tf.get_static_value(op.inputs[1])
-    if any(op.get_attr(mask) for mask in masks) or begin is None or len(begin) != 1:
+    begin, _, strides = map(tf.get_static_value, op.inputs[1:])
+    if any(op.get_attr(mask) for mask in masks) or begin is None or strides is None or len(begin) != 1:
+        return False
+    if strides[0] < 0:  # backwards, it may end at the first
         return False
     first, rank = int(begin[0]), op.inputs[0].op.inputs[0].shape.rank
     return first > 0 if first >= 0 else rank is not None and rank + first > 0
