@@ -338,6 +338,9 @@ def test_a_loop_says_what_cannot_be_saved(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"optimizer is not built(.|\n)*build\(model"):
         Checkpoints(tmp_path, model)
     model.optimizer.build(model.trainable_variables)
+    with pytest.raises(ConfigurationError, match="keep is 0"):
+        Checkpoints(tmp_path, model, keep=0)
+    assert not list(tmp_path.iterdir()), "a refused one leaves neither a lock nor a folder"
     checkpoints = Checkpoints(tmp_path, model)
     assert checkpoints.restore() is None
     with pytest.raises(ConfigurationError, match="cannot be saved"):

@@ -187,6 +187,13 @@ def texts_from(kind: str, folder: Path) -> Any:
     return (X, Y), {"transform": lambda example: (tf.range(1, 2 + (7 * example[1]) % 19), example[1])}
 
 
+@pytest.mark.parametrize(("pad", "value"), [(None, 0), (True, 0), (False, 0), (1, 1), (-1, -1)])
+def test_the_value_that_buckets_pad_with(pad: Any, value: int) -> None:
+    given = {} if pad is None else {"pad": pad}
+    tokens, _ = next(iter(Pipeline(([[5], [5]], [0, 1]), batch=2, buckets=[3], **given).dataset()))
+    assert tokens.numpy().tolist() == [[5, value, value]] * 2
+
+
 @pytest.mark.parametrize("kind", ["lists", "records", "made by transform"])
 @pytest.mark.parametrize("cache", [False, True])
 def test_padding_and_buckets(kind: str, cache: bool, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import subprocess
 import sys
@@ -17,6 +18,11 @@ import tensorflow as tf
 
 import dtrain
 from dtrain.errors import ConfigurationError, TPUNotFoundError
+from dtrain.strategies.tpu import _within
+
+
+def test_a_search_without_a_limit() -> None:
+    assert _within(math.inf, lambda: "found") == "found"
 
 
 @pytest.fixture

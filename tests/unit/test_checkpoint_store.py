@@ -272,7 +272,7 @@ def test_a_half_removed_checkpoint_counts_no_more(tmp_path: Path, open_store: An
         ({"token": "a-b"}, "token='a-b' cannot stand"),
         ({"token": ""}, "token='' cannot stand"),
         ({"writer": 2, "writers": 2}, "writer=2 of 2 writers"),
-        ({"keep": 0}, "keep=0 would keep no checkpoint"),
+        ({"keep": 0}, "keep is 0"),
     ],
 )
 def test_arguments_that_cannot_be(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:

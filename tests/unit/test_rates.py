@@ -68,7 +68,11 @@ def test_cosine_restarts() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"first_steps": 0}, {"growth": 0.0}, {"lowest": 2.0}, {"rate": -1.0}, {"warmup": -1}]
+    "wrong",
+    [
+        *({"first_steps": 0}, {"first_steps": 0.5}, {"growth": 0.0}, {"lowest": 2.0}, {"rate": -1.0}),
+        *({"warmup": -1}, {"warmup": math.nan}),
+    ],
 )
 def test_restarts_that_cannot_be(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match=r"growth=|learning rate|warm-up"):

@@ -14,6 +14,7 @@ import keras
 from dtrain.checkpoint.content import find_newest
 from dtrain.checkpoint.group import find_group
 from dtrain.checkpoint.session import BackupPlan, BackupSession
+from dtrain.checkpoint.store import check_keep
 from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.hook import install
@@ -82,8 +83,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
         number = isinstance(save_seconds, int | float) and not isinstance(save_seconds, bool)
         if save_seconds is not None and not (number and 0 < save_seconds < float("inf")):
             raise ConfigurationError(f"save_seconds is {save_seconds!r}, not a positive number of seconds.")
-        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise ConfigurationError(f"keep is {keep!r}, not an integer of at least 1.")
+        check_keep(keep)
         super().__init__(
             folder,
             save_freq="epoch" if steps is None else steps,

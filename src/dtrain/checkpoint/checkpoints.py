@@ -12,6 +12,7 @@ from typing import Any
 from dtrain.checkpoint.callback_state import is_plain
 from dtrain.checkpoint.content import restore_generators
 from dtrain.checkpoint.folder import CheckpointFolder
+from dtrain.checkpoint.store import check_keep
 from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
@@ -45,7 +46,7 @@ class Checkpoints:
         keep: how many checkpoints stay.
 
     Raises:
-        ConfigurationError: the model or the optimizer is not built.
+        ConfigurationError: the model or the optimizer is not built, or `keep` is no number of checkpoints.
         CheckpointError: another job that lives uses the folder.
     """
 
@@ -65,6 +66,7 @@ class Checkpoints:
                     f"The {name} is not built, so it has nothing to save or restore yet.",
                     hint="Begin it with keras.Input; build optimizers by build(model.trainable_variables).",
                 )
+        check_keep(keep)
         folder = checked_path("folder", folder)
         self._layout = layout_of(upstream_keras.strategy_of(model)) or ReplicaLayout()
         self._folder = CheckpointFolder(

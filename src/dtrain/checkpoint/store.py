@@ -45,6 +45,12 @@ class Written(NamedTuple):
     seconds: float
 
 
+def check_keep(keep: Any) -> None:
+    """Raises `ConfigurationError` unless `keep` is a number of checkpoints that can be kept."""
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+        raise ConfigurationError(f"keep is {keep!r}, not an integer of at least 1.")
+
+
 class CheckpointStore:
     """Saves checkpoints to a directory that all writers see, and keeps the newest ones.
 
@@ -80,8 +86,7 @@ class CheckpointStore:
         layout.check_token(token)
         if not 0 <= writer < writers:
             raise ConfigurationError(f"writer={writer} of {writers} writers.", hint="they count from 0")
-        if keep < 1:
-            raise ConfigurationError(f"keep={keep} would keep no checkpoint.", hint="at least 1")
+        check_keep(keep)
         self.last_committed: int | None = None
         self.last_written: Written | None = None
         self._directory = directory

@@ -33,7 +33,7 @@ def check_pad(pad: Any, buckets: Any) -> tuple[Any, tuple[int, ...] | None]:
         raise ConfigurationError(
             f"buckets={buckets!r} are not ascending lengths.", hint="such as buckets=[16, 32, 64]"
         )
-    return (0 if pad in (None, True, False) and not isinstance(pad, str) else _check_value(pad)), bounds
+    return (0 if pad is None or isinstance(pad, bool) else _check_value(pad)), bounds
 
 
 def _check_value(pad: Any) -> Any:

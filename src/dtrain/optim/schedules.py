@@ -43,7 +43,7 @@ class WarmUp(LearningRateSchedule):  # type: ignore[misc]
         if not isinstance(after, LearningRateSchedule):
             _check_rate("after", after)
         _check_rate("start", start)
-        if isinstance(steps, bool) or int(steps) != steps or steps < 0:
+        if not _is_count(steps):
             raise ConfigurationError(
                 f"steps={steps!r} was set for the warm-up.", hint="a whole number of steps, or 0 for none"
             )
@@ -111,15 +111,22 @@ def cosine_restarts(
         ConfigurationError: a number cannot be used.
     """
     _check_rate("rate", rate)
-    if first_steps <= 0 or growth <= 0 or decay < 0 or not 0 <= lowest <= 1:
+    if not _is_count(first_steps) or not (first_steps > 0 and growth > 0 and decay >= 0 and 0 <= lowest <= 1):
         raise ConfigurationError(
             f"first_steps={first_steps}, growth={growth}, decay={decay} and lowest={lowest} were set.",
-            hint="first_steps and growth above 0, decay not negative, lowest between 0 and 1",
+            hint="whole first_steps above 0, growth above 0, decay not negative, lowest between 0 and 1",
         )
     cosine = CosineDecayRestarts(
         float(rate), int(first_steps), t_mul=float(growth), m_mul=float(decay), alpha=float(lowest)
     )
     return WarmUp(cosine, warmup, start) if warmup else cosine
+
+
+def _is_count(steps: Any) -> bool:
+    """Whether it is a whole number of steps, or 0; a float may be one."""
+    if isinstance(steps, bool) or not isinstance(steps, Real):
+        return False
+    return float(steps) >= 0 and float(steps).is_integer()
 
 
 def _check_rate(name: str, rate: Any) -> None:

@@ -172,7 +172,7 @@ def _within(limit: float, work: Callable[[], Found]) -> Found:
 
     thread = threading.Thread(target=run, name="dtrain-find-tpu", daemon=True)
     thread.start()
-    thread.join(limit)
+    thread.join(min(limit, threading.TIMEOUT_MAX))  # a launcher's job has no limit
     if found:
         return found[0]
     raise failed[0] if failed else TimeoutError(f"no answer in {limit:g} s")
