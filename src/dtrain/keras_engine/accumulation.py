@@ -1,7 +1,8 @@
 """Lets each replica sum its own gradients of several micro-batches, so that an update takes one all-reduce.
 
-It works inside `fit`, where nobody looks at the sums between two batches; outside of an epoch every replica
-holds the whole sum, as Keras has it. Where that is not possible, every micro-batch is reduced.
+The partial sums exist only while an epoch of `fit` runs; during validation and between epochs every replica
+holds the total, as in Keras. Where that is not possible, every micro-batch is all-reduced; when a step runs
+is decided in `step_function.py`.
 """
 
 from __future__ import annotations
@@ -22,20 +23,23 @@ from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
 ADD, UPDATE = "add", "update"
-GROUP = "group"  # all micro-batches of an update, or of several
+GROUP = "group"  # all micro-batches of one update or of several
 
 
 class SparseGradients(Exception):  # noqa: N818
-    """A gradient is sparse: all-reducing its rows is cheaper than summing the whole table."""
+    """A gradient is sparse: all-reducing its rows is cheaper than accumulating the whole table."""
 
 
 class MicroBatchSums:
-    """The sums of one optimizer's micro-batches, while `fit` runs.
+    """The gradient sums that one optimizer accumulates over micro-batches, while `fit` runs.
+
+    The sums are in the optimizer's accumulators. This object knows whether these hold partial sums, one a
+    replica, or the total on every replica.
 
     Args:
-        optimizer: it accumulates.
-        strategy: the optimizer's.
-        layout: the strategy's.
+        optimizer: a Keras optimizer with `gradient_accumulation_steps`.
+        strategy: the optimizer's strategy.
+        layout: the layout of that strategy.
     """
 
     def __init__(self, optimizer: Any, strategy: Any, layout: ReplicaLayout) -> None:
@@ -43,25 +47,26 @@ class MicroBatchSums:
         self._strategy = strategy
         self._layout = layout
         self._open = False
-        # Whether each replica holds the whole sum; else the replicas' sums add up to it.
+        # Whether each replica holds the total; else it holds a partial sum.
         self._whole = True
+        # Whether the sums are zero, because an update has just used them.
         self._empty = False
         self._functions: dict[Any, Callable[[], Any]] = {}
 
     def open(self) -> None:
-        """From now on the replicas may keep parts."""
+        """Allows the replicas to hold partial sums from now on."""
         self._open = True
 
     def next_run(self, most: int, *, grouped: bool) -> tuple[str | None, int]:
-        """What is done with the next micro-batches, and how often.
+        """Chooses the phase of the next micro-batches, and how often it runs.
 
         Args:
-            most: how many micro-batches there may be.
-            grouped: whether all of an update may be done at once.
+            most: the largest number of micro-batches that may run.
+            grouped: whether all micro-batches of an update may run in one call.
 
         Returns:
-            `ADD`, `UPDATE` or `GROUP`, which is all micro-batches of an update; or None where each is reduced
-            at once.
+            `ADD` or `UPDATE` with a number of micro-batches, or `GROUP` with a number of updates. The phase
+            is None where every micro-batch is all-reduced.
         """
         if not self._open:
             return None, most
@@ -75,11 +80,11 @@ class MicroBatchSums:
         return (UPDATE, 1) if done == steps - 1 else (ADD, min(most, steps - 1 - done))
 
     def note(self, phase: str) -> None:
-        """Says which phase has been computed."""
+        """Notes the phase that has just run."""
         self._empty = phase != ADD
 
     def close(self) -> None:
-        """All-reduces the partial sums, for every replica to hold the whole. All workers must call it."""
+        """All-reduces the partial sums, so that every replica holds the total. All workers must call it."""
         self._open = False
         if not self._whole and not self._empty:
             self._everywhere(self._join)
@@ -87,16 +92,24 @@ class MicroBatchSums:
 
     @property
     def apart(self) -> bool:
-        """Whether the replicas hold parts of the sums now."""
+        """Whether the replicas hold partial sums now."""
         return not self._whole
 
     def restore(self, *, apart: bool) -> None:
-        """Says that the accumulators were written anew: with parts of the sums, or the whole on each."""
+        """Notes that a checkpoint was restored to the accumulators.
+
+        Args:
+            apart: whether they now hold partial sums; else every replica holds the total.
+        """
         self._whole = not apart
         self._empty = False
 
     def abandon(self) -> None:
-        """Drops partial sums after an error: other workers may have had none, and a wrong sum is worse."""
+        """Cleans up after an error in `fit`.
+
+        One worker alone all-reduces the partial sums of its replicas. Several workers set them to zero: other
+        workers may have accumulated nothing, and a wrong sum is worse than none.
+        """
         self._open = False
         if self._whole or self._empty:
             return
@@ -114,7 +127,7 @@ class MicroBatchSums:
             self._functions[function]()
 
     def _keep_one(self) -> None:
-        """The whole sum stays with the first of all replicas."""
+        """Keeps the total on the first of all replicas, and sets the sums of the others to zero."""
         if self._layout.first_replica + upstream_tf.local_replica_index() > 0:
             self._drop()
 
@@ -135,19 +148,21 @@ _sums: weakref.WeakKeyDictionary[Any, MicroBatchSums] = weakref.WeakKeyDictionar
 
 
 def sums_of(model: Any) -> MicroBatchSums | None:
-    """The sums of a model's optimizer, inside a `fit` whose replicas may hold partial sums; else None."""
+    """The `MicroBatchSums` of a model's optimizer, during a `fit` that may use partial sums; else None."""
     return None if model.optimizer is None else _sums.get(model.optimizer)
 
 
 class LocalSums(keras.callbacks.Callback):  # type: ignore[misc]
-    """Opens and closes a model's sums. It is the first callback, so that no other finds partial sums.
+    """Opens and closes a model's `MicroBatchSums`.
+
+    It must be the first callback, so that every other callback finds the total and no partial sums.
 
     Args:
         model: a compiled model, whose steps are Keras' own and whose optimizer accumulates.
-        layout: its strategy's.
+        layout: the layout of the model's strategy.
     """
 
-    # It looks at no batch.
+    # It has no hook for batches.
     async_safe = True
 
     def __init__(self, model: Any, layout: ReplicaLayout) -> None:
@@ -156,26 +171,29 @@ class LocalSums(keras.callbacks.Callback):  # type: ignore[misc]
         self._optimizer = model.optimizer
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Parts from here on."""
+        """Allows partial sums."""
         _sums[self._optimizer] = self._sums
         self._sums.open()
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Whole sums for those who look while validating."""
+        """All-reduces the sums, for callbacks that read them during validation."""
         self._sums.close()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Whole sums for those who look, or save, between two epochs."""
+        """All-reduces the sums, for callbacks that read or save them between two epochs."""
         self._sums.close()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Whole sums for whatever comes after."""
+        """All-reduces the sums, and ends the use of partial sums."""
         self._sums.close()
         _sums.pop(self._optimizer, None)
 
 
 def abandon_sums(model: Any) -> None:
-    """Cleans up after a `fit` that ended with an exception; a failure here must not hide that one."""
+    """Cleans up the sums after a `fit` that an exception ended.
+
+    An error in the cleaning up is logged and not raised, because it must not hide that exception.
+    """
     sums = None if model.optimizer is None else _sums.pop(model.optimizer, None)
     if sums is None:
         return
@@ -191,11 +209,12 @@ def abandon_sums(model: Any) -> None:
 
 
 def can_sum_locally(model: Any, layout: ReplicaLayout) -> bool:
-    """Whether each replica can sum a model's micro-batches locally.
+    """Whether each replica can accumulate a model's micro-batches by itself.
 
-    Not with loss scaling, which looks for overflow in the whole batch's gradients at every micro-batch and
-    does not count one that it leaves out; nor where weights exist once, a variable is overwritten by its
-    gradient, or the model runs eagerly.
+    It cannot with loss scaling, which looks for overflow in the global batch's gradients at every micro-batch
+    and does not count a micro-batch that it skips. It cannot either with a single replica, under central
+    storage, with an optimizer that is not Keras', where a variable is overwritten by its gradient, or where
+    the model runs eagerly.
     """
     optimizer = model.optimizer
     if (
@@ -212,12 +231,12 @@ def can_sum_locally(model: Any, layout: ReplicaLayout) -> bool:
 
 
 class MicroBatch(ReplicaStep):
-    """A step on one micro-batch, whose gradients each replica sums up for itself until the update.
+    """A step on one micro-batch, whose gradients each replica accumulates by itself until the update.
 
     Args:
         layout: how the replicas are spread.
         last: whether it is the last micro-batch of an update.
-        known: as of `ReplicaStep`.
+        known: the other arguments of `ReplicaStep`.
     """
 
     def __init__(self, layout: ReplicaLayout, *, last: bool, **known: Any) -> None:
@@ -225,18 +244,26 @@ class MicroBatch(ReplicaStep):
         self.updates_weights = last
 
     def whole_gradients(self, gradients: list[Any], target: Any) -> list[Any]:
-        """This replica's own, by its share."""
+        """This replica's own gradients, weighted but not all-reduced; zeros if it has no examples.
+
+        Raises:
+            SparseGradients: a gradient is a `tf.IndexedSlices`.
+        """
         check_dense(gradients)
         self.waits.meet(target)
         return zero_if_empty(self, gradients)
 
     def gradients_of_program(self, gradients: list[Any], lookups: Any) -> list[Any]:
-        """As `whole_gradients`, of what XLA has computed."""
+        """As `whole_gradients`, for gradients that an XLA program has computed."""
         check_dense(gradients)
         return gradients
 
     def gradients_to_apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        """What the replica's optimizer is to add: its own gradients, or at last everybody's sums."""
+        """The gradients that the optimizer is given.
+
+        Before the last micro-batch they are this replica's own, and the optimizer accumulates them. At the
+        last one they are all-reduced sums over all micro-batches, so the accumulators are set to zero.
+        """
         if not self.updates_weights:
             return gradients
         accumulators = upstream_keras.accumulators_of(optimizer)
@@ -253,6 +280,6 @@ class MicroBatch(ReplicaStep):
 
 
 def check_dense(gradients: Sequence[Any]) -> None:
-    """Raises `SparseGradients` if one of them names rows."""
+    """Raises `SparseGradients` if one of the gradients is a `tf.IndexedSlices`."""
     if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
         raise SparseGradients

@@ -1,6 +1,6 @@
 """Warns when the loss is NaN or infinite, and when it jumps.
 
-It looks at the logs that callbacks get, so at each call of the train function, and asks for no others.
+It reads the logs that Keras gives to callbacks after each call of the train function, and requests no others.
 """
 
 from __future__ import annotations
@@ -24,24 +24,27 @@ from dtrain.log import logger
 
 OnNan = Literal["warn", "stop"]
 
-_BEFORE = 30  # looks that say what is usual,
-_LEAST = 8  # and how many there must be
-_DEVIATIONS = (
-    10.0  # of the usual loss (median absolute ones, as standard deviations), from which on it is a jump,
-)
-_TIMES = 1.0  # if it is also so many times the usual loss more
-_MOST_LINES = 3  # about jumps, in a `fit`
+_BEFORE = 30  # the most recent losses whose median is the usual loss
+_LEAST = 8  # the fewest losses that give a usual loss
+# A loss is a jump if it exceeds the usual loss by more than
+_DEVIATIONS = 10.0  # standard deviations, estimated from the median absolute deviation,
+_TIMES = 1.0  # and by more than this times the usual loss.
+_MOST_LINES = 3  # warnings about jumps in one `fit`
 
 
 class LossAlarm(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
-    """Warns, once a process, when the loss is no number, and at most three times in a `fit` when it jumps.
+    """Warns once a `fit` when the loss is NaN or infinite, and at most three times a `fit` when it jumps.
 
-    A jump is a loss, over the steps since the look before, that is more than twice the median of the looks
-    before and far outside of what they vary by. Under parameter servers jumps are not looked for.
+    The mean loss of the steps since the last call of the train function is a jump if it is more than twice
+    the median of the losses before it, and further from this median than they usually vary. Under parameter
+    servers jumps are not detected. Every process warns of NaN.
 
     Args:
-        on_nan: "warn", or "stop" to end training, too, on all workers after the same step.
-        reports: whether this process warns of jumps, and emits alarms.
+        on_nan: "warn"; or "stop" to also end training, on all workers after the same step.
+        reports: whether this process warns of jumps, and emits `events.Alarm`.
+
+    Raises:
+        ConfigurationError: `on_nan` is another value.
     """
 
     dtrain_every_batch = False
@@ -52,7 +55,8 @@ class LossAlarm(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
             raise ConfigurationError(f"on_nan is {on_nan!r}.", hint='"warn" or "stop"')
         self._on_nan = on_nan
         self._reports = reports
-        # Training is ended where all workers are at the same step; a warning may come from another thread.
+        # Stopping must happen at the same step on all workers. A warning may also come from the thread in
+        # which Keras runs asynchronous callbacks.
         self.async_safe = on_nan == "warn"
         self._lock = threading.Lock()
         self._losses: collections.deque[float] = collections.deque(maxlen=_BEFORE)
@@ -63,19 +67,19 @@ class LossAlarm(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         self._seen = (0, 0.0)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Forgets an earlier `fit`."""
+        """Forgets the losses and the warnings of an earlier `fit`."""
         self._losses.clear()
         self._said_nan, self._lines, self._jumps = False, 0, False
         self._means = step_is_stock(self.model, "train_step")
-        # Parameter servers' logs are of the steps that are done, which are others than those of the call.
+        # Under parameter servers the logs are those of completed steps, which are not the steps of the call.
         self._jumps_seen = servers_of(self.model.distribute_strategy) is None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """The logs' means begin anew."""
+        """Starts anew, because Keras' logs are means over the steps of one epoch."""
         self._epoch, self._seen = epoch, (0, 0.0)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Checks the loss so far."""
+        """Checks the loss in the logs."""
         self._look(int(batch + 1), (logs or {}).get("loss"))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -93,7 +97,11 @@ class LossAlarm(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
                 self._new(steps, value)
 
     def _new(self, steps: int, loss: float) -> None:
-        """The loss of the steps since the last look; Keras' logs are means over the epoch's steps."""
+        """Checks the mean loss of the steps since the last call of the train function.
+
+        It is computed from two logs, because Keras logs the mean over the epoch's steps so far. The logs of a
+        custom `train_step` are taken as they are.
+        """
         before, old = self._seen
         self._seen = (steps, loss)
         recent = (loss * steps - old * before) / (steps - before) if self._means else loss

@@ -1,6 +1,6 @@
 """Builds a model, its metrics and its optimizer before the first step, in its strategy's scope.
 
-Only the spec of the data is looked at: nothing is read from it, averaged or consumed.
+It uses the spec of the data only. It reads no batch, since that would consume data.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ def symbolic_build(
 
 
 def build(model: Any, spec: Any) -> None:
-    """Makes all variables that training on data of this spec needs.
+    """Creates all variables that training on data of this spec needs: the model's and the optimizer's.
 
     Args:
         model: a compiled model.
-        spec: a nest of `tf.TypeSpec`s, batch dimension included.
+        spec: a nest of `tf.TypeSpec`s, with the batch dimension.
     """
     if upstream_keras.strategy_of(model) is not None:
         check_model(model)
     with model.distribute_strategy.scope():
-        # Made outside of a replica, so that random layers without a seed of their own find it there.
+        # Created outside of a replica: random layers without a seed look this generator up inside one.
         upstream_keras.seed_generator_global()
         own = not step_is_stock(model, "train_step")
         try:
@@ -58,7 +58,7 @@ def build(model: Any, spec: Any) -> None:
 
 
 def _build_from(model: Any, spec: Any) -> None:
-    """Builds a model, its metrics and its losses on placeholders of the data's kind."""
+    """Builds a model, its metrics and its losses on placeholders of the data's spec."""
     if any(isinstance(leaf, tf.RaggedTensorSpec | tf.SparseTensorSpec) for leaf in present_leaves(spec)):
         _trace(model, spec)
     else:
@@ -66,7 +66,10 @@ def _build_from(model: Any, spec: Any) -> None:
 
 
 def _trace(model: Any, spec: Any) -> None:
-    """The same for ragged and sparse data, which Keras takes for dense data of the same shape."""
+    """As `_build_from`, for ragged and sparse data.
+
+    Keras' own symbolic build treats these as dense data of the same shape, so the step is traced instead.
+    """
 
     def whole_step(batch: Any) -> None:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(without_optionals(batch))
@@ -76,13 +79,21 @@ def _trace(model: Any, spec: Any) -> None:
         model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         upstream_keras.compute_loss(model, x, y, y_pred, sample_weight)
 
-    # Variables that are made in such a scope get their values after it, outside of the function.
+    # Keras initializes variables that are created in such a scope when it ends, outside of the function.
     with keras.StatelessScope():
         tf.function(whole_step, autograph=False).get_concrete_function(spec)
 
 
 def _build_otherwise(model: Any, spec: Any, error: Exception) -> None:
-    """A model that cannot be traced symbolically is called on blank data; a custom step needs neither."""
+    """Builds a model that cannot be built from the spec: calls it on blank data, then builds the metrics.
+
+    A model with a custom `train_step` is left alone, because that step builds it.
+
+    Args:
+        model: the model.
+        spec: of one replica's batch.
+        error: the error of building from the spec; it is raised if all layers are built already.
+    """
     if not step_is_stock(model, "train_step"):
         logger.debug("%s builds itself in its own step: %s", type(model).__name__, error)
         return
@@ -98,7 +109,7 @@ def _build_otherwise(model: Any, spec: Any, error: Exception) -> None:
 
 
 def _global_spec(spec: Any) -> Any:
-    """The spec of what one replica's batch looks like, from a dataset's spec."""
+    """The spec of one replica's batch, from a dataset's spec: the first local replica's if they differ."""
     return map_leaves(lambda leaf: upstream_tf.replica_spec(leaf, 0), spec)
 
 

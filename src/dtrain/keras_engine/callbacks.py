@@ -1,6 +1,7 @@
-"""Lets one worker for each path write what Keras' callbacks write.
+"""Lets only one worker write to each path that several workers' callbacks share.
 
-The callbacks stay Keras' own; where several workers share a path, all but the first of them keep silent.
+The first worker with the path runs the user's callback; the others run one that does not write there. What a
+callback saves through the model is not its task: `files.py` makes that safe.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ from dtrain.upstream.keras import is_keras_own
 
 
 class RestoreOnly(keras.callbacks.Callback):  # type: ignore[misc]
-    """A follower's `BackupAndRestore`: it restores the backup that the leader writes."""
+    """Takes the place of a `BackupAndRestore` whose backup another worker writes: it only restores it."""
 
     def __init__(self, backup: Any) -> None:
         super().__init__()
         self._backup = backup
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Restores, as the leader does."""
+        """Restores the backup, as the worker that writes it does."""
         self._backup.set_model(self.model)
         self._backup.on_train_begin(logs)
 
 
 def shared_between_workers(callbacks: Sequence[Any], layout: ReplicaLayout) -> list[Any]:
-    """The callbacks that this worker should run; all workers must call it.
+    """The callbacks that this worker runs. All workers must call it.
 
     Args:
-        callbacks: what the user gave to `fit`.
+        callbacks: the user's.
         layout: the strategy's.
     """
     callbacks = list(callbacks)
@@ -55,14 +56,17 @@ def shared_between_workers(callbacks: Sequence[Any], layout: ReplicaLayout) -> l
 
 
 def is_tracker(callback: Any) -> bool:
-    """Whether a callback tells Weights & Biases or MLflow of a run, which is one run for all workers."""
+    """Whether a callback reports to Weights & Biases or MLflow.
+
+    All workers are one run there, so only the first worker reports it.
+    """
     packages = {kind.__module__.partition(".")[0] for kind in type(callback).__mro__}
     return not packages.isdisjoint({"wandb", "mlflow"})
 
 
 def _path(callback: Any) -> str | None:
     """The path that a callback writes to; None if it writes nothing, or saves through the model."""
-    if hasattr(callback, "dtrain_session"):  # its session knows of all workers
+    if hasattr(callback, "dtrain_session"):  # its session coordinates the workers
         return None
     if isinstance(callback, keras.callbacks.CSVLogger):
         return os.path.abspath(callback.filename)  # noqa: PTH100
@@ -74,12 +78,12 @@ def _path(callback: Any) -> str | None:
 
 
 def _follower(callback: Any) -> Any:
-    """The callback that replaces one whose files another worker writes."""
+    """What this worker runs in place of a callback whose files another worker writes."""
     if isinstance(callback, keras.callbacks.BackupAndRestore):
         return RestoreOnly(callback)
     if is_keras_own(callback):
         return keras.callbacks.Callback()
-    # A class of the user's own may do more than write: it goes on, its files go nowhere.
+    # A user's subclass may do more than write, so it still runs, but its files are discarded.
     quiet = copy.copy(callback)
     if isinstance(callback, keras.callbacks.CSVLogger):
         quiet.filename = os.devnull
@@ -91,7 +95,7 @@ def _follower(callback: Any) -> Any:
 
 
 def _followed(paths: set[str], layout: ReplicaLayout) -> set[str]:
-    """Those of this worker's paths that an earlier worker writes to, on a disk that both see."""
+    """The paths of this worker that an earlier worker writes to, on a disk that both share."""
     everyone = exchange(layout, sorted(paths))
     leader = {path: next(w for w, theirs in enumerate(everyone) if path in theirs) for path in paths}
     token = secrets.token_hex(8)
@@ -100,6 +104,7 @@ def _followed(paths: set[str], layout: ReplicaLayout) -> set[str]:
     followed = {
         path for path in paths if leader[path] != layout.worker and _seen(all_marks[leader[path]].get(path))
     }
+    # A barrier: the files must stay until every worker has looked for them.
     exchange(layout, None)
     for mark in marks.values():
         if mark:
@@ -109,7 +114,11 @@ def _followed(paths: set[str], layout: ReplicaLayout) -> set[str]:
 
 
 def _leave(path: str, mark: str) -> str | None:
-    """Creates a file beside the path, by which other workers recognise a shared disk."""
+    """Creates a file beside `path`, by which other workers recognise a shared disk.
+
+    Returns:
+        The file's path; "" for a URL, which counts as shared; None if the file cannot be created.
+    """
     if "://" in path:
         return ""
     beside = Path(path).parent / f".dtrain-{mark}"

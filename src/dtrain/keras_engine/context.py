@@ -1,7 +1,8 @@
-"""What a replica knows while it computes a step: its share of the batch, and what it has done so far.
+"""The state of one replica during a step, and the ways in which replicas combine their values.
 
-The rule of a step under `fit`: a replica computes as if its examples were the whole batch, and whatever
-leaves it is combined by shares (its examples over all examples). It is not a place for model code.
+The rule of a step under `fit`: a replica computes as if its examples were the whole batch. Every value that
+leaves it is weighted by its share, which is its number of examples over that of all replicas. No model code
+belongs here.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _NO_WAITS = NoWaits()
 
 
 class Point(NamedTuple):
-    """A point of a step where the replicas are combined: a call of `tape.gradient`, or a value.
+    """A point of a step where the replicas combine something: the gradients of a tape, or a value.
 
     Attributes:
-        weight: what this replica is weighted by, so that the sum over replicas is the whole batch's.
-        rows: whether the replicas' rows are put together rather than numbers combined.
-        known: whether a trial (`probe.py`) has found out what stands there.
+        weight: the weight of this replica, with which the sum over the replicas is that of the whole batch.
+        rows: whether the rows of the replicas are concatenated; else numbers are summed.
+        known: whether a trial (`probe.py`) has found out what is combined there.
     """
 
     weight: Any
@@ -40,24 +41,24 @@ class Point(NamedTuple):
 
 
 class Kind(Protocol):
-    """What a trial has found at one point (`probe.LossKind`)."""
+    """What a trial has found out about one point (`probe.LossKind`)."""
 
     @property
     def rows(self) -> bool:
-        """Whether it has a row for each example."""
+        """Whether the value has a row for each example."""
 
     def weight(self, share: Any) -> Any:
-        """What a replica is weighted by."""
+        """The weight of a replica with this share of the examples."""
 
 
 @dataclass(frozen=True)
 class Learnt:
-    """What trials have found out of a user's own step and losses.
+    """What trials have found out about a user's own step and losses.
 
     Attributes:
-        kinds: what stands at each point where the replicas are combined; () where each goes by its share.
-        summed_losses: which of the losses that layers add are sums over the batch.
-        coupled_losses: ids of the losses in which examples depend on each other.
+        kinds: what is combined at each point, in order; points without one are weighted by the share.
+        summed_losses: positions, among the losses that layers add, of those that are sums over the batch.
+        coupled_losses: ids of the losses in which an example's loss depends on other examples.
     """
 
     kinds: Sequence[Kind] = ()
@@ -66,21 +67,23 @@ class Learnt:
 
 
 class ReplicaStep(abc.ABC):
-    """One replica's part of one step; a class for each way to treat the gradients, chosen before tracing.
+    """One replica's part of one step.
+
+    Each subclass treats the gradients in one way. The subclass is chosen before the step is traced.
 
     Args:
         layout: how the replicas are spread.
         size: examples in this replica's part, int32 scalar; may be 0.
-        total: examples of all replicas.
+        total: examples of all replicas, integer scalar.
         training: whether gradients are computed.
-        learnt: what is known of a user's own step.
-        waits: where the waiting for other replicas is noted.
+        learnt: what is known about a user's own step.
+        waits: measures the time spent waiting for other replicas.
 
     Attributes:
-        share: size over the examples of all replicas, float32 scalar.
-        sees_everything: whether values are computed from all replicas' examples now.
-        reduced: ids of the variables whose gradients are the whole batch's already.
-        assigned: variables that this step has written to, by id.
+        share: `size` over `total`, float32 scalar; 0 if there are no examples.
+        sees_everything: whether values are now computed from the examples of all replicas.
+        reduced: `variable_ids` of the variables whose gradients were treated when the tape gave them.
+        assigned: variables that this step has written, by id.
     """
 
     def __init__(
@@ -108,28 +111,28 @@ class ReplicaStep(abc.ABC):
 
     @abc.abstractmethod
     def whole_gradients(self, gradients: list[Any], target: Any) -> list[Any]:
-        """What a step is to see of gradients that its tape gives.
+        """The gradients that the step sees in place of those that its tape computes.
 
         Args:
-            gradients: of variables, each by this replica's weight; tensors, `tf.IndexedSlices` or None.
-            target: what was differentiated.
+            gradients: of variables, with this replica's weight applied; tensors, `tf.IndexedSlices` or None.
+            target: the value that was differentiated.
         """
 
     @abc.abstractmethod
     def gradients_to_apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> Any:
-        """What an optimizer is to apply of the gradients that it is given; None where it is to do nothing.
+        """The gradients that an optimizer applies in place of the given ones; None if it applies nothing.
 
         Args:
-            optimizer: it is built.
+            optimizer: a built optimizer.
             gradients: tensors, `tf.IndexedSlices` or None.
-            variables: what they are of.
+            variables: the variable of each gradient.
         """
 
     updates_weights = True
-    """Whether what an optimizer applies changes weights."""
+    """Whether the optimizer updates the weights in this step; if not, it only accumulates gradients."""
 
     def next_point(self) -> Point:
-        """The next point where the replicas are combined."""
+        """Moves on to the next point where the replicas are combined, and returns it."""
         number = next(self._points)
         if number >= len(self.learnt.kinds):
             return Point(self.share)
@@ -144,13 +147,14 @@ class ReplicaStep(abc.ABC):
         rows: bool | None = None,
         gather: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """One value a step, such as a loss, for all replicas: a mean, a sum or rows, as a trial has found.
+        """Combines one value per step, such as a loss, over the replicas: as a mean, a sum or joined rows.
 
         Args:
-            value: numbers, this replica's; mostly a scalar.
-            name: what it is called in messages.
-            rows: whether it has a row for each example, where no trial has found out; None goes by its shape.
-            gather: puts rows together; None is `gather_examples`.
+            value: this replica's value, a tensor of numbers; mostly a scalar.
+            name: the value's name in messages.
+            rows: whether it has a row for each example, where no trial has found out. None decides by its
+                shape: it has rows if the size of its first dimension is unknown.
+            gather: concatenates the rows of all replicas; None is `gather_examples`.
         """
         if any(value is known for known in self._whole):
             return value
@@ -165,10 +169,10 @@ class ReplicaStep(abc.ABC):
         )
 
     def part_of_value(self, value: Any) -> Any:
-        """One number a step, as a mean over this replica's examples: such parts, by shares, make the whole.
+        """One number per step as this replica's part: the parts, weighted by shares, sum to the whole value.
 
         Args:
-            value: a float scalar, this replica's.
+            value: this replica's number, a float scalar.
         """
         point = self.next_point()
         if point.known:
@@ -176,12 +180,12 @@ class ReplicaStep(abc.ABC):
         return value if self.never_empty() else tf.where(self.size > 0, value, tf.zeros_like(value))
 
     def mark_whole(self, values: Any) -> None:
-        """Says of a nest of tensors that they are the same on every replica already."""
+        """Notes that a nest's tensors are the same on every replica, so that they are not combined again."""
         self._whole.extend(tf.nest.flatten(values))
 
     @contextlib.contextmanager
     def seeing_everything(self) -> Iterator[None]:
-        """While a replica computes from all replicas' examples, its values are whole."""
+        """Within it, this replica computes from the examples of all replicas; nothing needs combining."""
         outer, self.sees_everything = self.sees_everything, True
         try:
             yield
@@ -189,35 +193,38 @@ class ReplicaStep(abc.ABC):
             self.sees_everything = outer
 
     def additional_loss(self, value: Any) -> Any:
-        """A loss that a layer added: a sum over the batch must count in full, a mean by its share."""
+        """Corrects a loss that a layer added for the later weighting by the share.
+
+        A mean over the examples needs no correction. A sum is divided by the share, to count in full.
+        """
         return self.per_share(value) if next(self._additional) in self.learnt.summed_losses else value
 
     def never_empty(self) -> bool:
-        """Whether the replica is known to have examples before the step runs."""
+        """Whether it is known while tracing that the replica has examples."""
         known = tf.get_static_value(self.size)
         return known is not None and int(known) > 0
 
     def note_write(self, variable: Any) -> None:
-        """Takes note of a variable that this replica writes to, of which each replica has a copy."""
+        """Notes that this replica writes a variable of which each replica has a copy; not in an update."""
         if not updating_locally():
             self.assigned[id(variable)] = variable
 
     def note_shared_write(self, variable: Any) -> None:
-        """As `note_write`, of a variable that exists once: there is nothing to combine."""
+        """As `note_write`, for a variable that exists once. Nothing is noted: there is nothing to combine."""
         del variable
 
     def weighted(self, value: Any) -> Any:
-        """`value` times the share; 0, not NaN, where the replica has no examples."""
+        """`value` times the share; 0, not NaN, if the replica has no examples."""
         value = tf.convert_to_tensor(value)
         return tf.math.multiply_no_nan(value, tf.cast(self.share, value.dtype))
 
     def per_share(self, value: Any) -> Any:
-        """`value` over the share: what becomes `value` again when shares are applied."""
+        """`value` over the share, so that weighting by the share gives `value` again; 0 without examples."""
         value = tf.convert_to_tensor(value)
         return tf.math.divide_no_nan(value, tf.cast(self.share, value.dtype))
 
     def mean(self, values: Any) -> Any:
-        """The mean over all replicas, by shares, of a nest of float tensors; the same on every replica."""
+        """The mean of a nest of float tensors over all replicas, by shares; the same on each."""
         return self.sum(tf.nest.map_structure(self.weighted, values))
 
     def sum(self, values: Any) -> Any:
@@ -225,17 +232,19 @@ class ReplicaStep(abc.ABC):
         return _all_reduced(values, self.waits)
 
     def gather(self, value: Any) -> Any:
-        """The rows of all replicas of a tensor, ragged or sparse tensor, in the replicas' order."""
+        """Concatenates the rows of all replicas, in the replicas' order; dense, ragged or sparse."""
         return _gathered(value, self.waits)
 
 
 class TrialStep(ReplicaStep):
-    """A single replica tries a step out, to learn what its losses are: it talks to nobody.
+    """A step that a single replica runs as a trial, to learn what its losses are.
+
+    It does not communicate with other replicas.
 
     Attributes:
-        taken: what stood at each point where the replicas are combined.
-        names: what each of these points is called in messages.
-        equal_everywhere: operations whose results are the same on all replicas.
+        taken: the values at each point where the replicas would be combined.
+        names: the name of each of these points in messages.
+        equal_everywhere: operations whose results would be the same on all replicas.
     """
 
     def __init__(self, layout: ReplicaLayout, **known: Any) -> None:
@@ -245,16 +254,16 @@ class TrialStep(ReplicaStep):
         self.equal_everywhere: set[Any] = set()
 
     def next_point(self) -> Point:
-        """As it stands: what is noted must not be weighted."""
+        """A point of weight 1, because the values must be noted without a weight."""
         return Point(tf.ones([], tf.float32))
 
     def whole_gradients(self, gradients: list[Any], target: Any) -> list[Any]:
-        """The gradients, noted."""
+        """Notes the gradients, and returns them."""
         found: list[Any] = self._noted(gradients, "a loss that train_step differentiates")
         return found
 
     def gradients_to_apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
-        """Nothing: a trial keeps no change."""
+        """None, because a trial applies no gradients."""
 
     def whole_value(
         self,
@@ -264,33 +273,33 @@ class TrialStep(ReplicaStep):
         rows: bool | None = None,
         gather: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """The value, noted."""
+        """Notes the value and returns it; a value that is marked as whole is not noted."""
         if any(value is known for known in self._whole):
             return value
         return self._noted([value], name)[0]
 
     def part_of_value(self, value: Any) -> Any:
-        """The value, noted."""
+        """Notes the value, and returns it."""
         self.taken.append([value])
         self.names.append("a number that a metric takes")
         return value
 
     def note_write(self, variable: Any) -> None:
-        """As of every step, in an update too."""
+        """Notes the write, also in an update: a whole trial runs inside `local_update`."""
         self.assigned[id(variable)] = variable
 
     note_shared_write = note_write
 
     def sum(self, values: Any) -> Any:
-        """The values: in a trial there is one replica."""
+        """The values themselves, because a trial has one replica."""
         return self.common(values)
 
     def gather(self, value: Any) -> Any:
-        """The rows: in a trial there is one replica."""
+        """The rows themselves, because a trial has one replica."""
         return self.common(value)
 
     def common(self, values: Any) -> Any:
-        """Values that all replicas would have in common, such as a sum over them."""
+        """Marks values that would be the same on all replicas, such as a sum over them, and returns them."""
 
         def one(value: Any) -> Any:
             if value is None:
@@ -309,10 +318,10 @@ class TrialStep(ReplicaStep):
 
 
 def check_not_compiled() -> None:
-    """Refuses to talk to other replicas inside a function that XLA compiles.
+    """Must be called before replicas communicate, which they cannot do in a function that XLA compiles.
 
     Raises:
-        CompilationError: saying what to compile instead.
+        CompilationError: this code is in such a function; the hint says what to compile instead.
     """
     if upstream_tf.in_xla_graph():
         raise CompilationError(
@@ -328,18 +337,20 @@ def check_not_compiled() -> None:
 
 
 def as_floats(function: Callable[[Any], Any], value: Any) -> Any:
-    """What a function of floats gives for a tensor of any numbers, in the tensor's own type."""
+    """Applies a function of floats to a tensor of numbers; integers are rounded back to their own dtype."""
     if value.dtype.is_floating:
         return function(value)
     return tf.cast(tf.round(function(tf.cast(value, tf.float64))), value.dtype)
 
 
 def all_reduce_sum(values: Any) -> Any:
-    """The sum over all replicas of a nest of tensors and `tf.IndexedSlices`, one packed reduction a dtype.
+    """All-reduces a nest of tensors and `tf.IndexedSlices` to their sums over all replicas.
+
+    All tensors of one dtype go into one all-reduce. Must be called in a replica.
 
     Raises:
         CompilationError: inside a function that XLA compiles.
-        RuntimeError: inside a nested tf.function, `cond` or loop, where replicas cannot be joined.
+        RuntimeError: inside a nested tf.function, `cond` or loop, where TensorFlow cannot combine replicas.
     """
     step = current_step()
     return _all_reduced(values, _NO_WAITS) if step is None else step.sum(values)
@@ -347,7 +358,7 @@ def all_reduce_sum(values: Any) -> Any:
 
 def _all_reduced(values: Any, waits: Waits | NoWaits) -> Any:
     check_not_compiled()
-    # A reduction goes to the device of its values; a plain read of a variable names none.
+    # TensorFlow reduces on the device of the values, and a plain read of a variable names no device.
     flat = [tf.identity(value) for value in tf.nest.flatten(values)]
     if not flat:
         return values
@@ -357,7 +368,7 @@ def _all_reduced(values: Any, waits: Waits | NoWaits) -> Any:
     kinds = [(type(value), value.dtype) for value in flat]
     for kind in dict.fromkeys(kinds):
         alike = [i for i, other in enumerate(kinds) if other == kind]
-        # MirroredStrategy takes integers of 32 bits one at a time.
+        # MirroredStrategy would reduce tensors of int32 one at a time.
         narrow = kind[1] == tf.int32 and not issubclass(kind[0], tf.IndexedSlices)
         given = [tf.cast(flat[i], tf.int64) if narrow else flat[i] for i in alike]
         totals = context.all_reduce(tf.distribute.ReduceOp.SUM, given)
@@ -368,13 +379,18 @@ def _all_reduced(values: Any, waits: Waits | NoWaits) -> Any:
 
 
 def gather_examples(value: Any) -> Any:
-    """Puts the rows of all replicas together, in the replicas' order; gradients flow to own rows only.
+    """Concatenates the rows of all replicas, in the replicas' order.
+
+    Gradients flow to this replica's own rows only. Must be called in a replica.
 
     Args:
         value: a tensor, ragged or sparse tensor of shape (own examples, ...), or None.
 
     Returns:
-        The same kind of tensor, of shape (all examples, ...).
+        The same kind of tensor, of shape (all examples, ...); None for None.
+
+    Raises:
+        CompilationError: inside a function that XLA compiles.
     """
     if value is None:
         return None
@@ -403,7 +419,7 @@ def _gathered(value: Any, waits: Waits | NoWaits) -> Any:
 
 
 def _gather_sparse(value: tf.SparseTensor) -> tf.SparseTensor:
-    """As `gather_examples`."""
+    """As `gather_examples`, for a sparse tensor."""
     counts = gather_examples(tf.reshape(value.dense_shape[0], [1]))
     before = tf.reduce_sum(counts[: tf.distribute.get_replica_context().replica_id_in_sync_group])
     indices = value.indices + tf.pad(tf.reshape(before, [1, 1]), [[0, 0], [0, value.shape.rank - 1]])
@@ -414,23 +430,23 @@ def _gather_sparse(value: tf.SparseTensor) -> tf.SparseTensor:
 
 
 current_step: ThreadValue[ReplicaStep | None] = ThreadValue(None)
-"""The step that this replica computes now; None outside of `fit`, `evaluate` and `predict`."""
+"""The step that this thread's replica computes now; None outside of a train or test step."""
 
 updating_locally = ThreadValue(False)
-"""Whether the code runs after the reduction, where each replica is a single device."""
+"""Whether the code runs after the all-reduce, where each replica acts like a single device."""
 
 
 def local_update() -> contextlib.AbstractContextManager[bool]:
-    """Marks code that must not talk to other replicas: every one of them does the same."""
+    """Marks code that must not communicate with other replicas, because each of them does the same."""
     return updating_locally.set(True)
 
 
 class _ReplicaCount:
-    """The number of replicas that the code in this thread is given.
+    """The number of replicas that `num_replicas_in_sync` gives to the code in this thread.
 
     Attributes:
-        number: so many; None for the true number.
-        asked: whether it has asked.
+        number: the number that it gives; None for the true number.
+        asked: whether the code has read it.
     """
 
     def __init__(self, number: int | None) -> None:
@@ -442,16 +458,16 @@ _reported: ThreadValue[_ReplicaCount | None] = ThreadValue(None)
 
 
 def reporting_replicas(number: int | None) -> contextlib.AbstractContextManager[_ReplicaCount | None]:
-    """While it is entered, notes whether `num_replicas_in_sync` is asked for, and answers with a number.
+    """Within it, `num_replicas_in_sync` gives a chosen number, and `asked` tells whether it was read.
 
     Args:
-        number: what it answers; None for the truth.
+        number: the number that it gives; None for the true number.
     """
     return _reported.set(_ReplicaCount(number))
 
 
 def reported_replicas(number: int) -> int:
-    """What `num_replicas_in_sync` answers where there are so many replicas."""
+    """What `num_replicas_in_sync` gives; `number` is the true number of replicas."""
     reported = _reported()
     if reported is None:
         return number
@@ -460,16 +476,17 @@ def reported_replicas(number: int) -> int:
 
 
 def variable_ids(variables: Sequence[Any]) -> set[int]:
-    """Identities of variables that hold for the Keras object and the TensorFlow one alike."""
+    """The ids of variables; a Keras variable and the TensorFlow variable behind it have the same id."""
     return {id(underlying(v)) for v in variables}
 
 
 def underlying(variable: Any) -> Any:
-    """The TensorFlow variable behind a Keras one or behind one replica's component of it."""
+    """The TensorFlow variable behind a Keras variable, or behind one replica's component of it."""
     if isinstance(variable, tf.distribute.DistributedValues):
         return variable
     value = upstream_keras.value_of(variable)
-    # One whose parts are summed up answers a question for what it has not by a talk between all workers.
+    # Ask it for no attribute: a variable that is summed on reading looks up what it lacks in its value, and
+    # reading that value is an all-reduce over all workers.
     if isinstance(value, tf.distribute.DistributedValues):
         return value
     if getattr(value, "is_sharded_variable", False) is True:

@@ -1,8 +1,9 @@
-"""Keeps convolutions away from a kernel for CPUs that writes beyond its memory.
+"""Keeps convolutions away from a CPU kernel that writes beyond its memory.
 
 With 512-bit vectors, oneDNN's gradient for the weights of a 1x1 convolution with strides, fewer than 16 input
-channels and an odd number of examples ends the process ("double free"). Replicas make odd parts of even
-batches. Every layer and function that convolves comes to this operation in its backward pass.
+channels and an odd number of examples ends the process ("double free"). An even global batch, split over
+replicas, may have odd parts. Every layer and function that convolves uses the replaced operation in its
+backward pass; the forward pass is not changed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dtrain.keras_engine.protocol import layout_of
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import replaces
 
-_CHANNELS = 16  # those of one vector: with so many nothing is written too far
+_CHANNELS = 16  # of one 512-bit vector: with so many the kernel stays within its memory
 
 
 @replaces(upstream_tf.FILTER_GRADIENT)
@@ -33,9 +34,10 @@ def filter_gradient(
     dilations: Sequence[int] = (1, 1, 1, 1),
     name: str | None = None,
 ) -> Any:
-    """The replacement of the gradient for a convolution's weights: what strides leave out is left out before.
+    """The replacement of the operation that computes the gradient for a convolution's weights.
 
-    The results have the same bits: the kernel itself copies those pixels first.
+    It removes the pixels that the strides skip before it calls the kernel. The results have the same bits,
+    because the kernel itself begins with a copy of the remaining pixels.
     """
     if (
         tf.compat.as_str(padding) != "EXPLICIT"
@@ -53,13 +55,13 @@ def _in_replica_on_cpu() -> bool:
         return False
     if tf.distribute.has_strategy():
         devices = strategy.extended.worker_devices
-    else:  # TensorFlow's default strategy does not tell its device
+    else:  # TensorFlow's default strategy does not know its device
         devices = [device.name for device in tf.config.list_logical_devices()]
     return not any("GPU" in device or "TPU" in device for device in devices)
 
 
 def _kernel_size(sizes: Any) -> Any:
-    """Rows and columns of a kernel, from the tensor of its shape; None where they are not known."""
+    """Height and width of a kernel, from the tensor of its shape; None where they are not known."""
     found = tf.get_static_value(sizes)
     if found is None and sizes.op.type in ("Shape", "ShapeN"):
         found = sizes.op.inputs[sizes.value_index].shape
@@ -67,7 +69,7 @@ def _kernel_size(sizes: Any) -> Any:
 
 
 def _left_out(images: Any, strides: list[int], data_format: str) -> tuple[Any, list[int]]:
-    """The pixels that a kernel of one pixel sees, and the strides over these."""
+    """The pixels that a kernel of one pixel sees, and the strides over these; only where it is needed."""
     channels = images.shape[data_format.index("C")]
     if max(strides) == 1 or channels is None or channels >= _CHANNELS:
         return images, strides

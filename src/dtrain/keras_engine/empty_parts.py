@@ -1,8 +1,8 @@
-"""Lets a replica without examples run a model: kernels for CPUs fail on tensors without rows.
+"""Lets a replica without examples run a model, although CPU kernels fail on tensors without rows.
 
-Convolutions give shapes that do not fit, a pooling's gradient ends the process, a maximum has nothing to
-choose from. So a model is given one row of zeros, and that row is cut off what it returns: whatever looks at
-the outputs finds no examples.
+Without rows, convolutions give wrong shapes, the gradient of a pooling ends the process, and a maximum has
+no values. So the outermost layer is given one row of zeros, and its outputs lose the row that belongs to it:
+losses and metrics see no examples. Programs of XLA, which has kernels of its own, are left alone.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import replaces
 
-# Inside the outermost layer that a replica calls; and whether that layer was given a row of zeros.
+# Whether the code runs inside the outermost layer that a replica calls; and a bool tensor, whether this layer
+# was given a row of zeros, or None.
 _inside = ThreadValue(False)
 _empty: ThreadValue[Any] = ThreadValue(None)
 
 
 @replaces(upstream_keras.LAYER_CALL)
 def layer_call(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """The replacement of `Layer.__call__`, which works on the outermost layer that a replica calls."""
+    """The replacement of `Layer.__call__`. It changes the outermost layer that a replica calls."""
     if _inside() or not in_replica():
         return original(self, *args, **kwargs)
     watch(self)
-    if isinstance(current_step(), TrialStep):  # it has examples
+    if isinstance(current_step(), TrialStep):  # a trial has examples
         return original(self, *args, **kwargs)
     rows = _rows_of_first((args, kwargs))
-    # XLA has kernels of its own, and knows all shapes.
+    # XLA has kernels of its own, and knows all shapes while it compiles.
     known = None if rows is None else tf.get_static_value(rows)
     if rows is None or upstream_tf.in_xla_graph() or (known is not None and int(known) > 0):
         with _inside.set(True):
@@ -51,7 +52,11 @@ def layer_call(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs:
 
 @replaces(upstream_keras.SYNCHRONIZED_MOMENTS)
 def moments(original: Callable[..., Any], x: Any, axes: Any, keepdims: bool) -> Any:
-    """The replacement of what a synchronized BatchNormalization computes over all replicas' examples."""
+    """The replacement of the moments of a synchronized BatchNormalization, without the row of zeros.
+
+    Raises:
+        CompilationError: inside a function that XLA compiles, where replicas cannot communicate.
+    """
     if in_replica():
         check_not_compiled()
     empty = _empty()
@@ -64,26 +69,26 @@ def in_layer() -> bool:
 
 
 def without_row(leaf: Any) -> Any:
-    """What a layer computed, without the row of zeros that it was given where there are no examples."""
+    """A tensor that a layer computed, without the row that belongs to the row of zeros, if there is one."""
     empty = _empty()
     return leaf if empty is None else _without_row(leaf, empty)
 
 
 @contextlib.contextmanager
 def _uncounted(layer: Any, empty: Any) -> Iterator[None]:
-    """Metrics that layers keep and update themselves do not count the row of zeros."""
-    # A model's own property would add what `compile` made, which is updated outside.
+    """Within it, the metrics that layers hold and update do not count the row of zeros."""
+    # `Model.metrics` would add the compiled metrics, which are updated outside of the layer.
     variables = [v for metric in keras.layers.Layer.metrics.fget(layer) for v in metric.variables]
     before = [tf.identity(v.value) for v in variables]
     yield
     for variable, value in zip(variables, before, strict=True):
         if not holds_parts(variable):
-            continue  # it was updated with the examples of all replicas
+            continue  # the metric was updated with the examples of all replicas
         variable.assign(tf.where(empty, value, variable.value))
 
 
 def _rows_of_first(nest: Any) -> Any:
-    """The leading dimension of the first tensor that has one, an int64 scalar; None without any."""
+    """The leading dimension of the first tensor that has one, an int64 scalar; None if no tensor has one."""
     for leaf in keras.tree.flatten(nest):
         if isinstance(leaf, tf.RaggedTensor):
             return leaf.nrows(tf.int64)
@@ -96,7 +101,7 @@ def _rows_of_first(nest: Any) -> Any:
 
 
 def _with_row(leaf: Any, empty: Any) -> Any:
-    """A tensor of no rows with one row of zeros; others as they are."""
+    """Gives a tensor without rows one row of zeros, if `empty` is true; other leaves stay as they are."""
     if isinstance(leaf, tf.RaggedTensor):
         splits = leaf.row_splits
         longer = tf.cond(empty, lambda: tf.zeros([2], splits.dtype), lambda: splits)
@@ -114,7 +119,7 @@ def _with_row(leaf: Any, empty: Any) -> Any:
 
 
 def _without_row(leaf: Any, empty: Any) -> Any:
-    """Removes what was computed from that row; values without rows stay."""
+    """Removes the row that was computed from the row of zeros; leaves without rows stay as they are."""
     if isinstance(leaf, tf.RaggedTensor):
         splits = leaf.row_splits
         kept = tf.cond(empty, lambda: splits[:1], lambda: splits)
@@ -142,7 +147,10 @@ def _cut(leaf: Any, empty: Any) -> Any:
 
 
 def _cut_probabilities(leaf: Any, empty: Any) -> Any:
-    """A tensor without its row. A softmax or sigmoid stays one: Keras' cross-entropies use its logits."""
+    """`_cut` for a tensor that may be probabilities.
+
+    The result of a softmax or sigmoid is again made by one, because Keras' cross-entropies use its logits.
+    """
     if tf.executing_eagerly() or leaf.op.type not in ("Softmax", "Sigmoid"):
         return _cut(leaf, empty)
     logits = _like(leaf.op.inputs[0], _cut(leaf.op.inputs[0], empty))
@@ -152,12 +160,12 @@ def _cut_probabilities(leaf: Any, empty: Any) -> Any:
 
 
 def _is_true(empty: Any) -> bool:
-    """Whether it was known while tracing that there is no row."""
+    """Whether it is known while tracing that the replica has no examples."""
     return bool(tf.get_static_value(empty))
 
 
 def _like(leaf: Any, found: Any) -> Any:
-    """A tensor with the shape of another one, but for the number of rows."""
+    """Gives `found` the static shape of `leaf`, except for the number of rows."""
     if not tf.executing_eagerly() and leaf.shape.rank is not None:
         found.set_shape([None, *leaf.shape[1:]])
     return found

@@ -1,6 +1,6 @@
-"""Makes saving safe when every worker saves: each writes beside the target and then moves it there.
+"""Makes saving safe when every worker saves: each writes beside the target, then moves the file there.
 
-No worker waits for another, so a save that only the chief makes works too. What the file holds is Keras'.
+No worker waits for another, so a save by the chief alone works too. What the files contain is Keras' own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _AT_FDCWD = -100
 def save(original: Callable[..., Any], self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     """The replacement of `Model.save`, `save_weights` and `export`."""
     servers = servers_of(upstream_keras.strategy_of(self))
-    # An export traces the model, too; the others write the values of its variables alone.
+    # An export also traces the model; the other two only write the values of its variables.
     if servers is not None and original.__name__ != upstream_keras.MODEL_EXPORT.name:
         with snapshot(self, servers):
             return original(self, filepath, *args, **kwargs)
@@ -39,7 +39,7 @@ def save(original: Callable[..., Any], self: Any, filepath: Any, *args: Any, **k
     if layout is None or layout.workers == 1 or not _is_local(filepath):
         return original(self, filepath, *args, **kwargs)
     if not _overwrites(original, args, kwargs) and Path(filepath).exists():
-        # Keras would ask on the terminal, and nobody sits at a worker's; it may be another worker's work.
+        # Keras would ask on the terminal, where a worker gets no answer. Another worker may have saved it.
         logger.warning("%s exists and overwrite=False was set: it is kept as it is.", filepath)
         return None
     with whole(Path(filepath)) as beside:
@@ -48,7 +48,7 @@ def save(original: Callable[..., Any], self: Any, filepath: Any, *args: Any, **k
 
 @replaces(upstream_keras.MAKEDIRS)
 def makedirs(original: Callable[..., Any], path: Any) -> Any:
-    """The replacement of Keras' `makedirs`: another worker may have made the directory a moment before."""
+    """The replacement of Keras' `makedirs`: it accepts that another worker has just made the directory."""
     try:
         return original(path)
     except FileExistsError:
@@ -59,17 +59,17 @@ def makedirs(original: Callable[..., Any], path: Any) -> Any:
 
 @replaces(upstream_keras.EXPORTED_VARIABLES)
 def exported_variables(original: Callable[..., Any], fns: Any) -> Any:
-    """The replacement of what lists the variables for `export`: in the order in which they were made.
+    """The replacement of the function that lists the variables for `export`: it sorts them by creation.
 
-    So every worker's export names them alike, and a reader who opens one worker's graph and then another's
-    values, because the folder was exchanged in between, still reads one model.
+    So the exports of all workers give a variable the same name. A reader may open the graph of one worker
+    and the values of another, because the folder was exchanged in between; it still reads one model.
     """
     return tuple(sorted(variables, key=creation_number) for variables in original(fns))
 
 
 @contextlib.contextmanager
 def whole(target: Path) -> Iterator[Path]:
-    """Yields a temporary path; afterwards what was written there is moved to `target` in one step.
+    """Yields a temporary path; then moves what was written there to `target`, in one step.
 
     Args:
         target: a file or a directory; replaced if it exists.
@@ -83,7 +83,10 @@ def whole(target: Path) -> Iterator[Path]:
 
 
 def put(written: Path, target: Path) -> None:
-    """Moves a file or directory to `target` in one step, replacing what is there."""
+    """Moves a file or directory to `target`, replacing what is there, in one step.
+
+    Where the operating system cannot swap two directories, an existing target directory is deleted first.
+    """
     if not written.is_dir():
         written.replace(target)
         return
@@ -104,7 +107,7 @@ def put(written: Path, target: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swaps two directories in one step; False where the system cannot."""
+    """Swaps two directories in one step; returns False if the operating system cannot."""
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):
@@ -117,7 +120,7 @@ def _is_local(filepath: Any) -> bool:
 
 
 def _overwrites(save: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """What a call of `save` says of `overwrite`; True where it takes none."""
+    """The value of `overwrite` in a call of `save`; True where the function has no such parameter."""
     parameters = list(inspect.signature(save).parameters)[2:]
     given = dict(zip(parameters, args, strict=False)) | kwargs
     return bool(given.get("overwrite", True))

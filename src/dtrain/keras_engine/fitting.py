@@ -1,6 +1,7 @@
 """Wraps Keras' own `fit`, `evaluate`, `predict` and `compile`: checks, scope, callbacks, progress.
 
-The loop itself is Keras'. Mistakes that would give wrong numbers are named here, before training.
+The training loop is Keras' own and not part of this module. Mistakes that would give wrong numbers raise an
+error here, before training.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def fit(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -
     call = inspect.signature(original).bind(self, *args, **kwargs)
     call.apply_defaults()
     if datasets_in_place(call.arguments, "fit"):
-        call.arguments["shuffle"] = False  # of a dataset, Keras would only say that it cannot
+        call.arguments["shuffle"] = False  # Keras would only warn that it cannot shuffle a dataset
         args, kwargs = call.args[1:], call.kwargs
     if not self.compiled:  # Keras raises an error that says so
         return original(self, *args, **kwargs)
@@ -72,7 +73,7 @@ def _fitted(
     layout: ReplicaLayout | None,
     servers: ServerLayout | None,
 ) -> Any:
-    """What `fit` returns, for a model under a strategy of dtrain's or with a session."""
+    """Runs `fit` for a model under a strategy of dtrain's, or with a session; returns the `History`."""
     report = TimeReport(layout)
     own = _prepared(self, call.arguments, layout, servers, report)
     watched = _watched(call.arguments["callbacks"], layout, "train", "test")
@@ -94,7 +95,7 @@ def _fitted(
             self.train_function.fit_ended()
     published = [0]
     if layout is not None:
-        # What callbacks wrote is complete when fit returns, whichever worker wrote it.
+        # Waits for all workers: what their callbacks write is complete when fit returns on any of them.
         published = exchange(layout, report.publish())
     events.emit(events.Trained(history))
     report.ended(published)
@@ -109,7 +110,7 @@ def _prepared(
     servers: ServerLayout | None,
     report: TimeReport,
 ) -> list[Any]:
-    """Makes the arguments of a `fit` ready, in place; gives the user's callbacks."""
+    """Prepares the arguments of a `fit`, in place; returns the user's callbacks."""
     if layout is None and servers is None:
         return _not_of_the_engine(arguments["callbacks"])
     check_numbers(arguments)
@@ -140,7 +141,7 @@ def predict(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: An
 
 @replaces(upstream_keras.COMPILE)
 def compile(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """The replacement of `compile`: what it makes, it makes in the model's scope."""
+    """The replacement of `compile`: it runs in the scope of the model's strategy."""
     strategy: Any = upstream_keras.strategy_of(self)
     call = inspect.signature(original).bind(self, *args, **kwargs)
     call.apply_defaults()
@@ -168,15 +169,15 @@ def _expand(model: Any, arguments: dict[str, Any]) -> None:
 
 
 def _not_of_the_engine(callbacks: Any) -> list[Any]:
-    """The user's callbacks."""
+    """The callbacks that are not the engine's own, so the user's."""
     package = __name__.rpartition(".")[0]
     return [each for each in listed(callbacks) if not type(each).__module__.startswith(package)]
 
 
 def _add_own(arguments: dict[str, Any], layout: ReplicaLayout | None, report: TimeReport) -> None:
-    """Adds to the callbacks of `fit` those that look at its data, loss and time, and show its progress.
+    """Adds the engine's own callbacks to those of `fit`: for its data, its loss, its time and its progress.
 
-    A `CallbackList` is left alone: then there is no report.
+    A `CallbackList` is left alone, so such a `fit` has no reports.
     """
     if isinstance(arguments["callbacks"], keras.callbacks.CallbackList):
         return
@@ -212,7 +213,7 @@ def _check_batch(arguments: dict[str, Any], layout: ReplicaLayout) -> None:
 
 
 def _verbose(verbose: Any, layout: ReplicaLayout | None) -> Any:
-    """One progress bar for the job: the first worker's."""
+    """The `verbose` of this worker: only the first worker of a job shows a progress bar."""
     return 0 if layout is not None and layout.worker > 0 else verbose
 
 
@@ -229,7 +230,10 @@ def _callbacks(callbacks: Any, layout: ReplicaLayout, model: Any) -> Any:
 
 
 def _watched(callbacks: Any, layout: ReplicaLayout | None, *kinds: str) -> list[bool]:
-    """Whether a callback looks at each batch, by kind ("train", "test"), on any worker; all must call it."""
+    """For each kind ("train", "test"), whether a callback on any worker watches every batch.
+
+    Every worker must call it.
+    """
     if layout is None:
         return [True for _ in kinds]
     seen = [any(watches(one, kind) for one in listed(callbacks)) for kind in kinds]
@@ -243,7 +247,10 @@ def _without_training(
     args: Any,
     kwargs: Any,
 ) -> Any:
-    """`evaluate` or `predict`: with datasets in the place of what makes them, and one progress bar a job."""
+    """Runs `evaluate` or `predict`, with one progress bar for the job.
+
+    An argument that makes a dataset (`dtrain_dataset`) is replaced by the dataset.
+    """
     name = original.__name__
     call = inspect.signature(original).bind(self, *args, **kwargs)
     datasets_in_place(call.arguments, name)

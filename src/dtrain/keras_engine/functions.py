@@ -1,6 +1,7 @@
-"""Which function `fit`, `evaluate` and `predict` call under a model's strategy.
+"""Chooses the function that `fit`, `evaluate` and `predict` call under a model's strategy.
 
-What it then does stands in `step_function.py`, `predict_function.py`, `asynchronous/functions.py` or Keras.
+The functions themselves are not here: they are in `step_function.py`, `predict_function.py`,
+`asynchronous/functions.py` and Keras.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _made(
     attribute: str,
     adapted: Callable[[Any], Any] = lambda function: function,
 ) -> Any:
-    """Keras' own function, and what Keras' own `make_..._function` returns."""
+    """Sets Keras' own function on a model, changed by `adapted`; returns what Keras' own method returns."""
     before = None if force else getattr(model, attribute)
     result = original(model, force)
     made = getattr(model, attribute)
@@ -85,7 +86,7 @@ def _made(
 
 
 def _of_whole_batches(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Keras' own predict function, where the only replica's batches are `Split`s."""
+    """Keras' own predict function, for the batches of the only replica, which are `Split`s."""
 
     def predict(batches: list[Any]) -> Any:
         return function([batch.parts[0] if isinstance(batch, Split) else batch for batch in batches])
@@ -94,19 +95,19 @@ def _of_whole_batches(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _noted(function: Any, model: Any, *, train: bool) -> Any:
-    """The function itself where nobody watches."""
+    """A function that emits events, under a launcher that listens; else the function itself."""
     return NotedFunction(function, model, train=train) if channel.connected() else function
 
 
 def trained_in_xla(model: Any) -> bool:
-    """Whether a model's train function compiles steps by XLA: as it was set, or by the rule."""
+    """Whether a model trains in XLA: because of `jit_compile=True`, or by the rule of `xla_rule.py`."""
     if model.jit_compile:
         return True
     return bool((getattr(model.train_function, "findings", None) or {}).get("xla"))
 
 
 def _program(model: Any, layout: ReplicaLayout, *, training: bool) -> Any:
-    """The step of a model."""
+    """The program that computes a model's train or test step."""
     if layout.replicas == 1:
         return LocalProgram(model, training=training)
     return StepProgram(
@@ -114,7 +115,7 @@ def _program(model: Any, layout: ReplicaLayout, *, training: bool) -> Any:
         layout,
         training=training,
         compiled=_can_compile(model, layout, "train_step" if training else "test_step"),
-        # Where the transport itself knows the waiting, it is asked.
+        # Some transports measure the waiting themselves; then the step does not.
         measured=training and layout.workers > 1 and waiting_clock(model.distribute_strategy) is None,
     )
 

@@ -1,7 +1,8 @@
 """All-reduces the gradients of a train step as soon as the tape gives them.
 
-`tape.gradient` of a model's variables scales by the replica's share and sums over the replicas, so that
-what a step does next (clip, log, apply) sees what one device would see.
+`tape.gradient` of a model's variables weights the gradients by the replica's share and all-reduces them. So
+what a step does next (clip, log, apply) sees the gradients that one device would see. How an optimizer
+applies them is not decided here, but in `optimizer.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def gradient(
     seeds = _seeds(weight, target, output_gradients)
     found = original(self, target, sources, seeds, unconnected_gradients)
     flat, each = tf.nest.flatten(found), tf.nest.flatten(sources)
-    # The gradients of inputs belong to this replica's examples; those of variables to all.
+    # Gradients of inputs belong to this replica's examples; gradients of variables belong to all examples.
     mine = [i for i, source in enumerate(each) if _is_variable(source)]
     for i, whole in zip(mine, step.whole_gradients([flat[i] for i in mine], target), strict=True):
         flat[i] = whole
@@ -46,15 +47,15 @@ def gradient(
 
 
 class AtOnce(ReplicaStep):
-    """A step whose gradients are reduced where its tape gives them."""
+    """A step whose gradients are all-reduced as soon as its tape gives them."""
 
     def whole_gradients(self, gradients: list[Any], target: Any) -> list[Any]:
-        """The sums over the replicas."""
+        """The all-reduced gradients."""
         self.waits.meet(target)
         return on_present(sum_gradients, zero_if_empty(self, gradients))
 
     def gradients_to_apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        """The whole batch's: those of `tape.gradient` are already, others are reduced here."""
+        """The all-reduced gradients: those of `tape.gradient` already are, the others are reduced here."""
         missing = [
             i
             for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
@@ -65,12 +66,18 @@ class AtOnce(ReplicaStep):
         return [whole.get(i, gradient) for i, gradient in enumerate(gradients)]
 
     def gradients_of_program(self, gradients: list[Any], lookups: list[Lookups]) -> list[Any]:
-        """As `whole_gradients`, of what XLA has computed, where alone the lookups could be found."""
+        """As `whole_gradients`, for gradients that an XLA program has computed.
+
+        Args:
+            gradients: the gradients, without None.
+            lookups: one for each gradient. They are found inside the program, because only its graph shows
+                what the gradients are computed from.
+        """
         return sum_gradients(gradients, lookups)
 
 
 def _by_parts(original: Callable[..., Any], tape: Any, target: Any, sources: Any, *rest: Any) -> Any:
-    """Of a variable that is split, the tape knows the parts."""
+    """The original `gradient`, for sources that may be split variables: a tape knows only their parts."""
     flat = tf.nest.flatten(sources)
     if not any(is_split(source) for source in flat):
         return original(tape, target, sources, *rest)
@@ -85,7 +92,7 @@ def _by_parts(original: Callable[..., Any], tape: Any, target: Any, sources: Any
 
 
 def zero_if_empty(step: ReplicaStep, gradients: list[Any]) -> list[Any]:
-    """Gradients, zeros where the replica has no examples: what is computed of none may be NaN."""
+    """The gradients; zeros if the replica has no examples, because those computed from none may be NaN."""
     if step.never_empty():
         return gradients
 
@@ -101,7 +108,7 @@ def zero_if_empty(step: ReplicaStep, gradients: list[Any]) -> list[Any]:
 
 
 def _sums_examples(target: Any) -> bool:
-    """Whether the tape sums the target over examples: losses that were not reduced."""
+    """Whether the target is a loss that was not reduced to a scalar, which the tape sums over examples."""
     return any(as_tensor(t).shape.rank != 0 for t in tf.nest.flatten(target))
 
 
@@ -115,7 +122,10 @@ def _scale(gradient: Any, share: Any) -> Any:
 
 
 def _seeds(weight: Any, target: Any, output_gradients: Any) -> Any:
-    """What backpropagation starts from: the weight, so that a sum over replicas is the whole's gradient."""
+    """The gradients that backpropagation starts from, times this replica's weight.
+
+    So the sum of the results over the replicas is the gradient of the whole batch.
+    """
 
     def one(value: Any, given: Any = None) -> Any:
         seed = tf.ones_like(as_tensor(value)) if given is None else as_tensor(given)

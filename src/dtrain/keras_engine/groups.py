@@ -1,4 +1,7 @@
-"""Batches in groups: the rows of many batches are read at once, for many steps in one XLA program."""
+"""Reads batches in groups: the rows of many batches at once, for many steps in one XLA program.
+
+It serves a single replica only. Batches for several replicas are split in `input.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from dtrain.keras_engine.input import Split, batch_rows, map_leaves, present_lea
 from dtrain.upstream import datasets as upstream_data
 
 BATCHES = 32
-"""In a group, at most."""
+"""The most batches in a group."""
 
-_BYTES = 8e6  # of a group, at most
+_BYTES = 8e6  # the most bytes of a group
 
 
 class Part(NamedTuple):
@@ -21,10 +24,10 @@ class Part(NamedTuple):
 
     Attributes:
         rows: a nest of tensors of shape (batches of a group * width, ...).
-        width: rows from the beginning of one batch to that of the next.
+        width: rows from the beginning of one batch to the beginning of the next one.
         first: the number of the first batch.
         size: examples in each batch, at most `width`.
-        steps: number of batches.
+        steps: the number of batches.
     """
 
     rows: Any
@@ -35,21 +38,21 @@ class Part(NamedTuple):
 
 
 class Groups:
-    """Batches for the only replica, read in groups; each iteration is a pass.
+    """Batches for the only replica, read in groups. Each iteration is one pass over the data.
 
     Args:
-        source: of the batches; it may read groups by itself.
+        source: the source of the batches; it may have its own way to read groups, `in_groups`.
         dataset: yields batches.
-        one_by_one: whether each batch is read only when it is needed.
+        one_by_one: whether each batch is read only when it is needed, so that a group is one batch.
 
     Attributes:
         dataset: as given.
-        batches: in a group.
-        rows: of a batch, if groups are rows of equal batches; else 0.
-        rest: whether the rows left over at the end are a batch.
+        batches: the most batches in a group.
+        rows: the rows of a batch, if a group is the rows of batches of equal size; else 0.
+        rest: whether the rows left over at the end of a group are a smaller batch.
         counted: whether the number of batches was known before reading.
-        lazy: whether TensorFlow's iterators are made at the first read, which saves those that Keras never
-            reads. For other data each iterator counts, even if it is never read.
+        lazy: whether TensorFlow's iterators are made at the first read. Keras makes iterators that it never
+            reads, and these are then saved. For other data each iterator counts, even if it is never read.
     """
 
     def __init__(self, source: Any, dataset: tf.data.Dataset, *, one_by_one: bool) -> None:
@@ -80,7 +83,7 @@ class GroupIterator:
 
     Attributes:
         element_spec: the spec of a batch, as of a `SplitIterator`.
-        counted: whether the number of batches was known before reading.
+        counted: as of `Groups`.
     """
 
     def __init__(self, groups: Groups) -> None:
@@ -95,7 +98,7 @@ class GroupIterator:
         self._next = 0
 
     def take(self, most: int) -> Part | None:
-        """The next batches, at most so many; None at the end."""
+        """The next batches of equal size, at most `most` of them; None at the end of the data."""
         if self._next == len(self._sizes) and not self._read():
             return None
         first, size = self._next, self._sizes[self._next]
@@ -131,12 +134,12 @@ class GroupIterator:
         return bool(self._sizes)
 
     def _packed(self, leaves: Any) -> Any:
-        """The leaves of a batch, as the dataset has them."""
+        """Packs the present leaves of a batch into the structure of the dataset's elements."""
         each = iter(leaves)
         return map_leaves(lambda leaf: None if leaf is None else next(each), self.element_spec[0][0])
 
     def _filled(self, group: Any) -> Any:
-        """The group padded with rows of zeros, which are never used, so that all groups have one shape."""
+        """Pads a group with rows of zeros, so that all groups have one shape; no step uses these rows."""
         rows = self._of.batches * self._width
 
         def one(leaf: Any) -> Any:
@@ -166,7 +169,7 @@ def batch_of(part: Part) -> Any:
 
 
 def can_be_grouped(spec: Any) -> bool:
-    """Whether batches of a spec are dense numbers of known shape but for their rows."""
+    """Whether batches of a spec are dense numbers whose shape is known, except for the number of rows."""
     leaves = present_leaves(spec)
     return bool(leaves) and all(
         isinstance(leaf, tf.TensorSpec)
@@ -178,7 +181,7 @@ def can_be_grouped(spec: Any) -> bool:
 
 
 def batch_size_of(source: Any, dataset: tf.data.Dataset) -> int | None:
-    """Examples in a batch, where that is known before one is read."""
+    """Examples in a batch; None if that is not known before a batch is read."""
     sizes = {leaf.shape[0] for leaf in present_leaves(dataset.element_spec)}
     if len(sizes) == 1 and None not in sizes:
         return int(sizes.pop())
@@ -187,17 +190,19 @@ def batch_size_of(source: Any, dataset: tf.data.Dataset) -> int | None:
 
 
 def _batches(spec: Any) -> int:
-    """How many batches a group of this spec may have."""
+    """How many batches of this spec a group may have."""
     leaves = present_leaves(spec)
-    # If the number of rows is unknown, it is assumed to be some hundreds.
+    # An unknown number of rows is taken to be 256.
     sizes = [row_bytes(leaf) * (leaf.shape[0] or 256) for leaf in leaves]
     return max(1, min(BATCHES, int(_BYTES // max(1, sum(sizes)))))
 
 
 def _rows_of_batches(source: Any, dataset: tf.data.Dataset, batches: int) -> tuple[Any, int, bool]:
-    """A dataset of the rows of so many batches, or None if there is none.
+    """A dataset whose elements are the rows of `batches` batches of equal size.
 
-    Also the rows of one batch, and whether the rows left over at the end are a batch.
+    Returns:
+        The dataset, or None if it cannot be made; the rows of one batch; and whether the rows left over at
+        the end are a smaller batch.
     """
     own = getattr(source, "in_groups", None)
     if own is not None and dataset is source.dataset:
@@ -208,7 +213,7 @@ def _rows_of_batches(source: Any, dataset: tf.data.Dataset, batches: int) -> tup
 
 
 def _padded(dataset: tf.data.Dataset, batches: int) -> tf.data.Dataset:
-    """Groups of batches of different sizes: padded to the largest, with their sizes."""
+    """A dataset of groups of batches of different sizes: padded to the largest of a group, and the sizes."""
     sized = dataset.map(
         tf.autograph.experimental.do_not_convert(
             lambda *batch: (tuple(present_leaves(batch)), batch_rows(batch))

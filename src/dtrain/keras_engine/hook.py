@@ -1,6 +1,6 @@
-"""Puts the engine under Keras, once a process, when the first strategy is made.
+"""Installs the engine's replacements in Keras and TensorFlow, once a process, with the first strategy.
 
-Models that are not under a strategy of dtrain's pass through unchanged; importing dtrain installs nothing.
+Importing dtrain installs nothing. Models that are not under a strategy of dtrain's behave as before.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def install() -> None:
     """Replaces the names listed in `upstream/`; calling it again does nothing.
 
     Raises:
-        UnsupportedVersionError: TensorFlow or Keras is not of a supported version, or has changed a name.
+        UnsupportedVersionError: TensorFlow or Keras has an unsupported version, or has changed a name.
         BackendError: Keras does not run on TensorFlow.
     """
     global _installed

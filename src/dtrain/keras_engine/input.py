@@ -1,8 +1,8 @@
-"""Splits each global batch evenly over the replicas, and counts the examples of the whole batch.
+"""Splits each global batch evenly over the replicas, and counts its examples.
 
-Every worker reads the same batches and takes its own part, so all workers end together and every example is
-used once. A dataset that can read only this worker's part does so. Data that the user distributed, or sharded
-by file, keep TensorFlow's split.
+Every worker reads the same batches and takes its own part. So all workers end together, and every example is
+used once. A dataset that can read only this worker's part does so. It does not split data that the user has
+distributed or sharded by file: these keep TensorFlow's split.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dtrain.upstream import tensorflow as upstream_tf
 
 
 class Split(NamedTuple):
-    """A global batch, split.
+    """A global batch, split over the replicas.
 
     Attributes:
         parts: a batch for each replica of this process.
@@ -43,7 +43,7 @@ class SplitDataset:
         dataset: yields global batches.
         layout: how the replicas are spread.
         exact: whether the number of batches that Keras knows is certain.
-        own: reads only this process' part of the batches; None if that is impossible.
+        own: reads only this process' part of the batches; None if nothing can.
 
     Attributes:
         element_spec: the spec of a global batch.
@@ -64,7 +64,7 @@ class SplitDataset:
         self._counted = exact or int(dataset.cardinality()) >= 0
 
     def _mapped(self, dataset: tf.data.Dataset, layout: ReplicaLayout) -> tf.data.Dataset:
-        """Whole batches, split after they are read."""
+        """The dataset for a process that reads whole batches, and splits each after reading it."""
         options = tf.data.Options()
         if layout.workers > 1:
             # All workers must see the same batches in the same order.
@@ -78,13 +78,13 @@ class SplitDataset:
 
 
 class WholeDataset:
-    """Batches of a `tf.data.Dataset` for the only replica, to iterate over as over a `SplitDataset`.
+    """Batches of a `tf.data.Dataset` for the only replica; iterating gives `Split`s of one part.
 
     Args:
         dataset: yields batches.
-        exact: as of a `SplitDataset`.
+        exact: as for `SplitDataset`.
         own: another way to read the same batches.
-        grouped: gives an iterator over groups of the batches, or None.
+        grouped: returns an iterator over groups of the batches, or None for one over single batches.
 
     Attributes:
         element_spec: the spec of a batch.
@@ -111,7 +111,7 @@ class WholeDataset:
 
 
 class SplitIterator:
-    """Yields `Split`s.
+    """Iterates over the batches of one pass, as `Split`s.
 
     Args:
         iterator: TensorFlow's, or a `Pass`.
@@ -139,7 +139,7 @@ class SplitIterator:
 
     @property
     def left(self) -> int | None:
-        """How many batches are left; None if only reading shows it."""
+        """How many batches are left in the pass; None if only reading shows it."""
         return self._iterator.left if isinstance(self._iterator, Pass) else None
 
     @property
@@ -148,12 +148,14 @@ class SplitIterator:
         return isinstance(self._iterator, Pass) and self._iterator.buffered
 
     def tensors(self) -> tuple[Any, BatchBuffer | None]:
-        """TensorFlow's iterator, and the buffer before it; the caller tells `note` what it has read of
-        both."""
+        """TensorFlow's iterator, and the buffer whose batches come before it, or None.
+
+        A caller that reads from them must call `note` afterwards.
+        """
         return self._iterator.tensors() if isinstance(self._iterator, Pass) else (self._iterator, None)
 
     def note(self, batches: int, buffer: BatchBuffer | None) -> None:
-        """Notes that so many batches were read elsewhere, and what is left of the buffer."""
+        """Notes how many batches were read from `tensors`, and the buffer that is left."""
         if isinstance(self._iterator, Pass):
             self._iterator.note(batches, buffer)
 
@@ -164,7 +166,7 @@ class SplitIterator:
         return split_of(next(self._iterator), whole=self.whole)
 
     def __del__(self) -> None:
-        # Not set where it could not be made.
+        # The attribute is missing if `__init__` has failed.
         let_go(self.__dict__.pop("_iterator", None))
 
 
@@ -172,7 +174,7 @@ def rows_of(split: Split) -> Any:
     """Examples in a global batch that was split, an int32 scalar; -1 if it has no leading dimension."""
     if split.total is not None:
         return split.total
-    # The only replica may be given anything.
+    # A single replica accepts data of any form.
     if any(tf.is_tensor(leaf) and leaf.shape.rank is None for leaf in _leaves(split.parts[0])):
         return tf.constant(-1)
     try:
@@ -182,31 +184,31 @@ def rows_of(split: Split) -> Any:
 
 
 def split_of(element: Any, *, whole: bool) -> Split:
-    """An element of the iterator in `SplitIterator.tensors` as a `Split`; also in a graph.
+    """An element of TensorFlow's iterator (`SplitIterator.tensors`) as a `Split`; also in a graph.
 
     Args:
-        element: read from it.
-        whole: whether it yields whole batches.
+        element: an element that was read.
+        whole: whether the iterator yields whole batches.
     """
     return Split((element,), None) if whole else Split(*element)
 
 
 def packed(element: tuple[Any, ...], spec: Any) -> Any:
-    """An element that `Dataset.map` has unpacked, in its own form."""
+    """An element that `Dataset.map` has unpacked into arguments, in its own structure again."""
     if hasattr(spec, "_fields"):
         return type(spec)(*element)
     return element if isinstance(spec, tuple) else element[0]
 
 
 def unconverted(function: Any) -> Any:
-    """A function that AutoGraph leaves as it is; `tf.function` converts the user's own functions."""
+    """A function that AutoGraph does not convert, such as one of dtrain's own in `Dataset.map`."""
     return tf.autograph.experimental.do_not_convert(function)
 
 
 def split_batch(batch: Any, layout: ReplicaLayout) -> Split:
-    """One part a local replica of a global batch, and the number of examples in the whole of it.
+    """Splits a global batch: a part for each local replica, and the number of examples in the global batch.
 
-    Parts differ by at most one example; with fewer examples than replicas some parts are empty.
+    The sizes of the parts differ by at most one example. With fewer examples than replicas, some are empty.
 
     Args:
         batch: a nest of tensors, ragged or sparse tensors of one leading dimension; scalars and
@@ -214,7 +216,7 @@ def split_batch(batch: Any, layout: ReplicaLayout) -> Split:
         layout: how the replicas are spread.
 
     Raises:
-        DataError: its parts have different numbers of rows (`cutting.check_rows`).
+        DataError: the leaves have different numbers of rows (`row_checks.check_rows`), or none has rows.
     """
     rows = check_rows(batch, batch_rows(batch))
     known = tf.get_static_value(rows)
@@ -227,7 +229,7 @@ def split_batch(batch: Any, layout: ReplicaLayout) -> Split:
 
 
 def bounds(rows: Any, replica: int, replicas: int) -> tuple[Any, Any]:
-    """The first row of a replica's part and the row after its last; ints, or tensors as `rows` is.
+    """The first row of a replica's part, and the row after its last one; ints or tensors, as `rows` is.
 
     The first `rows % replicas` parts have one row more.
     """
@@ -240,10 +242,10 @@ def bounds(rows: Any, replica: int, replicas: int) -> tuple[Any, Any]:
 
 
 def batch_rows(batch: Any) -> Any:
-    """The number of examples in a batch: the leading dimension of its first tensor that has one.
+    """The number of examples in a batch, an int32 scalar: the leading dimension of the first leaf with one.
 
     Raises:
-        DataError: if no part of the batch has a leading dimension.
+        DataError: no leaf of the batch has a leading dimension.
     """
     for leaf in _leaves(batch):
         if isinstance(leaf, tf.experimental.Optional) or leaf is None:
@@ -290,18 +292,18 @@ def batch_spec(batch: Any) -> Any:
 
 
 def to_tensors(batch: Any) -> Any:
-    """A nest with arrays made tensors; None stays None."""
+    """Converts the arrays of a nest to tensors; None stays None."""
     return map_leaves(lambda x: x if x is None or _is_tensor(x) else tf.convert_to_tensor(x), batch)
 
 
 def as_tensor(value: Any) -> Any:
-    """A tensor of a value; ragged and sparse tensors stay what they are."""
+    """Converts a value to a tensor; ragged and sparse tensors stay as they are."""
     ready = isinstance(value, tf.RaggedTensor | tf.SparseTensor)
     return value if ready else tf.convert_to_tensor(value)
 
 
 def some_rows(leaf: Any, start: Any, count: Any) -> Any:
-    """`count` rows of a leaf of a batch, from `start` on; a leaf without rows is returned as it is."""
+    """`count` rows of a leaf of a batch, from row `start` on; a leaf without rows is returned as it is."""
     if leaf is None or isinstance(leaf, tf.experimental.Optional):
         return leaf
     if isinstance(leaf, tf.RaggedTensor):
@@ -356,7 +358,7 @@ def present_leaves(nest: Any) -> list[Any]:
 
 
 def row_bytes(leaf: Any) -> int:
-    """Bytes of a row of a dense tensor, or of its spec."""
+    """The bytes of one row of a dense tensor, given the tensor or its spec."""
     return int(leaf.dtype.size * math.prod(leaf.shape[1:]))
 
 

@@ -1,6 +1,6 @@
-"""Finds in a dataset why training waits for its data, and what would help.
+"""Finds out from a dataset's stages why training waits for its data, and what would help.
 
-`tuned` does what helps without changing a number; the rest is advice.
+`tuned` does only what changes no number; everything else is advice, which `input_report.py` shows.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dtrain.upstream.stages import Stage, stages_of
 
 _DECODING = ("Decode", "ParseExample", "ParseSequence", "ParseSingle", "ReadFile", "StringToNumber")
 _RANDOM = ("Random", "StatelessRandom", "Multinomial")
-_ALL_BUSY = 0.85  # of all cores
+_ALL_BUSY = 0.85  # above this share of all cores, the machine is busy
 
 
 def tuned(dataset: Any) -> Any:
     """The same batches in the same order, with the next ones read while a step runs, if that is safe.
 
-    A dataset that calls Python, reads variables or draws from a generator with a state is left as it is: read
-    ahead, it could see other values.
+    A dataset that calls Python, reads variables or draws from a generator with a state is left as it is:
+    reading ahead could make it see other values.
 
     Args:
-        dataset: a user's `tf.data.Dataset`; anything else is given back.
+        dataset: a user's `tf.data.Dataset`; anything else is returned as it is.
     """
     if not isinstance(dataset, tf.data.Dataset) or hasattr(dataset, "dtrain_split"):
         return dataset
@@ -35,22 +35,22 @@ def tuned(dataset: Any) -> Any:
 
 
 def may_be_buffered(dataset: tf.data.Dataset) -> bool:
-    """Whether what a dataset gives may be read ahead: that changes no number, or it reads ahead itself.
+    """Whether a dataset's batches may be read ahead: it reads ahead itself, or that changes no number.
 
-    How many batches are read is seen by a Python function with a state, and by the threads of a `PyDataset`,
-    which rest between epochs.
+    Reading ahead may change numbers where something depends on how many batches were read: a Python function
+    with a state, or the threads of a `PyDataset`, which rest between epochs.
     """
     stages = stages_of(dataset)
     return _reads_ahead(stages) or _same_whenever_read(stages)
 
 
 def _reads_ahead(stages: Sequence[Stage]) -> bool:
-    """Whether the last stage is a buffer."""
+    """Whether the last stage is `prefetch`."""
     return next((stage.kind for stage in stages if stage.kind != "options"), "") == "prefetch"
 
 
 def may_read_ahead(dataset: tf.data.Dataset) -> bool:
-    """Whether a dataset gives the same batches whenever they are read, so far as can be seen."""
+    """Whether a dataset yields the same batches whenever they are read, as far as its stages show."""
     return _same_whenever_read(stages_of(dataset))
 
 
@@ -58,21 +58,22 @@ def _same_whenever_read(stages: Sequence[Stage]) -> bool:
     if any(stage.python or stage.reads_state or stage.kind == "other" for stage in stages):
         return False
     chain = [stage.kind for stage in stages]
-    # Each pass draws the next order. How far is read ahead would decide what a later `fit` begins with.
+    # `shuffle` before `repeat` draws a new order for each pass. How far the dataset was read ahead would then
+    # decide the order with which a later `fit` begins.
     return not ("repeat" in chain and "shuffle" in chain[chain.index("repeat") :])
 
 
 def counts_for_sure(dataset: tf.data.Dataset) -> bool:
-    """Whether a dataset has as many batches as it says: stages that drop some may say otherwise."""
+    """Whether a dataset surely has as many batches as its cardinality says: unknown stages may drop some."""
     return int(dataset.cardinality()) >= 0 and all(stage.kind != "other" for stage in stages_of(dataset))
 
 
 def advice_for(data: Any, *, busy: float | None = None) -> list[str]:
-    """What would let training wait less for its data, the most promising first.
+    """Advice that would let training wait less for its data, the most promising first.
 
     Args:
         data: what `fit` was given as `x`.
-        busy: which part of the machine's cores was in use, 0.0 to 1.0, where it is known.
+        busy: the share of the machine's cores that was in use, 0.0 to 1.0; None if not known.
     """
     found = _of_dataset(stages_of(data)) if isinstance(data, tf.data.Dataset) else _of_other(data)
     if busy is not None and busy > _ALL_BUSY:
@@ -84,7 +85,7 @@ def advice_for(data: Any, *, busy: float | None = None) -> list[str]:
 
 
 def _of_other(data: Any) -> list[str]:
-    """For what is no dataset."""
+    """Advice for data that is not a `tf.data.Dataset`."""
     from keras.utils import PyDataset
 
     if isinstance(data, PyDataset):
@@ -154,5 +155,5 @@ def _decodes(stages: Sequence[Stage]) -> bool:
 
 
 def _small(stage: Stage) -> bool:
-    """Whether a function may as well be called with a batch, so far as can be seen."""
+    """Whether a stage's function may as well be called with a batch, as far as its operations show."""
     return not (stage.python or any(op.startswith((*_DECODING, *_RANDOM)) for op in stage.operations))

@@ -1,6 +1,7 @@
 """Measures how long training waits for its data: numbers in the history, and warnings with advice.
 
-The numbers are those of `dtrain.step_counts`; what helps is `input_advice.py`'s to find.
+It measures no step itself: the numbers are those of `dtrain.step_counts`. The advice comes from
+`input_advice.py`.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from dtrain.log import logger
 from dtrain.step_counts import counter
 
 WARN_SHARE = 0.2
-"""From this part of an epoch's time on, waiting for data is worth a warning."""
+"""A warning is logged if waiting for data takes a larger share of an epoch's time than this."""
 
-_LEAST_SECONDS = 0.25  # of waiting in an epoch: less is not worth anybody's time
+_LEAST_SECONDS = 0.25  # no warning if an epoch waits less than this
 
 
 class InputReport(HistoryReport):
     """Measures in each epoch of `fit` how long training waited for data.
 
-    `History` gets the attribute `input_report`: a dictionary an epoch with `epoch` (from 0), `steps`,
-    `seconds` (of those steps, the waiting included), `waiting` (seconds until batches were there), `share`
-    (of the one in the other, 0.0 to 1.0) and `advice` (a list of lines, of epochs with a warning). Steps that
-    were traced or compiled do not count. An epoch in which nothing was measured is not listed.
+    `History` gets the attribute `input_report`: for each epoch a dictionary with `epoch` (from 0), `steps`,
+    `seconds` (of those steps, waiting included), `waiting` (seconds of waiting for batches), `share`
+    (`waiting` / `seconds`, 0.0 to 1.0) and, if there was a warning, `advice` (a list of lines). Steps for
+    which something was traced or compiled do not count. An epoch in which nothing was measured is not listed.
 
     Args:
-        data: what `fit` was given as `x`, from which advice is found.
+        data: what `fit` was given as `x`; the advice is about it.
         worker: the number of this worker, for messages; None where there is only one.
     """
 
@@ -42,12 +43,12 @@ class InputReport(HistoryReport):
         self._advised = False
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes where the epoch begins."""
+        """Notes the counts and the clocks at the beginning of the epoch."""
         self._begun = counter.totals
         self._clock, self._processor = time.perf_counter(), time.process_time()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Computes the epoch's share, and warns if it is large."""
+        """Computes the share of waiting in the epoch, and warns if it is large."""
         now, before = counter.totals, self._begun
         steps = now.steps - before.steps
         waiting = now.reading - before.reading
@@ -68,13 +69,13 @@ class InputReport(HistoryReport):
             self._warn(found)
 
     def _busy(self) -> float:
-        """Which part of the cores this process had in use since the epoch began."""
+        """The share of the cores that this process has used since the epoch began, 0.0 to 1.0."""
         wall = time.perf_counter() - self._clock
         cores = len(os.sched_getaffinity(0))
         return (time.process_time() - self._processor) / (wall * cores) if wall > 0 else 0.0
 
     def _warn(self, found: dict[str, Any]) -> None:
-        """In full once a `fit`, then in one short line an epoch."""
+        """Logs the warning: with the advice the first time in a `fit`, then without it."""
         who = "Training" if self._worker is None else f"Worker {self._worker}"
         line = (
             f"{who} waited for data in {100 * found['share']:.0f}% of the time of epoch {found['epoch'] + 1} "

@@ -1,6 +1,7 @@
-"""One step on the only replica: Keras' own, with nothing between its parts.
+"""Runs one step on the only replica: Keras' own step, with nothing between its parts and no all-reduce.
 
-It has the face of `steps.StepProgram`, so that the same functions run it.
+It implements `steps.Program`, so that the same functions run it. It does not choose what XLA compiles;
+`xla_rule.py` does.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ class LocalProgram(Program):
 
     Args:
         model: a compiled Keras model under a strategy of dtrain's with one replica.
-        training: the train step, or the test step.
+        training: the train step; else the test step.
 
     Attributes:
-        stock: whether the step is Keras' own, so that `results` tells what a call returns.
+        stock: whether the step is Keras' own, so that a call returns what `results` computes.
     """
 
     def __init__(self, model: Any, *, training: bool) -> None:
@@ -41,25 +42,28 @@ class LocalProgram(Program):
             self._step = tf.function(self._whole_step, jit_compile=True, reduce_retracing=True)
 
     def in_xla(self, steps: int | None, batch: int | None) -> bool:
-        """Whether the runs of steps of a `fit` are made in XLA: as was restored, or as `xla_rule` says.
+        """Whether the steps of a `fit` run in XLA: as a checkpoint has restored, or as `xla_rule` decides.
 
         Args:
-            steps: how many are planned.
-            batch: examples in one.
+            steps: how many steps are planned; None if not known.
+            batch: examples in a batch; None if not known.
         """
         if not self._restored and self._name == "train_step":
             self._in_xla = runs_in_xla(self._model, steps, batch)
             logger.debug('jit_compile="auto": steps run %s XLA.', "in" if self._in_xla else "without")
-        self._restored = False  # the next fit is another
+        self._restored = False  # a restored decision holds for one fit
         return bool(self._in_xla)
 
     def forget_restored(self) -> None:
-        """The `fit` that findings were restored for is over."""
+        """Called when the `fit` for which findings were restored has ended: the next one decides anew."""
         self._restored = False
 
     @property
     def findings(self) -> dict[str, Any] | None:
-        """What was decided, as plain data: who goes on later must compute in the same way. None before."""
+        """What was decided, as plain data; None before.
+
+        A resumed training needs it, because it must compute in the same way.
+        """
         return None if self._in_xla is None else {"xla": self._in_xla}
 
     @findings.setter
@@ -69,20 +73,24 @@ class LocalProgram(Program):
 
     @property
     def traced(self) -> int:
-        """The programs of XLA."""
+        """How many XLA programs were traced."""
         return self._xla.traced
 
     def run_group(self, part: Part) -> None:
-        """Makes the steps of a part in one XLA program."""
+        """Runs the steps of a part in one XLA program."""
         self._xla.run(part)
 
     def run(self, parts: Sequence[Any], total: Any, phase: str | None = None) -> tuple[Any, Any]:
-        """One step on one batch: what Keras' step returns, or {} where `results` will tell; and None."""
+        """Runs one step on one batch.
+
+        Returns:
+            What the step returns, or {} where `results` computes it; and None, as there is no waiting.
+        """
         del total, phase
         return self._step(without_optionals(parts[0])), None
 
     def results(self) -> Any:
-        """The metrics over all steps since they were reset."""
+        """The results of the metrics over all steps since they were reset."""
         strategy = self._model.distribute_strategy
         return first_replica(strategy, strategy.run(self._model.get_metrics_result))
 

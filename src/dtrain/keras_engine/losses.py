@@ -1,7 +1,8 @@
-"""Makes Keras' losses means over the whole batch, whichever part of it a replica has.
+"""Makes Keras' losses means over the global batch, whichever part of it a replica has.
 
-Under `fit` a replica's loss is what its examples would give as a whole batch, corrected where the divisor
-is not the number of examples (masks, weights); in a custom loop it is the replica's part of the sum.
+Under `fit` a replica's loss is the loss that its examples would have as a whole batch, corrected where the
+divisor is not the number of examples (masks, weights). In a custom loop it is the replica's part of a sum.
+The weighting by shares is not done here, but in `gradients.py` and `context.py`.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 def scale(original: Callable[..., Any], value: Any) -> Any:
     """The replacement of Keras' division by the number of replicas, and of its counterpart.
 
-    Keras divides wherever a strategy is in force. A loss that a program computes in a scope, but in no
-    replica, is that of the whole batch and no part of a sum.
+    Keras divides wherever a strategy is in scope. In a step nothing is divided, because the replicas are
+    weighted by shares. A loss that a program computes in a scope, but not in a replica, is that of the whole
+    batch and not a part of a sum, so it is not divided either.
     """
     whole = current_layout() is not None and not in_replica()
     return value if whole or current_step() is not None else original(value)
@@ -43,7 +45,7 @@ def scale(original: Callable[..., Any], value: Any) -> Any:
 
 @replaces(upstream_keras.ADDITIONAL_LOSS)
 def additional_loss(original: Callable[..., Any], self: Any, loss: Any) -> Any:
-    """The replacement of what Keras does to a loss that a layer adds."""
+    """The replacement of Keras' aggregation of a loss that a layer adds."""
     found = original(self, loss)
     step = current_step()
     return found if step is None else step.additional_loss(found)
@@ -70,7 +72,7 @@ def reduce_weighted(
         return values
     unweighted = reduction != "mean_with_sample_weight" or sample_weight is None
     if reduction in _MEANS and mask is None and unweighted:
-        # Keras returns the losses themselves where it is known that there are none.
+        # Keras returns the losses unreduced where it is known while tracing that there are none.
         return tf.reduce_sum(original(values, sample_weight, None, "sum_over_batch_size", dtype))
     if reduction in (None, "none"):
         if isinstance(values, tf.RaggedTensor):
@@ -91,7 +93,10 @@ def reduce_weighted(
 def loss_call(
     original: Callable[..., Any], self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
 ) -> Any:
-    """The replacement of `Loss.__call__`: a loss that gives one value sees all replicas' examples."""
+    """The replacement of `Loss.__call__`: a loss of coupled examples sees those of all replicas.
+
+    So does a loss whose `call` returns one value instead of one per example.
+    """
     step = current_step()
     if step is None or step.sees_everything:
         return original(self, y_true, y_pred, sample_weight)
@@ -101,9 +106,10 @@ def loss_call(
 
 
 def watch_own_call(loss: Any) -> None:
-    """Gives a loss whose class overrides `__call__` all replicas' examples, where it couples them.
+    """Replaces the `__call__` of a loss's class, if a user's class overrides Keras' own.
 
-    Python looks up `__call__` in the class, so it is replaced there; for other models it does what it did.
+    A loss that couples examples, or is called with weights or masks, then gets the examples of all replicas.
+    Python looks up `__call__` in the class, so it is replaced there; outside of a step it works as before.
     """
     for kind in type(loss).__mro__:
         own = vars(kind).get("__call__")
@@ -116,14 +122,14 @@ def watch_own_call(loss: Any) -> None:
 
 
 def _make_own_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The replacement of the `__call__` with which a user's loss overrides Keras' own."""
+    """Makes the replacement of the `__call__` with which a user's loss overrides Keras' own."""
 
     def __call__(self: Any, y_true: Any, y_pred: Any, *weights: Any, **named: Any) -> Any:  # noqa: N807
         step = current_step()
         if step is None or step.sees_everything:
             return original(self, y_true, y_pred, *weights, **named)
         given = [*weights, *named.values()]
-        # What divides by weights or by what is not masked is no mean over a replica's examples.
+        # A loss that divides by the weights, or by what is not masked, is not a mean over the examples.
         weighted = any(each is not None for each in given) or any(
             upstream_keras.mask_of(leaf) is not None for leaf in keras.tree.flatten(y_pred)
         )
@@ -141,11 +147,11 @@ def _make_own_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_all_examples(step: ReplicaStep, function: Callable[..., Any], arguments: Any) -> Any:
-    """What a loss is for the examples of all replicas.
+    """Computes a loss from the examples of all replicas.
 
-    Each replica computes the whole loss, but only its own rows carry gradients. Losses that were not reduced
-    are summed by the tape, and so are right as they are. A trial with the same examples twice over sees them
-    once: for all replicas the loss is one value, and neither grows nor shrinks with a replica's part.
+    Each replica computes the whole loss, but gradients flow to its own rows only. A loss that is not reduced
+    to a scalar is summed by the tape, and needs no correction. A trial that has each example twice uses it
+    once here: the loss of all replicas is one value, which does not grow with a replica's part.
     """
     if isinstance(step, TrialStep):
         once = tf.cast(tf.round(step.per_share(tf.cast(step.size, tf.float32))), tf.int32)
@@ -165,7 +171,7 @@ def _first(leaf: Any, rows: Any) -> Any:
 
 
 def gathered(leaf: Any) -> Any:
-    """A tensor's rows of all replicas, with its mask."""
+    """The rows of a tensor on all replicas, concatenated, and its Keras mask likewise."""
     found = gather_examples(leaf)
     mask = None if leaf is None else upstream_keras.mask_of(leaf)
     if mask is not None and found is not leaf:
@@ -174,7 +180,7 @@ def gathered(leaf: Any) -> Any:
 
 
 def overrides_call(loss: Any) -> bool:
-    """Whether a loss overrides `__call__`."""
+    """Whether the class of a loss overrides `Loss.__call__`."""
     return _unwrapped_call(type(loss)) is not _unwrapped_call(keras.losses.Loss)
 
 
@@ -191,17 +197,17 @@ def couples_examples(loss: Any) -> bool:
 
 
 def is_own_loss(loss: Any) -> bool:
-    """Whether what a loss computes is a user's own code."""
+    """Whether a user's own code computes a loss."""
     return not upstream_keras.is_keras_own(loss) or _wraps_own_function(loss)
 
 
 def learn_coupling(loss: Any, y_true: Any, y_pred: Any) -> bool:
-    """Tries whether a loss couples examples, by leaving some of them out.
+    """Whether a loss couples examples; found out by computing it without some of them.
 
     Args:
         loss: a `keras.losses.Loss`.
-        y_true: labels of some examples, a nest of concrete tensors.
-        y_pred: what the model gives for them.
+        y_true: the labels of some examples, a nest of eager tensors.
+        y_pred: the model's predictions for these examples.
     """
     if overrides_call(loss):
         return not _is_mean(loss, y_true, y_pred)
@@ -222,7 +228,7 @@ def _dense(values: Any) -> Any:
 
 
 def _is_mean(loss: Any, y_true: Any, y_pred: Any) -> bool:
-    """Whether what a loss gives for some examples is the mean of what it gives for their halves."""
+    """Whether the loss of some examples is the mean of the losses of their two halves."""
     half = keras.tree.flatten(y_pred)[0].shape[0] // 2
     parts = [slice(0, 2 * half), slice(0, half), slice(half, 2 * half)]
     values = [
@@ -245,13 +251,13 @@ def _converted(loss: Any, nest: Any) -> Any:
 
 
 def _gives_scalar(loss: Any, y_true: Any, y_pred: Any) -> bool:
-    """Whether `loss.call` returns a single value rather than one an example."""
+    """Whether `loss.call` returns a single value instead of one per example."""
     found = loss.call(_converted(loss, y_true), _converted(loss, y_pred))
     return bool(as_tensor(found).shape.rank == 0)
 
 
 def _with_gradient_per_share(step: ReplicaStep, value: Any) -> Any:
-    """The same value, with its gradient over the share."""
+    """The same value, with its gradient divided by the share."""
     fixed = tf.stop_gradient(value)
     return fixed + step.per_share(value - fixed)
 
@@ -264,7 +270,10 @@ def _part_of_sum(
     reduction: str | None,
     dtype: Any,
 ) -> Any:
-    """A custom loop's loss: the sum over the replicas is the whole batch's loss."""
+    """This replica's part of a loss in a custom loop: the parts' sum is the loss of the global batch.
+
+    Keras' own value is returned for a reduction that is no mean, and where replicas cannot communicate.
+    """
     if reduction not in _MEANS or values.shape.rank == 0 or not upstream_tf.merge_possible():
         return original(values, sample_weight, mask, reduction, dtype)
     total = _total(original, values, sample_weight, mask, dtype)
@@ -276,12 +285,12 @@ def _part_of_sum(
 
 
 def _total(original: Callable[..., Any], values: Any, sample_weight: Any, mask: Any, dtype: Any) -> Any:
-    """The replica's weighted sum of losses."""
+    """This replica's weighted sum of losses."""
     return tf.reduce_sum(original(values, sample_weight, mask, "sum", dtype))
 
 
 def _divisor(values: Any, sample_weight: Any, mask: Any, reduction: str | None) -> Any:
-    """What the sum of all replicas is divided by, as Keras would for the whole batch."""
+    """The number by which Keras would divide the sum of the losses of the global batch."""
     count = tf.cast(tf.size(values), tf.float32)
     if reduction == "mean_with_sample_weight" and (sample_weight is not None or mask is not None):
         if sample_weight is not None:

@@ -1,7 +1,7 @@
-"""Plain values as text and back, for what the workers of a job tell each other.
+"""Writes plain values as text and reads them back, for messages between the workers of a job.
 
-Reading runs no code, whoever wrote the text: it makes numbers, text, arrays, containers of them, and those
-dataclasses of dtrain's own that are registered here.
+Reading runs no code of the sender: it creates only numbers, text, arrays, containers of these, and
+dataclasses of dtrain's own that are registered here. It does not send or sign the text; `talk.py` does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-_ARRAY_KINDS = "biufcSUMm"  # of numbers, text and times; objects would have to be pickled
+_ARRAY_KINDS = "biufcSUMm"  # numbers, text and times; arrays of objects would have to be pickled
 # `dtype.str` of these. NumPy reads more from a text, by Python's parser, whose errors are of any type.
 _DTYPE = re.compile(rf"[<>|=][{_ARRAY_KINDS}]\d{{1,9}}(\[\d{{0,9}}[a-zA-Z]{{1,2}}\])?")
 _LARGE = 2**63
@@ -33,18 +33,19 @@ class NotPlainError(TypeError):
 
 
 def sendable(kind: Class) -> Class:
-    """Registers a dataclass of plain values, whose making does nothing but keep them."""
+    """Registers a dataclass of plain values, whose constructor must do nothing but store them."""
     _classes[kind.__name__] = kind
     return kind
 
 
 def encode(value: Any) -> str:
-    """A value as text, in ASCII.
+    """Writes a value as ASCII text.
+
+    The types are None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, `Path`,
+    NumPy's arrays and scalars of numbers, text and times, and `sendable` dataclasses; no subclasses of these.
 
     Raises:
-        NotPlainError: it, or a part of it, is of another type than these: None, bool, int, float, complex,
-            str, bytes, list, tuple, set, frozenset, dict, `Path`, NumPy's arrays and scalars of numbers, text
-            and times, and dataclasses that are `sendable`. A type derived from one of them is another.
+        NotPlainError: the value, or a part of it, has another type, or it contains itself.
     """
     try:
         return json.dumps(_packed(value), separators=(",", ":"))
@@ -53,10 +54,10 @@ def encode(value: Any) -> str:
 
 
 def decode(text: str) -> Any:
-    """The value that `encode` made a text of.
+    """Reads the value back from a text that `encode` has written.
 
     Raises:
-        ValueError: the text is not one of `encode`'s.
+        ValueError: the text was not written by `encode`.
     """
     try:
         return _unpacked(json.loads(text))

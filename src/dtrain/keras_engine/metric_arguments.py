@@ -1,4 +1,7 @@
-"""Describes what a metric's `update_state` is called with, so that calls can be compared and made again."""
+"""Describes the arguments of a metric's `update_state`, so that calls can be compared and repeated.
+
+The descriptions hold no tensors. `metric_trial.py` makes the calls.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import tensorflow as tf
 from dtrain.keras_engine.input import map_leaves
 from dtrain.upstream import keras as upstream_keras
 
-_UNKNOWN = 3  # what a dimension of unknown size is taken for
+_UNKNOWN = 3  # the size that is assumed for a dimension of unknown size
 
 
 @dataclass(frozen=True)
@@ -21,10 +24,10 @@ class Rows:
     """An argument that has a row for each example.
 
     Attributes:
-        dtype: of its elements.
-        shape: of a row.
-        mask: the shape of a row of its Keras mask; None where it has none.
-        dense: whether it is a plain tensor; what is not cannot be tried.
+        dtype: the dtype of its elements.
+        shape: the shape of one row.
+        mask: the shape of one row of its Keras mask; None if it has no mask.
+        dense: whether it is a dense tensor of known rank; others cannot be used in a trial.
     """
 
     dtype: tf.DType
@@ -34,16 +37,16 @@ class Rows:
 
     @property
     def elements(self) -> int:
-        """In one row."""
+        """The number of elements in one row."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Number:
-    """An argument that is one number a step.
+    """An argument that is one number per step.
 
     Attributes:
-        dtype: its.
+        dtype: the dtype of the number.
     """
 
     dtype: tf.DType
@@ -51,11 +54,11 @@ class Number:
 
 @dataclass(frozen=True)
 class Arguments:
-    """What `update_state` is called with.
+    """The arguments of a call of `update_state`.
 
     Attributes:
-        leaves: `Rows`, `Number`s, and all else as it is.
-        structure: the positional and the named arguments, with places in `leaves`.
+        leaves: a `Rows` or a `Number` for each tensor; all other leaves as they are.
+        structure: the positional and the named arguments, with an index into `leaves` for each leaf.
     """
 
     leaves: tuple[Any, ...]
@@ -63,7 +66,7 @@ class Arguments:
 
     @classmethod
     def of(cls, args: Any, kwargs: Any) -> Arguments:
-        """The arguments of a call; tensors are described, not kept."""
+        """Describes the arguments of a call; it keeps no tensors."""
         leaves: list[Any] = []
         lengths: set[int | None] = set()
         map_leaves(lambda leaf: lengths.update(_length(leaf)), (tuple(args), dict(kwargs)))
@@ -77,7 +80,7 @@ class Arguments:
 
     @property
     def key(self) -> str:
-        """What calls of the same kind have in common."""
+        """A text that is the same for all calls of one kind."""
         kinds = [
             each if isinstance(each, Rows | Number) else type(each).__name__ if each is not None else None
             for each in self.leaves
@@ -85,12 +88,12 @@ class Arguments:
         return f"{kinds} {self.structure}"
 
     def visit(self, args: Any, kwargs: Any, function: Callable[[Any, Any], Any]) -> None:
-        """Calls a function with each leaf of the arguments and what it was described as, in order."""
+        """Calls a function with each leaf of a call's arguments and its description, in order."""
         kinds = iter(self.leaves)
         map_leaves(lambda leaf: function(leaf, next(kinds)), (tuple(args), dict(kwargs)))
 
     def filled(self, values: Sequence[Any]) -> tuple[Any, Any]:
-        """The positional and the named arguments of a call."""
+        """The positional and the named arguments of a call, with these values for the leaves."""
         found: tuple[Any, Any] = map_leaves(lambda place: values[place], self.structure)
         return found
 
@@ -101,16 +104,22 @@ class Arguments:
 
     @property
     def have_numbers(self) -> bool:
-        """Whether any argument is one number a step."""
+        """Whether any argument is one number per step."""
         return any(isinstance(each, Number) for each in self.leaves)
 
 
 def described(leaf: Any, lengths: set[int | None]) -> Any:
-    """`Rows`, a `Number`, or the leaf itself: what is no tensor, or is known, is the same on all replicas.
+    """Describes one leaf of the arguments of a call.
+
+    A leaf that is not a tensor, or whose value is known while tracing, is the same on all replicas.
 
     Args:
-        leaf: of the arguments of a call.
-        lengths: how many rows those have that are computed; what is known and has as many goes with them.
+        leaf: a leaf of the arguments.
+        lengths: the numbers of rows of the tensors that are computed. A tensor of known value that has as
+            many rows counts as having a row for each example.
+
+    Returns:
+        `Rows`, a `Number`, or the leaf's own value.
     """
     if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
         return Rows(leaf.dtype, dense=False)
@@ -134,7 +143,7 @@ def _known(tensor: Any) -> Any:
 
 
 def _length(leaf: Any) -> set[int | None]:
-    """How many rows a tensor has that is computed, in a set; None for what is not known."""
+    """A set with the number of rows of a computed tensor, None if unknown; empty for other leaves."""
     if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank or _known(leaf) is not None:
         return set()
     return {leaf.shape[0]}

@@ -1,7 +1,8 @@
-"""Finds out whether what a metric's `update_state` adds to its variables adds up over examples.
+"""Finds out whether a metric's `update_state` is additive over examples.
 
 The update is traced once, apart from the training, and run on random examples of the same kinds: on all of
-them, and on their parts, an empty one among them. What cannot be tried counts as not adding up.
+them, and on their parts, including an empty one. A metric that cannot be tried counts as not additive. No
+trial uses the training data or changes the metric.
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ from dtrain.keras_engine.metric_arguments import Arguments, Number, Rows
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 
-_FEW, _MANY = 12, 600  # rows that a trial takes, of data that is not large
-_LEAST = 4
-_ELEMENTS = 2**20  # in the widest argument of a trial, where that is possible with so few rows
-_NEAR = 1e-3
-_ROUNDINGS = 64
-_KINDS = 2  # of random numbers
-_FAR = 1000  # by what variables that have counted something are multiplied, for those that stop somewhere
+_FEW, _MANY = 12, 600  # rows in a trial, unless the rows are large
+_LEAST = 4  # the fewest rows in a trial
+_ELEMENTS = 2**20  # at most in the widest argument of a trial, unless the fewest rows have more
+_NEAR = 1e-3  # the relative difference between sums of floats that counts as equal,
+_ROUNDINGS = 64  # and how many times their precision is allowed beyond it
+_KINDS = 2  # kinds of random numbers that are tried
+_FAR = 1000  # the factor by which a state is multiplied, to detect metrics that stop counting somewhere
 _WEIGHT = "sample_weight"
 
 Values = list[np.ndarray]
 
 
 def is_additive(metric: Any, arguments: Arguments) -> bool:
-    """Whether the parts of the examples change a metric's variables by what all of them do together.
+    """Whether an update is additive: the changes by parts of the examples sum to the change by all of them.
 
-    It must begin from zeros, too: replicas other than the first begin there.
+    The metric must also be reset to zeros, because all replicas but the first begin with zeros.
 
     Args:
-        metric: its variables are made; neither they nor its attributes change.
-        arguments: of a call. Where none has rows, calls must add up.
+        metric: a metric whose variables exist; neither these nor its attributes change.
+        arguments: of a call. If none of them has rows, whole calls must be additive (`calls_are_additive`).
     """
 
     def test() -> bool:
@@ -54,12 +55,20 @@ def is_additive(metric: Any, arguments: Arguments) -> bool:
 
 
 def calls_are_additive(metric: Any, arguments: Arguments) -> bool:
-    """Whether a call changes a metric's variables by the same, whatever they hold; as of `is_additive`."""
+    """Whether a call changes a metric's variables by the same amounts, whatever values these have.
+
+    Args:
+        metric, arguments: as for `is_additive`.
+    """
     return _result_of(metric, lambda: _Trial(metric, arguments).calls_are_additive())
 
 
 def _result_of(metric: Any, test: Callable[[], bool]) -> bool:
-    """What a test finds, in a thread of its own: outside of the strategy and of what is being traced."""
+    """Runs a test in a thread of its own, outside of the strategy and of the graph that is being traced.
+
+    Returns:
+        The test's result; False if the test raised an error or changed attributes of the metric.
+    """
     found: list[bool] = []
 
     def run() -> None:
@@ -77,7 +86,7 @@ def _result_of(metric: Any, test: Callable[[], bool]) -> bool:
 
 
 class _Trial:
-    """A metric's update, traced for any number of rows."""
+    """A metric's update, traced for any number of rows, as a function of the variables' values."""
 
     def __init__(self, metric: Any, arguments: Arguments) -> None:
         self._metric = metric
@@ -106,20 +115,23 @@ class _Trial:
             raise TypeError("the update makes variables")
 
     def begins_from_zeros(self) -> bool:
-        """Whether the metric is reset to zeros."""
+        """Whether `reset_state` sets all variables to zero."""
         reset = _traced(self._metric.stateless_reset_state)
         return not any(np.any(np.asarray(value)) for value in reset())
 
     def run_once(self) -> None:
-        """Makes the update for some examples.
+        """Runs the update on some examples.
 
         Raises:
-            Exception: what it raises.
+            Exception: whatever the update raises.
         """
         self._run(self._zeros, self._data(_LEAST, 0))
 
     def is_additive(self) -> bool:
-        """Whether it does, in all runs; a variable that never moved has shown nothing."""
+        """Whether the update was additive in all runs, and changed each variable in at least one of them.
+
+        A variable that never changed proves nothing.
+        """
         widest = max((leaf.elements for leaf in self._inputs if isinstance(leaf, Rows)), default=0)
         if not widest:
             return self.calls_are_additive()
@@ -135,7 +147,7 @@ class _Trial:
         return False not in tried and True in tried and all(self._moved)
 
     def _is_additive_for(self, rows: int, kind: int, *, cuts: list[int]) -> bool | None:
-        """None where the update is not made for such numbers."""
+        """Whether the update is additive for these cuts; None if it does not accept such numbers."""
         data = self._data(rows, kind)
         for states in self._states(rows, kind):
             try:
@@ -154,7 +166,7 @@ class _Trial:
         return True
 
     def calls_are_additive(self) -> bool:
-        """Whether a call adds the same, whatever was there."""
+        """Whether a call changes all variables, and by the same amounts from every state."""
         data, states = self._data(_LEAST, 0), self._states(_LEAST, 0)
         changes = [self._change(each, data) for each in states]
         moved = all(np.any(each) for each in changes[0])
@@ -162,11 +174,11 @@ class _Trial:
         return moved and all(same)
 
     def _cut(self, data: Values, start: int, end: int) -> Values:
-        """Some of the rows, with the numbers as they are."""
+        """The rows from `start` to `end`; scalars stay as they are."""
         return [value if value.ndim == 0 else value[start:end] for value in data]
 
     def _states(self, rows: int, kind: int) -> list[Values]:
-        """Zeros, what some examples leave, and much more of that."""
+        """States to begin with: zeros, the state after some examples, and that state times `_FAR`."""
         states = [self._zeros]
         with contextlib.suppress(Exception):
             some = self._run(self._zeros, self._data(rows, kind, seed=1))
@@ -189,7 +201,7 @@ class _Trial:
         return [_wide(new) - _wide(old) for new, old in zip(after, states, strict=True)]
 
     def _equal(self, whole: Values, parts: Sequence[Values], states: Values) -> bool:
-        """Whether changes add up to the whole one; a number that is none is equal to nothing."""
+        """Whether the changes by the parts sum to the whole change, up to rounding; NaN equals nothing."""
         for i, (change, state) in enumerate(zip(whole, states, strict=True)):
             each = [part[i] for part in parts]
             size = np.abs(change) + sum(np.abs(part) for part in each)
@@ -202,16 +214,16 @@ class _Trial:
 
 
 def _traced(function: Callable[..., Any], *specs: Any) -> Callable[..., Any]:
-    """A function as a graph that touches nothing outside: to run it changes nothing.
+    """Traces a function as a graph without side effects.
 
     Raises:
-        TypeError: it would touch something, or is never the same.
+        TypeError: the function uses other variables, prints, calls Python or draws random numbers.
     """
     concrete = tf.function(function, autograph=False).get_concrete_function(*specs)
     if any(each.dtype in (tf.resource, tf.variant) for each in concrete.captured_inputs):
         raise TypeError("it uses variables that are not the metric's")
     touching = {op.type for op in concrete.graph.get_operations() if op.op_def.is_stateful} - {"Assert"}
-    if touching:  # it prints, calls Python or draws random numbers
+    if touching:  # such as printing, calling Python or drawing random numbers
         raise TypeError(f"it does {', '.join(sorted(touching))}")
 
     def run(*values: Any) -> Any:
@@ -221,7 +233,13 @@ def _traced(function: Callable[..., Any], *specs: Any) -> Callable[..., Any]:
 
 
 def _otherwise_weighted(metric: Any, arguments: Arguments) -> _Trial | None:
-    """The same update with weights of the examples, or without: validation may have others than training."""
+    """A trial of the same update with `sample_weight` if the call has none, or without it if it has one.
+
+    Validation data may have weights where training data has none, or the reverse.
+
+    Returns:
+        The trial; None if the update takes no weights, or cannot run with these.
+    """
     try:
         signature = inspect.signature(metric.update_state)
         if _WEIGHT not in signature.parameters or not arguments.have_rows:
@@ -240,14 +258,14 @@ def _otherwise_weighted(metric: Any, arguments: Arguments) -> _Trial | None:
 
 
 class _Kept:
-    """Whether attributes have changed."""
+    """Tells whether attributes of a metric have changed."""
 
     changed = False
 
 
 @contextlib.contextmanager
 def _attributes_kept(metric: Any) -> Iterator[_Kept]:
-    """Puts back what a trial changes in the attributes of a metric and of those in it."""
+    """Restores the attributes of a metric, and of the metrics inside it, that a trial has changed."""
     objects = [metric, *upstream_keras.metrics_inside(metric)]
     before = [(each, dict(vars(each)), _contents(each)) for each in objects]
     kept = _Kept()
@@ -269,7 +287,7 @@ def _attributes_kept(metric: Any) -> Iterator[_Kept]:
 
 
 def _contents(each: Any) -> list[tuple[Any, Any]]:
-    """The plain containers that an object holds, each with a copy of it."""
+    """The plain lists and dicts that are attributes of an object, each with a copy of it."""
     return [(value, value.copy()) for value in vars(each).values() if type(value) in (list, dict)]
 
 
@@ -278,7 +296,7 @@ def _elements(container: Any) -> list[Any]:
 
 
 def _taken(leaf: Any, given: Iterator[Any]) -> Any:
-    """The next of the tensors that are given for a leaf, with its mask; what is no tensor stays as it is."""
+    """The next given tensor for a leaf, with its mask; a leaf that is no tensor is returned as it is."""
     if not isinstance(leaf, Rows | Number):
         return leaf
     value = next(given)
@@ -288,7 +306,7 @@ def _taken(leaf: Any, given: Iterator[Any]) -> Any:
 
 
 def _specs(leaf: Rows | Number) -> list[tf.TensorSpec]:
-    """Of the tensors that are given for a leaf; None stands for the number of rows alone."""
+    """The specs of the tensors that are given for a leaf: its values, and its mask if it has one."""
     if isinstance(leaf, Number):
         return [tf.TensorSpec([], leaf.dtype)]
     if not leaf.dense:
@@ -309,7 +327,7 @@ def _random(random: Any, dtype: tf.DType, shape: Sequence[int], kind: int) -> np
 
 
 def _precision(dtype: tf.DType) -> float:
-    """How far numbers of a type lie from each other, by their size; 0 for integers."""
+    """The relative distance between neighbouring numbers of a dtype; 0 for integers."""
     if not dtype.is_floating:
         return 0.0
     return {tf.float64: 2.0**-52, tf.float32: 2.0**-23}.get(dtype, 2.0**-8)

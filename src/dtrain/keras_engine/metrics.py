@@ -1,7 +1,8 @@
-"""Makes Keras' metrics those of the whole batch while each replica updates its own part.
+"""Makes Keras' metrics count the global batch, while each replica updates them with its own part.
 
-State adds up over the replicas; what is one value a step (a scalar) is first made the same on all of
-them, and a result is computed from the sums.
+The variables of a metric are summed over the replicas, and its result is computed from the sums. A value that
+exists once per step (a scalar) is first combined over the replicas. A user's own metrics are treated in
+`own_metrics.py`, not here.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from dtrain.keras_engine.variables import holds_parts
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream.reach import replaces
 
-_RESET = "_dtrain_reset"  # an attribute of a model: what resets its metrics, and of which variables
+_RESET = "_dtrain_reset"  # an attribute of a model: ids of its metrics' variables, and what resets these
 
 
 @replaces(upstream_keras.MEAN_UPDATE)
 def mean_update(original: Callable[..., Any], self: Any, values: Any, sample_weight: Any = None) -> Any:
-    """The replacement of `keras.metrics.Mean.update_state`."""
+    """The replacement of `keras.metrics.Mean.update_state`: a scalar is first combined over the replicas."""
     step = current_step()
     found = as_tensor(values) if step is not None and not step.sees_everything else None
     if step is None or found is None or found.shape.rank != 0:
@@ -39,7 +40,7 @@ def mean_update(original: Callable[..., Any], self: Any, values: Any, sample_wei
 
 @replaces(upstream_keras.SUM_UPDATE)
 def sum_update(original: Callable[..., Any], self: Any, values: Any, sample_weight: Any = None) -> Any:
-    """The replacement of `keras.metrics.Sum.update_state`: a number a step is added once, not by each."""
+    """The replacement of `keras.metrics.Sum.update_state`: a scalar is added once, not by each replica."""
     step = current_step()
     if step is None or step.sees_everything or sample_weight is not None:
         return original(self, values, sample_weight)
@@ -54,7 +55,10 @@ def sum_update(original: Callable[..., Any], self: Any, values: Any, sample_weig
 def wrapper_update(
     original: Callable[..., Any], self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
 ) -> Any:
-    """The replacement of `MeanMetricWrapper.update_state`: a scalar function sees all examples."""
+    """The replacement of `MeanMetricWrapper.update_state`.
+
+    A function that returns a scalar is given the examples of all replicas.
+    """
     prepared = own_metrics.inside_update() or upstream_keras.in_stateless_scope()
     if in_replica() and not prepared and own_metrics.is_own(self):
         return own_metrics.update(original, self, (y_true, y_pred), {"sample_weight": sample_weight})
@@ -70,7 +74,10 @@ def wrapper_update(
 
 @replaces(upstream_keras.RESET_METRICS)
 def reset(original: Callable[..., Any], self: Any) -> Any:
-    """The replacement of `reset_metrics`: one call for Keras' own metrics, not one a variable and replica."""
+    """The replacement of `reset_metrics`, which resets Keras' own metrics by one call.
+
+    Keras makes a call for each variable and each replica.
+    """
     strategy = self.distribute_strategy
     layout = layout_of(strategy)
     if layout is None or layout.replicas == 1 or self.run_eagerly or not tf.executing_eagerly():
@@ -92,21 +99,21 @@ def reset(original: Callable[..., Any], self: Any) -> Any:
 
 
 def follow_from_variables(model: Any) -> bool:
-    """Whether `results` gives what Keras computes from the metrics' variables, whenever it is asked."""
+    """Whether all metrics' results depend on their variables only, so that `results` gives them any time."""
     return all(_is_keras_own(metric, "result") for metric in model.metrics)
 
 
 def _is_keras_own(metric: Any, name: str) -> bool:
-    """Whether a metric, with those inside of it, has a method of Keras' own: it deals with variables only."""
+    """Whether a metric, and the metrics inside it, have Keras' own method; that uses variables only."""
     own = upstream_keras.is_keras_own(getattr(type(metric), name)) and name not in vars(metric)
     return own and all(_is_keras_own(inner, name) for inner in getattr(metric, "metrics", None) or [])
 
 
 def whole_state(variables: list[Any]) -> list[Any]:
-    """Each metric variable's value over all replicas; must be called in a replica.
+    """The value of each metric variable over all replicas; must be called in a replica.
 
     Args:
-        variables: Keras variables; those that are summed on reading are reduced, others read.
+        variables: Keras variables; those that are summed on reading are all-reduced, the others are read.
     """
     values = [tf.convert_to_tensor(v.value) for v in variables]
     summed = [i for i, v in enumerate(variables) if holds_parts(v)]
@@ -124,7 +131,7 @@ def results(model: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def whole_results(model: Any) -> Iterator[None]:
-    """While a user's own step is traced, `metric.result()` gives the value over all replicas."""
+    """Within it, `metric.result()` gives the value over all replicas; for tracing a user's own step."""
     wrapped = []
     for metric in _all_metrics(model):
         object.__setattr__(metric, "result", _whole_result(metric, metric.result))
