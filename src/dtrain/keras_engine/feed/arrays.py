@@ -1,7 +1,7 @@
-"""Arrays as a source of batches, read from any position of any epoch.
+"""Arrays as a source of batches, which can be read from any position of any epoch.
 
-`example_order.ArrayOrder` computes the order; here rows are fetched in it, for each replica or for a whole
-batch, one batch or many at a time.
+It fetches rows for each replica or for a global batch, one batch or many at a time. The order of the rows is
+not computed here, but in `example_order.ArrayOrder`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dtrain.keras_engine.talk import exchange
 from dtrain.upstream import datasets as upstream_data
 from dtrain.upstream import tensorflow as upstream_tf
 
-_READ_AHEAD = 8e6  # bytes of batches
-# If so many batches have no more bytes than that, they are read together and copied one by one.
+_READ_AHEAD = 8e6  # bytes of batches to read ahead
+# This many batches, if they have at most this many bytes, are read together into a buffer.
 _BATCHES_AT_ONCE = 32
 _SMALL_BYTES = 2e6
 
@@ -32,18 +32,18 @@ _SMALL_BYTES = 2e6
 class ArraySource:
     """The batches that Keras makes of arrays.
 
-    With a global seed (`keras.utils.set_random_seed`) Keras draws the same order in every epoch, and so does
-    this source. Without one each epoch has another order.
+    With a global seed (`keras.utils.set_random_seed`) this source has the same order in every epoch, as Keras
+    does. Without one, each epoch has another order.
 
     Args:
-        adapter: Keras' adapter.
-        layout: how the replicas are spread; None under TensorFlow's own strategies.
+        adapter: Keras' data adapter.
+        layout: how the replicas are distributed; None under TensorFlow's own strategies.
 
     Attributes:
         kind, counted, dataset: as of a `Source`.
-        batch: examples in a batch; the last may have fewer.
-        next: the number of the pass that begins next, and its first batch.
-        steps: batches in a pass.
+        batch: the examples in a batch; the last batch of a pass may have fewer.
+        next: where the next iterator begins: the number of the pass, and the number of the batch in it.
+        steps: the number of batches in a pass.
     """
 
     kind = "arrays"
@@ -61,7 +61,7 @@ class ArraySource:
         self.steps = self._order.steps
 
     def _choose_seed(self, layout: ReplicaLayout | None) -> tuple[tuple[int, int], bool]:
-        """Two numbers, and whether each epoch has the same order."""
+        """The two numbers of the order's seed, and whether each epoch has the same order."""
         drawn = secrets.randbits(31), secrets.randbits(31)
         if self._shuffle and layout is not None:
             # All workers must see the same batches.
@@ -70,7 +70,7 @@ class ArraySource:
         if found is None:
             return drawn, False
         first = found % LARGEST_SEED
-        # As TensorFlow seeds the first random operation of a function; twice zero would be no seed.
+        # TensorFlow seeds the first random operation of a function like this; (0, 0) would mean no seed.
         return (first, 0 if first else LARGEST_SEED), True
 
     def _take_order(self, seed: tuple[int, int], fixed: bool) -> None:
@@ -96,7 +96,7 @@ class ArraySource:
 
     @contextlib.contextmanager
     def open(self, position: DataPosition, state: dict[str, Any]) -> Iterator[Any]:
-        """As `Source.open`; `dataset` is another one if the seed was."""
+        """As `Source.open`; replaces `dataset` if the position was saved with another seed."""
         if self._shuffle:
             first, second = state["seed"]
             found = (first, second), bool(state["fixed"])
@@ -106,19 +106,19 @@ class ArraySource:
         yield self.dataset
 
     def set_next(self, number: int, first: int) -> None:
-        """The next iterator begins pass `number` at the batch `first`."""
+        """Makes the next iterator begin at the batch `first` of the pass `number`."""
         self.next = number, first
         with tf.init_scope(), tf.device("CPU:0"):
             value = tf.constant([number, first], tf.int64)
             tf.raw_ops.AssignVariableOp(resource=self._handle, value=value)
 
     def _begun(self, _: Any) -> Any:
-        """Where an iterator begins, and the order of its pass if Keras draws that at once."""
+        """Where an iterator begins, and the order of its pass if Keras draws that order as a whole."""
         position = tf.ensure_shape(tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=tf.int64), [2])
         return position, self._order.drawn()
 
     def _whole_batches(self) -> tf.data.Dataset:
-        """The global batches as Keras makes them, from the next position to the end of that pass."""
+        """The global batches as Keras makes them, from `next` to the end of that pass."""
         begun = tf.data.Dataset.range(1).map(unconverted(self._begun)).prefetch(1)
         rows = begun.flat_map(
             unconverted(lambda position, drawn: self._order.batches(position[0], position[1], drawn))
@@ -132,7 +132,11 @@ class ArraySource:
         return batches.with_options(_options()).prefetch(self._ahead())
 
     def in_groups(self, batches: int) -> Passes | None:
-        """The rows of so many batches at a time; None if each batch is drawn by itself."""
+        """Passes whose elements hold the rows of several batches; None if the order is drawn batch by batch.
+
+        Args:
+            batches: the number of batches in an element; the last of a pass may have fewer.
+        """
         if self._order.one_by_one:
             return None
 
@@ -150,10 +154,13 @@ class ArraySource:
         return self._passes(groups, ahead=2, each=batches)
 
     def passes(self, layout: ReplicaLayout) -> Passes | None:
-        """Only this process' part of each batch, in the form of a `SplitDataset`; None if that is impossible.
+        """Passes over this process' part of each batch, as elements of a `SplitDataset`.
 
         Args:
-            layout: how the replicas are spread; an only replica gets whole batches.
+            layout: how the replicas are distributed; with one replica, elements are whole batches.
+
+        Returns:
+            The passes; None if the order has no random access, or an array is not a dense tensor.
         """
         if not (self._order.random_access and self._dense):
             return None
@@ -169,10 +176,13 @@ class ArraySource:
         each: int = 1,
         buffered: bool = False,
     ) -> Passes:
-        """Passes over what is made of a position and a drawn order whenever an iterator begins."""
+        """Passes over the dataset that `made` returns for a position and a drawn order.
+
+        `made` is called in the function that runs when an iterator begins.
+        """
 
         def make() -> tf.data.Dataset:
-            # In one function: making an iterator takes milliseconds for each function.
+            # One function only: making an iterator takes milliseconds for each function of its dataset.
             begun = tf.data.Dataset.range(1).flat_map(unconverted(lambda _: made(*self._begun(_))))
             return begun.with_options(_options()).prefetch(ahead)
 
@@ -182,20 +192,20 @@ class ArraySource:
         return upstream_data.some_rows(self._values, self._order.rows_at(places, step, number, drawn))
 
     def _can_be_buffered(self, layout: ReplicaLayout) -> bool:
-        """Whether reading many batches at a time is faster, and possible.
+        """Whether reading many batches at a time is possible and faster.
 
-        No part may be empty: `permute` needs a place. A loop on another device than the CPU could copy a
-        whole buffer there at each step.
+        No replica's part may be empty, because `permute` needs at least one place. On a GPU or TPU, a loop
+        could copy the whole buffer to the device at each step.
         """
         smallest = self._rows % self.batch or min(self._rows, self.batch)
-        # The length of texts is not known.
+        # The bytes of strings are not known.
         sized = all(leaf is not None and leaf.dtype != tf.string for leaf in tf.nest.flatten(self._values))
         small = self._bytes_of_batch() * _BATCHES_AT_ONCE <= _SMALL_BYTES
         on_cpu = not any(tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
         return small and sized and on_cpu and smallest >= layout.replicas
 
     def _by_one(self, layout: ReplicaLayout, position: Any, drawn: Any) -> tf.data.Dataset:
-        """The parts of the batches, one batch at a time."""
+        """This process' parts of the batches, one batch per element."""
         even = self._rows % self.batch == 0
 
         def one(later: Any) -> Any:
@@ -205,7 +215,7 @@ class ArraySource:
             size = self.batch if even else tf.minimum(tf.constant(self.batch, tf.int64), self._rows - start)
             parts = []
             for low, high in _bounds_of_parts(size, layout):
-                # One place too many, which is dropped again: `permute` needs at least one.
+                # Computes one extra place and drops it, because `permute` needs at least one place.
                 places = tf.minimum(start + tf.range(low, high + 1, dtype=tf.int64), start + size - 1)
                 rows = self._order.rows_at(places, step, number, drawn)[:-1]
                 parts.append(upstream_data.some_rows(self._values, rows))
@@ -214,7 +224,7 @@ class ArraySource:
         return _endless().map(unconverted(one))
 
     def _by_many(self, layout: ReplicaLayout, position: Any, drawn: Any) -> tf.data.Dataset:
-        """The parts of several batches of one size at a time: each leaf of shape (batches, rows, ...)."""
+        """This process' parts of several equal batches per element; leaves of shape (batches, rows, ...)."""
         full, rest = divmod(self._rows, self.batch)
 
         def groups_from(first: Any) -> Any:
@@ -246,9 +256,9 @@ class ArraySource:
         return _endless().map(unconverted(some))
 
     def _ahead(self) -> int:
-        """Batches to read ahead: as many as the threads that share a core should compute at a time."""
+        """The number of batches to read ahead, by their size: from 2 to 32."""
         if not self._dense:
-            return 2  # of unknown size
+            return 2  # the bytes of a batch are not known
         return max(2, min(32, int(_READ_AHEAD // max(1, self._bytes_of_batch()))))
 
     def _bytes_of_batch(self) -> int:
@@ -261,9 +271,9 @@ def _tensor(leaf: Any) -> Any:
 
 def _options() -> tf.data.Options:
     options = tf.data.Options()
-    # Rewriting the graph, which holds the arrays, takes longer than it saves.
+    # Optimizing the graph, which contains the arrays, takes longer than it saves.
     options.experimental_optimization.apply_default_optimizations = False
-    # Nothing needs tuning, and an iterator that tunes its pipeline is slow to end (`ended_iterators.py`).
+    # The pipeline needs no tuning, and deleting an iterator that tunes one is slow (`ended_iterators.py`).
     options.autotune.enabled = False
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
@@ -273,13 +283,13 @@ def _options() -> tf.data.Options:
 def _position_of_group(
     group: Any, batches: int, position: Any, of_first: Any, of_pass: Any
 ) -> tuple[Any, Any]:
-    """The number of a group's pass, and of its first batch in that pass.
+    """The number of a group's pass, and the number of the group's first batch in that pass.
 
     Args:
-        group: its number, counted from the position on.
-        batches: in a group.
-        position: where the first pass begins; the others begin with their first batch.
-        of_first, of_pass: groups of the first pass, and of every other one.
+        group: the group's number, counted from the position.
+        batches: the number of batches in a group.
+        position: the pass and the batch where the first pass begins; later passes begin at their first batch.
+        of_first, of_pass: the number of groups in the first pass, and in every later pass.
     """
     later = group - of_first
     number = tf.where(later < 0, position[0], position[0] + 1 + later // of_pass)
@@ -293,7 +303,7 @@ def _bounds_of_parts(rows: Any, layout: ReplicaLayout) -> list[tuple[Any, Any]]:
 
 
 def _in_batches(rows: Any, batches: Any, size: Any) -> Any:
-    """The rows of some batches as a leaf of shape (batches, size, ...)."""
+    """Reshapes a leaf with the rows of several batches to (batches, size, ...)."""
     known = tf.cast(tf.stack([batches, size]), tf.int64)
     shaped = tf.reshape(rows, tf.concat([known, tf.shape(rows, tf.int64)[1:]], axis=0))
     return tf.ensure_shape(shaped, [None, size if isinstance(size, int) else None, *rows.shape[1:]])

@@ -1,7 +1,8 @@
-"""How many steps a call of the train or test function makes.
+"""Decides how many steps a call of the train or test function runs.
 
-Many steps a call keep Python out of the way; few let callbacks and the progress bar act in time. The numbers
-do not depend on it: the same program runs whatever the number.
+With more steps per call, Python costs less per step; with fewer, callbacks and the progress bar are called in
+time. The results do not depend on the number, because the same program runs. How steps run is not decided
+here.
 """
 
 from __future__ import annotations
@@ -12,25 +13,25 @@ from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.talk import exchange
 
 TARGET_SECONDS = 0.1
-"""How long a call should take: callbacks should wait for twice as long at most."""
+"""The intended duration of a call; callbacks should wait for at most twice as long."""
 
-_GROWTH = 8  # times as many steps as in the call before, at most
-_MOST = 4096
-_MEETING = 8  # calls between two exchanges, in which the workers agree on the number
-_FIRST_MEETINGS = 8  # calls with an exchange each, while the number grows
+_GROWTH = 8  # the most by which the number of steps is multiplied from one call to the next
+_MOST = 4096  # the most steps of a call
+_MEETING = 8  # at every eighth call, the workers exchange and agree on the number
+_FIRST_MEETINGS = 8  # up to this call, they do so at every call but the first, while the number grows
 
 
 class Call:
-    """One call of a train or test function, which gets it as its iterator over batches.
+    """One call of a train or test function, which gets this object as its iterator over batches.
 
     Args:
-        iterator: what the batches are read from.
-        steps: to be made.
+        iterator: the iterator to read batches from.
+        steps: the number of planned steps.
 
     Attributes:
         iterator, steps: as given.
-        ran: steps that were made, once they are: fewer if the data ended.
-        seconds: that they took, if later steps will take as long.
+        ran: the steps that ran, fewer than planned if the data ended; None before the call.
+        seconds: the time of those steps; None if it is not typical, because something was traced.
     """
 
     def __init__(self, iterator: Any, steps: int) -> None:
@@ -41,7 +42,7 @@ class Call:
 
     @property
     def unmade(self) -> int:
-        """Steps that were not made because the data ended."""
+        """The planned steps that did not run because the data ended."""
         return 0 if self.ran is None else self.steps - self.ran
 
     def __iter__(self) -> Call:
@@ -52,9 +53,10 @@ class Call:
 
 
 class LastStep(int):
-    """The number of a call's last step, which callbacks get before the call and read after it.
+    """The number of a call's last step, which Keras passes to callbacks after the call.
 
-    It is the planned number. If the data ended earlier, adding to it gives the right sum all the same.
+    As an int it is the planned number. If the data ended earlier, adding to it uses the step that really was
+    the last, so `batch + 1` is the number of steps that ran.
     """
 
     call: Call
@@ -69,11 +71,11 @@ class LastStep(int):
 
 
 class CallSize:
-    """Finds the number of steps for the calls of one epoch iterator.
+    """Chooses the number of steps for the calls of one iterator of epochs.
 
     Args:
-        layout: how the replicas are spread; all workers must ask for each call.
-        every_batch: whether each call is one step, because a callback looks at each batch.
+        layout: how the replicas are distributed.
+        every_batch: whether each call is one step, because a callback needs each batch.
     """
 
     def __init__(self, layout: ReplicaLayout, *, every_batch: bool) -> None:
@@ -84,19 +86,19 @@ class CallSize:
         self._calls = 0
 
     def steps(self) -> int:
-        """How many steps the next call may make. All workers must call it equally often."""
+        """The most steps of the next call. All workers must call it, equally often."""
         if self.every_batch:
             return 1
         self._calls += 1
         if self._layout.workers == 1:
             self._size = self._proposed
         elif self._calls > 1 and (self._calls <= _FIRST_MEETINGS or self._calls % _MEETING == 0):
-            # The slowest worker counts: a call is over when all have made its steps.
+            # The slowest worker decides, because a call ends when all workers have run its steps.
             self._size = min(exchange(self._layout, self._proposed))
         return self._size
 
     def note(self, call: Call) -> None:
-        """Learns from a call that was made."""
+        """Adjusts the number of steps to the time that a call took."""
         if self.every_batch or not call.ran or call.seconds is None:
             return
         fitting = int(TARGET_SECONDS * call.ran / max(call.seconds, 1e-6))

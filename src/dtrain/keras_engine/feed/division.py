@@ -1,6 +1,6 @@
-"""Divides the global batches of a source over the replicas of a strategy.
+"""Divides the global batches of a source among the replicas of a strategy.
 
-Which batches there are is the source's affair; how rows are split is decided in `input.py`.
+Which batches there are is decided by the source, and how rows are split in `input.py`, not here.
 """
 
 from __future__ import annotations
@@ -23,13 +23,17 @@ _OWN_POLICIES = (tf.data.experimental.AutoShardPolicy.FILE, tf.data.experimental
 
 
 def divided(dataset: Any, source: Source, strategy: Any, grouped: Callable[[Any], Any]) -> Any:
-    """What is iterated over for the global batches of a dataset.
+    """The iterable over a dataset's global batches, divided among the replicas of a strategy.
 
     Args:
-        dataset: the source's, or the rest of one of its passes.
-        source: where the dataset comes from.
-        strategy: the model's.
-        grouped: gives an iterator over groups of the batches for the only replica, or None.
+        dataset: the source's dataset, or the rest of one of its passes.
+        source: the source of the dataset.
+        strategy: the model's strategy.
+        grouped: returns an iterator over groups of batches for a single replica, or None.
+
+    Returns:
+        A `WholeDataset` with one replica, a `SplitDataset` with several, or a
+        `tf.distribute.DistributedDataset` if TensorFlow divides the dataset.
     """
     layout = layout_of(strategy)
     if layout is None or _divided_by_tensorflow(dataset, layout):
@@ -44,7 +48,7 @@ def divided(dataset: Any, source: Source, strategy: Any, grouped: Callable[[Any]
 
 
 def _divided_by_tensorflow(dataset: Any, layout: ReplicaLayout) -> bool:
-    """Whether TensorFlow has divided a dataset, or is to divide it by files or as the user did."""
+    """Whether TensorFlow has divided a dataset, or its options ask for a division by files or by the user."""
     if isinstance(dataset, tf.distribute.DistributedDataset):
         return True
     policy = dataset.options().experimental_distribute.auto_shard_policy
@@ -52,12 +56,17 @@ def _divided_by_tensorflow(dataset: Any, layout: ReplicaLayout) -> bool:
 
 
 def check_same_data(dataset: Any, steps: int | None, layout: ReplicaLayout) -> None:
-    """Refuses data that differ between workers if every worker is to take its part of the same batches.
+    """Refuses data that differ between workers, if each worker takes its part of the same global batches.
 
     Every worker must call it.
 
+    Args:
+        dataset: this worker's dataset.
+        steps: `steps_per_epoch`, or None.
+        layout: how the replicas are distributed.
+
     Raises:
-        DataError: on every worker; it says what differs.
+        DataError: the data differ; it is raised on every worker and names what differs.
     """
     if layout.workers == 1 or _divided_by_tensorflow(dataset, layout):
         return
@@ -82,13 +91,13 @@ def check_same_data(dataset: Any, steps: int | None, layout: ReplicaLayout) -> N
 
 
 def common_steps(dataset: Any, layout: ReplicaLayout) -> int | None:
-    """How many steps a distributed dataset gives until the data of the last worker end; None if not known.
+    """The steps of a distributed dataset until the longest worker's data end; None if not known.
 
     Every worker must call it.
 
     Args:
         dataset: a `tf.distribute.DistributedDataset`.
-        layout: the strategy's.
+        layout: how the replicas are distributed.
     """
     own = int(dataset.cardinality)
     if own >= 0 and upstream_tf.yields_replica_batches(dataset):

@@ -1,9 +1,10 @@
-"""Lets go of TensorFlow's iterators where nobody waits for it.
+"""Deletes TensorFlow's iterators in a background thread, so that training does not wait for it.
 
-An iterator that tunes its pipeline has a thread for it, which sleeps between two looks at the pipeline: 10 ms
-at first, twice as long each time, up to a minute. Who deletes the iterator waits until that thread ends. It
-is woken for that, but looks whether it is to end before that is written down, and sleeps on to its next look.
-So an epoch of a second would end with up to a second of waiting.
+An iterator that tunes its pipeline has a thread that sleeps between two checks of the pipeline: 10 ms at
+first, twice as long each time, up to a minute. Deleting the iterator waits until that thread ends. TensorFlow
+wakes the thread, but sets the flag to end only afterwards, so the thread may sleep again until its next
+check. Without this module, an epoch of a second would end with up to a second of waiting. When an iterator is
+not needed any more is not decided here.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from dtrain.log import logger
 
-_LONGEST = 70.0  # seconds: TensorFlow's own longest wait is a minute
+_LONGEST = 70.0  # seconds; the thread of TensorFlow's iterator sleeps for at most a minute
 
 _ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
 _lock = threading.Lock()
@@ -23,9 +24,10 @@ _thread: threading.Thread | None = None
 
 
 def prepare() -> None:
-    """To be called before there is an iterator to let go of.
+    """Starts the thread that deletes iterators; must be called before the first `let_go`.
 
-    The end of the process waits until those are deleted: TensorFlow cannot be taken down around one.
+    The process ends only after all these iterators are deleted, or after `_LONGEST` seconds, because
+    TensorFlow cannot shut down while an iterator exists.
     """
     global _thread
     with _lock:
@@ -36,13 +38,13 @@ def prepare() -> None:
 
 
 def let_go(iterator: Any) -> None:
-    """Deletes an iterator beside the program, which must not hold it; also while memory is collected.
+    """Deletes an iterator in the background; may be called during garbage collection.
 
     Args:
-        iterator: TensorFlow's.
+        iterator: TensorFlow's iterator; the caller must keep no reference to it.
     """
     held = [iterator]
-    del iterator  # the last to hold it waits for it
+    del iterator  # the thread that drops the last reference waits for the deletion
     _ended.put(held)
 
 

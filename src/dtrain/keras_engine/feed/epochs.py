@@ -1,7 +1,7 @@
-"""The iterator of epochs that Keras' `fit`, `evaluate` and `predict` go through, from any position on.
+"""The iterator of epochs for Keras' `fit`, `evaluate` and `predict`, which can begin at any position.
 
-It counts as Keras' own iterator does, and hands out batches that are divided over the replicas. How a source
-goes to a position is decided in the files of the sources.
+It counts steps as Keras' own iterator does, and yields batches that are divided among the replicas. How a
+source opens a position is not decided here, but in the files of the sources.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream.reach import makes
 
-# Keras' iterator, which stands behind this one among the bases of a class, is not known to type checkers.
+# Type checkers do not know Keras' iterator, which is the next base class of `EpochIterator`.
 _Base: Any = object
 
 
@@ -40,7 +40,7 @@ def make_epoch_iterator(original: Any) -> Any:
     """The replacement of the trainer's epoch iterator class."""
 
     class EpochIterator(FeedEpochs, original):  # type: ignore[misc]
-        """Keras' epochs, over the batches of a data feed."""
+        """Keras' iterator of epochs, over the batches of a data feed."""
 
         def __new__(cls, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> Any:
             return super().__new__(cls if servers_of(distribute_strategy) is None else asynchronous)
@@ -52,13 +52,13 @@ def make_epoch_iterator(original: Any) -> Any:
 
 
 class FeedEpochs(_Base):  # type: ignore[misc]
-    """To be put before Keras' iterator of epochs.
+    """A base class to list before Keras' iterator of epochs, whose methods it overrides.
 
     Attributes:
-        element_spec: of a global batch.
+        element_spec: the spec of a global batch.
     """
 
-    # Of Keras' iterator:
+    # Attributes of Keras' iterator:
     data_adapter: Any
     steps_per_epoch: int | None
     steps_per_execution: int
@@ -75,7 +75,7 @@ class FeedEpochs(_Base):  # type: ignore[misc]
         watched = layout is None or self._settings.every_batch
         self._call_size = CallSize(layout or ReplicaLayout(), every_batch=watched)
         self._groups: Groups | None = None
-        self._in_xla: bool | None = None  # decided where the first batch is read
+        self._in_xla: bool | None = None  # None until the first iterator over the data is made
         self._source = source_of(self.data_adapter, self.steps_per_epoch, layout)
         dataset = self._source.dataset
         self.element_spec = dataset.element_spec
@@ -97,26 +97,26 @@ class FeedEpochs(_Base):  # type: ignore[misc]
         self._settings.session.attach(self)
 
     def _forget(self) -> None:
-        """Nothing has been read."""
-        self._epochs = 0  # that have ended
-        self._first = 0  # the step that the running epoch began with
-        self._done = 0  # the step that comes next
+        """Resets all counts, as if nothing had been read."""
+        self._epochs = 0  # epochs that have ended
+        self._first = 0  # the step at which the running epoch began here
+        self._done = 0  # steps of the running epoch that are done; the number of the next step
         self._running = False  # whether an epoch has begun and not ended
-        self._over = False  # whether it has found the end of the data
-        self._passes = 0  # over the data that were begun
+        self._over = False  # whether the running epoch has found the end of the data
+        self._passes = 0  # passes over the data that have begun
         self._made = 0  # iterators over the data, including those that were never read
-        self._batches = 0  # of all epochs
-        self._reading: Any = None  # the last iterator from which something was read
-        self._prepared: tuple[int, Iterator[Any]] | None = None  # an epoch that begins at a position
-        self._call: Call | None = None  # the last call, until its outcome is noted
-        self._replayed: DataPosition | None = None  # to which batches are read only to be dropped
+        self._batches = 0  # batches of all epochs that are done
+        self._reading: Any = None  # the last iterator from which a batch was read
+        self._prepared: tuple[int, Iterator[Any]] | None = None  # the next epoch's first step and its calls
+        self._call: Call | None = None  # the last call, until its result is noted
+        self._replayed: DataPosition | None = None  # the position up to which batches are read and dropped
 
     def _divided(self, dataset: Any) -> Any:
-        """What is iterated over for a dataset of global batches."""
+        """The iterable over a dataset of global batches, divided among the replicas."""
         return divided(dataset, self._source, self._distribute_strategy, self._grouped)
 
     def _grouped(self, dataset: Any) -> Any:
-        """An iterator over groups of batches if the model trains in XLA; else None."""
+        """An iterator over groups of batches, if the model's steps run in XLA; else None."""
         model, batches = self._settings.model, self.steps_per_epoch or self._num_batches
         function = None if model is None else model.train_function
         if not isinstance(function, StepFunction) or self.steps_per_execution > 1:
@@ -132,10 +132,10 @@ class FeedEpochs(_Base):  # type: ignore[misc]
             self._groups = Groups(self._source, dataset, one_by_one=self._call_size.every_batch)
         return iter(self._groups)
 
-    # --- what Keras calls
+    # --- methods that Keras calls
 
     def reset(self) -> None:
-        """As Keras'; nothing counts as read."""
+        """As in Keras; also resets all counts."""
         super().reset()
         self._forget()
 
@@ -168,12 +168,12 @@ class FeedEpochs(_Base):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def catch_stop_iteration(self) -> Iterator[None]:
-        """As Keras': around an epoch's calls of the train function."""
+        """As in Keras, a context around an epoch's calls of the train function; ends the epoch."""
         with super().catch_stop_iteration():
             try:
                 yield
             except (StopIteration, tf.errors.OutOfRangeError):
-                # The train function found the end: that call counts as one step, as in Keras.
+                # The train function found the end of the data: its call counts as one step, as in Keras.
                 self._over = True
                 if self._call is not None:
                     self._take_back(self._call.steps - 1)
@@ -188,7 +188,7 @@ class FeedEpochs(_Base):  # type: ignore[misc]
             self._end_epoch()
 
     def _enumerate_iterator(self) -> Iterator[Any]:
-        """An epoch's calls, as Keras': the first step, the last, and what to read from."""
+        """An epoch's calls, as in Keras: the first step, the last step, and the iterator to read from."""
         self.data_adapter.on_epoch_begin()
         if self._current_iterator is None or not self.steps_per_epoch:
             self._current_iterator = iter(self._get_iterator())
@@ -198,19 +198,19 @@ class FeedEpochs(_Base):  # type: ignore[misc]
     def _get_iterator(self) -> Any:
         self._made += 1
         self._source.begin(self._passes)
-        # Batches that are read only to be dropped need not be divided.
+        # Batches that are read and dropped in a replay need not be divided.
         dropped = self._replayed is not None and self._made < self._replayed.made
         return self._source.dataset if dropped else self._distributed_dataset
 
     def _interrupted_warning(self) -> None:
-        # While batches are read again, the warning has been given before.
+        # During a replay, the warning was given by the interrupted run.
         if self._replayed is None:
             super()._interrupted_warning()
 
     # --- the calls of an epoch
 
     def _calls(self, first: int) -> Iterator[Any]:
-        """The calls of an epoch from a step on."""
+        """The calls of an epoch, from the step `first` on."""
         total = self.steps_per_epoch or self._num_batches
         step = first
         while not total or step < total:
@@ -234,7 +234,10 @@ class FeedEpochs(_Base):  # type: ignore[misc]
         self.data_adapter.on_epoch_end()
 
     def _next_call(self, step: int, total: int | None) -> Call | None:
-        """What the train function gets; None if that is Keras' iterator, for `steps_per_execution` steps."""
+        """The next call, for the train function to run.
+
+        None if the train function gets the data iterator itself, for `steps_per_execution` steps.
+        """
         iterator = self._current_iterator
         if not isinstance(iterator, SplitIterator | GroupIterator):
             return None
@@ -249,7 +252,7 @@ class FeedEpochs(_Base):  # type: ignore[misc]
         return Call(iterator, max(1, min(limit for limit in limits if limit is not None)))
 
     def _note_call(self) -> None:
-        """Notes what the last call did: fewer steps than planned if the data ended."""
+        """Corrects the counts after the last call, which ran fewer steps than planned if the data ended."""
         call, self._call = self._call, None
         if call is not None and call.ran is not None:
             self._call_size.note(call)
@@ -261,7 +264,7 @@ class FeedEpochs(_Base):  # type: ignore[misc]
         self._steps_seen -= unmade
 
     def _pause(self) -> None:
-        """Between two steps."""
+        """Runs what happens between two steps, such as saving a checkpoint."""
         events.emit(events.BetweenSteps(self._done))
         self._settings.session.between_steps(self, self._done)
 
@@ -274,22 +277,22 @@ class FeedEpochs(_Base):  # type: ignore[misc]
     def _is_read_out(self) -> bool:
         return bool(self._num_batches) and self._num_batches <= self._steps_seen  # type: ignore[operator]
 
-    # --- what the asynchronous kind does otherwise
+    # --- methods that asynchronous epochs override
 
     def _at_rest(self) -> bool:
-        """Whether all batches that were read belong to calls that are done."""
+        """Whether all batches that were read belong to finished calls."""
         return True
 
     def _await_steps(self) -> None:
-        """Waits for the epoch's steps."""
+        """Waits until the epoch's steps are done; synchronous calls are done when they return."""
 
     # --- positions
 
     def position(self, *, ended: bool = False) -> dict[str, Any]:
-        """The position of the next batch, as plain data; to be called between two steps.
+        """The position of the next batch, as plain data for a checkpoint; must be called between two steps.
 
         Args:
-            ended: whether the running epoch counts as over, even if batches of it are left.
+            ended: whether the running epoch counts as ended, even if batches of it are left.
         """
         running = self._running and not ended
         steps, over = (self._done, self._over) if running else (0, False)
@@ -307,10 +310,14 @@ class FeedEpochs(_Base):  # type: ignore[misc]
         return position.saved(self._source.state(), self._fingerprint)
 
     def go_to(self, saved: dict[str, Any]) -> None:
-        """Goes to a position: the next epoch, or the one that has begun but has read nothing, goes on there.
+        """Resumes at a position: the next epoch, or a running one that has read nothing, continues there.
+
+        Args:
+            saved: what `position` returned.
 
         Raises:
-            DataError: it is a position in other data.
+            DataError: it is a position in other data, or the data end before it.
+            RuntimeError: batches have been read already.
         """
         if self._batches:
             raise RuntimeError("go_to was called after training had begun")
@@ -329,12 +336,12 @@ class FeedEpochs(_Base):  # type: ignore[misc]
             self._prepared = position.steps, steps
 
     def _kept_iterator_is_begun(self) -> bool:
-        """Whether the next epoch goes on with the iterator of the last."""
+        """Whether the next epoch continues with the last epoch's iterator, which is partly read."""
         begun = bool(self.steps_per_epoch) and self._current_iterator is not None and self._steps_seen > 0
         return begun and not self._is_read_out()
 
     def _begin_at(self, position: DataPosition, rest: Any) -> Iterator[Any]:
-        """The calls of the epoch that goes on at a position, whose pass goes on with `rest`."""
+        """The calls of the epoch that continues at a position; `rest` holds the rest of its pass."""
         self._num_batches, self._passes = position.num_batches, position.passes
         self._steps_seen = position.taken if position.goes_on else 0
         self._current_iterator = None
@@ -349,7 +356,7 @@ class FeedEpochs(_Base):  # type: ignore[misc]
         return self._calls(position.steps) if position.steps else self._enumerate_iterator()
 
     def _replay(self, position: DataPosition) -> Iterator[Any]:
-        """The same for a source that must be read again from its beginning, in the same order."""
+        """As `_begin_at`, for a source that must be read again from its beginning, in the same order."""
         logger.info(
             "%s cannot begin elsewhere than at its beginning: it is replayed; %d batches are read again.",
             self._source.kind.capitalize(),
@@ -374,7 +381,7 @@ class FeedEpochs(_Base):  # type: ignore[misc]
         return steps
 
     def _replay_epoch(self) -> None:
-        """Reads an epoch as `fit` would."""
+        """Reads an epoch's batches as `fit` would, and drops them."""
         with upstream_keras.epoch_iterator_base().catch_stop_iteration(self):
             for _, _, iterator in self._enumerate_iterator():
                 try:
@@ -383,7 +390,7 @@ class FeedEpochs(_Base):  # type: ignore[misc]
                     raise StopIteration from None
 
     def _read(self, iterator: Any) -> None:
-        """Reads what one call of the train function would; raises if that call would find the end."""
+        """Reads and drops the batches of one call of the train function; raises if the data have ended."""
         self._reading = iterator
         next(iterator)
         with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):

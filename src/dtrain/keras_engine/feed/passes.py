@@ -1,7 +1,8 @@
-"""Passes over data that can begin at any batch, all from one iterator of TensorFlow's.
+"""Passes over data that can begin at any batch, all read from one TensorFlow iterator.
 
-Making an iterator takes longer than the step of a small model, and it reads nothing ahead beyond its end. So
-one iterator serves as long as the passes are read in order, as most training does.
+Making an iterator takes longer than a step of a small model, and an iterator of one pass cannot read ahead
+into the next. So one endless iterator is used as long as the passes are read in order, as in most trainings.
+What a pass holds is not decided here, but by the source.
 """
 
 from __future__ import annotations
@@ -14,34 +15,34 @@ import tensorflow as tf
 
 
 class Seekable(Protocol):
-    """A source of batches whose next iterator can begin anywhere.
+    """A source of batches whose next iterator can begin at any batch.
 
     Attributes:
-        next: the number of the pass that begins next, and its first batch.
-        steps: batches in a pass.
+        next: where the next iterator begins: the number of the pass, and the number of the batch in it.
+        steps: the number of batches in a pass.
     """
 
     next: tuple[int, int]
     steps: int
 
     def set_next(self, number: int, first: int) -> None:
-        """The next iterator begins there."""
+        """Makes the next iterator begin at the batch `first` of the pass `number`."""
 
 
 class Passes:
-    """Pass after pass.
+    """Yields passes over a source, one per iteration.
 
     Args:
-        source: says where a pass begins.
-        make: makes an endless dataset, whose iterator begins where `source.set_next` said before.
-        each: batches in one element; the last of a pass may have fewer.
-        alike: whether all passes are the same, so that any may follow any other.
+        source: decides where the next pass begins.
+        make: makes an endless dataset, whose iterators begin where the last `source.set_next` says.
+        each: the batches in one element of the dataset; the last element of a pass may have fewer.
+        alike: whether all passes are equal, so that the iterator may continue with any of them.
         buffered: whether an element holds several batches of one pass, each leaf of shape (batches, ...),
-            which are given one by one. Taking a batch from a buffer is much faster than reading one.
+            which are yielded one by one. Taking a batch from a buffer is much faster than reading one.
 
     Attributes:
         each, buffered: as given.
-        buffer: the batches that were read and not given yet, if they are buffered.
+        buffer: the batches that were read and not yielded yet; None if not `buffered`.
     """
 
     def __init__(
@@ -60,16 +61,16 @@ class Passes:
         self._make = make
         self._alike = alike
         self._iterator: Any = None
-        self._next: tuple[int, int] | None = None  # batch of the iterator, or of the buffer
+        self._next: tuple[int, int] | None = None  # the pass and the batch of the next read
 
     @functools.cached_property
     def _dataset(self) -> tf.data.Dataset:
-        """Made at the first read: making it takes longer than reading a little."""
+        """The dataset, made at the first read because making it is slow."""
         return self._make()
 
     @property
     def element_spec(self) -> Any:
-        """Of a batch."""
+        """The spec of what an iteration yields: a batch, or several if `each` is greater."""
         spec = self._dataset.element_spec
         return tf.nest.map_structure(_of_one, spec) if self.buffered else spec
 
@@ -77,12 +78,15 @@ class Passes:
         return Pass(self, *self._source.next, steps=self._source.steps)
 
     def at(self, position: tuple[int, int]) -> Any:
-        """TensorFlow's iterator, whose next batch is that of the position.
+        """TensorFlow's iterator, whose next batch is the one at the position.
 
-        The caller tells `left_at` how far it has read. If batches are buffered, `buffer` comes before the
-        iterator.
+        The caller must pass the position after its last read batch to `left_at`. If batches are buffered,
+        those in `buffer` come first.
+
+        Args:
+            position: the numbers of the pass and of the batch in it.
         """
-        first = 1 if self._alike else 0  # what counts of a position
+        first = 1 if self._alike else 0  # with equal passes, only the batch number is compared
         if self._next is None or self._next[first:] != position[first:]:
             self._source.set_next(*position)
             self._iterator = iter(self._dataset)
@@ -91,21 +95,21 @@ class Passes:
         return self._iterator
 
     def left_at(self, position: tuple[int, int]) -> None:
-        """Notes how far the iterator was read."""
+        """Notes the position up to which the iterator was read."""
         self._next = position
 
 
 class Pass:
-    """One pass, to iterate over.
+    """An iterator over one pass.
 
     Args:
-        passes: to which it belongs.
-        number: of the pass.
+        passes: the passes that it belongs to.
+        number: the number of the pass.
         first: the batch to begin with.
-        steps: batches in a whole pass.
+        steps: the number of batches in a whole pass.
 
     Attributes:
-        left: batches that are left.
+        left: the number of batches that are left.
     """
 
     def __init__(self, passes: Passes, number: int, first: int, *, steps: int) -> None:
@@ -116,7 +120,7 @@ class Pass:
 
     @property
     def element_spec(self) -> Any:
-        """Of a batch."""
+        """As `Passes.element_spec`."""
         return self._of.element_spec
 
     @property
@@ -125,13 +129,15 @@ class Pass:
         return self._of.buffered
 
     def tensors(self) -> tuple[Any, BatchBuffer | None]:
-        """TensorFlow's iterator and the buffer before it; the caller tells `note` what it has read of
-        both."""
+        """TensorFlow's iterator, and the buffer to read before it, or None.
+
+        The caller must pass the number of batches that it read, and the remaining buffer, to `note`.
+        """
         iterator = self._of.at((self._number, self._steps - self.left))
         return iterator, self._of.buffer
 
     def note(self, batches: int, buffer: BatchBuffer | None = None) -> None:
-        """Notes that so many batches were read, and the buffer that is left."""
+        """Notes the number of batches that were read, and the buffer that remains."""
         self._of.buffer = buffer
         self.left -= batches
         next_one = (self._number, self._steps - self.left) if self.left else (self._number + 1, 0)
@@ -155,11 +161,11 @@ class Pass:
 
 
 class BatchBuffer(NamedTuple):
-    """Batches of one pass, read together.
+    """Batches of one pass that were read together.
 
     Attributes:
         batches: a nest of tensors of shape (batches, ...).
-        next: the number of the next one, an int32 scalar.
+        next: the index of the next batch, an int32 scalar.
     """
 
     batches: Any
@@ -167,17 +173,17 @@ class BatchBuffer(NamedTuple):
 
     @classmethod
     def empty(cls, spec: Any) -> BatchBuffer:
-        """A buffer without batches, for elements of a spec."""
+        """An empty buffer for elements of this spec."""
         return cls.of(tf.nest.map_structure(_none_of, spec))
 
     @classmethod
     def of(cls, element: Any) -> BatchBuffer:
-        """All batches of an element."""
+        """A buffer with all batches of an element."""
         return cls(element, tf.constant(0))
 
     @staticmethod
     def spec(spec: Any) -> BatchBuffer:
-        """The specs of a buffer of elements of a spec."""
+        """The specs of a buffer, from the spec of its element."""
         return BatchBuffer(spec, tf.TensorSpec([], tf.int32))
 
     def left(self) -> Any:

@@ -1,6 +1,7 @@
-"""A `keras.utils.PyDataset` as a source of batches, read from any batch on without those before it.
+"""A `keras.utils.PyDataset` as a source of batches, read from any batch without reading earlier ones.
 
-The order is drawn as Keras draws it; what a batch holds, and what the hooks of the dataset do, is the user's.
+The order is drawn as Keras draws it. The content of a batch and the dataset's hooks are the user's, not
+decided here.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ from dtrain.upstream import datasets as upstream_data
 def can_be_opened(adapter: Any, steps_per_epoch: int | None) -> bool:
     """Whether reading a `PyDataset` can begin at any batch.
 
-    Threads and processes read ahead. If an epoch does not end with the data, Keras keeps what they have read
-    for the next epoch, and how much that is depends on time.
+    It cannot if worker threads or processes read ahead and an epoch does not end with the data: Keras then
+    keeps the batches that they have read for the next epoch, and their number depends on timing.
+
+    Args:
+        adapter: Keras' data adapter.
+        steps_per_epoch: the argument of `fit`, or None.
     """
     py_dataset, enqueuer, _ = upstream_data.py_dataset_facts(adapter)
     return enqueuer is None or (steps_per_epoch is None and py_dataset.num_batches is not None)
@@ -33,17 +38,17 @@ def can_be_opened(adapter: Any, steps_per_epoch: int | None) -> bool:
 class PyDatasetSource:
     """The batches that Keras reads from a `PyDataset`.
 
-    No batch of a skipped epoch is read. `on_epoch_begin` and `on_epoch_end` are called for each skipped
-    epoch, because users change their data there. Random numbers that these hooks draw from the global
-    generators of Python or NumPy are repeated, unless something else draws from them during an epoch.
+    When training resumes, no batch of a skipped epoch is read. `on_epoch_begin` and `on_epoch_end` are called
+    for each skipped epoch, because users change their data there. Random numbers that these hooks draw from
+    the global generators of Python or NumPy are repeated, unless other code draws from them during an epoch.
 
     Args:
-        adapter: Keras' adapter, before its dataset was made.
-        layout: how the replicas are spread; None under TensorFlow's own strategies.
+        adapter: Keras' data adapter, before it has made its dataset.
+        layout: how the replicas are distributed; None under TensorFlow's own strategies.
 
     Attributes:
         kind, dataset: as of a `Source`.
-        counted: False: the data may have fewer batches than it says.
+        counted: False, because the data may have fewer batches than `num_batches`.
     """
 
     kind = "keras.utils.PyDataset"
@@ -54,10 +59,10 @@ class PyDatasetSource:
         self._data, self._enqueuer, self._shuffle = upstream_data.py_dataset_facts(adapter)
         self._hooks = upstream_data.has_hooks(self._data)
         self._random: Any = self._common_random(layout)
-        # The state of `random` before the order of the running pass was drawn; None: not drawn yet.
+        # The state of `_random` before the order of the running pass was drawn; None if not drawn yet.
         self._drawn_with: Any = None
         self._taken = 0  # batches of the pass that are skipped
-        self._redrawn_with: Any = None  # as `_drawn_with`, for a pass that began in another process
+        self._redrawn_with: Any = None  # as `_drawn_with`, for a pass that began before the restart
         self._order: Sequence[int] = ()
         self._at_first: Any = None  # states of the global generators before the first epoch
         upstream_data.read_instead(adapter, self._batches)
@@ -66,7 +71,7 @@ class PyDatasetSource:
         self.dataset = adapter.get_tf_dataset()
 
     def _common_random(self, layout: ReplicaLayout | None) -> Any:
-        """Python's global generator, or one for all workers where they have seeded that differently."""
+        """Python's global generator, or one with a common seed if the workers' global generators differ."""
         if not self._shuffle or layout is None or layout.workers == 1:
             return random
         states = exchange(layout, hash(random.getstate()[1]))
@@ -81,7 +86,7 @@ class PyDatasetSource:
         return {"shuffle": self._shuffle}
 
     def start(self) -> None:
-        """Notes the states of the generators that hooks may draw from."""
+        """Records the states of the global generators, from which hooks may draw."""
         self._at_first = self._global_states()
 
     def begin(self, number: int) -> None:
@@ -89,7 +94,7 @@ class PyDatasetSource:
         self._taken, self._redrawn_with = 0, None
 
     def state(self) -> dict[str, Any]:
-        """As `Source.state`: of the order, and of the generators that hooks may draw from."""
+        """As `Source.state`: the states for the order, and of the generators that hooks may draw from."""
         state: dict[str, Any] = {}
         if self._shuffle:
             state |= {"order": self._drawn_with, "random": self._random.getstate()}
@@ -99,7 +104,7 @@ class PyDatasetSource:
 
     @contextlib.contextmanager
     def open(self, position: DataPosition, state: dict[str, Any]) -> Iterator[Any]:
-        """As `Source.open`: calls the hooks of the skipped epochs; restores the generators at the end."""
+        """As `Source.open`: calls the hooks of skipped epochs, and restores the generators on exit."""
         if self._hooks:
             self._at_first = state["first"] or self._global_states()
             _set_global_states(self._at_first)
@@ -121,7 +126,7 @@ class PyDatasetSource:
         return (random.getstate(), np.random.get_state()) if self._hooks else None
 
     def _draw(self) -> Sequence[int]:
-        """The numbers of the batches of a pass, in order, from the first that is not skipped."""
+        """The numbers of a pass' batches, in order, from the first one that is not skipped."""
         if not self._shuffle:
             return range(self._taken, self._data.num_batches)
         order = [*range(self._data.num_batches)]
@@ -135,7 +140,7 @@ class PyDatasetSource:
         return order[self._taken :]
 
     def _ordered(self) -> _Ordered:
-        """What threads or processes read; called when they are started, at the beginning of an epoch."""
+        """The batches for worker threads or processes to read; called when they start, as an epoch begins."""
         self._order = self._draw()
         return _Ordered(self._data, self._order)
 
@@ -163,7 +168,7 @@ class PyDatasetSource:
 
 
 class _Ordered:
-    """Some batches of a `PyDataset`, with indices from 0."""
+    """A view of some batches of a `PyDataset`, in another order, with indices from 0."""
 
     def __init__(self, data: Any, order: Sequence[int]) -> None:
         self._data = data

@@ -1,7 +1,7 @@
-"""What the iterator of epochs that is made next is for.
+"""Passes settings from dtrain's `fit` to the iterator of epochs that Keras makes inside it.
 
-Keras makes that iterator inside `fit`, `evaluate` and `predict`, and gives it no more than the data. This is
-the one place in which the caller of `fit` leaves it something.
+Keras gives that iterator only the data, so the settings go by a context variable. Nothing else is passed this
+way.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from dtrain.keras_engine.between_steps import FitSession, NoSession
 
 @dataclass(frozen=True, kw_only=True)
 class FeedSettings:
-    """What one iterator of epochs is for.
+    """The settings of one iterator of epochs.
 
     Attributes:
-        every_batch: whether each call makes one step, because a callback looks at each batch.
-        session: takes part between the steps.
-        model: which a `fit` trains with it; None for an iterator that is not the `fit`'s own.
-        epochs: of that `fit`.
+        every_batch: whether each call runs one step, because a callback needs each batch.
+        session: is called between the steps.
+        model: the model that a `fit` trains with the iterator; None for an iterator of validation data, of
+            `evaluate` or of `predict`.
+        epochs: the number of epochs of that `fit`.
     """
 
     every_batch: bool = True
@@ -37,7 +38,7 @@ _settings: ContextVar[list[FeedSettings] | None] = ContextVar("settings", defaul
 
 @contextlib.contextmanager
 def feeding(first: FeedSettings, following: FeedSettings | None = None) -> Iterator[None]:
-    """Within it the first iterator of epochs gets `first`; all others get `following`, or `first` too."""
+    """A context in which the first iterator of epochs gets `first`, and later ones `following`, if given."""
     token = _settings.set([first] if following is None else [first, following])
     try:
         yield
@@ -46,7 +47,7 @@ def feeding(first: FeedSettings, following: FeedSettings | None = None) -> Itera
 
 
 def take_settings() -> FeedSettings:
-    """The settings of the iterator that is being made."""
+    """The settings for the iterator that is being made; removes them if later iterators get others."""
     left = _settings.get()
     if left is None:
         return FeedSettings()

@@ -1,6 +1,6 @@
-"""What a source of batches does, and the sources that are datasets: a pipeline's, and any other.
+"""The interface of a source of batches, and the sources for datasets: of a `Pipeline`, and any other.
 
-Arrays are in `arrays.py`, a `PyDataset` is in `py_datasets.py`.
+The source for arrays is not here, but in `arrays.py`; the one for a `PyDataset` is in `py_datasets.py`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Source(Protocol):
     """The global batches of one `fit`, in passes over the data.
 
     Attributes:
-        kind: what it is, for messages.
+        kind: the kind of data, for messages.
         counted: whether the number of batches that Keras knows is certain.
-        dataset: the global batches, or a distributed dataset; each iteration over it is a pass.
-        fingerprint: what a position depends on, by its name in messages.
+        dataset: a dataset of global batches, or a distributed dataset; each iteration over it is a pass.
+        fingerprint: the facts about the data that a position depends on, by their names in messages.
     """
 
     kind: str
@@ -40,35 +40,35 @@ class Source(Protocol):
         ...
 
     def start(self) -> None:
-        """Called before the first epoch begins."""
+        """Called when the first epoch begins; not called if a position was opened before."""
 
     def begin(self, number: int) -> None:
-        """The next iterator is for pass `number`, from its first batch. It may stay unread."""
+        """Called before an iterator is made, for pass `number` from its first batch; it may stay unread."""
 
     def state(self) -> dict[str, Any]:
-        """What the order follows from, as plain data."""
+        """The state that decides the order of the data, as plain data for a checkpoint."""
 
     def open(
         self, position: DataPosition, state: dict[str, Any]
     ) -> contextlib.AbstractContextManager[Any | None]:
-        """Goes to a position.
+        """Opens a position, as a context.
 
-        The context gives the dataset that holds the rest of the running pass, to be iterated over once within
-        the context; None if the source must be read again from its beginning. `dataset` may be another one
-        afterwards.
+        The context's value is a dataset whose next iteration is the rest of the running pass; its iterator
+        must be made within the context. The value is None if the source must be read again from its
+        beginning. `dataset` may be replaced.
 
         Args:
-            position: where to go on.
-            state: what `state` returned there.
+            position: the position to resume at.
+            state: what `state` returned at that position.
         """
 
 
 class PipelineSource:
-    """A dataset that can begin at any batch, such as that of a `Pipeline`.
+    """The source for a dataset that can begin at any batch, such as that of a `Pipeline`.
 
     Args:
-        dataset: what `fit` was given.
-        positions: what the dataset carries.
+        dataset: the dataset that `fit` was given.
+        positions: the dataset's `Positions`.
     """
 
     kind = "dtrain.data"
@@ -85,7 +85,7 @@ class PipelineSource:
         return dict(self._positions.fingerprint)
 
     def start(self) -> None:
-        """Notes which epoch of the pipeline is the first of this `fit`."""
+        """Records which epoch of the pipeline is the first of this `fit`."""
         self._first = self._positions.epoch
 
     def begin(self, number: int) -> None:
@@ -97,7 +97,7 @@ class PipelineSource:
 
     @contextlib.contextmanager
     def open(self, position: DataPosition, state: dict[str, Any]) -> Iterator[Any]:
-        """As `Source.open`; the rest of a pass is a dataset of its own."""
+        """As `Source.open`; the rest of a pass is a separate dataset."""
         self._first = int(state["first_epoch"])
         self._positions.seek(self._first + position.passes)
         if position.within_pass:
@@ -107,12 +107,12 @@ class PipelineSource:
 
 
 class ReplayedSource:
-    """Batches that can only be read one after the other, so that a position is found by reading again.
+    """The source for data that can only be read from the beginning; resuming reads up to the position again.
 
     Args:
-        kind: what it is, for messages.
-        dataset: what Keras made of the argument of `fit`.
-        replicas: of the job.
+        kind: the kind of data, for messages.
+        dataset: the dataset that Keras made of the argument of `fit`.
+        replicas: the number of replicas of the job.
     """
 
     counted = False
@@ -128,17 +128,20 @@ class ReplayedSource:
     @property
     def fingerprint(self) -> dict[str, Any]:
         """As `Source.fingerprint`."""
-        # TensorFlow divides the batches of a distributed dataset by the number of replicas.
+        # In a distributed dataset, TensorFlow has divided the batches by the number of replicas.
         return {"the number of replicas": self._replicas} if self._distributed else {}
 
     def start(self) -> None:
         """Nothing to do."""
 
     def begin(self, number: int) -> None:
-        """Nothing to do: every pass begins by itself."""
+        """Nothing to do: every iterator begins a pass."""
 
     def state(self) -> dict[str, Any]:
-        """The global seed, from which the operations of the dataset may have their seeds."""
+        """The global seed, from which the dataset's random operations may derive their seeds.
+
+        Warns once if the dataset shuffles without a seed.
+        """
         if not self._warned and not self._distributed and upstream_data.has_unseeded_shuffle(self.dataset):
             logger.warning(
                 "The dataset shuffles without a seed, so a run that goes on from a checkpoint will not get "
@@ -149,7 +152,7 @@ class ReplayedSource:
 
     @contextlib.contextmanager
     def open(self, position: DataPosition, state: dict[str, Any]) -> Iterator[None]:
-        """As `Source.open`; gives None."""
+        """As `Source.open`; the value is None. Warns if the global seed has changed."""
         if state["seed"] != self._seed:
             logger.warning(
                 "TensorFlow's global seed is %s, but was %s when the checkpoint was written: if the data is "
@@ -162,7 +165,13 @@ class ReplayedSource:
 
 
 def source_of(adapter: Any, steps_per_epoch: int | None, layout: ReplicaLayout | None) -> Source:
-    """The source of the batches of an adapter of Keras'."""
+    """The source for the data of a Keras data adapter.
+
+    Args:
+        adapter: Keras' data adapter.
+        steps_per_epoch: the argument of `fit`, or None.
+        layout: how the replicas are distributed; None under TensorFlow's own strategies.
+    """
     if upstream_data.is_arrays(adapter):
         return ArraySource(adapter, layout)
     if upstream_data.is_py_dataset(adapter) and can_be_opened(adapter, steps_per_epoch):
