@@ -1,6 +1,6 @@
-"""Events of a function of Keras' own, which emits none itself.
+"""Emits the engine's events around a function that emits none: Keras' own ones, and `PredictFunction`.
 
-It changes neither what the function is given nor what it returns.
+It changes neither the arguments nor the results of the function.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dtrain.upstream import keras as upstream_keras
 
 
 class NotedFunction:
-    """A function that `fit`, `evaluate` or `predict` calls; each call emits the events of its steps."""
+    """Wraps a function that `fit`, `evaluate` or `predict` calls; each call emits the events of its steps."""
 
     def __init__(self, function: Any, model: Any, *, train: bool) -> None:
         self._function = function
@@ -22,10 +22,10 @@ class NotedFunction:
         self._called = False
 
     def __call__(self, data: Any) -> Any:
-        """What the function returns for an iterator, or for a list of batches.
+        """Calls the function with an iterator or a list of batches; returns what the function returns.
 
         Raises:
-            StopIteration: if the iterator has no batch left; or OutOfRangeError.
+            StopIteration: the iterator has no batch left; a TensorFlow iterator raises OutOfRangeError.
         """
         events.emit(events.InputBegins(data))
         events.emit(events.StepBegins())
@@ -45,7 +45,7 @@ class NotedFunction:
 
 
 def steps_counted(model: Any) -> int:
-    """The steps that a model's optimizer has counted; 0 where one of the user's own does not count."""
+    """The steps that a model's optimizer has counted; 0 if a user's own optimizer counts none."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     with contextlib.suppress(AttributeError):
         return int(upstream_keras.iterations_of(optimizer).numpy())

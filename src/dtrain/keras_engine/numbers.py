@@ -1,6 +1,6 @@
-"""Refuses numbers that `fit`, `evaluate` and `predict` cannot count with, before anything runs.
+"""Checks the counts that `fit`, `evaluate` and `predict` are given, such as `batch_size`, before they run.
 
-Keras takes some of them for numbers that were not given: `batch_size=0` trains with 32.
+Keras treats some invalid counts as not given: `batch_size=0` trains with 32. No other argument is checked.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _LEAST = {
 
 
 def check_numbers(arguments: Mapping[str, Any]) -> None:
-    """Sees that numbers among the arguments of a call are whole and large enough; None is always so.
+    """Checks that each count among the arguments of a call is whole and not too small; None is allowed.
 
     Raises:
-        ConfigurationError: naming the argument, what it was set to and the least that it may be.
+        ConfigurationError: a count is not; it names the argument, its value and the least allowed value.
     """
     for name, least in _LEAST.items():
         value = arguments.get(name)
@@ -42,7 +42,7 @@ def _is_count(value: Any, least: int) -> bool:
     if isinstance(value, bool):
         return False
     if isinstance(value, float):
-        return value.is_integer() and value >= least  # len(x) / 32 where it comes out even
+        return value.is_integer() and value >= least  # such as `len(x) / 32` without a remainder
     try:
         return operator.index(value) >= least
     except TypeError:

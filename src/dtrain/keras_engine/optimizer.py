@@ -1,7 +1,8 @@
 """Applies gradients by Keras' own optimizers after the all-reduce.
 
-First the reduction, then Keras' own `apply` as on a single device: clipping, loss scaling, accumulation,
-EMA, weight decay and constraints come after it, with no talk between replicas inside a `cond`.
+The gradients are all-reduced first; then Keras' own `apply` runs as on a single device. Clipping, loss
+scaling, accumulation, EMA, weight decay and constraints come after the all-reduce, so no `cond` contains
+communication. How an optimizer computes an update is not changed here.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ Way = Callable[[Callable[..., Any], Any, list[Any], list[Any] | None], Any]
 
 
 def _way_of(optimizer: Any, gradients: int) -> Way:
-    """What is done with so many gradients, by where the code runs."""
+    """Chooses how `apply` handles this many gradients, from where the code runs."""
     block, step = current_block(), current_step()
     if isinstance(step, TrialStep):
         return _only_build
@@ -75,26 +76,29 @@ def _as_keras(original: Callable[..., Any], optimizer: Any, grads: list[Any], va
 
 
 def _only_build(original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: Any) -> None:
-    """In a trial, which keeps no change."""
+    """In a trial: only builds the optimizer, because a trial keeps no update."""
     if variables is not None:
         _build(optimizer, tf.distribute.get_strategy(), variables)
 
 
 def _in_own_scope(original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: Any) -> Any:
-    """Outside of any scope, with gradients that the caller reduced: under the optimizer's own strategy."""
+    """Outside of any scope, with gradients that the caller reduced: enters the optimizer's own strategy."""
     with upstream_keras.strategy_of_optimizer(optimizer).scope():
         return _way_of(optimizer, len(grads))(original, optimizer, grads, variables)
 
 
 def _alone(original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: Any) -> Any:
-    """There is nobody to talk to; Keras would, in a `cond` too, where TensorFlow forbids it."""
+    """With one replica: applies locally.
+
+    Keras would call `merge_call` for one replica too, even inside a `cond`, where TensorFlow forbids it.
+    """
     with local_update():
         return original(optimizer, grads, variables)
 
 
 @replaces(upstream_keras.LOSS_SCALE_TF_APPLY)
 def tf_apply(original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-    """The replacement of loss scaling's own way through the replicas, which is done by then."""
+    """The replacement of the loss-scale optimizer's `merge_call` path; a local update needs none."""
     if updating_locally():
         return upstream_keras.common_apply(self, grads, trainable_variables)
     return original(self, grads, trainable_variables)
@@ -102,14 +106,14 @@ def tf_apply(original: Callable[..., Any], self: Any, grads: Any, trainable_vari
 
 @replaces(upstream_keras.OPTIMIZER_REDUCE)
 def reduced_already(original: Callable[..., Any], self: Any, grads_and_vars: Any) -> Any:
-    """The replacement of Keras' own reduction, which must not run a second time."""
+    """The replacement of Keras' own all-reduce, which must not run a second time."""
     return list(grads_and_vars) if updating_locally() else original(self, grads_and_vars)
 
 
 def _in_replica(
     original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: list[Any] | None
 ) -> Any:
-    """Every replica applies the whole batch's gradients to its copy, or one does for all."""
+    """In a replica: applies the global batch's gradients to its own copy, or once to the central weights."""
     strategy, step, targets = _checked(optimizer, variables)
     _build(optimizer, strategy, targets)
     if step is None:
@@ -139,7 +143,7 @@ def _in_replica(
 def _across(
     original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: list[Any] | None
 ) -> Any:
-    """Gradients that the caller has reduced: every replica applies the same."""
+    """In the cross-replica context: every replica applies the same gradients, which the caller reduced."""
     strategy, _, targets = _checked(optimizer, variables)
     _build_now(optimizer, strategy, targets)
     if strategy.dtrain_layout.central:
@@ -158,7 +162,7 @@ def _across(
 def _on_servers(
     original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: list[Any] | None
 ) -> Any:
-    """In a loop of the user's own: the servers apply one worker's update whole before another's."""
+    """In a user's own loop on parameter servers: the servers apply one worker's whole update at a time."""
     strategy: Any = upstream_keras.strategy_of_optimizer(optimizer)
     targets = upstream_keras.trainable_variables_of(optimizer) if variables is None else variables
     inside = tf.distribute.get_strategy() is strategy
@@ -184,10 +188,10 @@ def _on_servers(
 
 
 def _checked(optimizer: Any, variables: list[Any] | None) -> tuple[Any, ReplicaStep | None, list[Any]]:
-    """The strategy and the step in force, and what is to be updated.
+    """The current strategy, the current step and the variables to update.
 
     Raises:
-        ScopeError: the optimizer or a variable is of another strategy.
+        ScopeError: the optimizer or a variable belongs to another strategy.
     """
     strategy = tf.distribute.get_strategy()
     check_same_strategy(optimizer, strategy, variables)
@@ -200,13 +204,13 @@ def _with_gradients(variables: list[Any], grads: list[Any]) -> list[Any]:
 
 
 def _merge_call(function: Callable[..., None], grads: list[Any]) -> None:
-    """Calls a function once for all replicas, with the gradients that there are."""
+    """Calls a function once for all replicas, with the gradients that are not None."""
     present = tuple(g for g in grads if g is not None)
     tf.distribute.get_replica_context().merge_call(function, args=present)
 
 
 def _build(optimizer: Any, strategy: Any, variables: list[Any]) -> None:
-    """Makes the optimizer's variables in the strategy's scope, once, also in the middle of a trace."""
+    """Makes the optimizer's variables once, in the strategy's scope, even while a step is being traced."""
     if optimizer.built:
         return
     if not upstream_tf.merge_possible():

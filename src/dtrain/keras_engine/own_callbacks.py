@@ -1,4 +1,7 @@
-"""What dtrain's own callbacks share: what a checkpoint keeps of them, and how `History` gets a report."""
+"""Base classes of dtrain's own callbacks: one without state in checkpoints, one that reports into `History`.
+
+They define no report of their own.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +11,27 @@ import keras
 
 
 class Stateless:
-    """A callback of which a checkpoint keeps nothing; name it before Keras' class among the bases."""
+    """A callback whose state no checkpoint keeps. List it before Keras' class among the bases."""
 
     def get_state(self) -> dict[str, Any]:
-        """Nothing."""
+        """No state."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Takes nothing."""
+        """Ignores the state."""
 
 
 class HistoryReport(keras.callbacks.Callback):  # type: ignore[misc]
-    """Makes a dictionary an epoch of one `fit`; `History` gets their list as an attribute.
+    """Collects one dictionary per epoch of a `fit`; `History` gets the list as an attribute.
 
     Args:
-        attribute: its name.
+        attribute: the name of that attribute.
 
     Attributes:
-        epochs: the dictionaries.
+        epochs: the dictionaries, by epoch.
     """
 
-    async_safe = True  # it asks for no batch
+    async_safe = True  # it has no hook that is called at each batch
 
     def __init__(self, attribute: str) -> None:
         super().__init__()
@@ -36,15 +39,15 @@ class HistoryReport(keras.callbacks.Callback):  # type: ignore[misc]
         self.epochs: list[dict[str, Any]] = []
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Puts the list into the history."""
+        """Sets the list on the model's `History`."""
         history = getattr(self.model, "history", None)
         if history is not None:
             setattr(history, self._attribute, self.epochs)
 
     def get_state(self) -> dict[str, Any]:
-        """What goes on in another process: the epochs."""
+        """The epochs, for a checkpoint."""
         return {"epochs": [dict(each) for each in self.epochs]}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Puts the epochs of another process before those of this one."""
+        """Replaces the epochs with those of a checkpoint; later epochs are appended to them."""
         self.epochs[:] = state["epochs"]

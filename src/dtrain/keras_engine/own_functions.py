@@ -1,7 +1,8 @@
 """Inlines a user's `tf.function`s into the step that calls them.
 
-Replicas cannot meet inside a nested function, and what it looks up, writes or builds is not seen from
-outside. On parameter servers it would keep variables of one block that the next one does not have.
+Replicas cannot communicate inside a nested function, and the step does not see what it looks up, writes or
+builds. Under parameter servers, such a function would keep variables of one block, which later blocks lack.
+Outside of a step, a `tf.function` is called as usual.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _in_block = ThreadValue(False)
 
 
 def in_block() -> contextlib.AbstractContextManager[bool]:
-    """While it is entered, this thread traces a block of parameter servers."""
+    """While the context is entered, this thread traces a block of steps for parameter servers."""
     return _in_block.set(True)
 
 
@@ -36,12 +37,12 @@ def call(original: Callable[..., Any], self: Any, /, *args: Any, **kwds: Any) ->
         return original(self, *args, **kwds)
     if not upstream_tf.compiled_by_xla(self):
         return upstream_tf.call_inline(self, original, args, kwds)
-    # XLA needs a function; the variables of an earlier block are gone.
+    # XLA compiles whole functions. A block traces the function again: an earlier block's variables are gone.
     return original(upstream_tf.same_function_untraced(self) if block else self, *args, **kwds)
 
 
 def _in_replica() -> bool:
-    """Whether this is part of what a replica computes under a strategy of dtrain's."""
+    """Whether the code runs in a replica context under a strategy of dtrain's."""
     if not tf.distribute.has_strategy() or tf.distribute.get_replica_context() is None:
         return False
     return layout_of(tf.distribute.get_strategy()) is not None

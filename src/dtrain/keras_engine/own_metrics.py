@@ -1,8 +1,8 @@
-"""Makes a user's own metric count as on one device, whatever its `update_state` does.
+"""Makes a user's own metric give the same result as on one device, whatever its `update_state` does.
 
-An update that adds up over examples is made by each replica with its own examples, and the variables are
-summed when they are read. Any other is made by every replica with the examples of all, and the variables are
-the same everywhere.
+If an update is additive over examples, each replica updates with its own examples, and reading a variable
+sums the replicas' parts. Otherwise every replica updates with the examples of all replicas, and the variables
+are equal on all replicas. Keras' own metrics are not handled here.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import replaces
 
-_MADE = "_dtrain_made"  # an attribute of a graph or step: what was made of tensors, by their ids, with them
+# An attribute of a graph or step. It maps a tensor's id to the tensor and the value that was made from it.
+_MADE = "_dtrain_made"
 
 
 class _Finding:
-    """What was found out of a metric.
+    """What is known about a metric.
 
     Attributes:
-        is_additive: whether replicas update it with their own examples.
-        kinds: of calls for which it was tried.
+        is_additive: whether each replica updates it with its own examples; None if not known yet.
+        kinds: the kinds of calls (`Arguments.key`) that were tried.
     """
 
     def __init__(self) -> None:
@@ -55,7 +56,7 @@ class _Finding:
         self.kinds: set[str] = set()
 
 
-# Not an attribute: replicas have attributes of their own.
+# Not an attribute of the metric: each replica has its own attributes (`replica_attributes.py`).
 _known: weakref.WeakKeyDictionary[Any, _Finding] = weakref.WeakKeyDictionary()
 
 
@@ -76,7 +77,10 @@ def add_variable(
     aggregation: str = "sum",
     name: Any = None,
 ) -> Any:
-    """The replacement of `Metric.add_variable`: until more is known, replicas hold the same value."""
+    """The replacement of `Metric.add_variable`.
+
+    A user's own metric starts with equal values on all replicas, until it is known whether it is additive.
+    """
     alike = current_layout() is not None and is_own(self)
     return original(self, shape, initializer, dtype, "only_first_replica" if alike else aggregation, name)
 
@@ -95,7 +99,7 @@ def watch(metric: Any) -> None:
 
 
 def is_own(metric: Any) -> bool:
-    """Whether what a metric's update computes is a user's own code."""
+    """Whether a metric's update is computed by a user's own code."""
     kind = next((each for each in type(metric).__mro__ if "update_state" in vars(each)), type(metric))
     if not upstream_keras.is_keras_own(kind):
         return True
@@ -104,22 +108,22 @@ def is_own(metric: Any) -> bool:
 
 
 inside_update = ThreadValue(False)
-"""Whether the code runs inside an update that was prepared already."""
+"""Whether the code runs inside an update whose arguments are prepared already."""
 
 _by_several_workers = ThreadValue(False)
 
 
 def update(original: Callable[..., Any], metric: Any, args: Any, kwargs: Any) -> Any:
-    """Updates a metric of the user's; must be called in a replica.
+    """Updates a user's own metric; must be called in a replica.
 
     Args:
-        original: its `update_state`.
-        metric: it.
-        args, kwargs: what that is called with.
+        original: the metric's `update_state`.
+        metric: the metric.
+        args, kwargs: the arguments of `update_state`.
 
     Raises:
-        StepError: it needs the examples of all replicas where they cannot be had.
-        CompilationError: as above, inside a function that XLA compiles.
+        StepError: the metric needs the examples of all replicas where replicas cannot communicate.
+        CompilationError: the metric needs them inside a function that XLA compiles.
     """
     arguments = Arguments.of(args, kwargs)
     if _is_additive(metric, arguments):
@@ -142,7 +146,7 @@ def _make_update(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def update_state(self: Any, *args: Any, **kwargs: Any) -> Any:
         own = upstream_tf.converted_as_caller(original)
-        plain = not isinstance(self, keras.Metric)  # a class beside a metric's may serve others too
+        plain = not isinstance(self, keras.Metric)  # a mixin of a metric may be a base of other classes too
         if plain or inside_update() or upstream_keras.in_stateless_scope():
             return own(self, *args, **kwargs)
         if in_replica():
@@ -156,10 +160,10 @@ def _make_update(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_additive(metric: Any, arguments: Arguments) -> bool:
-    """Whether replicas update a metric with their own examples; found out when it is first updated.
+    """Whether each replica updates a metric with its own examples; decided at the metric's first update.
 
     Raises:
-        StepError: they do, but for calls of this kind they must not.
+        StepError: earlier calls were additive, but a call with these arguments is not.
     """
     known = _known.setdefault(metric, _Finding())
     if known.is_additive is False or arguments.key in known.kinds:
@@ -186,18 +190,23 @@ def _is_additive(metric: Any, arguments: Arguments) -> bool:
 
 
 def _may_be_tried(metric: Any, arguments: Arguments) -> bool:
-    """Whether a trial can decide: an argument that is one number a step must be combined in any case."""
+    """Whether a trial can decide; an argument that is one number a step must be combined in any case."""
     layout = current_layout()
     if layout is None or not all(_can_hold_parts(v, shared=layout.workers == 1) for v in metric.variables):
         return False
     if arguments.have_numbers and current_step() is None:
-        # In a loop of the user's own each replica's numbers count by themselves, as in TensorFlow.
+        # In a user's own loop each replica's numbers are counted separately, as in TensorFlow.
         return not arguments.have_rows
     return arguments.have_rows and not arguments.have_numbers
 
 
 def _check_place(metric: Any, step: ReplicaStep | None) -> None:
-    """Refuses to meet where replicas cannot."""
+    """Refuses an update that needs other replicas' examples where replicas cannot communicate.
+
+    Raises:
+        StepError: the update is inside a condition or a loop.
+        CompilationError: the update is inside a function that XLA compiles.
+    """
     if isinstance(step, TrialStep):
         return
     what = (
@@ -220,7 +229,7 @@ def _check_place(metric: Any, step: ReplicaStep | None) -> None:
 
 
 def _of_all(metric: Any, step: ReplicaStep | None, leaf: Any, kind: Any) -> Any:
-    """What an argument is for all replicas."""
+    """An argument's value for the global batch: all replicas' rows, or their combined number."""
     if not isinstance(kind, Rows | Number):
         return leaf
     value = without_row(as_tensor(leaf))
@@ -230,7 +239,7 @@ def _of_all(metric: Any, step: ReplicaStep | None, leaf: Any, kind: Any) -> Any:
 
 
 def _once(leaf: Any, make: Callable[[], Any]) -> Any:
-    """What `make` gives for a leaf, computed once a step: metrics share their arguments."""
+    """The result of `make` for a leaf, computed once a step because metrics get the same arguments."""
     holder = current_step() if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     made: dict[int, tuple[Any, Any]] = getattr(holder, _MADE, {})
     if holder is not None:
@@ -248,7 +257,7 @@ def _in_step(metric: Any, step: ReplicaStep, value: Any, kind: Any) -> Any:
 
 
 def _mean(metric: Any, value: Any) -> Any:
-    """The mean of the replicas' numbers in a loop of the user's own."""
+    """The mean of the replicas' numbers, in a user's own loop."""
     warnings.warn(
         f"The metric {metric.name!r} is given a number by each replica, and its update_state does not add "
         "up: it gets the mean of the replicas' numbers. Hint: give it the number of the whole batch, such as "
@@ -260,16 +269,16 @@ def _mean(metric: Any, value: Any) -> Any:
 
 
 def updated_apart(*, alone: bool) -> contextlib.AbstractContextManager[bool]:
-    """While it is entered, a step is traced that workers make at the same time, each with a whole batch.
+    """While the context is entered, a step is traced that workers run concurrently, each with a whole batch.
 
     Args:
-        alone: whether there is one worker only.
+        alone: whether there is only one worker.
     """
     return _by_several_workers.set(not alone)
 
 
 def _warn_of_workers(metric: Any, args: Any, kwargs: Any) -> None:
-    """Warns of a metric whose changes by several workers do not add up."""
+    """Warns about a metric that is not additive, so that concurrent workers change its result."""
     if metric in _known:
         return
     arguments = Arguments.of(args, kwargs)
@@ -289,7 +298,7 @@ def _is_each_replicas(variable: Any) -> bool:
 
 
 def _can_hold_parts(variable: Any, *, shared: bool) -> bool:
-    """Whether replicas' parts of a variable can be summed, or all of them can add to it.
+    """Whether replicas can update a variable independently: in parts that a read sums, or in one shared copy.
 
     Args:
         variable: a Keras variable.
@@ -299,14 +308,14 @@ def _can_hold_parts(variable: Any, *, shared: bool) -> bool:
 
 
 def _hold_alike(variable: Any) -> None:
-    """Makes every replica hold a variable's whole value; a read takes the first replica's."""
+    """Makes every replica hold a variable's whole value; a read returns the first replica's."""
     found = combined_on_read(variable)
     if found is not None:
         upstream_tf.set_aggregation(found, tf.VariableAggregation.ONLY_FIRST_REPLICA)
 
 
 def _hold_parts(variable: Any) -> None:
-    """Makes replicas hold parts of a variable: the first keeps the value, the others begin with zeros."""
+    """Makes each replica hold a part of a variable: the first keeps the value, the others start at zero."""
     found = combined_on_read(variable)
     if found is None or found.aggregation == tf.VariableAggregation.SUM:
         return

@@ -1,6 +1,6 @@
-"""The function that `predict` calls under several replicas: outputs in the order of the examples.
+"""The function that `predict` calls under several replicas; it returns outputs in the order of the examples.
 
-Under one replica, and under parameter servers, others stand in its place.
+It is not used with one replica or under parameter servers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dtrain.upstream import tensorflow as upstream_tf
 
 
 class PredictFunction:
-    """Predicts for a list of batches; outputs come in the order of the examples, from all workers."""
+    """Predicts for a list of batches; every worker gets all outputs, in the order of the examples."""
 
     def __init__(self, model: Any, layout: ReplicaLayout) -> None:
         self._model = model
@@ -30,7 +30,11 @@ class PredictFunction:
             self._one = tf.function(self._one_batch, reduce_retracing=True, autograph=False)
 
     def __call__(self, batches: list[Any]) -> Any:
-        """Outputs of all batches, concatenated; each of shape (examples, ...)."""
+        """The concatenated outputs of all batches, each of shape (examples, ...).
+
+        Raises:
+            DataError: with several workers, an output is sparse or text.
+        """
         outputs = [self._one(self._parts(batch)) for batch in batches]
         return keras.tree.map_structure(lambda *each: _concat(list(each)), *outputs)
 
@@ -59,7 +63,7 @@ class PredictFunction:
 
 
 def _gather(strategy: Any, value: Any) -> Any:
-    """Puts the rows of all workers' replicas together, in the replicas' order."""
+    """Gathers the rows of all workers' replicas, in the replicas' order."""
     each = strategy.experimental_local_results(value)
     if isinstance(each[0], tf.RaggedTensor):
         lengths = _gather(strategy, _each(each, lambda v: v.row_lengths()))

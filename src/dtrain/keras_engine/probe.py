@@ -1,9 +1,9 @@
-"""Finds out what the losses of a user's own train step are: means over the batch, sums, or scaled already.
+"""Finds out whether the losses of a user's own train step are means over the batch, sums, or already scaled.
 
 A step may be written as for one device (`mean(loss)`) or as for TensorFlow's strategies (`sum(loss) /
-global_batch`, `compute_average_loss`). One replica tries it on some examples, on the same examples twice
-over, and as on one device; how the gradients change tells. Nothing talks to other replicas, and nothing that
-the trial changes is kept.
+global_batch`, `compute_average_loss`). One replica runs it on some examples, on the same examples repeated
+twice, and as if there were one replica; the ratios of the gradients tell which kind it is. A trial
+communicates with no other replica and keeps no change.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from dtrain.keras_engine.written_state import state_problems
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 
-ROWS = 8  # examples that a trial takes at most
-_NEAR = 0.2  # how far from a whole factor the gradients may lie (random layers make them differ)
+ROWS = 8  # the most examples that a trial takes
+_NEAR = 0.2  # how far the gradients' ratio may be from an expected factor (random layers change it)
 
 
 @messages.sendable
 @dataclass(frozen=True, kw_only=True)
 class LossKind:
-    """What is combined at one point of a step: the loss of a `tape.gradient` call, or a value.
+    """What a step combines at one point: the loss of a `tape.gradient` call, or a value.
 
     Attributes:
-        sums: whether it adds up over examples, rather than being their mean.
-        scale: what the step has multiplied it by because there are several replicas; 1 for none.
+        sums: whether it is a sum over examples, rather than their mean.
+        scale: the factor that the step itself applies because of the number of replicas; 1.0 for none.
         rows: whether it has a row for each example.
     """
 
@@ -48,20 +48,26 @@ class LossKind:
     rows: bool = False
 
     def weight(self, share: Any) -> Any:
-        """What a replica's loss is weighted by, so that the sum over replicas is the whole batch's."""
+        """The weight of a replica's loss with which the sum over replicas is the global batch's loss.
+
+        Args:
+            share: the replica's examples over all examples, a float32 scalar.
+        """
         return (tf.ones_like(share) if self.sums else share) / self.scale
 
 
 class StepTrial:
-    """The user's step, traced on one replica: this makes its variables, and its losses can be examined.
+    """The user's step, traced on one replica, so that its losses can be examined.
+
+    Tracing also creates the step's variables.
 
     Args:
-        step: runs the user's step on a batch, with a `TrialStep` to write to.
+        step: runs the user's step on a batch, and records in a `TrialStep`.
         part: a batch of one replica.
         model: the model.
-        layout: its strategy's.
-        learnt: what is known of its losses already.
-        rows: examples to try with.
+        layout: the layout of the model's strategy.
+        learnt: what is known of the step's losses already.
+        rows: the number of examples to try with.
         training: whether it is a train step.
     """
 
@@ -95,7 +101,11 @@ class StepTrial:
         return trial.taken
 
     def kinds(self) -> list[LossKind]:
-        """What the step's losses and values are, in the order in which the replicas are combined."""
+        """The kinds of the step's losses and values, in the order in which the step combines them.
+
+        Raises:
+            StepError: a value's shape depends on the number of examples, but its rows are not the examples.
+        """
         traced = self._last
         if traced is None or not traced.taken:
             return []
@@ -103,16 +113,16 @@ class StepTrial:
         here, _ = self._trial.run(once)
         doubled, _ = self._trial.run(twice(once))
         alone = here
-        if self._trial.asked:  # it may have scaled something by the number of replicas
+        if self._trial.asked:  # the step may have scaled a loss by the number of replicas
             alone, _ = Trial(self._run, self._part, self._model.distribute_strategy, replicas=1).run(once)
         points = zip(traced.names, alone, here, doubled, strict=True)
         return [_kind(*each, rows=self._rows, layout=self._layout) for each in points]
 
     def check_state(self) -> None:
-        """Looks at the variables that the step writes.
+        """Checks the variables that the step writes; warns of one whose mean over replicas is approximate.
 
         Raises:
-            StepError: replicas cannot write one of them as one device would.
+            StepError: replicas cannot write one of the variables as one device would.
         """
         if self._last is None:
             return
@@ -146,16 +156,16 @@ def has_own_layers(model: Any) -> bool:
 
 
 def summed_losses(model: Any, part: Any, layout: ReplicaLayout, rows: int) -> frozenset[int]:
-    """Which of the losses that layers add are sums over the batch rather than means or constants.
+    """Which of the losses that layers add are sums over the batch, rather than means or constants.
 
     Args:
-        model: a built model; it is called, its state is left as it was.
+        model: a built model; it is called, and its state is restored.
         part: a batch of one replica.
-        layout: the strategy's.
-        rows: examples to try with.
+        layout: the layout of the model's strategy.
+        rows: the number of examples to try with.
 
     Returns:
-        Positions in `model.losses`.
+        Indices in `model.losses`; none if the model cannot be tried.
     """
     x, _, _ = keras.utils.unpack_x_y_sample_weight(part)
     once = some_rows_of(x, 0, rows)
@@ -178,15 +188,15 @@ def summed_losses(model: Any, part: Any, layout: ReplicaLayout, rows: int) -> fr
 
 
 def coupled_losses(model: Any, part: Any, layout: ReplicaLayout, rows: int) -> list[bool]:
-    """For each of the compiled losses, whether it couples the examples of a batch.
+    """Whether each compiled loss couples examples: computes an example's loss from other examples too.
 
-    A user's own loss that cannot be tried is taken to do so: that is slower, and right in any case.
+    A user's own loss that cannot be tried counts as coupled, which is slower but always correct.
 
     Args:
-        model: a compiled and built model; it is called, its state is left as it was.
+        model: a compiled and built model; it is called, and its state is restored.
         part: a batch of one replica.
-        layout: the strategy's.
-        rows: examples to try with; with fewer than two none is tried.
+        layout: the layout of the model's strategy.
+        rows: the number of examples to try with; with fewer than two, no loss is tried.
     """
     losses = upstream_keras.compiled_losses(model)
     own = [is_own_loss(loss) for _, loss in losses]
@@ -247,7 +257,7 @@ def _shapes(values: Sequence[Any]) -> list[Any]:
 
 
 def _ratio(numerator: Sequence[Any], denominator: Sequence[Any]) -> float:
-    """The factor between two lists of gradients, by least squares; NaN where there is none."""
+    """The factor between two lists of gradients, by least squares; NaN if no denominator is non-zero."""
     dot = square = 0.0
     for a, b in zip(numerator, denominator, strict=True):
         if a is None or b is None:

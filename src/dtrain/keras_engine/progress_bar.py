@@ -1,7 +1,8 @@
-"""The progress bar of a job: examples a second, time of a step, waiting for data, time left, and the logs.
+"""The progress bar of a job: examples per second, time per step, waiting for data, time left, and the logs.
 
-It stands in the place of Keras' bar in `fit` under a strategy of dtrain's, on the first worker only. On a
-terminal it is one line that changes; in a file or a pipe a line each ten seconds, and one at an epoch's end.
+It replaces Keras' bar in `fit` under a strategy of dtrain's, on the first worker only; `evaluate` and
+`predict` keep Keras' bar. On a terminal it is one line that changes; in a file or a pipe it is a line every
+ten seconds and one at the end of each epoch.
 """
 
 from __future__ import annotations
@@ -21,41 +22,42 @@ from dtrain.keras_engine.own_callbacks import Stateless
 from dtrain.log import logger
 from dtrain.training_rate import Figures, mark
 
-_WIDTH = 20  # characters of the bar
+_WIDTH = 20  # the bar's width in characters
 _REDRAW_SECONDS = 0.1
 _LINE_SECONDS = 10.0
-_WINDOW_SECONDS = 5.0  # rates are means over about as much
+_WINDOW_SECONDS = 5.0  # rates are means over about this time
 
 
 class ProgressBar(Stateless, keras.callbacks.ProgbarLogger):  # type: ignore[misc]
-    """Shows where a `fit` stands; in `callbacks` it takes the place of Keras' bar.
+    """Shows the progress of a `fit`; in `callbacks` it replaces Keras' bar.
 
-    A line says the steps done of an epoch, the time left of it and, after a comma, of all epochs; the time of
-    a step; examples of the whole job a second; the share of the time in which training waited for data, from
-    1% on; and the logs. `verbose=2` gives one line an epoch, `verbose=0` none.
+    A line shows the steps done of the epoch; the time left of the epoch and, after a comma, of all epochs;
+    the time per step; the examples per second of the whole job; the share of the time in which training
+    waited for data, if it is at least 1%; and the logs. `verbose=2` prints one line an epoch, `verbose=0`
+    none.
     """
 
     async_safe = True
 
-    target: int | None  # steps of an epoch, as far as Keras knows
+    target: int | None  # steps of an epoch; None while Keras does not know the number
 
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()
         self._rate = _Rate()
         self._drawn_at = 0.0
-        self._drawn = 0  # characters of the line that stands on the terminal
+        self._drawn = 0  # characters of the line that the terminal shows now
         self._epoch = 0
         self._begun = 0.0
         self._fit_begun = 0.0
         self._first_epoch: int | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """The clock of the whole `fit`."""
+        """Starts the clock of the whole `fit`."""
         self._fit_begun, self._first_epoch = time.perf_counter(), None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Says which epoch begins."""
+        """Prints which epoch begins."""
         self.seen = 0
         self._epoch, self._begun = epoch, time.perf_counter()
         if self._first_epoch is None:
@@ -67,7 +69,7 @@ class ProgressBar(Stateless, keras.callbacks.ProgbarLogger):  # type: ignore[mis
             _write(f"Epoch {epoch + 1}/{self.epochs}\n")
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Draws the bar anew, if it is time."""
+        """Redraws the bar, if the redraw interval has passed."""
         if self.verbose != 1:
             self.seen = max(self.seen, int(batch + 1))
             return
@@ -81,7 +83,7 @@ class ProgressBar(Stateless, keras.callbacks.ProgbarLogger):  # type: ignore[mis
             self._draw(logs or {}, now, over=False)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Draws the bar of the whole epoch."""
+        """Draws the bar of the finished epoch."""
         now = time.perf_counter()
         with self._lock:
             self._rate.note()
@@ -92,24 +94,24 @@ class ProgressBar(Stateless, keras.callbacks.ProgbarLogger):  # type: ignore[mis
                 self._draw(logs or {}, now, over=True)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """The evaluation of an epoch is silent."""
+        """Prints nothing for the evaluation of an epoch."""
 
     def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Silent."""
+        """Prints nothing."""
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Silent."""
+        """Prints nothing."""
 
     def _draw(self, logs: Mapping[str, Any], now: float, *, over: bool) -> None:
         live = _is_live() and self.verbose == 1
         line, characters = self._line(logs, now, over=over, coloured=live)
-        # What the line before had more stays on the terminal otherwise.
+        # Spaces overwrite the end of a longer previous line.
         spaces = " " * max(0, self._drawn - characters)
         _write(("\r" if live else "") + line + (spaces if live else "") + ("\n" if over or not live else ""))
         self._drawn = 0 if over else characters
 
     def _line(self, logs: Mapping[str, Any], now: float, *, over: bool, coloured: bool) -> tuple[str, int]:
-        """The line, and how many characters it has on a terminal."""
+        """The line, and the number of characters that a terminal shows of it."""
         target = self.target
         count = f"{self.seen:{len(str(target))}d}/{target}" if target else f"{self.seen:7d}/Unknown"
         words = [f"{count} {_bar(self.seen / target)}" if target else count]
@@ -128,7 +130,7 @@ class ProgressBar(Stateless, keras.callbacks.ProgbarLogger):  # type: ignore[mis
         return (line.replace(count, f"\x1b[1m{count}\x1b[0m", 1) if coloured else line), characters
 
     def _left(self, now: float) -> str:
-        """The time left of the epoch, and of all of them."""
+        """The time left of the epoch and of all epochs, as text; the time so far if the steps are unknown."""
         if not self.target or not self.seen:
             return _duration(now - self._begun)
         each = (now - self._begun) / self.seen
@@ -138,24 +140,24 @@ class ProgressBar(Stateless, keras.callbacks.ProgbarLogger):  # type: ignore[mis
         later = self.epochs - self._epoch - 1
         if later <= 0:
             return f"{_duration(epoch)} left"
-        # An epoch that has ended counts with its validation.
+        # The time of a finished epoch includes its validation.
         whole = (self._begun - self._fit_begun) / done if done else each * self.target
         return f"{_duration(epoch)} left, {_duration(epoch + later * whole)} in all"
 
 
 class _Rate:
-    """What lies between now and some seconds ago, and since an epoch began."""
+    """The training rate over the last seconds, and since the epoch began."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """An epoch begins."""
+        """Restarts both rates, because an epoch begins."""
         self._first = self._last = mark()
         self._window = [self._first]
 
     def note(self) -> None:
-        """Some steps were made."""
+        """Notes that steps were made."""
         self._last = mark()
         if len(self._window) > 1 and self._last.at - self._window[-1].at < _REDRAW_SECONDS:
             return
@@ -164,11 +166,11 @@ class _Rate:
             self._window.pop(0)
 
     def now(self) -> Figures:
-        """Of the last seconds."""
+        """The figures of the last `_WINDOW_SECONDS`."""
         return self._last.since(self._window[0])
 
     def epoch(self) -> Figures:
-        """Of the epoch."""
+        """The figures of the epoch so far."""
         return self._last.since(self._first)
 
 
@@ -198,7 +200,7 @@ def _count(number: float) -> str:
 
 
 def _value(value: Any) -> str:
-    """As Keras shows it."""
+    """A log's value as Keras' bar prints it."""
     try:
         found = float(np.mean(value))
     except (TypeError, ValueError):
@@ -209,7 +211,7 @@ def _value(value: Any) -> str:
 
 
 def _is_live() -> bool:
-    """Whether a line that was written can be written over."""
+    """Whether standard output lets a written line be overwritten: a terminal or a notebook."""
     return bool(getattr(sys.stdout, "isatty", lambda: False)()) or "ipykernel" in sys.modules
 
 
@@ -217,7 +219,7 @@ def _write(text: str) -> None:
     if keras.config.is_interactive_logging_enabled():
         try:
             sys.stdout.write(text)
-        except UnicodeEncodeError:  # as Keras' own bar: characters that the stream lacks are no error
+        except UnicodeEncodeError:  # as in Keras' own bar: replaces characters that the stream cannot encode
             encoding = sys.stdout.encoding or "ascii"
             sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
         sys.stdout.flush()

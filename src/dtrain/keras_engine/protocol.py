@@ -1,7 +1,8 @@
-"""What the engine asks of a strategy, so that it need not know which strategies there are.
+"""The interface between the engine and strategies or datasets, so that the engine names none of them.
 
-A strategy of dtrain's carries a `ReplicaLayout`; a strategy without one is TensorFlow's own and is left
-alone. A dataset may carry a way to read one worker's part of its batches.
+A strategy of dtrain's carries a `ReplicaLayout`, or a `ServerLayout` if its weights are on parameter servers;
+a strategy with neither is left to Keras and TensorFlow. A dataset may carry its own way to read one worker's
+part of its batches, or to begin at a position. No strategy is implemented here.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaLayout:
-    """How the replicas of a strategy are spread.
+    """How the replicas of a strategy are distributed over workers.
 
     Attributes:
-        workers: processes that train together.
-        worker: this process' number among them.
-        local_replicas: replicas in this process.
+        workers: the number of processes that train together.
+        worker: this process' number among them, from 0.
+        local_replicas: the number of replicas in this process.
         central: whether weights and optimizer state exist once for all replicas.
-        sums: what adds up over the workers; another may give other last bits. "" where nobody needs to know.
+        sums: names what all-reduces between workers (`Transport.sums`). Results of different ones may differ
+            in their last bits. "" with one worker.
     """
 
     workers: int = 1
@@ -31,7 +33,7 @@ class ReplicaLayout:
 
     @property
     def replicas(self) -> int:
-        """All replicas of the job."""
+        """The number of all replicas of the job."""
         return self.workers * self.local_replicas
 
     @property
@@ -41,28 +43,28 @@ class ReplicaLayout:
 
 
 def layout_of(strategy: Any) -> ReplicaLayout | None:
-    """The layout of one of dtrain's strategies; None for TensorFlow's own."""
+    """A strategy's replica layout; None for TensorFlow's strategies, parameter servers and TPUs."""
     return getattr(strategy, "dtrain_layout", None)
 
 
 def waiting_clock(strategy: Any) -> Callable[[], float] | None:
-    """What gives the seconds that this process has waited for other workers so far.
+    """A function that returns the seconds that this process has waited for other workers so far.
 
-    None for a strategy whose transport does not know them.
+    None for a strategy whose transport does not measure them.
     """
     return getattr(strategy, "dtrain_waited", None)
 
 
 def communication_clock(strategy: Any) -> Callable[[], float] | None:
-    """What gives the seconds that this process has spent on other workers so far, the waiting included.
+    """A function that returns the seconds of this process' communication so far, including the waiting.
 
-    None for a strategy whose transport does not know them.
+    None for a strategy whose transport does not measure them.
     """
     return getattr(strategy, "dtrain_communicated", None)
 
 
 def current_layout() -> ReplicaLayout | None:
-    """The layout of the strategy that is in force here, if it is dtrain's and has several replicas."""
+    """The layout of the current strategy, if it is dtrain's and has several replicas; else None."""
     import tensorflow as tf
 
     layout = layout_of(tf.distribute.get_strategy())
@@ -70,7 +72,7 @@ def current_layout() -> ReplicaLayout | None:
 
 
 def in_replica() -> bool:
-    """Whether this code runs for one replica of several under a strategy of dtrain's."""
+    """Whether the code runs in a replica context of a strategy of dtrain's that has several replicas."""
     import tensorflow as tf
 
     return current_layout() is not None and tf.distribute.get_replica_context() is not None
@@ -78,13 +80,13 @@ def in_replica() -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerLayout:
-    """What the engine asks of a strategy whose weights are on parameter servers.
+    """What the engine needs to know of a strategy whose weights are on parameter servers.
 
     Attributes:
-        workers: tasks that compute steps.
-        max_staleness: the bound of updates between a step's read and its write, or None.
-        servers: the lock and the clock, an `asynchronous.exchange.Servers`.
-        overlap: whether a step computes while what the one before it sent is on its way.
+        workers: the number of tasks that compute steps.
+        max_staleness: the most updates that may come between a step's read and its write; None for no bound.
+        servers: the servers' lock and clock, an `asynchronous.exchange.Servers`.
+        overlap: whether a step computes while the previous step's update is still being sent.
     """
 
     workers: int
@@ -94,7 +96,10 @@ class ServerLayout:
 
     @property
     def most_of_others(self) -> int | None:
-        """How many updates of other workers a step may miss: with overlap one place is its own worker's."""
+        """The most updates of other workers that a step may miss; None for no bound.
+
+        With overlap, one of the missed updates is its own worker's.
+        """
         return self.max_staleness - self.overlap if self.max_staleness is not None else None
 
 
@@ -104,27 +109,30 @@ def servers_of(strategy: Any) -> ServerLayout | None:
 
 
 def own_split(dataset: Any, layout: ReplicaLayout) -> Any | None:
-    """This worker's part of a dataset's batches, read by the dataset's own way, if it has one.
+    """A dataset of this worker's part of each batch, if the source dataset can read it; else None.
 
-    A `tf.data.Dataset` whose attribute `dtrain_split` is a function `layout -> tf.data.Dataset | None` is
-    asked for a dataset of `(parts, total)`: a batch for each local replica, and the rows of the whole batch
-    (an int32 scalar). It has equally many elements for every worker; a part may have no rows. None says that
-    the whole batches are to be cut. Every worker must call it.
+    A `tf.data.Dataset` may have an attribute `dtrain_split`, a function `layout -> tf.data.Dataset | None`.
+    It returns a dataset of `(parts, total)`: a batch for each local replica, and the number of rows of the
+    global batch (an int32 scalar). The dataset has the same number of elements on every worker; a part may
+    have no rows. None means that global batches are read and cut. Every worker must call it.
 
     Args:
-        dataset: what `fit` was given.
-        layout: how the replicas are spread; with one worker nobody else reads, so there is nothing to split.
+        dataset: the dataset that `fit` was given.
+        layout: how the replicas are distributed; with one worker the result is None.
     """
     split = getattr(dataset, "dtrain_split", None)
     return None if split is None or layout.workers == 1 else split(layout)
 
 
 def datasets_in_place(arguments: dict[str, Any], used_by: str) -> bool:
-    """Puts datasets in the place of what makes them (`dtrain_dataset`), and says whether there was any.
+    """Replaces objects that make a dataset (by a method `dtrain_dataset`) with the dataset, in place.
 
     Args:
         arguments: of `fit`, `evaluate` or `predict`, by name.
-        used_by: which of them.
+        used_by: the name of that method.
+
+    Returns:
+        Whether anything was replaced.
     """
     found = False
     for name in ("x", "validation_data"):
@@ -136,11 +144,11 @@ def datasets_in_place(arguments: dict[str, Any], used_by: str) -> bool:
 
 
 class Positions(Protocol):
-    """What a dataset that can begin at any batch carries as its attribute `dtrain_positions`.
+    """The interface of the attribute `dtrain_positions` of a dataset that can begin at any batch.
 
     Attributes:
-        epoch: the number of the epoch that the next iteration over the dataset is.
-        fingerprint: what decides its order, by its name in messages.
+        epoch: the number of the epoch that the next iteration over the dataset yields.
+        fingerprint: the facts that decide the order of the dataset, by their names in messages.
     """
 
     @property
@@ -152,12 +160,12 @@ class Positions(Protocol):
         ...
 
     def seek(self, epoch: int) -> None:
-        """Has the next iteration over the dataset be this epoch."""
+        """Makes the next iteration over the dataset yield this epoch."""
 
     def rest(self, epoch: int, step: int) -> Any:
-        """A dataset of the epoch's batches from a step on, and no more."""
+        """A dataset of the epoch's batches from a step to the end of the epoch."""
 
 
 def own_positions(dataset: Any) -> Positions | None:
-    """How a dataset begins at a position, if it can; datasets that are made of it cannot."""
+    """A dataset's `Positions`, or None; a dataset that is derived from it, as by `map`, has none."""
     return getattr(dataset, "dtrain_positions", None)

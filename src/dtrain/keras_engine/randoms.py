@@ -1,7 +1,7 @@
-"""Random numbers that are the same in a program that XLA compiles as outside of it.
+"""Makes uniform random numbers in a program that XLA compiles equal to those outside of XLA.
 
-The bits are: both have the generator "Philox". What makes a float of them differs, so it is done here, as
-TensorFlow's own kernels do it.
+The random bits are equal already: both use the Philox generator. XLA converts bits to floats in another way,
+so the conversion is done here as TensorFlow's own kernels do it. Only float32 numbers in [0, 1) are handled.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dtrain.upstream.reach import replaces
 
 _same = ThreadValue(False)
 
-# The bits of a float32: those of its fraction, and those that say "from 1 to 2".
+# Bits of a float32: the mask of its fraction, and the sign and exponent of the numbers in [1, 2).
 _FRACTION = 0x7FFFFF
 _FROM_ONE = 0x3F800000
 
 
 def same_random_numbers() -> contextlib.AbstractContextManager[bool]:
-    """What is traced within it draws what it would draw outside of XLA."""
+    """A context: code traced in it draws the same random numbers in XLA as outside of XLA."""
     return _same.set(True)
 
 
@@ -39,7 +39,7 @@ def uniform(
     name: Any = None,
     alg: Any = "auto_select",
 ) -> Any:
-    """The replacement of TensorFlow's stateless uniform numbers."""
+    """The replacement of `tf.random.stateless_uniform`."""
     plain = isinstance(minval, int) and minval == 0 and maxval is None and alg in ("auto_select", None)
     if not (_same() and plain and tf.as_dtype(dtype) == tf.float32):
         return original(shape, seed, minval, maxval, dtype, name, alg)

@@ -1,8 +1,9 @@
-"""Computes a layer a second time in the backward pass, to the same numbers, and keeps only its inputs.
+"""Rematerialization: keeps only a layer's inputs, and computes its activations again in the backward pass.
 
-TensorFlow's own way (`tf.recompute_grad`, which Keras calls) takes no keyword arguments inside a function,
-draws other dropout masks the second time, writes moving statistics twice, and its inner gradients would be
-summed over the replicas twice. Which layers are treated so is Keras' `RematScope`'s to say.
+The second computation gives the same numbers. `tf.recompute_grad`, which Keras calls, takes no keyword
+arguments inside a function, draws other dropout masks the second time and writes moving statistics twice, and
+its inner gradients would be all-reduced twice. Which layers are rematerialized is not decided here, but by
+Keras' `RematScope`.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ _ELSEWHERE = "make this layer outside of the rematerialize context"
 
 
 class OwnNames(tuple[str, ...]):
-    """The names of a `RematScope` of dtrain's: by it a layer knows that it was made within one."""
+    """The layer names of a `RematScope` of dtrain's; the class marks the scope as dtrain's."""
 
     def __bool__(self) -> bool:
-        return True  # in the place of what is false, Keras puts a list of its own
+        return True  # Keras replaces a false value with a list of its own
 
 
 class Draws:
-    """The random seeds that a computation has drawn, which its repetition draws again."""
+    """The random seeds that a computation drew, for its repetition to draw again."""
 
     def __init__(self) -> None:
         self.seeds: list[Any] = []
-        self.place: int | None = None  # None while recording
+        self.place: int | None = None  # the index of the next seed in a repetition; None while recording
 
     def next(self, draw: Callable[[], Any]) -> Any:
-        """Draws a seed and keeps it, or gives the one that was drawn at this place."""
+        """Draws a seed and records it; in the repetition, returns the recorded seed of this draw."""
         if self.place is None:
             self.seeds.append(draw())
             return self.seeds[-1]
@@ -52,7 +53,7 @@ _draws: ThreadValue[Draws | None] = ThreadValue(None)
 
 
 def drawn(draw: Callable[[], Any]) -> Any:
-    """A random seed; inside a repetition the same as the first time."""
+    """A random seed; in a repetition, the seed of the first computation."""
     draws = _draws()
     return draw() if draws is None else draws.next(draw)
 
@@ -71,7 +72,7 @@ def remat(original: Callable[..., Any], f: Callable[..., Any]) -> Any:
 def rematerialized_call(
     original: Callable[..., Any], self: Any, layer_call: Any, /, *args: Any, **kwargs: Any
 ) -> Any:
-    """The replacement of Keras' choice, by the scope's mode, of what in a layer is rematerialized."""
+    """The replacement of the function in which Keras chooses what to rematerialize, by the scope's mode."""
     mode = upstream_keras.remat_mode_of(self)
     if mode is not None and mode.mode == "activations" and _has_fixed_activation(self):
         return layer_call
@@ -79,7 +80,7 @@ def rematerialized_call(
 
 
 def _has_fixed_activation(layer: Any) -> bool:
-    """Whether a layer's activation is another layer's and cannot be set, as an LSTM's is its cell's."""
+    """Whether a layer's activation is a read-only property, as an LSTM's, which returns its cell's."""
     found = getattr(type(layer), "activation", None)
     return isinstance(found, property) and found.fset is None
 
@@ -90,11 +91,18 @@ def _made_in_own_scope(layer: Any) -> bool:
 
 
 def _rematerialized(f: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -> Any:
-    """What `f` returns, with a gradient that computes `f` again; layers inside it are left as they are."""
+    """The outputs of `f`, with a gradient that computes `f` again.
+
+    Inside a rematerialized computation, nothing is rematerialized a second time. The outermost model, a call
+    with sparse or ragged inputs, and a call without float inputs are not rematerialized.
+
+    Raises:
+        ConfigurationError: under `ParameterServerStrategy`.
+    """
     leaves = keras.tree.flatten((args, kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating]
     outermost = _draws() is None
-    # The model that is called itself: its inside is all there is, and computed twice it would all be kept.
+    # Rematerializing the outermost model saves nothing: the repetition would keep all activations at once.
     whole = isinstance(layer, keras.Model) and upstream_keras.called_first() is layer
     composite = any(isinstance(leaf, tf.SparseTensor | tf.RaggedTensor) for leaf in leaves)
     if not outermost or whole or composite or not places:
@@ -121,8 +129,11 @@ class _Repeated:
     """One computation and its repetition.
 
     Args:
-        call: takes a list of float tensors.
-        layer: whose computation it is, or None.
+        call: computes the outputs from a list of float tensors.
+        layer: the layer that `call` computes, or None.
+
+    Raises:
+        ConfigurationError: the layer adds a loss, or writes to a trainable weight, while it is computed.
     """
 
     def __init__(self, call: Callable[[list[Any]], Any], layer: Any) -> None:
@@ -142,7 +153,7 @@ class _Repeated:
             first[:] = keras.tree.flatten(outputs)
             self._places = [i for i, leaf in enumerate(first) if _differentiable(leaf)]
             self._structure = outputs
-            # TensorFlow looks for `variables` in the signature.
+            # `tf.custom_gradient` passes variables only to a function with a parameter `variables`.
             return [first[i] for i in self._places], lambda *above, variables=(): self._gradients(
                 list(values), above, list(variables)
             )
@@ -154,14 +165,14 @@ class _Repeated:
         return keras.tree.pack_sequence_as(self._structure, first)
 
     def _gradients(self, inputs: list[Any], above: Any, variables: list[Any]) -> Any:
-        """The gradients of the inputs and of the variables, from those of the outputs."""
+        """The gradients of the inputs and of the variables, from the outputs' gradients `above`."""
         again = _after(inputs, above)
         with tf.GradientTape() as tape:
             tape.watch(again)
             tape.watch(variables)
             with self._repeating():
                 outputs = keras.tree.flatten(self._call(again))
-        # TensorFlow's own: replicas are combined where the step takes its gradients, and only there.
+        # TensorFlow's own `gradient`: only the step's own call of it may all-reduce.
         found = upstream_tf.TAPE_GRADIENT.original()(
             tape,
             [outputs[i] for i in self._places],
@@ -174,7 +185,7 @@ class _Repeated:
 
     @contextlib.contextmanager
     def _repeating(self) -> Iterator[None]:
-        """As the first time: the same seeds and state, and what is written is forgotten."""
+        """Repeats with the seeds and the state of the first computation, and discards what is written."""
         self._draws.place = 0
         with (
             _draws.set(self._draws),
@@ -194,7 +205,7 @@ class _Repeated:
 
 @contextlib.contextmanager
 def _no_losses_added(layer: Any) -> Iterator[None]:
-    """Refuses a layer that adds a loss while it is computed: the loss would have no gradient."""
+    """Refuses a layer that adds a loss while it is computed, because the loss would have no gradient."""
     before = 0 if layer is None else upstream_keras.count_added_losses(layer)
     yield
     if layer is not None and upstream_keras.count_added_losses(layer) > before:
@@ -206,9 +217,9 @@ def _no_losses_added(layer: Any) -> Iterator[None]:
 
 
 def _after(inputs: list[Any], above: Any) -> list[Any]:
-    """The inputs, with a control dependency on the gradients of what came later.
+    """The inputs, made to depend on the outputs' gradients.
 
-    Otherwise TensorFlow would find that the repetition computes what was computed already, and keep that.
+    Otherwise TensorFlow would merge the repetition with the equal first computation and keep its activations.
     """
     if tf.executing_eagerly():
         return [tf.identity(value) for value in inputs]
@@ -222,6 +233,6 @@ def _differentiable(value: Any) -> bool:
 
 
 def _value(variable: Any) -> Any:
-    """What a variable holds before the layer writes to it."""
+    """A variable's value before the layer writes to it."""
     found = upstream_keras.value_of(variable)
     return tf.convert_to_tensor(variable.value if found is None else found)

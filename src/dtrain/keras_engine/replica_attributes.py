@@ -1,8 +1,8 @@
 """Gives each replica of a process its own Python attributes of layers while a step is traced.
 
-Replicas run in threads that take turns: a thread stops where replicas are combined, and the next one runs the
-same layers. What a replica wrote to attributes, such as a layer's losses, is what it finds in its next turn.
-Variables, layers and whether something is built stay shared.
+Replicas run in threads that take turns: a thread stops at each `merge_call`, and the next thread runs the
+same layers. In its next turn a replica finds the attributes that it wrote itself, such as a layer's losses.
+Variables, layers and the built state of layers stay shared by all replicas.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from dtrain.upstream.reach import replaces
 
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, tf.DType, tf.TensorShape})
 _CONTAINERS = (list, dict, set, deque)
-_DEPTH = 4  # how many objects deep an attribute is looked into
-_MOST = 1000  # containers with more elements are kept, but their elements are not looked into
+_DEPTH = 4  # how many levels of nested objects are searched
+_MOST = 1000  # the elements of a larger container are not searched
 _MISSING: Any = object()
 _FRAMEWORKS = frozenset({"keras", "tensorflow", "numpy", "dtrain", "builtins", *sys.stdlib_module_names})
 
@@ -34,14 +34,14 @@ _local = threading.local()
 
 
 class Members:
-    """The objects whose attributes are each replica's own, for all replicas of one call of `strategy.run`."""
+    """The objects whose attributes each replica has for itself, in one call of `strategy.run`."""
 
     def __init__(self) -> None:
         self._roots: dict[int, Any] = {}
         self.objects: dict[int, Any] = {}
 
     def add(self, root: Any) -> list[Any]:
-        """Adds an object with all that can be reached from it; returns those that are new."""
+        """Adds an object and all objects that are reachable from it; returns the new members."""
         if id(root) in self._roots:
             return []
         self._roots[id(root)] = root
@@ -81,12 +81,12 @@ class Members:
 
 
 class OwnAttributes:
-    """What one replica has written to the members' attributes.
+    """The values that one replica has written to the members' attributes.
 
-    While the replica's turn lasts, the members hold it. Between its turns they hold what all replicas share.
+    During the replica's turn, the members hold these values. Between its turns, they hold the shared values.
 
     Args:
-        members: of the call of `strategy.run` that the replica is part of.
+        members: the members of the replica's call of `strategy.run`.
     """
 
     def __init__(self, members: Members) -> None:
@@ -96,7 +96,7 @@ class OwnAttributes:
         self._contents: list[tuple[Any, Any]] = []
 
     def begin_turn(self) -> None:
-        """Notes what is shared, and writes the replica's own over it."""
+        """Records the shared values, and sets the replica's own values in their place."""
         self._shared = {key: _Snapshot(each) for key, each in self._members.objects.items()}
         for owner, name, value in self._attributes:
             _set(owner, name, value)
@@ -104,26 +104,26 @@ class OwnAttributes:
             _fill(container, content)
 
     def end_turn(self) -> None:
-        """Keeps what the replica has written, and puts what is shared in its place."""
+        """Keeps the values that the replica has written, and restores the shared values."""
         self._attributes, self._contents = [], []
         for snapshot in self._shared.values():
             snapshot.take_back(self._attributes, self._contents)
         self._shared = {}
 
     def watch(self, root: Any) -> None:
-        """Makes an object a member, with all that can be reached from it, before the replica uses it."""
+        """Makes an object and all that is reachable from it members, before the replica uses them."""
         for each in self._members.add(root):
             self._shared[id(each)] = _Snapshot(each)
 
     def share(self, layer: Any) -> None:
-        """What a layer holds now was made to build it, and is for all replicas."""
+        """Makes a layer's current attributes the shared ones, because building the layer made them."""
         for each in upstream_keras.layers_of(layer):
             if id(each) in self._shared:
                 self._shared[id(each)].renew()
 
 
 class _Snapshot:
-    """The attributes of one object as they were when a turn began, and what its containers held."""
+    """The attributes of one object and the content of its containers, as they were when a turn began."""
 
     def __init__(self, owner: Any) -> None:
         self._owner = owner
@@ -134,7 +134,7 @@ class _Snapshot:
         self.renew()
 
     def renew(self) -> None:
-        """What the object holds now is what all replicas share, its losses left out."""
+        """Makes the object's current attributes the shared ones, except a layer's losses."""
         owner = self._owner
         self._structure = upstream_keras.layer_structure(owner) if self._is_layer else None
         losses = {key: each for key, each in self._containers.items() if each[2]}
@@ -168,14 +168,14 @@ class _Snapshot:
                     self._note(each, always, depth + 1)
 
     def take_back(self, attributes: list[tuple[Any, str, Any]], contents: list[tuple[Any, Any]]) -> None:
-        """Undoes what a replica has changed for itself, and adds it to two lists.
+        """Reverts the changes that belong to this replica, and appends them to two lists.
 
         Args:
-            attributes: gets the owner, the name and the value of each attribute.
-            contents: gets each container and what it held.
+            attributes: gets the owner, the name and the changed value of each attribute.
+            contents: gets each changed container with a copy of its content.
         """
         now, before = self._current(), self._attributes
-        # While a layer is being built, numbers and words belong to what is built.
+        # A change while a layer is being built is shared, unless tensors are involved.
         plain = self._is_layer and upstream_keras.layer_structure(self._owner) == self._structure
         for name in {**before, **now}:
             new, old = now.get(name, _MISSING), before.get(name, _MISSING)
@@ -190,7 +190,7 @@ class _Snapshot:
 
 @replaces(upstream_tf.REPLICA_THREADS)
 def replica_threads(original: Callable[..., Any], distribution: Any, fn: Any, args: Any, kwargs: Any) -> Any:
-    """The replacement of what starts a thread for each replica."""
+    """The replacement of the function that starts a thread for each replica."""
     layout = layout_of(distribution)
     if layout is None or layout.local_replicas == 1:
         return original(distribution, fn, args, kwargs)
@@ -201,7 +201,7 @@ def replica_threads(original: Callable[..., Any], distribution: Any, fn: Any, ar
         own = _local.own = OwnAttributes(members)
         own.begin_turn()
         found = fn(*args, **kwargs)
-        # As on one device, what the last call has written stays.
+        # The last replica's attributes stay on the objects, as the last call's do on one device.
         if upstream_tf.local_replica_index() < layout.local_replicas - 1:
             own.end_turn()
         return found
@@ -223,7 +223,7 @@ def merge_call(original: Callable[..., Any], self: Any, fn: Any, args: Any, kwar
 
 @replaces(upstream_keras.MAYBE_BUILD)
 def maybe_build(original: Callable[..., Any], self: Any, call_spec: Any) -> Any:
-    """The replacement of what builds a layer that is called for the first time."""
+    """The replacement of the function that builds a layer at its first call."""
     own = None if self.built else _own()
     found = original(self, call_spec)
     if own is not None:
@@ -232,7 +232,7 @@ def maybe_build(original: Callable[..., Any], self: Any, call_spec: Any) -> Any:
 
 
 def watch(root: Any) -> None:
-    """Makes the attributes of an object, and of what it holds, this replica's own from here on."""
+    """From here on, gives this replica its own attributes of an object and of all reachable from it."""
     own = _own()
     if own is not None:
         own.watch(root)
@@ -246,9 +246,9 @@ def _is_private(old: Any, new: Any, plain: bool) -> bool:
     """Whether a change of an attribute belongs to the replica that made it.
 
     Args:
-        old: before.
-        new: after.
-        plain: whether numbers, words and the like do.
+        old: the value before the change.
+        new: the value after it.
+        plain: whether changes without tensors, such as of numbers and strings, belong to the replica.
     """
     if _any(old, _has_tensor) or _any(new, _has_tensor):
         return True
@@ -267,7 +267,7 @@ def _has_shared(value: Any) -> bool:
 
 
 def _any(value: Any, test: Callable[[Any], bool]) -> bool:
-    """Whether a value, or anything that it holds, passes a test."""
+    """Whether a value, or anything that it contains, passes a test."""
     seen: dict[int, Any] = {}
     left = [value]
     while left and len(seen) <= _MOST:
@@ -283,7 +283,7 @@ def _any(value: Any, test: Callable[[Any], bool]) -> bool:
 
 
 def _is_shared(value: Any) -> bool:
-    """Whether a value is part of what all replicas have in common."""
+    """Whether all replicas share a value: a variable, a seed generator, a module, a class or a strategy."""
     kinds = (tf.Variable, keras.Variable, keras.random.SeedGenerator, ModuleType, type)
     return isinstance(value, (*kinds, tf.distribute.Strategy))
 
@@ -299,13 +299,13 @@ def _inside(value: Any) -> list[Any]:
 
 
 def _is_own_object(value: Any) -> bool:
-    """Whether a value is an object of a class of the user's, which may keep what a layer keeps."""
+    """Whether a value is an instance of a user's own class, which may hold tensors or layers."""
     own = type(value).__module__.partition(".")[0] not in _FRAMEWORKS or type(value).__module__ == "__main__"
     return own and hasattr(value, "__dict__")
 
 
 def _bound(function: Any) -> list[Any]:
-    """What a function brings along beside its arguments."""
+    """The objects that a function refers to besides its arguments: bound objects and its closure."""
     if isinstance(function, MethodType):
         return [function.__self__, function.__func__]
     if isinstance(function, functools.partial):
@@ -326,7 +326,7 @@ def _copy(container: Any) -> Any:
 
 
 def _holds(container: Any, held: Any) -> bool:
-    """Whether a container holds the very objects of a copy that was made of it."""
+    """Whether a container still holds the objects of an earlier copy of it; sets are compared by equality."""
     if len(container) != len(held):
         return False
     if isinstance(container, dict):
@@ -337,7 +337,7 @@ def _holds(container: Any, held: Any) -> bool:
 
 
 def _fill(container: Any, content: Any) -> None:
-    """Replaces a container's content without the bookkeeping of Keras' tracked lists."""
+    """Replaces a container's content; avoids the tracking code of Keras' tracked containers."""
     if isinstance(container, dict):
         kind: Any = OrderedDict if isinstance(container, OrderedDict) else dict
         kind.clear(container)
@@ -353,7 +353,7 @@ def _fill(container: Any, content: Any) -> None:
 
 
 def _set(owner: Any, name: str, value: Any) -> None:
-    """Sets an attribute without the bookkeeping of Keras' layers."""
+    """Sets or deletes an attribute; avoids the tracking code in `__setattr__` of Keras' layers."""
     if value is _MISSING:
         vars(owner).pop(name, None)
     else:

@@ -1,6 +1,6 @@
-"""Refuses batches that cannot be split by rows, such as merged graphs, and says how many rows each part has.
+"""Refuses batches that cannot be split by rows, such as merged graphs; the error lists each part's rows.
 
-Which rows a replica gets is decided in `input.py`.
+Which rows a replica gets is not decided here, but in `input.py`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def check_rows(batch: Any, rows: Any) -> Any:
         rows: the number of examples, an integer scalar.
 
     Returns:
-        `rows`. If the numbers are unknown while a graph is traced, a step that reads `rows` fails if they
-        differ, and `typed_errors` raises the error.
+        `rows`. If the row counts are unknown while a graph is traced, reading `rows` at run time fails if
+        they differ; `typed_errors` then raises a `DataError`.
 
     Raises:
-        DataError: the numbers are known and differ.
+        DataError: the row counts are known and differ.
     """
     counts = {name: _rows(leaf) for name, leaf in _named(batch)}
     counts = {name: count for name, count in counts.items() if count is not None}
@@ -50,7 +50,7 @@ def check_rows(batch: Any, rows: Any) -> Any:
 
 @contextlib.contextmanager
 def typed_errors() -> Iterator[None]:
-    """Around reading data that `check_rows` has checked: raises its typed error instead of TensorFlow's."""
+    """A context for reading data that `check_rows` checks: raises its `DataError` for TensorFlow's error."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
@@ -77,7 +77,7 @@ def _shown(count: Any) -> str:
 
 
 def _rows(leaf: Any) -> Any:
-    """The rows of a leaf, an int64 scalar; None if it has none."""
+    """The number of rows of a leaf, an int64 scalar; None if it has none or its rank is unknown."""
     if leaf is None or isinstance(leaf, tf.experimental.Optional):
         return None
     if isinstance(leaf, tf.RaggedTensor):
@@ -91,7 +91,7 @@ def _rows(leaf: Any) -> Any:
 
 
 def _named(batch: Any) -> Iterator[tuple[str, Any]]:
-    """The leaves of a batch, with their names in `fit`."""
+    """The leaves of a batch, with names by the arguments of `fit`, such as `x['image']`."""
     whole = isinstance(batch, tuple) and not hasattr(batch, "_fields") and len(batch) <= len(_NAMES)
     for name, part in zip(_NAMES, batch, strict=False) if whole else [("x", batch)]:
         yield from _inside(name, part)

@@ -1,8 +1,8 @@
-"""Sums gradients over the replicas where some of them name rows of a table (`tf.IndexedSlices`).
+"""All-reduces gradients, some of which are sparse: slices of named rows of a table (`tf.IndexedSlices`).
 
-One device's rule holds for rows that are named twice, since Keras' optimizers square each slice by itself: a
-lookup of the examples' own rows has a slice an example, wherever the example is; one that is the same for
-all examples, such as that of positions, has its slices once, not once a replica.
+Keras' optimizers square each slice by itself, so the result must have the slices that one device would have.
+A lookup by example has one slice per example, on any replica. A lookup that is the same for all examples,
+such as one of positions, has its slices once, not once per replica. No gradient is computed or applied here.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from dtrain.keras_engine.context import all_reduce_sum
 from dtrain.keras_engine.protocol import current_layout
 from dtrain.upstream import tensorflow as upstream_tf
 
-BY_EXAMPLE = "by example"  # a slice is of one example, so the slices of all replicas are put together
-COMMON = "common"  # the same rows on each replica, in the same order
-DISTINCT = "distinct"  # each replica names each of its rows once, and so would one device
-UNKNOWN = "unknown"  # eager tensors do not tell what they are computed from
+BY_EXAMPLE = "by example"  # each slice belongs to one example: the replicas' slices are concatenated
+COMMON = "common"  # the same rows on each replica, in the same order: equal slices are summed
+DISTINCT = "distinct"  # each replica names a row at most once, as one device would: equal rows are summed
+UNKNOWN = "unknown"  # eager tensors have no graph that shows what they are computed from
 
-_ROWS = 1 << 32  # more than a table has: a slice's place among the others times this is added to its row
+_ROWS = 1 << 32  # more rows than any table has: a COMMON slice's key is its row plus its index times this
 _PASSED_ON = ("Identity", "StopGradient", "Cast")
 _CONDITIONS = ("If", "StatelessIf", "Case", "StatelessCase")
 _READS = ("ReadVariableOp", "VarHandleOp", "ResourceGather", "StatefulPartitionedCall")
 
 
 def sum_gradients(gradients: Sequence[Any], lookups: Sequence[Lookups] | None = None) -> list[Any]:
-    """The sums over all replicas; must be called in a replica.
+    """The sums of gradients over all replicas; must be called in a replica.
 
     Args:
         gradients: tensors or `tf.IndexedSlices`.
-        lookups: what each of them is of; None finds it out.
+        lookups: the lookups that each gradient comes from; None finds them by the graph.
     """
     lookups = [Lookups.of(gradient) for gradient in gradients] if lookups is None else lookups
     parts = [each.split(gradient) for each, gradient in zip(lookups, gradients, strict=True)]
@@ -45,7 +45,7 @@ def sum_gradients(gradients: Sequence[Any], lookups: Sequence[Lookups] | None = 
 
 
 def on_present(function: Callable[[list[Any]], Sequence[Any]], values: Sequence[Any]) -> list[Any]:
-    """What a function makes of the values that are there, each in its place; None where there is none."""
+    """Calls a function with the values that are not None; returns its results, with None for the others."""
     present = [value for value in values if value is not None]
     made = iter(function(present) if present else ())
     return [None if value is None else next(made) for value in values]
@@ -53,11 +53,11 @@ def on_present(function: Callable[[list[Any]], Sequence[Any]], values: Sequence[
 
 @dataclass(frozen=True)
 class Lookups:
-    """The lookups that a gradient is of, one after another.
+    """The lookups that a sparse gradient comes from; it holds their slices one lookup after another.
 
     Attributes:
-        kinds: of each of them; () for a gradient that names no rows.
-        sizes: how many slices each of them has, an int32 vector; None for a single one.
+        kinds: the kind of each lookup, such as `BY_EXAMPLE`; () for a dense gradient.
+        sizes: the number of slices of each lookup, an int32 vector; None for a single lookup.
     """
 
     kinds: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class Lookups:
 
     @classmethod
     def of(cls, gradient: Any) -> Lookups:
-        """Finds out what a gradient is of; must be called in the graph that computes it."""
+        """Finds a gradient's lookups; must be called in the graph that computes the gradient."""
         if not isinstance(gradient, tf.IndexedSlices):
             return cls()
         if tf.executing_eagerly():
@@ -77,7 +77,7 @@ class Lookups:
         return cls(kinds, tf.stack([tf.size(each) for each in lookups]) if len(kinds) > 1 else None)
 
     def split(self, gradient: Any) -> list[Any]:
-        """The gradient in parts of one kind each, made ready for the sum; those by example are one part."""
+        """The gradient in parts of one kind each, ready for the all-reduce; all `BY_EXAMPLE` are one part."""
         if not self.kinds or self.kinds == (BY_EXAMPLE,):
             return [gradient]
         values, indices = [gradient.values], [gradient.indices]
@@ -95,11 +95,11 @@ class Lookups:
         return found
 
     def joined(self, parts: list[Any], gradient: Any) -> Any:
-        """The sums of the parts, in one.
+        """The all-reduced gradient, from its all-reduced parts.
 
         Args:
-            parts: as `split` gave them, summed over the replicas.
-            gradient: what was split.
+            parts: the parts that `split` returned, all-reduced.
+            gradient: the gradient that was split.
         """
         if not self.kinds or self.kinds == (BY_EXAMPLE,):
             return parts[0]
@@ -118,7 +118,7 @@ def _slices(gradient: Any, values: Any, indices: Any) -> tf.IndexedSlices:
 
 
 def _keys(rows: Any, kind: str) -> Any:
-    """What is equal for slices of two replicas that one device has once."""
+    """Keys that are equal for slices of two replicas that one device would have only once."""
     if kind == UNKNOWN:
         return rows
     keys = tf.cast(rows, tf.int64)
@@ -126,7 +126,7 @@ def _keys(rows: Any, kind: str) -> Any:
 
 
 def _merged(part: Any, kind: str, dtype: tf.DType) -> Any:
-    """Slices with equal keys, added up."""
+    """An all-reduced part, with slices of equal keys summed and keys turned back into rows."""
     if kind == BY_EXAMPLE or (kind == UNKNOWN and not _looks_common(part.indices)):
         return part
     keys, places = tf.unique(part.indices, out_idx=tf.int64)
@@ -136,7 +136,7 @@ def _merged(part: Any, kind: str, dtype: tf.DType) -> Any:
 
 
 def _looks_common(rows: Any) -> bool:
-    """Whether eager slices are of a lookup that all replicas have made alike, of different rows."""
+    """Whether eager slices look like a `COMMON` lookup: each replica names the same rows, each row once."""
     layout, rows = current_layout(), rows.numpy()
     if layout is None or len(rows) == 0 or len(rows) % layout.replicas:
         return False
@@ -145,7 +145,7 @@ def _looks_common(rows: Any) -> bool:
 
 
 def _lookups(rows: Any) -> list[Any]:
-    """The rows that a gradient names, by the lookups that it is of: a tape puts them one after another."""
+    """The rows that a gradient names, a tensor for each lookup; a tape concatenates those of all lookups."""
     op = rows.op
     if op.type in _PASSED_ON or (op.type == "Reshape" and op.inputs[0].shape.rank == 1):
         found = _lookups(op.inputs[0])
@@ -160,7 +160,7 @@ def _kind(rows: Any) -> str:
     while True:
         op = source.op
         if op.type == "SelectV2" and op.inputs[1].op.type == "AddV2":
-            source = op.inputs[2]  # Keras counts negative rows from the end
+            source = op.inputs[2]  # Keras replaces a negative row by `row + rows of the table`
         elif op.type in (*_PASSED_ON, "Reshape"):
             source = op.inputs[0]
         else:
@@ -171,7 +171,7 @@ def _kind(rows: Any) -> str:
 
 
 def _depends_on_examples(tensor: Any) -> bool:
-    """Whether a tensor of a graph is computed from the batch, or from what differs by replica."""
+    """Whether a tensor of a graph is computed from the batch, or from values that differ by replica."""
     left, seen = [tensor], set()
     while left:
         each = _from_outside(left.pop())
@@ -193,7 +193,7 @@ def _depends_on_examples(tensor: Any) -> bool:
 
 
 def _from_branches(tensor: Any) -> list[Any]:
-    """What a result of `tf.cond` or `tf.switch_case` is one of, and what decides which."""
+    """The tensors that a result of `tf.cond` or `tf.switch_case` depends on: the branches' and the index."""
     op = tensor.op
     several = "Case" in op.type
     branches = op.get_attr("branches") if several else map(op.get_attr, ("then_branch", "else_branch"))
@@ -204,7 +204,7 @@ def _from_branches(tensor: Any) -> list[Any]:
 
 
 def _from_outside(tensor: Any) -> Any:
-    """What a function has captured, in the place of its own name for it; None for a value that is known."""
+    """The captured tensor behind a function's placeholder, or the tensor itself; None for an eager value."""
     while isinstance(tensor, tf.Tensor) and hasattr(tensor, "op") and not hasattr(tensor, "numpy"):
         captured = getattr(tensor.graph, "captures", None)
         if tensor.op.type != "Placeholder" or captured is None:
@@ -217,7 +217,7 @@ def _from_outside(tensor: Any) -> Any:
 
 
 def _leaves_out_rows(op: Any) -> bool:
-    """Whether what is taken of a shape is other than its first dimension, the number of examples."""
+    """Whether a slice of a shape leaves out the first dimension, which is the number of examples."""
     masks = ("ellipsis_mask", "new_axis_mask", "begin_mask")
     begin, _, strides = map(tf.get_static_value, op.inputs[1:])
     if any(op.get_attr(mask) for mask in masks) or begin is None or strides is None or len(begin) != 1:

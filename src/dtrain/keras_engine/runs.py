@@ -1,7 +1,7 @@
-"""Many steps in one call of TensorFlow: a loop in the graph, which reads the batches too.
+"""Runs many steps in one call of TensorFlow: a loop in the graph, which also reads the batches.
 
-The step in the loop is one function, traced once and the same for any number of rounds, so that how many
-steps are made at a time changes no number.
+The step in the loop is one function, traced once for any number of rounds, so the number of steps per call
+changes no result. What a step computes is not decided here.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from dtrain.progress import reporter
 from dtrain.upstream import tensorflow as upstream_tf
 
 TracedStep = Callable[..., Any]
-"""A traced step: of the parts and the total of a batch, what `StepProgram.run` returns."""
+"""A traced step: takes the parts and the total of a batch; returns what `Program.run` returns."""
 
 
 class RunResult(NamedTuple):
-    """What a run of steps did.
+    """The result of a run of steps.
 
     Attributes:
-        steps: how many were made; fewer than were asked for if the data ended.
-        outputs: of the last step.
-        waiting: seconds in which they waited for other workers; None if not measured.
-        reading: seconds until their batches were there.
-        examples: in their batches, over all workers; None if they have no leading dimension.
+        steps: the steps that were made; fewer than requested if the data ended.
+        outputs: the outputs of the last step.
+        waiting: seconds in which the steps waited for other workers; None if not measured.
+        reading: seconds spent on reading the batches.
+        examples: the examples in the batches, over all workers; None if batches have no leading dimension.
     """
 
     steps: int
@@ -40,23 +40,24 @@ class RunResult(NamedTuple):
 
 
 class Run:
-    """A loop over steps.
+    """A loop over steps, traced for one kind of iterator.
 
     Args:
-        rounds: the traced steps of one round, each with how often it is made, one after the other; mostly
-            one step, once.
-        iterator: what it is for; others of the same specs will do.
-        exact: whether there are as many batches as it is called for; else it sees to the end of the data.
+        rounds: the traced steps of one round, in order, each with its number of repetitions; mostly one step,
+            once.
+        iterator: an iterator to trace the loop for. A call takes any iterator of the same specs.
+        exact: whether every call asks for no more batches than are left. Else the loop detects the end of the
+            data.
     """
 
     def __init__(self, rounds: list[tuple[TracedStep, int]], iterator: SplitIterator, *, exact: bool) -> None:
         self._rounds = rounds
         self._steps = sum(times for _, times in rounds)
-        self._whole = iterator.whole  # not the iterator, which would live as long as this
+        self._whole = iterator.whole  # the iterator itself is not kept, so that it can be deleted
         self._outputs, self._waited = rounds[-1][0].structured_outputs  # type: ignore[attr-defined]
         self._reading = _ReadingFlag() if channel.connected() else None
         loop = self._counted if exact or iterator.buffered else self._until_end
-        # Traced at once: a function of its own for each model is no sign of too much tracing.
+        # Traced here: TensorFlow would warn of retracing if each model called a new `tf.function`.
         traced = tf.function(loop, autograph=False)
         source, buffer = iterator.tensors()
         specs = None if buffer is None else BatchBuffer.spec(source.element_spec)
@@ -64,7 +65,7 @@ class Run:
         iterator.note(0, buffer)
 
     def __call__(self, iterator: SplitIterator, rounds: int) -> RunResult:
-        """Makes the steps of some rounds; where that is not exact, a round is one step."""
+        """Makes the steps of this many rounds; without `exact`, a round is one step."""
         with _reading_shown(self._reading):
             done, buffer, outputs, waited, reading, rows = self._function(
                 *iterator.tensors(), tf.constant(rounds)
@@ -112,8 +113,7 @@ class Run:
         return reading + read, waited, rows + tf.cast(rows_of(split), tf.int64), buffer, outputs
 
     def _popped(self, source: Any, buffer: BatchBuffer) -> tuple[Any, BatchBuffer, Any]:
-        """The next batch of a buffer, or of the next one, what is left of that, and the seconds of
-        reading."""
+        """The next batch, the buffer without it, and the seconds of reading; reads if the buffer is empty."""
 
         def another() -> Any:
             element, read = self._read(source.get_next)
@@ -123,7 +123,7 @@ class Run:
         return *buffer.popped(), read
 
     def _until_end(self, source: Any, buffer: None, rounds: Any) -> Any:
-        """The same where the end of the data is not known: a batch is asked whether it is there."""
+        """As `_counted`, for data of unknown length: reads optionals, and stops at the first empty one."""
         one = self._rounds[0][0]
         first, read = self._read(source.get_next_as_optional)
 
@@ -155,15 +155,15 @@ class Run:
         return tf.constant(0), nothing if reading is None else reading, nothing, rows, outputs
 
     def _loop(self, condition: Any, body: Any, state: tuple[Any, ...], last: Any) -> Any:
-        """What is left of the state; `last` is the shape of the last of it."""
+        """The loop's last state; `last` is the shape invariant of the last element of the state."""
         scalar = tf.TensorShape([])
         known = tf.nest.map_structure(lambda spec: spec.shape, self._outputs)
         invariants = (scalar, scalar, scalar, scalar, known, last)
-        # One after the other: a step begins when the one before it is done.
+        # One iteration at a time: a step begins when the previous step is done.
         return tf.while_loop(condition, body, state, shape_invariants=invariants, parallel_iterations=1)
 
     def _read(self, read: Callable[[], Any]) -> tuple[Any, Any]:
-        """A batch, and the seconds until it was there."""
+        """A batch, and the seconds that reading it took."""
         begun = tf.timestamp()
         with tf.control_dependencies([begun] if self._reading is None else [begun, self._reading.set(1)]):
             batch = read()
@@ -171,13 +171,13 @@ class Run:
         with tf.control_dependencies(leaves):
             ended = tf.timestamp()
             noted = [ended] if self._reading is None else [ended, self._reading.set(0)]
-        # The step begins after the clock was read: with one thread the clock could come last.
+        # The step depends on the clock: with one thread, TensorFlow could otherwise read the clock last.
         with tf.control_dependencies(noted):
             return tf.nest.map_structure(_same, batch, expand_composites=True), ended - begun
 
 
 class _ReadingFlag:
-    """A variable that says whether the steps of a call wait for a batch; another thread reads it."""
+    """A variable that is 1 while the loop waits for a batch; another thread reads it."""
 
     def __init__(self) -> None:
         with tf.init_scope(), tf.device("CPU:0"):
@@ -193,7 +193,7 @@ class _ReadingFlag:
 
 
 class _reading_shown:  # noqa: N801
-    """While a run is in progress, the process reports whether it waits for a batch."""
+    """A context in which the process' progress reporter can ask whether the run waits for a batch."""
 
     def __init__(self, clock: _ReadingFlag | None) -> None:
         self._reading = clock
@@ -208,7 +208,7 @@ class _reading_shown:  # noqa: N801
 
 
 def can_loop(one: Any) -> bool:
-    """Whether what a traced step returns can be carried through a loop: dense tensors of known rank."""
+    """Whether a loop can carry the outputs of a traced step: dense tensors of known rank."""
     return all(
         isinstance(leaf, tf.TensorSpec) and leaf.shape.rank is not None
         for leaf in tf.nest.flatten(one.structured_outputs[0])

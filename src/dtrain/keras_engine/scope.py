@@ -1,6 +1,6 @@
-"""Finds what was made outside of a strategy's scope, or in two different ones, before numbers go wrong.
+"""Detects models, optimizers and variables that were made outside of their strategy's scope.
 
-It knows which strategies this process has made; it changes neither models nor strategies.
+It raises or warns before such a model trains to wrong results. It changes neither models nor strategies.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from dtrain.keras_engine.protocol import layout_of, servers_of
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 
-# What was made of several workers, in words: a process that has joined a job is part of it for its life.
+# Describes this process' strategy of several workers; never reset, as a process cannot leave its job.
 _with_workers = ""
-# The last strategy that this process alone leads, over devices or servers, until a scope is entered.
+# The last strategy over this process' devices or over parameter servers, until any scope is entered.
 _never_entered: weakref.ref[Any] | None = None
 _loop_noted = False
 
 
 def strategy_made(strategy: Any) -> None:
-    """Notes that this process has made a strategy; a model that is outside of its scope is then found."""
+    """Notes that this process has made a strategy, so that models outside of its scope are detected."""
     global _with_workers, _never_entered
     layout = layout_of(strategy)
     if layout is not None and layout.workers > 1:
@@ -37,26 +37,26 @@ def strategy_made(strategy: Any) -> None:
 
 
 def scope_entered() -> None:
-    """Notes that the program enters a scope, so that a model outside of it is meant to be there."""
+    """Notes that the program has entered a scope; a model outside of it then counts as intended."""
     global _never_entered
     _never_entered = None
 
 
 def check_left_out(model: Any) -> None:
-    """Finds a model that is about to train outside of every scope, although the process made a strategy.
+    """Refuses, or warns of, a model about to train outside of every scope in a process with a strategy.
 
-    Where several workers run the program, each would train a model of its own. Devices of one process, and
-    the workers of a chief, would stay idle, but the numbers are right: that is a warning, and only where no
-    scope was ever entered.
+    If several workers run the program, each would train its own model: that is an error. With devices of one
+    process, or a chief's workers, the result is right but devices stay idle: that is a warning, given once
+    and only if no scope was ever entered.
 
     Raises:
-        ScopeError: the strategy has several workers that run the program.
+        ScopeError: the process made a strategy of several workers that each run the program.
     """
     global _never_entered
     if upstream_keras.strategy_of(model) is not None or tf.distribute.has_strategy():
         return
     if layout_of(tf.distribute.get_strategy()) is not None:
-        return  # the program has asked for the default strategy by its name
+        return  # the program has called `default_strategy`, so that one device is intended
     if _with_workers:
         raise ScopeError(
             f"The model {model.name!r} was made outside of any strategy's scope, but this process made "
@@ -66,7 +66,7 @@ def check_left_out(model: Any) -> None:
         )
     strategy = _never_entered() if _never_entered is not None else None
     if strategy is not None:
-        _never_entered = None  # said once
+        _never_entered = None  # so that the warning is given once
         warnings.warn(
             f"The model {model.name!r} was made outside of the scope of the {type(strategy).__name__}: it "
             "trains on one device of this process only. Hint: build and compile the model inside "
@@ -76,9 +76,9 @@ def check_left_out(model: Any) -> None:
 
 
 def check_optimizer_left_out(optimizer: Any) -> None:
-    """Warns once where a loop of the program's own trains outside of the scope of a strategy of workers.
+    """Warns once of an optimizer that a user's own loop applies outside of the scope, in a job of workers.
 
-    It is no error: a process may update something that concerns itself alone.
+    It is no error, because a process may update variables that it does not share with other workers.
     """
     global _loop_noted
     own = upstream_keras.strategy_of_optimizer(optimizer)
@@ -96,7 +96,7 @@ def check_optimizer_left_out(optimizer: Any) -> None:
 
 @contextlib.contextmanager
 def tensorflows_own_explained(model: Any) -> Iterator[None]:
-    """Adds what to write instead to errors of Keras 3 under TensorFlow's own strategies of workers."""
+    """Adds a hint to Keras' errors under TensorFlow's own multi-worker strategies: use dtrain's instead."""
     strategy = model.distribute_strategy
     instead = {
         tf.distribute.MultiWorkerMirroredStrategy: "dtrain.MultiWorkerMirroredStrategy()",
@@ -115,12 +115,12 @@ def tensorflows_own_explained(model: Any) -> Iterator[None]:
 
 
 def check_model(model: Any) -> None:
-    """Refuses a model whose variables, optimizer or metrics were made outside its strategy's scope.
+    """Refuses a model whose variables, optimizer or metrics were made outside of its strategy's scope.
 
     Raises:
-        ScopeError: naming what was made where.
+        ScopeError: names the object, and where it was made.
     """
-    import keras  # late: strategies import this module before they have checked Keras' backend
+    import keras  # imported here, because strategies import this module before they check Keras' backend
 
     strategy = model.distribute_strategy
     made_under = upstream_keras.strategy_of(model)
@@ -139,7 +139,7 @@ def check_model(model: Any) -> None:
     for variable in model.variables:
         check_variable(variable, strategy)
     if layout.workers > 1:
-        # Replicas of one process can share a plain metric variable; processes would each count their own.
+        # Replicas of one process can share a metric variable; each of several processes would have its own.
         for variable in model.metrics_variables:
             check_variable(variable, strategy)
     if isinstance(model.optimizer, keras.optimizers.Optimizer):
@@ -147,10 +147,10 @@ def check_model(model: Any) -> None:
 
 
 def check_scope(model: Any, made_under: Any) -> None:
-    """Refuses to work on a model inside the scope of a strategy that is not its own.
+    """Refuses a model that is used inside the scope of another strategy than its own.
 
     Raises:
-        ScopeError: naming both.
+        ScopeError: names both strategies.
     """
     here = tf.distribute.get_strategy()
     if made_under is not None and tf.distribute.has_strategy() and here is not made_under:
@@ -165,7 +165,7 @@ def check_same_strategy(optimizer: Any, strategy: Any, variables: Sequence[Any] 
     """Refuses an optimizer or variables that belong to another strategy.
 
     Raises:
-        ScopeError: naming the strategy that each was made under.
+        ScopeError: names the strategy that the optimizer or the variable was made under.
     """
     made_under = upstream_keras.strategy_of_optimizer(optimizer) or strategy
     if made_under is not strategy:
@@ -182,7 +182,7 @@ def check_variable(variable: Any, strategy: Any) -> None:
     """Refuses a variable that was not made under `strategy`.
 
     Raises:
-        ScopeError: naming the variable and the strategy that it was made under.
+        ScopeError: names the variable and the strategy that it was made under.
     """
     found = getattr(underlying(variable), "distribute_strategy", None)
     layout = layout_of(strategy)

@@ -1,7 +1,7 @@
-"""Folders in which files are written before they get their names; those of killed processes are deleted.
+"""Scratch folders, in which files are written before they get their final names.
 
-A folder is in use as long as a process holds its lock, which a process that ends loses, however it ends.
-Where a file system has no locks, nothing of others is deleted.
+A process locks its folder, and loses the lock when it ends, even when killed; unlocked folders are deleted.
+On a file system without locks, no process deletes another's folder.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # not on Windows
+except ImportError:  # Windows has no `fcntl`
     fcntl = None  # type: ignore[assignment]
 
 
 @contextlib.contextmanager
 def scratch_beside(target: Path) -> Iterator[Path]:
-    """A new folder beside `target`, deleted afterwards; so are those that killed processes left for it."""
+    """A new folder beside `target`, deleted at the end; first deletes those that killed processes left."""
     prefix = f".{target.name}.saving-"
     remove_abandoned(target.parent, prefix)
     folder, lock = _new(target.parent, prefix)
@@ -34,7 +34,7 @@ def scratch_beside(target: Path) -> Iterator[Path]:
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:
-    """Delete this user's folders whose names begin so and which nobody holds any more."""
+    """Deletes this user's folders in `parent` whose names begin with `prefix` and that no process locks."""
     with contextlib.suppress(OSError):
         for folder in sorted(parent.iterdir()):
             if folder.name.startswith(prefix) and not folder.is_symlink() and folder.is_dir():
@@ -52,13 +52,13 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _new(parent: Path, prefix: str) -> tuple[Path, int | None]:
-    """A new folder, and its lock, or None where there are no locks."""
+    """A new folder and the descriptor of its lock; None instead of it on a file system without locks."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         try:
             lock = _lock(folder)
         except (BlockingIOError, FileNotFoundError):
-            continue  # another process took it for abandoned before it was locked
+            continue  # before this process locked it, another process deleted it as abandoned
         if folder.is_dir():
             return folder, lock
         if lock is not None:
@@ -66,10 +66,10 @@ def _new(parent: Path, prefix: str) -> tuple[Path, int | None]:
 
 
 def _lock(folder: Path) -> int | None:
-    """The descriptor that holds a folder's lock; None where there are no locks.
+    """Locks a folder; returns the descriptor that holds the lock, or None if locks are not supported.
 
     Raises:
-        BlockingIOError: another process has it.
+        BlockingIOError: another process holds the lock.
     """
     if fcntl is None:
         return None

@@ -1,7 +1,7 @@
-"""Gives each replica its own random numbers, which repeat with the seed.
+"""Gives each replica its own random numbers, reproducible from the seed.
 
-Keras' random layers draw from a seed generator whose state is equal on all replicas; the replica's number
-is mixed into what is drawn, never into the state.
+Keras' random layers draw seeds from a generator whose state is equal on all replicas. The replica's number is
+mixed into each drawn seed, never into the generator's state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import replaces
 
-# An odd constant with well-spread bits (2**32 over the golden ratio): neighbours get distant seeds.
+# An odd constant with well-spread bits (2**32 / golden ratio), so that neighbouring replicas get distant
+# seeds.
 _SPREAD = 0x9E3779B1
 
 
@@ -26,7 +27,7 @@ _drawn: int | None = None
 
 
 def note_drawn(seed: int) -> None:
-    """Notes a global seed that the program did not set: it was drawn for the workers of this attempt."""
+    """Notes a global seed that dtrain, not the program, has drawn for the workers of this attempt."""
     global _drawn
     _drawn = seed
 
@@ -44,7 +45,7 @@ def next_seed(original: Callable[..., Any], self: Any, ordered: bool = True) -> 
 
 
 def _mixed(seed: Any) -> Any:
-    """What this replica, or this block of steps, draws where the generator gives a seed."""
+    """The generator's seed, mixed with the number of this replica or of this block of steps."""
     block = current_block()
     if block is not None and block.mixed_into_seeds is not None:
         return mix(seed, block.mixed_into_seeds)
@@ -52,11 +53,14 @@ def _mixed(seed: Any) -> Any:
 
 
 def mix(seed: Any, number: Any) -> Any:
-    """A seed of shape (2,) made different by a number; 0 keeps it.
+    """A seed derived from a seed and a number; the number 0 gives the seed itself.
 
     Args:
         seed: an integer tensor of shape (2,).
-        number: a replica's, or a block's: an integer or an integer scalar.
+        number: the number of a replica or of a block of steps, an integer or an integer scalar.
+
+    Returns:
+        A seed of the same shape and dtype.
     """
     spread = tf.bitwise.bitwise_and(tf.cast(number, tf.int64) * _SPREAD, 0xFFFFFFFF)
     return seed + tf.stack([tf.cast(spread, seed.dtype), tf.zeros([], seed.dtype)])

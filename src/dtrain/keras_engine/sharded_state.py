@@ -1,7 +1,7 @@
-"""Shards an optimizer's state: one replica holds the state of a weight and computes its update.
+"""Shards an optimizer's state: one replica, the owner, holds the state of a weight and computes its update.
 
-Gradients are summed as ever, so clipping and loss scaling see all of them; then each weight is updated by
-its owner, and the others are given the result. Which optimizers may be divided is for the caller to say.
+Gradients are all-reduced as usual, so clipping and loss scaling see all of them. Then each weight's owner
+updates it and broadcasts the result. Which optimizers may be sharded is not decided here, but by the caller.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import replaces
 
 SAVE_SECONDS = 60.0
-_AT_ONCE = 64 * 2**20  # bytes that are gathered together when saving
+_AT_ONCE = 64 * 2**20  # bytes of variables that one gather fetches when saving
 _SAVING = "saving divided state"
-_ACCUMULATOR = "gradient_accumulator"  # Keras' name of it: sums of gradients are not divided
+_ACCUMULATOR = "gradient_accumulator"  # Keras' name of accumulated gradients, which are not sharded
 
 
 @dataclass
 class ShardingPlan:
-    """Who keeps the state of which weight.
+    """Which replica holds the state of which weight.
 
     Attributes:
-        strategy: the optimizer's.
-        layout: the strategy's.
-        owners: a replica's global number for each weight, in the optimizer's order; [] until it is built.
-        slots: owner of each divided variable of the optimizer, by its id.
+        strategy: the optimizer's strategy.
+        layout: the strategy's layout.
+        owners: the owner's global replica number for each weight, in the optimizer's order; [] until the
+            optimizer is built.
+        slots: the owner of each sharded variable of the optimizer, by the variable's id.
     """
 
     strategy: Any
@@ -46,15 +47,15 @@ class ShardingPlan:
     slots: dict[int, int]
 
     def is_here(self, owner: int) -> bool:
-        """Whether a replica is one of this process."""
+        """Whether a replica, given by its global number, belongs to this process."""
         return 0 <= owner - self.layout.first_replica < self.layout.local_replicas
 
     def is_this_replica(self, owner: int) -> bool:
-        """Whether a replica is the one whose code runs."""
+        """Whether a replica is the one whose code runs now."""
         return owner == self.layout.first_replica + upstream_tf.local_replica_index()
 
     def device(self, owner: int) -> str:
-        """Where a replica of this process computes."""
+        """The device of a replica of this process."""
         return str(self.strategy.extended.worker_devices[owner - self.layout.first_replica])
 
 
@@ -65,7 +66,7 @@ def shard(optimizer: Any) -> bool:
     """Plans to shard the state of an optimizer that is not built yet.
 
     Returns:
-        Whether there is anything to shard: several replicas, each with a copy of its own.
+        Whether the state will be sharded: only with several replicas that each have their own weights.
     """
     strategy = upstream_keras.strategy_of_optimizer(optimizer)
     layout = layout_of(strategy)
@@ -76,11 +77,14 @@ def shard(optimizer: Any) -> bool:
 
 
 def owners_of(sizes: Sequence[int], replicas: int) -> list[int]:
-    """Gives each weight to the replica that has least so far, large ones first.
+    """Assigns each weight, largest first, to the replica with the fewest bytes so far.
 
     Args:
-        sizes: bytes of each weight.
-        replicas: how many there are.
+        sizes: the bytes of each weight.
+        replicas: the number of replicas.
+
+    Returns:
+        The owner's number for each weight.
     """
     load = [0] * replicas
     owners = [0] * len(sizes)
@@ -91,7 +95,7 @@ def owners_of(sizes: Sequence[int], replicas: int) -> list[int]:
 
 
 def owner_of(optimizer: Any, variable: Any) -> int | None:
-    """The global number of the replica that alone holds a variable of divided state; None for others."""
+    """The global number of the replica that alone holds a sharded variable; None for other variables."""
     found = None if optimizer is None else _plan_of(optimizer)
     return None if found is None else found[0].slots.get(id(variable))
 
@@ -104,7 +108,7 @@ def add_slot(
     name: str | None = None,
     initializer: Any = "zeros",
 ) -> Any:
-    """The replacement of an optimizer's `add_variable_from_reference`: made where the owner is."""
+    """The replacement of an optimizer's `add_variable_from_reference`: makes the variable at the owner."""
     plan = _plans.get(self)
     if plan is None or name == _ACCUMULATOR:
         return original(self, reference_variable, name=name, initializer=initializer)
@@ -122,7 +126,7 @@ def add_slot(
 def update(
     original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any, learning_rate: Any
 ) -> Any:
-    """The replacement of what updates the weights, given all gradients: a replica updates its own."""
+    """The replacement of the method that updates the weights: a replica updates only the weights it owns."""
     plan = _plans.get(self)
     if plan is None or not plan.owners:
         return original(self, grads, trainable_variables, learning_rate)
@@ -137,11 +141,13 @@ def update(
 
 
 def broadcast_updates(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Gives every replica the weights that others have updated; must be called in a replica, outside of cond.
+    """Copies each updated weight from its owner to all replicas, if the optimizer's state is sharded.
+
+    Must be called in a replica, outside of `tf.cond`.
 
     Args:
-        optimizer: whose update it was.
-        variables: those that it was given gradients for.
+        optimizer: the optimizer that updated the weights, or one that wraps it.
+        variables: the variables for which the optimizer got gradients.
     """
     found = _plan_of(optimizer)
     if found is None:
@@ -166,8 +172,8 @@ def broadcast_updates(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def _broadcast_between_workers(plan: ShardingPlan, weights: list[Any], owners: list[int]) -> None:
-    # What others own is sent as zeros, so the sum is the owner's value. The owner takes the sum too: where
-    # it has -0.0 the others get +0.0, and all must keep the same bits.
+    # A replica contributes zeros for weights that it does not own, so the sum is the owner's value. The owner
+    # takes the sum too: its -0.0 becomes +0.0 in the sum, and all replicas must hold the same bits.
     mine = [plan.is_this_replica(owner) for owner in owners]
     values = [
         weight.read_value() if own else tf.zeros(weight.shape, weight.dtype)
@@ -180,7 +186,11 @@ def _broadcast_between_workers(plan: ShardingPlan, weights: list[Any], owners: l
 
 @replaces(upstream_keras.OPTIMIZER_SAVE)
 def save_own(original: Callable[..., Any], self: Any, store: Any) -> Any:
-    """The replacement of an optimizer's `save_own_variables`: the whole state, from all workers."""
+    """The replacement of an optimizer's `save_own_variables`: saves the whole state, from all workers.
+
+    Raises:
+        PeerMissingError: not all workers are saving.
+    """
     found = _plan_of(self)
     if found is None or found[0].layout.workers == 1:
         return original(self, store)
@@ -195,7 +205,7 @@ def save_own(original: Callable[..., Any], self: Any, store: Any) -> Any:
 
 @replaces(upstream_keras.OPTIMIZER_LOAD)
 def load_own(original: Callable[..., Any], self: Any, store: Any) -> Any:
-    """The replacement of an optimizer's `load_own_variables`: of divided state what this process keeps."""
+    """The replacement of an optimizer's `load_own_variables`: loads the state that this process holds."""
     found = _plan_of(self)
     if found is None or len(store.keys()) != len(self.variables):
         return original(self, store)
@@ -208,7 +218,11 @@ def load_own(original: Callable[..., Any], self: Any, store: Any) -> Any:
 
 
 def _meet_to_save(layout: ReplicaLayout) -> None:
-    """Waits until all workers save; a gathering that some of them do not join would hang."""
+    """Waits until all workers save, because gathering would hang if a worker did not take part.
+
+    Raises:
+        PeerMissingError: a worker does not save within `SAVE_SECONDS`, or does something else.
+    """
     missing = ""
     try:
         if set(exchange(layout, _SAVING, timeout=SAVE_SECONDS)) != {_SAVING}:
@@ -225,7 +239,7 @@ def _meet_to_save(layout: ReplicaLayout) -> None:
 
 
 def _gathered(plan: ShardingPlan, slots: list[Any]) -> Iterator[Any]:
-    """The whole values of divided variables, as NumPy arrays, some at a time."""
+    """The whole values of sharded variables, as NumPy arrays, gathered about `_AT_ONCE` bytes at a time."""
     group: list[Any] = []
     for i, slot in enumerate(slots):
         group.append(slot)
@@ -252,7 +266,7 @@ def _gather(plan: ShardingPlan, slots: list[Any]) -> list[Any]:
 
 
 def _plan_of(optimizer: Any) -> tuple[ShardingPlan, Any] | None:
-    """The plan of an optimizer, or of the one that loss scaling wraps, with the optimizer itself."""
+    """The plan of an optimizer, or of its inner optimizer, with the optimizer that the plan belongs to."""
     for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
         plan = _plans.get(each) if each is not None else None
         if plan is not None and plan.owners:
@@ -262,7 +276,7 @@ def _plan_of(optimizer: Any) -> tuple[ShardingPlan, Any] | None:
 
 @contextlib.contextmanager
 def _made_by(plan: ShardingPlan, owner: int) -> Iterator[None]:
-    """Variables made within it exist once, on the owner's device; in other processes they are empty."""
+    """A context: a variable made in it exists once, on the owner's device; other processes make it empty."""
 
     def create(_: Any, **kwargs: Any) -> Any:
         value = kwargs["initial_value"]

@@ -1,7 +1,8 @@
-"""TensorFlow's coordination service as a place for signed values, each at its own key and nowhere else.
+"""A key-value store for signed values, kept in TensorFlow's coordination service.
 
-The service takes what anyone sends who reaches the first worker's port. What was not signed by a worker of
-this start of the job, for this very key, is an error and never a value.
+The service accepts values from anyone who can reach the first worker's port. So a value counts only if a
+worker of this start of the job signed it for this key; any other value raises an error. What values mean is
+not decided here.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ HINT = (
 
 
 class SignedStore:
-    """Puts values there and gets them.
+    """Publishes and reads values.
 
     Args:
-        secret: of this start of the job; None where its workers share none. Then values are not signed.
+        secret: the secret of this start of the job; None if the workers share none, and values are not
+            signed.
     """
 
     def __init__(self, secret: Secret | None) -> None:
@@ -32,13 +34,13 @@ class SignedStore:
         """Publishes a value.
 
         Args:
-            topic: what it is about.
-            number: which of a worker's values of this topic it is.
-            worker: this one's number.
+            topic: the topic of the value.
+            number: the number of the value, among this worker's values of the topic.
+            worker: this worker's number.
             body: the value, in ASCII.
 
         Raises:
-            AuthenticationError: there is another one already.
+            AuthenticationError: another value is published at this key already.
         """
         import tensorflow as tf
 
@@ -46,14 +48,15 @@ class SignedStore:
         try:
             upstream_tf.set_shared(key, text)
         except tf.errors.AlreadyExistsError:
-            if upstream_tf.get_shared(key, 1000) != text:  # the same one: only the answer was lost
+            # An equal value is this worker's own: the first request arrived, and only its answer was lost.
+            if upstream_tf.get_shared(key, 1000) != text:
                 raise _forged(topic, worker) from None
 
     def get(self, topic: str, number: int, worker: int, milliseconds: int) -> str | None:
-        """The value of a worker; None if it has published none within this time.
+        """A worker's value; None if the worker publishes none within `milliseconds`.
 
         Raises:
-            AuthenticationError: what is there was not signed by a worker for this place.
+            AuthenticationError: no worker of this job has signed the value for this key.
         """
         import tensorflow as tf
 
@@ -69,14 +72,14 @@ class SignedStore:
         return body
 
     def remove(self, topic: str, number: int, worker: int) -> None:
-        """Deletes a value that nobody will ask for any more."""
+        """Deletes a value that no worker will read any more."""
         import tensorflow as tf
 
-        with contextlib.suppress(tf.errors.OpError):  # a service that is gone keeps nothing
+        with contextlib.suppress(tf.errors.OpError):  # a service that has stopped keeps no values
             upstream_tf.delete_shared(self._key(topic, number, worker))
 
     def _key(self, topic: str, number: int, worker: int) -> str:
-        """The value's place; a stranger does not find out where the next one will be."""
+        """The key of a value; without the secret, the keys of later values cannot be guessed."""
         if self.secret is None:
             return f"dtrain/{topic}/{number}/{worker}"
         return f"dtrain/{topic}/{self.secret.sign('key', topic, number, worker).hex()[:32]}"

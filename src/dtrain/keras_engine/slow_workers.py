@@ -1,6 +1,7 @@
-"""Collects on the first worker what each worker's steps take without waiting, and finds a slow worker.
+"""Collects each worker's own step times on the first worker, and detects a slow worker.
 
-The others publish their numbers and go on. Nobody waits for a message, so collecting changes no timing.
+A worker's own step time excludes waiting for other workers. The workers publish their times without waiting
+for a reader, so collecting changes no timing.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ _PARTS = {
     *("fit", "task", "host", "epoch", "step_seconds", "own_step_seconds"),
     *("reading", "between", "parts"),
 }
-_INTERVAL = 1.0  # seconds between two of a worker's messages, at least
-_WAIT = 2  # milliseconds for a message that may not be there,
-_READ = 10_000  # and for one that is
+_INTERVAL = 1.0  # the least seconds between two messages of a worker, and between two collections
+_WAIT = 2  # milliseconds to wait for a message that may not be published
+_READ = 10_000  # milliseconds to wait for a message that is published
 
-_fits = itertools.count()  # every worker counts alike
-_published = 0  # messages, by this process
-_read: dict[int, int] = {}  # by worker: how many of its messages were read
+_fits = itertools.count()  # numbers of `fit` calls, the same on every worker
+_published = 0  # messages that this process has published
+_read: dict[int, int] = {}  # the number of messages read from each worker
 
 
 class WorkerTimes:
-    """The times of all workers of a job, as far as the first one has received them.
+    """The times of all workers of a job, as far as the first worker has received them.
 
     Args:
-        layout: the strategy's; None where workers do not wait for each other.
+        layout: the strategy's layout; None under parameter servers, where workers do not wait for each other.
 
     Attributes:
-        first: whether this is the first worker, to whom the others tell.
+        first: whether this is the first worker, which receives the others' times.
     """
 
     def __init__(self, layout: ReplicaLayout | None) -> None:
@@ -56,7 +57,14 @@ class WorkerTimes:
         self._found: dict[int, dict[str, Any]] = {}
 
     def publish(self, epoch: int, before: Totals, now: Totals, parts: dict[str, float]) -> None:
-        """This worker's numbers of an epoch."""
+        """Publishes this worker's times of an epoch, at most once a second.
+
+        Args:
+            epoch: the number of the epoch, from 0.
+            before: the totals at the beginning of the epoch.
+            now: the totals at its end.
+            parts: seconds of the epoch by part (`time_breakdown.PARTS`).
+        """
         each, own, reading, between = now.per_step(before)
         if each is None:
             return
@@ -75,7 +83,11 @@ class WorkerTimes:
             self.publish_rest()
 
     def publish_rest(self) -> int:
-        """Publishes numbers that were held back to limit the messages; returns how many were sent so far."""
+        """Publishes times that were held back to limit the messages.
+
+        Returns:
+            How many messages this process has published so far.
+        """
         global _published
         if self._mine is not None and self._unsent and not self.first:
             message = messages.encode({"fit": self._fit, **self._mine})
@@ -85,10 +97,13 @@ class WorkerTimes:
         return _published
 
     def known(self, published: Sequence[int] | None = None) -> list[dict[str, Any]]:
-        """The newest numbers of each worker, those of other epochs too; on the first worker only.
+        """The newest times received from each worker, possibly of different epochs; [] on other workers.
 
         Args:
-            published: how many messages there are of each worker; None where that is not known.
+            published: how many messages each worker has published; None if that is not known.
+
+        Raises:
+            AuthenticationError: a message was not written by its worker.
         """
         if not self.first or self._layout.workers == 1:
             return []
@@ -101,7 +116,7 @@ class WorkerTimes:
         return [self._found[worker] for worker in sorted(self._found)]
 
     def _receive(self, worker: int, published: int) -> None:
-        """Reads all that a worker has published, at least so many messages."""
+        """Reads all messages that a worker has published; waits for those up to the number `published`."""
         while True:
             number = _read.get(worker, 0)
             there = store(self._layout)
@@ -109,14 +124,14 @@ class WorkerTimes:
             if text is None:
                 return
             _read[worker] = number + 1
-            there.remove(_TOPIC, number, worker)  # nobody else reads it
+            there.remove(_TOPIC, number, worker)  # no other worker reads it
             message = _decoded(text, worker)
-            if message.pop("fit") == self._fit:  # others were left by one that ended by an error
+            if message.pop("fit") == self._fit:  # else it is left from a `fit` that ended with an error
                 self._found[worker] = message
 
 
 def slow_worker(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The causes that a time report names: a worker for which the others wait, if there is one."""
+    """The cause for a time report if the workers wait for a slow worker: a list of one `cause`, or []."""
     own = {each["task"]: each for each in workers if each["own_step_seconds"] is not None}
     for task, each in own.items():
         others = [other["own_step_seconds"] for name, other in own.items() if name != task]

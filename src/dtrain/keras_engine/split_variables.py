@@ -1,6 +1,7 @@
-"""Variables that are split by rows over several servers, which the engine handles as a list of parts.
+"""Variables that are split by rows over several parameter servers, handled as lists of parts.
 
-TensorFlow calls them sharded. A variable that is not split has one part: itself.
+TensorFlow calls them sharded variables. A variable that is not split has one part: itself. Which variables
+are split is not decided here.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ def first_rows(variable: Any) -> list[int]:
 
 
 def part_of_value(value: Any, variable: Any, number: int) -> Any:
-    """The rows of a value for the whole variable that belong to one part.
+    """The rows of one part, of a value for the whole variable.
 
     Args:
-        value: a tensor or `tf.IndexedSlices` of the variable's shape; any other value is returned for each
-            part.
+        value: a tensor, a split variable or `tf.IndexedSlices` of the variable's shape. Any other value is
+            returned unchanged, for each part.
         variable: the whole, split variable.
-        number: of the part.
+        number: the number of the part, from 0.
     """
     start, rows = first_rows(variable)[number], rows_of(variable)[number]
     if isinstance(value, tf.IndexedSlices):

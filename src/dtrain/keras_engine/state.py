@@ -1,7 +1,8 @@
-"""Keeps the state of layers beside their weights (moving statistics) equal on all replicas.
+"""Keeps the non-trainable state of layers, such as moving statistics, equal on all replicas.
 
-Within a step each replica writes its own copy; at its end the copies become their mean by shares, in one
-reduction. Integers (seeds, counters) advance alike everywhere and are left.
+Within a step each replica writes its own copy. At the end of the step, one all-reduce replaces the copies by
+their mean, weighted by the replicas' shares of the examples. Integers (seeds, counters) are left alone,
+because they advance equally on all replicas.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dtrain.keras_engine.context import ReplicaStep, local_update
 
 
 def synchronise(step: ReplicaStep) -> None:
-    """Replaces every float variable that the step wrote by its mean over the replicas.
+    """Replaces every float variable that the step wrote with its mean over the replicas.
 
     Must be called in a replica, outside of XLA.
     """

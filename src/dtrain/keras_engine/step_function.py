@@ -1,7 +1,7 @@
-"""The function that `fit` and `evaluate` call: some steps at a time, from an iterator.
+"""The function that `fit` and `evaluate` call: it runs several steps on the batches of an iterator.
 
-The contract is Keras': `function(iterator) -> logs`, and `StopIteration` when there is no data. What a
-step does is `steps.py`'s.
+The contract is Keras': `function(iterator) -> logs`, and `StopIteration` when there is no data. What a step
+computes is not decided here, but in `steps.py`.
 """
 
 from __future__ import annotations
@@ -35,16 +35,18 @@ from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 
 Untraceable = (SparseGradients, CompilationError)
-"""What tracing a step may find, upon which it is traced otherwise."""
+"""Errors that tracing a step may raise, after which the step is traced in another way."""
 
 
 class StepFunction:
-    """Trains or tests on the next batches of an iterator: as many as that says, or `steps_per_execution`.
+    """Trains or tests on the next batches of an iterator.
+
+    The number of steps is that of the `Call` it is given, or else `steps_per_execution`.
 
     Args:
-        model: compiled.
-        layout: how the replicas of its strategy are spread.
-        program: the step.
+        model: a compiled model.
+        layout: how the replicas of the model's strategy are distributed.
+        program: computes the step.
         training: whether it is the train step.
     """
 
@@ -53,9 +55,9 @@ class StepFunction:
         self._layout = layout
         self._training = training
         self._program = program
-        self._began = False  # whether steps have been made: what the first ones do once is no part of a step
-        self._retraced = 0  # times that all was to be traced anew
-        self._sparse = False  # whether gradients that name rows were found where micro-batches are summed up
+        self._began = False  # whether steps were made before; the first ones' times include one-time work
+        self._retraced = 0  # counts what was traced and discarded, to be traced in another way
+        self._sparse = False  # whether sparse gradients were found, which micro-batches cannot accumulate
         self._functions: dict[str, Callable[..., Any]] = {}
         self._runs: dict[str, Run] = {}
         self._communicated = _Since(communication_clock(model.distribute_strategy))
@@ -66,7 +68,7 @@ class StepFunction:
 
     @property
     def findings(self) -> dict[str, Any] | None:
-        """What was found out of the user's own losses (`StepProgram.findings`), for those who go on later."""
+        """What is known of the user's own step (`Program.findings`), for a checkpoint; None before."""
         return self._program.findings
 
     @findings.setter
@@ -83,7 +85,7 @@ class StepFunction:
         call = iterator if planned else Call(iterator, self._model.steps_per_execution)
         iterator = call.iterator
         outputs, call.ran = None, 0
-        self._communicated(), self._waited()  # from here on
+        self._communicated(), self._waited()  # both clocks count from here on
         usual, traced, begun = self._began, self._traced, time.perf_counter()
         while call.ran < call.steps:
             steps, found = self._next_steps(iterator, call.steps - call.ran, exact=planned)
@@ -106,12 +108,14 @@ class StepFunction:
         return self._retraced + len(self._functions) + len(self._runs) + self._program.traced
 
     def _next_steps(self, iterator: Any, most: int, *, exact: bool) -> tuple[int, Any]:
-        """Some of the next steps, at least one: how many there were, and what the last returned.
+        """Runs one or more of the next steps; returns their number and the outputs of the last.
+
+        The number is 0 if the data has ended.
 
         Args:
-            iterator: to read from.
-            most: how many there may be.
-            exact: whether so many batches are left where their number was known beforehand.
+            iterator: the iterator to read from.
+            most: the most steps to run.
+            exact: whether `most` batches are certainly left, if the iterator's number of batches is certain.
         """
         traced = self._traced
         events.emit(events.InputBegins(iterator))
@@ -137,7 +141,7 @@ class StepFunction:
         return 1, outputs
 
     def _in_xla(self, iterator: GroupIterator, most: int, traced: int) -> tuple[int, Any]:
-        """The same in one XLA program."""
+        """As `_next_steps`, with all steps in one XLA program."""
         part = iterator.take(most)
         events.emit(events.StepBegins())
         if part is None:
@@ -148,20 +152,20 @@ class StepFunction:
         return part.steps, None
 
     def metrics(self) -> dict[str, Any] | None:
-        """All metrics of the model over all replicas, by one reduction; None where Keras must find them."""
+        """All metrics over all replicas, by one all-reduce; None if Keras must compute them itself."""
         quicker = self._program.stock and self._layout.replicas > 1 and not self._model.run_eagerly
         return dict(self._results()) if quicker and metrics.follow_from_variables(self._model) else None
 
     def fit_ended(self) -> None:
-        """What was restored for a `fit` does not hold for the next one."""
+        """Forgets findings that were restored for the `fit` that ends; they do not apply to the next one."""
         self._program.forget_restored()
 
     def in_xla(self, steps: int | None, batch: int | None) -> bool:
-        """Whether the steps of a `fit` are made in XLA (`Program.in_xla`)."""
+        """Whether the steps of a `fit` run in XLA (`Program.in_xla`)."""
         return self._program.in_xla(steps, batch)
 
     def _loop(self, iterator: SplitIterator, most: int, traced: int, *, exact: bool) -> tuple[int, Any]:
-        """The same, read and made in the graph."""
+        """As `_next_steps`, with a loop in the graph that reads the batches and runs the steps."""
         events.emit(events.StepBegins())
         sums = self._sums()
         self._program.learn(None)
@@ -179,7 +183,7 @@ class StepFunction:
         return ran.steps, ran.outputs
 
     def _can_loop(self, iterator: SplitIterator) -> bool:
-        """Whether what the step returns can go through a loop; Keras' own returns nothing there."""
+        """Whether a loop can carry the step's outputs; Keras' own step has none there."""
         return bool(self._program.stock) or can_loop(self._traced_step(iterator.element_spec, None))
 
     def _run(self, iterator: SplitIterator, phase: str | None, *, exact: bool) -> Run:
@@ -195,7 +199,7 @@ class StepFunction:
         return self._runs[key]
 
     def _traced_step(self, specs: Any, phase: str | None) -> Any:
-        """The step, traced once for data of these specs: a short last batch must not change its shapes."""
+        """The step, traced once for the iterator's specs, so that a short last batch does not retrace it."""
         key = f"{specs} {phase}"
         if key not in self._functions:
             program = self._program
@@ -209,12 +213,16 @@ class StepFunction:
         return self._functions[key]
 
     def _parts(self, iterator: Any, batch: Any) -> tuple[Any, Any, Any]:
-        """A batch for each local replica, how many examples they all have if known, and the specs of both."""
+        """A batch for each local replica, the examples of the global batch, and the specs of both.
+
+        The number of examples is None with one replica, or if only the step can find it. The specs are None
+        if a batch may have any shape.
+        """
         strategy = self._model.distribute_strategy
         if isinstance(iterator, SplitIterator):
             return batch.parts, batch.total, iterator.element_spec
         if isinstance(iterator, tf.distribute.DistributedIterator):
-            # The whole batch's size is found in the step: TensorFlow made the split.
+            # TensorFlow made the split, so the step finds the global batch's size by an all-reduce.
             specs = (local_specs(strategy, iterator.element_spec), None)
             return local_parts(strategy, batch), None, specs
         if self._layout.replicas == 1:
@@ -222,7 +230,7 @@ class StepFunction:
         return (*split_batch(to_tensors(batch), self._layout), None)
 
     def _count(self, parts: Any, total: Any) -> int | None:
-        """Examples in a global batch that is there; None where a worker knows its own part only."""
+        """The examples in a global batch; None if this process knows only its own part."""
         if total is None and self._layout.replicas > 1:
             return None
         rows = int(rows_of(Split(tuple(parts), total)))
@@ -237,7 +245,15 @@ class StepFunction:
         inside: float = 0.0,
         examples: int | None = None,
     ) -> None:
-        """Notes some steps; `traced` is what had been traced when they began."""
+        """Emits that steps have ended.
+
+        Args:
+            steps: how many.
+            waited: seconds of waiting for other workers, measured in the steps; None if not measured there.
+            traced: the value of `_traced` when the steps began.
+            inside: seconds of reading batches between the steps, in the loop.
+            examples: examples in the global batches; None if not known.
+        """
         usual, self._began = self._began and self._traced == traced, True
         since = self._waited()
         events.emit(
@@ -269,15 +285,19 @@ class StepFunction:
         return outputs
 
     def _trace_otherwise(self, found: Exception, sums: MicroBatchSums | None) -> None:
-        """A step cannot be what it was to be: found while tracing, before anything ran."""
+        """Changes how the step is traced, after tracing raised an error and before anything ran.
+
+        Raises:
+            CompilationError: the function that XLA cannot compile is the user's own.
+        """
         if isinstance(found, SparseGradients):
             self._sparse = True
             if sums is not None:
                 sums.close()
             return
         if not self._program.compiled:
-            raise found  # what is compiled is a function of the user's
-        # Replicas must meet inside forward or backward.
+            raise found  # the compiled function is the user's own
+        # Replicas must communicate inside the forward or backward pass.
         logger.warning(
             "jit_compile=True was set, but this model's replicas must talk to each other inside the "
             "step (a masked or whole-batch loss, a metric that does not add up, synchronized "
@@ -290,7 +310,7 @@ class StepFunction:
         self._runs.clear()
 
     def _function(self, specs: Any, phase: str | None) -> Callable[..., Any]:
-        """What makes one step outside of a loop; the same function as in one."""
+        """The function that makes one step outside of a loop; a loop of the same specs uses the same one."""
 
         def run(parts: Any, total: Any) -> Any:
             return self._program.run(parts, total, phase)
@@ -306,10 +326,10 @@ class StepFunction:
         return self._functions[key]
 
     def _count_failed_call(self, iterator: Any) -> None:
-        """On one device the call that finds the data at its end still counts as an iteration.
+        """Counts an iteration for a call that finds the end of the data, as on one device.
 
-        There the counter is raised beside the failing read. Schedules and Adam's bias correction read the
-        counter, so it must be the same here.
+        On one device the optimizer's counter is incremented even though the read fails. Learning rate
+        schedules and Adam's bias correction read the counter, so it must have the same value here.
         """
         model = self._model
         uncounted = not getattr(iterator, "counted", True)
@@ -321,10 +341,10 @@ class StepFunction:
 
 
 class _Since:
-    """How far a clock has gone since it was asked last.
+    """Seconds that a clock has counted since the last call.
 
     Args:
-        clock: gives seconds; None for what the transport does not know.
+        clock: returns seconds; None if the transport does not measure them.
     """
 
     def __init__(self, clock: Callable[[], float] | None) -> None:
@@ -332,7 +352,7 @@ class _Since:
         self._before = 0.0
 
     def __call__(self) -> float | None:
-        """Seconds; None without a clock."""
+        """The seconds since the last call; None without a clock."""
         if self._clock is None:
             return None
         before, self._before = self._before, self._clock()

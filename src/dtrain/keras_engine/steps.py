@@ -1,7 +1,7 @@
-"""Computes one step on all replicas: forward, backward, reduction, update, metrics.
+"""Computes one step on all replicas: forward, backward, all-reduce, update, metrics.
 
-`StepProgram` reads top to bottom in the order in which a step happens. How many steps a call makes, and where
-their data comes from, is decided in `step_function.py`.
+`StepProgram` is for several replicas; the program for one replica is in `local_steps.py`. How many steps a
+call makes, and where their data comes from, is not decided here, but in `step_function.py`.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from dtrain.upstream import tensorflow as upstream_tf
 
 
 class Program(abc.ABC):
-    """A model's train or test step, as a function calls it.
+    """A model's train or test step, as a `StepFunction` calls it.
 
     Attributes:
-        stock: whether the step is Keras' own, so that `results` tells what a call returns.
-        compiled: whether it is compiled by XLA.
+        stock: whether the step is Keras' own; then `results` gives the logs of a call, and `run` gives none.
+        compiled: whether XLA compiles the step.
     """
 
     stock: bool
@@ -59,12 +59,12 @@ class Program(abc.ABC):
 
     @property
     def traced(self) -> int:
-        """How many programs it has traced by itself."""
+        """The number of functions that the program has traced by itself."""
         return 0
 
     @property
     def findings(self) -> dict[str, Any] | None:
-        """What was found out or decided, as plain data, for those who resume the training; None before."""
+        """What the program has found out or decided, as plain data, for a resumed training; None before."""
         return None
 
     @findings.setter
@@ -72,27 +72,29 @@ class Program(abc.ABC):
     def findings(self, found: dict[str, Any]) -> None: ...
 
     def wants_part(self) -> bool:
-        """Whether `learn` needs a batch to learn from."""
+        """Whether `learn` needs a batch."""
         return False
 
     def learn(self, part: Any) -> None:
         """Finds out what must be known before the step is traced.
 
         Args:
-            part: a batch of this process' first replica; needed where `wants_part` says so.
+            part: a batch of this process' first replica; needed only if `wants_part` returns True.
         """
         del part
 
     @abc.abstractmethod
     def run(self, parts: Sequence[Any], total: Any, phase: str | None = None) -> tuple[Any, Any]:
-        """One step; what it returns is the whole batch's, or {} where `results` will tell.
-
-        Beside it, the seconds that this worker waited for the others, a scalar; None if not measured.
+        """Runs one step on all replicas.
 
         Args:
             parts: a batch for each replica of this process.
-            total: examples in the whole batch, over all processes; None if not known yet.
-            phase: `ADD` or `UPDATE` for a micro-batch; None where gradients are reduced at once.
+            total: the examples in the global batch, over all processes; None if not known yet.
+            phase: `ADD` or `UPDATE` for a micro-batch; None if gradients are all-reduced in this step.
+
+        Returns:
+            The step's outputs for the global batch, or {} for a stock step; and the seconds that this worker
+            waited for other workers, a scalar, or None if not measured.
         """
 
     @abc.abstractmethod
@@ -100,33 +102,33 @@ class Program(abc.ABC):
         """The metrics over all replicas and all steps since they were reset."""
 
     def in_xla(self, steps: int | None, batch: int | None) -> bool:
-        """Whether the runs of steps of a `fit` are made in XLA.
+        """Whether the steps of a `fit` run in XLA, many steps in one program.
 
         Args:
-            steps: how many are planned.
-            batch: examples in one.
+            steps: the number of planned steps; None if not known.
+            batch: the examples in a batch; None if not known.
         """
         del steps, batch
         return False
 
     def run_group(self, part: Any) -> None:
-        """Makes the steps of a part of a group of batches, where `in_xla` has said so."""
+        """Runs the steps of a part of a group of batches; called only if `in_xla` has returned True."""
         raise NotImplementedError
 
     def forget_restored(self) -> None:
-        """The `fit` that findings were restored for is over."""
+        """Forgets restored findings, because the `fit` that they were restored for is over."""
         del self
 
 
 class StepProgram(Program):
-    """A model's train or test step, made to run on every replica.
+    """A model's train or test step, run on every replica.
 
     Args:
         model: a compiled Keras model under a strategy of dtrain's.
-        layout: how the strategy's replicas are spread.
-        training: the train step, or the test step.
-        compiled: whether forward and backward are compiled by XLA inside the replica.
-        measured: whether to find out how long a step waits for the other workers.
+        layout: how the strategy's replicas are distributed.
+        training: True for the train step, False for the test step.
+        compiled: whether XLA compiles the forward and backward pass inside the replica.
+        measured: whether to measure how long a step waits for other workers.
     """
 
     def __init__(
@@ -147,7 +149,7 @@ class StepProgram(Program):
         self._coupled: list[bool] = []
 
     def wants_part(self) -> bool:
-        """Whether `learn` needs a batch to learn from."""
+        """Whether `learn` needs a batch: for a user's own step, layers or losses, before the first step."""
         if self._has_learnt:
             return False
         return self._own_step() or has_own_layers(self.model) or any(map(is_own_loss, self._losses()))
@@ -159,17 +161,23 @@ class StepProgram(Program):
         return not (self.stock and _is_keras_own(self.model, "compute_loss"))
 
     def learn(self, part: Any) -> None:
-        """Finds out what a user's own losses are, sums or means; there is nothing to learn of Keras'.
+        """Finds out whether a user's own losses are sums or means; Keras' own losses are known.
+
+        All workers must call it.
 
         Args:
-            part: a batch of this process' first replica; needed where `wants_part` says so.
+            part: a batch of this process' first replica; needed only if `wants_part` returns True.
+
+        Raises:
+            StepError: the step cannot run on several replicas as on one device.
         """
         if self.wants_part():
             part = without_optionals(part)
             rows = min(ROWS, int(batch_rows(part)))
-            # All workers trace the step, which makes what it makes; nothing talks, so one of them can try it.
+            # All workers trace the step, because tracing creates variables. A trial does not communicate, so
+            # only the first worker runs it.
             trial = self._traced(part, rows) if self._own_step() and rows > 0 else None
-            # One worker decides for all: no worker's own examples may make it differ from the others.
+            # The first worker decides for all, because trials with different examples might differ.
             mine = self._found(part, rows, trial) if self.layout.worker == 0 else None
             self._coupled, self._summed, self._kinds, refusal = exchange(self.layout, mine)[0]
             if refusal:
@@ -188,7 +196,7 @@ class StepProgram(Program):
             return None
 
     def _found(self, part: Any, rows: int, trial: StepTrial | None) -> Any:
-        """What there is to learn: the coupled losses, the summed ones, the kinds, and why not to train."""
+        """The trials' findings: coupled losses, summed losses, kinds, and the error that refuses the step."""
         model, layout = self.model, self.layout
         built = all(layer.built for layer in upstream_keras.layers_of(model))
         if rows > 0 and built and has_own_layers(model):
@@ -214,13 +222,13 @@ class StepProgram(Program):
             watch_own_call(loss)
 
     def _learnt(self) -> Learnt:
-        """What was learnt, of the losses as they are built now."""
+        """The findings, for the loss objects that the model has now."""
         pairs = zip(self._losses(), self._coupled, strict=False)
         return Learnt(self._kinds, self._summed, frozenset(id(loss) for loss, coupled in pairs if coupled))
 
     @property
     def findings(self) -> dict[str, Any] | None:
-        """What was learnt, as plain data; None before. A trial with other weights may find something else."""
+        """The findings, as plain data; None before. A trial with other weights may find something else."""
         if not self._has_learnt:
             return None
         kinds = [(kind.sums, kind.scale, kind.rows) for kind in self._kinds]
@@ -237,7 +245,7 @@ class StepProgram(Program):
         ]
 
     def _tried(self, part: Any, step: ReplicaStep) -> None:
-        """The user's step, all of its combining points included, on one replica alone."""
+        """Runs the user's step on one replica, including every point where replicas are combined."""
         self._watch_metrics()
         with self._results_while_traced(self.model):
             outputs = self._user_step(part)
@@ -245,11 +253,11 @@ class StepProgram(Program):
             combine(step, outputs)
 
     def run(self, parts: Sequence[Any], total: Any, phase: str | None = None) -> tuple[Any, Any]:
-        """One step on all replicas."""
+        """As `Program.run`."""
         self._watch_metrics()
         strategy = self.model.distribute_strategy
         totals = upstream_tf.per_replica([total] * len(parts)) if total is not None else None
-        # Set here, not in the replicas: they run in threads that take turns.
+        # Replaced here, not in the replicas, because their threads take turns and share the model's methods.
         with self._results_while_traced(self.model):
             in_replica = upstream_keras.with_seed_generator(
                 lambda part, total: self._in_replica(part, total, phase)
@@ -257,12 +265,12 @@ class StepProgram(Program):
             outputs = strategy.run(in_replica, args=(upstream_tf.per_replica(list(parts)), totals))
         outputs, waited = outputs
         if waited is not None:
-            # The last replica of this worker to give its part is the one that waits for other workers only.
+            # This worker's last replica to contribute waits only for other workers, not for its own replicas.
             waited = tf.reduce_min(tf.stack(strategy.experimental_local_results(waited)))
         return first_replica(strategy, outputs), waited
 
     def _watch_metrics(self) -> None:
-        """Those that were made before the engine was there."""
+        """Wraps the model's metrics, also those that were made before the engine was installed."""
         for metric in self.model.metrics:
             own_metrics.watch(metric)
 
@@ -296,7 +304,7 @@ class StepProgram(Program):
         return {} if self.stock else combine(step, outputs)
 
     def _compiled_step(self, step: AtOnce | MicroBatch, part: Any, known: dict[str, Any]) -> Any:
-        """Forward and backward in one XLA program; the reduction and the update after it."""
+        """Runs forward and backward in one XLA program, and the all-reduce and the update after it."""
         captured: list[tuple[Any, list[Any], list[Any]]] = []
         kinds: list[list[tuple[str, ...]]] = []
 
@@ -313,7 +321,7 @@ class StepProgram(Program):
             kinds[:] = [[each.kinds for each in found] for found in lookups]
             return present, [[each.sizes for each in found] for found in lookups]
 
-        step.waits.meet(known["size"])  # the program as a whole needs the total
+        step.waits.meet(known["size"])  # the XLA program cannot begin before the total is known
         program = tf.function(inside, jit_compile=True, autograph=False)
         gradients, sizes = program(part, known["size"], known["total"])
         for (optimizer, traced, variables), values, *rows in zip(
@@ -327,10 +335,10 @@ class StepProgram(Program):
 
 
 class CompiledStep(ReplicaStep):
-    """A step inside a program that XLA compiles: its gradients leave it as they are, to be applied outside.
+    """A step inside a program that XLA compiles; its local gradients are all-reduced and applied outside.
 
     Attributes:
-        captured: the optimizers with what each was to apply.
+        captured: the optimizers, each with the gradients and variables of its `apply`.
     """
 
     def __init__(self, layout: ReplicaLayout, **known: Any) -> None:
@@ -338,11 +346,11 @@ class CompiledStep(ReplicaStep):
         self.captured: list[tuple[Any, list[Any], list[Any]]] = []
 
     def whole_gradients(self, gradients: list[Any], target: Any) -> list[Any]:
-        """This replica's own, by its share."""
+        """This replica's own gradients, weighted by its share, not all-reduced."""
         return zero_if_empty(self, gradients)
 
     def gradients_to_apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
-        """Nothing yet."""
+        """Captures the gradients; nothing is applied inside the XLA program."""
         self.captured.append((optimizer, gradients, variables))
 
 
@@ -351,20 +359,20 @@ def _step_of_phase(layout: ReplicaLayout, phase: str | None, **known: Any) -> At
 
 
 def step_is_stock(model: Any, name: str) -> bool:
-    """Whether a model's step, and all that computes its results, is Keras' own."""
+    """Whether a model's step, and the methods that compute its results, are Keras' own."""
     names = (name, "compute_metrics", "get_metrics_result")
     return all(_is_keras_own(model, each) for each in names)
 
 
 def _is_keras_own(model: Any, name: str) -> bool:
-    """Whether a model has Keras' own method of a name, neither overridden nor set on the instance."""
+    """Whether a model's method of this name is Keras' own, neither overridden nor set on the instance."""
     if name in vars(model):
         return False
     return getattr(type(model), name) is getattr(upstream_keras.trainer_class(), name)
 
 
 def combine(step: ReplicaStep, outputs: Any) -> Any:
-    """What a user's step returned, for the whole batch: numbers by shares, rows in the examples' order."""
+    """Combines a step's outputs over the replicas: numbers by shares, rows in the order of the examples."""
 
     def one(path: Any, value: Any) -> Any:
         name = "/".join(map(str, path)) or "its value"
@@ -381,7 +389,7 @@ def combine(step: ReplicaStep, outputs: Any) -> Any:
 
 
 def _all_rows(step: ReplicaStep, value: Any, name: str) -> Any:
-    """A ragged or sparse value of a step, of all replicas; such a value has a row for each example."""
+    """All replicas' rows of a ragged or sparse value, which must have a row for each example."""
     rows = tf.cast(value.nrows() if isinstance(value, tf.RaggedTensor) else value.dense_shape[0], tf.int32)
     told = (
         f"{name!r} is a {type(value).__name__} whose rows are not the examples': they cannot be put together"
@@ -392,7 +400,7 @@ def _all_rows(step: ReplicaStep, value: Any, name: str) -> Any:
 
 @contextlib.contextmanager
 def silent_results(model: Any) -> Iterator[None]:
-    """While Keras' own step is traced, it returns no results: they are computed after the reduction."""
+    """A context in which Keras' own step returns no results; they are computed once, after the all-reduce."""
     object.__setattr__(model, "get_metrics_result", dict)
     try:
         yield
@@ -401,19 +409,19 @@ def silent_results(model: Any) -> Iterator[None]:
 
 
 def unwrapped(function: Any) -> Callable[..., Any]:
-    """What a `tf.function` does, also one that XLA is to compile: replicas cannot meet inside one."""
+    """The Python code of a `tf.function`, even of one for XLA: replicas cannot communicate inside one."""
     if not callable(getattr(function, "python_function", None)):
         return function
     return lambda *args: upstream_tf.call_inline(function, type(function).__call__, args, {})
 
 
 def first_replica(strategy: Any, value: Any) -> Any:
-    """What the first replica of this process holds of a nest of values."""
+    """The values of this process' first replica, of a nest of per-replica values."""
     return tf.nest.map_structure(
         lambda v: strategy.experimental_local_results(v)[0], value, expand_composites=False
     )
 
 
 def without_optionals(part: Any) -> Any:
-    """A generator's None arrives as an empty Optional; a step wants None."""
+    """A batch with None for every Optional; Keras passes a generator's None as an empty Optional."""
     return map_leaves(lambda x: None if isinstance(x, tf.experimental.Optional) else x, part)

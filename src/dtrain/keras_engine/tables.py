@@ -1,4 +1,7 @@
-"""Embedding tables on parameter servers: a lookup fetches the rows that a batch names, not the table."""
+"""Embedding tables on parameter servers: a lookup fetches the rows that a batch names, not the table.
+
+How a table's gradients are applied is not decided here.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream.reach import replaces
 
 ELEMENTS = 1 << 16
-"""Tables of fewer elements travel with the other weights, in one message."""
+"""A table with fewer elements, if it is not split, is sent with the other weights, in one message."""
 
 
 def tables_of(layers: list[Any]) -> list[Any]:
-    """The Keras variables of the layers' tables that stay on the servers."""
+    """The Keras variables of the layers' embedding tables that stay on the servers."""
     found = [
         layer._embeddings for layer in layers if isinstance(layer, keras.layers.Embedding) and layer.built
     ]
@@ -26,7 +29,7 @@ def tables_of(layers: list[Any]) -> list[Any]:
 
 
 def stays_on_servers(variable: Any) -> bool:
-    """Whether a table is looked up where it is."""
+    """Whether rows of a table are looked up on the servers; else workers read the table whole."""
     raw = underlying(variable)
     if is_split(raw):
         return "/job:ps/" in parts_of(raw)[0].device
@@ -47,12 +50,12 @@ def embedding_call(original: Callable[..., Any], self: Any, inputs: Any) -> Any:
 def lookup(table: Any, ids: tf.Tensor) -> tf.Tensor:
     """Rows of a table, of shape `(*ids.shape, columns)`; negative ids count from the end, as in Keras.
 
-    A row that is named twice is fetched twice: its gradients must stay apart, since Keras' optimizers square
-    each by itself.
+    A row that is named twice is fetched twice, because its two gradients must stay separate: Keras'
+    optimizers square each by itself.
 
     Args:
-        table: a TensorFlow variable, split or not.
-        ids: of any shape.
+        table: a TensorFlow variable of shape `(rows, columns)`, split or not.
+        ids: row numbers, an integer tensor of any shape.
     """
     ids = tf.where(ids < 0, ids + tf.cast(table.shape[0], ids.dtype), ids)
     rows = tf.reshape(ids, [-1])

@@ -1,7 +1,7 @@
-"""Small objects between the workers of a job: who is here, what they say, all at one point.
+"""Exchanges small Python values between the workers of a job, at a point that all workers reach.
 
-It rides on TensorFlow's coordination service, not on the collectives, so it cannot fall out of step with
-the training; tensors of a step do not go this way.
+It uses TensorFlow's coordination service, not the collectives, so it cannot mix with the all-reduces of
+training. It is not for the tensors of a step.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from dtrain.log import logger
 from dtrain.plain_text import cleaned
 
 _TOPIC = "exchange"
-_POLL = 10.0  # seconds
-_ANSWER = 20_000  # milliseconds that the service has for what it knows
+_POLL = 10.0  # seconds between two checks that the service can still be reached
+_ANSWER = 20_000  # milliseconds in which the service must return a value that it has
 
-_SHOWN = 2000  # characters of another worker's problem
+_SHOWN = 2000  # the most characters shown of another worker's error message
 
-# How a value is written: plain, pickled, or not at all, for this reason.
+# The first character of a message: a plain value, a pickled one, or the reason why the value cannot be sent.
 _PLAIN, _PICKLED, _REFUSED = "jpe"
 
 _rounds = itertools.count()
-_kept: list[int] = []  # rounds of which this worker's value is still in the service,
-_all_read = 0  # and before which round nobody reads any
+_kept: list[int] = []  # rounds of which this worker's value is still in the service
+_all_read = 0  # no worker reads values of earlier rounds than this one any more
 _nonce = secrets.token_hex(SIZE)
 _store: SignedStore | None = None
 
@@ -47,24 +47,25 @@ _store: SignedStore | None = None
 def exchange(
     layout: ReplicaLayout, value: Any, *, timeout: float | None = None, objects: bool = False
 ) -> list[Any]:
-    """Every worker gives a value and gets those of all; returns when all have given theirs.
+    """All-gathers one small value per worker: publishes this worker's value and waits for the others'.
 
     All workers must call it, equally often.
 
     Args:
-        layout: the strategy's.
-        value: what `messages.encode` takes; small.
-        timeout: seconds to wait for the others; None waits as long as TensorFlow finds them alive.
-        objects: take any value that can be pickled, where the workers share a secret. Reading it runs code of
-            the worker that gave it, so all workers must say so.
+        layout: the layout of the strategy.
+        value: a small value that `messages.encode` accepts.
+        timeout: seconds to wait for the other workers; None waits as long as TensorFlow finds them alive.
+        objects: whether to accept any value that can be pickled, if the workers share a secret. Unpickling
+            runs code of the worker that sent the value. All workers must pass the same.
 
     Returns:
         The values, by worker.
 
     Raises:
-        PeerMissingError: a worker gave none in time.
-        AuthenticationError: what is there for a worker was not signed by it.
+        PeerMissingError: a worker published no value in time.
+        AuthenticationError: the value found for a worker was not signed by a worker.
         ConfigurationError: a worker's value cannot be sent; all workers raise it.
+        messages.NotPlainError: without `objects`, `messages.encode` does not accept the value.
     """
     global _all_read
     if layout.workers == 1:
@@ -76,7 +77,7 @@ def exchange(
     found = {layout.worker: body}
     with events.waiting_for_others():
         here.put(_TOPIC, number, layout.worker, body)
-        # Here, where the service is needed anyway: at the end of a job it may be gone.
+        # Deleted here, where the service is needed anyway: at the end of a job it may have stopped.
         _remove_read(here, layout.worker)
         _kept.append(number)
         for other in (worker for worker in range(layout.workers) if worker != layout.worker):
@@ -86,13 +87,17 @@ def exchange(
 
 
 def store(layout: ReplicaLayout, *, timeout: float | None = None) -> SignedStore:
-    """Where the workers of this job leave what they say; the first call waits for all workers.
+    """The store in which the workers of this job publish values; the first call waits for all workers.
 
-    Each gives a number that nobody else has chosen, and all numbers together make the key of this start. So
-    what was signed in an earlier one, with the same secret, counts as forged.
+    Each worker publishes a random number, and the signing key of this start is derived from all of them. So a
+    value that was signed in an earlier start, with the same secret, counts as forged.
+
+    Args:
+        layout: the layout of the strategy.
+        timeout: seconds to wait for the other workers; None waits as long as TensorFlow finds them alive.
 
     Raises:
-        PeerMissingError: a worker did not come in time.
+        PeerMissingError: a worker did not publish its number in time.
         AuthenticationError: the workers have different secrets.
     """
     global _store
@@ -103,7 +108,7 @@ def store(layout: ReplicaLayout, *, timeout: float | None = None) -> SignedStore
     plain = SignedStore(None)
     plain.put("hello", 0, layout.worker, _hello(secret, layout.worker))
     deadline = math.inf if timeout is None else time.monotonic() + timeout
-    nonces = {layout.worker: _nonce}  # never what is there in its place: that may be of an earlier start
+    nonces = {layout.worker: _nonce}  # not read back: the service may hold one of an earlier start
     with events.waiting_for_others():
         for other in (worker for worker in range(layout.workers) if worker != layout.worker):
             hello = _wait(plain, layout, "hello", 0, other, timeout, deadline)
@@ -124,7 +129,11 @@ def _hello(secret: Secret | None, worker: int) -> str:
 
 
 def _checked(text: str, secret: Secret | None, worker: int, own: int) -> str:
-    """The number of a worker that has this worker's secret, or none where this one has none."""
+    """A worker's random number, if it has the same secret as this worker, or neither has one.
+
+    Raises:
+        AuthenticationError: it has another secret, or the text is not a worker's.
+    """
     nonce = proof = None
     with contextlib.suppress(ValueError):
         nonce, proof = json.loads(text)
@@ -155,7 +164,7 @@ def _warn(*, alone: bool) -> None:
 
 
 def _written(value: Any, secret: Secret | None, *, objects: bool) -> str:
-    """A value as text, or why it is none."""
+    """A value as text, or the reason why it cannot be sent, which every worker then raises."""
     try:
         return _PLAIN + messages.encode(value)
     except messages.NotPlainError as error:
@@ -178,9 +187,14 @@ def _written(value: Any, secret: Secret | None, *, objects: bool) -> str:
 
 
 def _read(text: str, worker: int, secret: Secret | None, *, objects: bool) -> Any:
-    """The value in a text that `_written` made."""
+    """The value in a text that `_written` made.
+
+    Raises:
+        ConfigurationError: the text gives the reason why the value cannot be sent.
+        AuthenticationError: `_written` did not make the text.
+    """
     kind, content = text[:1], text[1:]
-    if kind == _PICKLED and objects and secret is not None:  # which has signed it
+    if kind == _PICKLED and objects and secret is not None:  # with a secret, the store checked the signature
         return pickle.loads(base64.b64decode(content))
     try:
         found = messages.decode(content)
@@ -189,16 +203,16 @@ def _read(text: str, worker: int, secret: Secret | None, *, objects: bool) -> An
     if kind == _PLAIN:
         return found
     if kind == _REFUSED and isinstance(found, list) and len(found) == 2:
-        problem, hint = (cleaned(str(each), _SHOWN) for each in found)  # unsigned, it may be a stranger's
+        problem, hint = (cleaned(str(each), _SHOWN) for each in found)  # without a secret, it may be forged
         raise ConfigurationError(problem, hint=hint)
     raise AuthenticationError(f"What is there for worker {worker} is no worker's value.", hint=HINT)
 
 
 def _remove_read(here: SignedStore, worker: int) -> None:
-    """Deletes this worker's values that nobody reads any more.
+    """Deletes this worker's values that no worker reads any more.
 
-    A worker publishes its value of a round when it has left the round before, with all values or an error.
-    So who has got the values of all of round n knows that round n - 1 is over for everybody.
+    A worker publishes its value of a round only after it has left the previous round, with all values or an
+    error. So a worker that has all values of round n knows that every worker has left round n - 1.
     """
     for number in [each for each in _kept if each < _all_read]:
         here.remove(_TOPIC, number, worker)
@@ -220,7 +234,7 @@ def _wait(
         if text is not None:
             return text
         mpi.check_ended()
-        # What this worker itself has said can be read, unless the link is broken: then nothing can.
+        # This worker's own value is in the service. If it cannot be read, the service cannot be reached.
         if here.get(topic, number, layout.worker, _ANSWER) is None:
             raise PeerMissingError(
                 "The first worker, through which the workers talk, cannot be reached any more.",

@@ -1,6 +1,7 @@
-"""Values of a thread's own, for where Keras and TensorFlow call back without arguments.
+"""Thread-local values with a scope, for code that Keras and TensorFlow call back without arguments.
 
-Replicas of a process run in threads, so what one of them is doing is a value of its thread.
+Replicas of a process run in threads, so a replica's context is a value of its thread. It is not for values
+that threads share.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ Value = TypeVar("Value")
 
 
 class ThreadValue(Generic[Value]):
-    """A value that each thread has for itself; calling it gives the value.
+    """A thread-local value; calling the object returns it.
 
     Args:
-        default: what it is outside of `set`.
+        default: the value outside of `set`.
     """
 
     def __init__(self, default: Value) -> None:
@@ -31,7 +32,7 @@ class ThreadValue(Generic[Value]):
 
     @contextlib.contextmanager
     def set(self, value: Value) -> Iterator[Value]:
-        """While it is entered, the value in this thread is another one."""
+        """A context in which this thread has another value; at its end, the previous value is restored."""
         outer = self()
         self._local.value = value
         try:

@@ -1,6 +1,7 @@
-"""Records where each epoch's time went, in the history, and logs what took much of it.
+"""Records in the history where each epoch's time went, and logs what took a large share of it.
 
-The numbers are those of `dtrain.time_breakdown`; every moment of `fit` counts for one epoch and one part.
+The times are measured by `dtrain.time_breakdown`, not here; every moment of `fit` counts for one epoch and
+one part.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from dtrain.log import logger
 from dtrain.step_counts import Totals, counter
 from dtrain.time_breakdown import PARTS, breakdown
 
-_LEAST_SECONDS = 0.25  # of an epoch: less is not worth anybody's time
-_WATCHDOG_SECONDS = 15.0  # of training that a launcher needs to see who is slow
+_LEAST_SECONDS = 0.25  # a part that took fewer seconds of an epoch is not reported as a cause
+_WATCHDOG_SECONDS = 15.0  # seconds of training after which a launcher can name a slow worker
 _SHARES = {"checkpoint": 0.1, "callbacks": 0.2, "input": 0.2}
-"""From which part of an epoch's time on something is named as what training loses time to."""
+"""The share of an epoch's time above which a part is reported as a cause of lost time."""
 
 _HINTS = {
     "checkpoint": "save less often (save_freq), or to a faster disk",
@@ -30,26 +31,32 @@ _HINTS = {
 class TimeReport(HistoryReport):
     """Records where the time of each epoch of `fit` went.
 
-    `History` gets the attribute `time_report`: a dictionary an epoch with `epoch` (from 0), `seconds` (wall
-    time from the end of the epoch before, or from the beginning of `fit`), `steps`, `examples` (None where
-    they are not known), `steady` (`steps`, `seconds`, `examples` and `waiting`, as `training_rate.Figures`,
-    of the steps for which nothing was traced), `parts` (seconds by `time_breakdown.PARTS`, which add up to
-    `seconds`), `callbacks` (seconds by class), `causes` (a list of `cause`, `share` and `text`, of what took
-    much of the time) and `workers` (of each worker: `task`, `host`, `step_seconds`, `own_step_seconds`,
-    `parts`). On other workers than the first, `workers` is empty.
+    `History` gets the attribute `time_report`, a list with a dictionary for each epoch:
+
+    - `epoch`: its number, from 0.
+    - `seconds`: wall time since the end of the previous epoch, or since the beginning of `fit`.
+    - `steps`, `examples`: how many were trained on; `examples` is None if the number is not known.
+    - `steady`: `steps`, `seconds`, `examples` and `waiting` of the steps for which nothing was traced, as in
+      `training_rate.Figures`.
+    - `parts`: seconds by part (`time_breakdown.PARTS`); their sum is `seconds`.
+    - `callbacks`: seconds by class of callback.
+    - `causes`: what took a large share of the time; a list of dictionaries with `cause`, `share` (0.0 to
+      1.0), `text`, and `task` for a slow worker.
+    - `workers`: for each worker `task`, `host`, `epoch`, `step_seconds`, `own_step_seconds`, `reading`,
+      `between` and `parts`; empty on other workers than the first.
 
     Args:
-        layout: the strategy's; None under parameter servers.
+        layout: the layout of the strategy; None under parameter servers.
     """
 
     def __init__(self, layout: ReplicaLayout | None = None) -> None:
         super().__init__("time_report")
         self._workers = WorkerTimes(layout)
-        # The time of a fit inside of another is the other's.
+        # A `fit` inside another one logs nothing: its time counts for the outer `fit`.
         self._logs_causes = self._workers.first and not events.in_loop()
         self._logged: set[str] = set()
         self._logs: dict[str, Any] = {}
-        self._ended = False  # whether an epoch has, here
+        self._ended = False  # whether an epoch has ended in this process
         self._before = _snapshot()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -76,16 +83,20 @@ class TimeReport(HistoryReport):
         events.emit(events.EpochEnds(found, self._logs))
 
     def publish(self) -> int:
-        """Sends this worker's last numbers to the first one; returns how many messages it has sent so far."""
+        """Sends this worker's last times to the first worker.
+
+        Returns:
+            How many messages this process has sent so far.
+        """
         return self._workers.publish_rest()
 
     def ended(self, published: Sequence[int]) -> None:
-        """`fit` has ended on all workers: what came after its last epoch counts for that one.
+        """Adds the time since the last epoch to that epoch; called when `fit` has ended on all workers.
 
         Args:
-            published: what `publish` said on each worker.
+            published: what `publish` returned on each worker.
         """
-        if not self._ended:  # what is listed is of another process
+        if not self._ended:  # all recorded epochs were restored from a checkpoint
             return
         last, before, now = self.epochs[-1], self._before, _snapshot()
         for part in PARTS:
@@ -100,11 +111,11 @@ class TimeReport(HistoryReport):
         events.emit(events.EpochEnds(last, self._logs))
 
     def _find_causes(self, found: dict[str, Any], published: Sequence[int] | None = None) -> None:
-        """Finds what took much of an epoch's time, and logs each kind of it once."""
+        """Finds what took a large share of an epoch's time, and logs each kind of cause once."""
         found["workers"] = self._workers.known(published)
         found["causes"] = [*_causes(found), *slow_worker(found["workers"])]
         for cause in found["causes"]:
-            # The input report logs this one: it knows what would help.
+            # The input report logs slow input, with advice.
             key = cause["cause"] + cause.get("task", "")
             if cause["cause"] == "input" or key in self._logged or not self._logs_causes:
                 continue
@@ -114,13 +125,13 @@ class TimeReport(HistoryReport):
             logger.warning("%s", cause["text"])
 
     def _launcher_tells(self, *, ended: bool) -> bool:
-        """Whether a launcher names who is slow; where a fit was over too soon for it, the report does."""
+        """Whether the launcher reports a slow worker; its watchdog cannot, if the `fit` was too short."""
         seconds = sum(each["seconds"] - each["parts"]["start"] for each in self.epochs)
         return channel.connected() and not (ended and seconds < _WATCHDOG_SECONDS)
 
 
 class _Snapshot(NamedTuple):
-    """What was counted by a moment: one reading ends an epoch and begins the next, so none of it is lost."""
+    """All counters at one moment; the same snapshot ends an epoch and begins the next, so no time is lost."""
 
     mark: training_rate.Mark
     named: dict[str, float]
@@ -138,10 +149,10 @@ def _rounded(figures: training_rate.Figures) -> dict[str, Any]:
 
 def _causes(found: dict[str, Any]) -> list[dict[str, Any]]:
     causes = []
-    # Building and compiling happen once: the shares are of what goes on.
+    # Shares are of the time without the start: building and compiling happen only once.
     seconds = found["seconds"] - found["parts"]["start"]
     for part, least in _SHARES.items():
-        # What the first batch takes is of the start, too: the data are opened.
+        # Only waiting in steady steps counts: the first batch includes opening the data.
         spent = found["steady"]["waiting"] if part == "input" else found["parts"][part]
         if seconds <= 0 or spent < _LEAST_SECONDS or spent / seconds <= least:
             continue

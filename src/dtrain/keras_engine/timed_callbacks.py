@@ -1,6 +1,7 @@
-"""Times the hooks of the user's callbacks while a `fit` lasts.
+"""Times the hooks of the user's callbacks during a `fit`.
 
-Those that save count as checkpoints, all others as callbacks; `time_breakdown` keeps the seconds.
+Callbacks that save count as checkpoints, all others as callbacks. The seconds are not kept here, but in
+`time_breakdown`.
 """
 
 from __future__ import annotations
@@ -13,22 +14,24 @@ import keras
 
 from dtrain import events
 
-# Hooks that are called at each batch may run in threads of Keras' own, beside the training.
 _HOOKS = (
     "on_train_begin",
     "on_train_end",
     "on_epoch_begin",
     "on_epoch_end",
 )
+# Not timed for `async_safe` callbacks: Keras may call these hooks in its own threads, beside the training.
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
 class TimedHook:
-    """A callback's hook, which notes the time that it takes; a copy of the callback has its plain hook.
+    """Replaces a callback's hook by one that records the time it takes.
+
+    A deep copy or a pickle of the callback has the plain hook.
 
     Args:
-        callback: whose hook it is.
-        name: of the hook.
+        callback: the callback.
+        name: the name of the hook.
     """
 
     def __init__(self, callback: Any, name: str) -> None:
@@ -39,7 +42,7 @@ class TimedHook:
         setattr(callback, name, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the hook does."""
+        """Calls the hook, and records its time."""
         with events.part(self._part, self._whose):
             return self._plain(*args, **kwargs)
 
@@ -47,7 +50,7 @@ class TimedHook:
         return (getattr, (self._callback, self._name)) if self._own is None else (_same, (self._own,))
 
     def undo(self) -> None:
-        """The callback has its own hook again, unless somebody has set another one meanwhile."""
+        """Restores the callback's own hook, unless other code has replaced the timed hook meanwhile."""
         if vars(self._callback).get(self._name) is not self:
             return
         if self._own is None:
@@ -58,7 +61,7 @@ class TimedHook:
 
 @contextlib.contextmanager
 def timed(callbacks: Sequence[Any]) -> Iterator[None]:
-    """While it lasts, what the hooks of these callbacks take is noted under the names of their classes."""
+    """A context in which the times of these callbacks' hooks are recorded by the callbacks' class names."""
     hooks: list[TimedHook] = []
     try:
         for callback in callbacks:

@@ -1,7 +1,7 @@
 """Traces a replica's function once, for one replica alone, so that it can be run on different examples.
 
-In a trial nothing talks: what reduces or gathers over the replicas gives back what it was given. Variables
-are made in the strategy's scope, and their values are put back after each run.
+A trial does not communicate: an all-reduce or a gather returns its input. Variables are created in the
+strategy's scope, and their values are restored after each run. What the results mean is not decided here.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Trial:
     Args:
         function: takes a batch; returns a nest of tensors.
         part: a batch of one replica, for its structure, dtypes and shapes.
-        strategy: the model's.
-        replicas: what `strategy.num_replicas_in_sync` tells the function; None for the true number.
+        strategy: the model's strategy.
+        replicas: the number that `strategy.num_replicas_in_sync` returns to the function; None for the true
+            one.
 
     Attributes:
-        asked: whether the function asked for the number of replicas.
-        graph: what was traced.
-        rows_known: whether the number of rows is fixed in the graph.
+        asked: whether the function read the number of replicas.
+        rows_known: whether the graph has a fixed number of rows; then every run traces anew.
     """
 
     def __init__(
@@ -42,18 +42,18 @@ class Trial:
         try:
             self._traced = self._trace(map_leaves(_any_rows, batch_spec(part)))
         except Exception:
-            # A step may need to know the shape of its batch.
+            # Some steps need the static shape of the batch.
             self.rows_known = True
             self._traced = self._trace(batch_spec(part))
 
     @property
     def graph(self) -> Any:
-        """What was traced."""
+        """The traced graph."""
         return self._traced.graph
 
     @property
     def variables(self) -> list[Any]:
-        """The variables that the function reads or writes: this replica's own."""
+        """The variables that the function reads or writes, as components of this process' replicas."""
         found: dict[int, Any] = {}
         for variable in self._traced.graph.variables:
             for each in self._strategy.experimental_local_results(variable):
@@ -66,7 +66,15 @@ class Trial:
         return [each for each in self._traced.graph.inputs if id(each) not in captured]
 
     def run(self, part: Any, read: Sequence[Any] = ()) -> tuple[Any, list[Any]]:
-        """What the function returns for a batch, and the values that it leaves in some of its variables."""
+        """Runs the function on a batch, and restores all variables.
+
+        Args:
+            part: a batch of one replica.
+            read: variables whose values to return.
+
+        Returns:
+            The function's result, and the values of the `read` variables before they are restored.
+        """
         if self.rows_known:
             self._traced = self._trace(batch_spec(part))
         with _kept(self.variables):
@@ -88,12 +96,12 @@ class Trial:
             self.asked = self.asked or (asked is not None and asked.asked)
             return found
 
-        # In the scope, so that what is made outside of the graph, as Keras' layers do, is made there.
+        # Traced in the scope, because Keras' layers create variables outside of the graph.
         with self._strategy.scope():
             return tf.function(alone, autograph=False).get_concrete_function(spec)
 
     def _make(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        """Makes a variable before the step runs, as on one device, and as in the strategy's scope."""
+        """Creates a variable outside of the graph and in the strategy's scope, as Keras does."""
 
         def made(strategy: Any) -> Any:
             with tf.init_scope():
@@ -104,18 +112,18 @@ class Trial:
 
 
 class _LoneReplica(tf.distribute.ReplicaContext):  # type: ignore[misc]
-    """A replica that nobody answers: sums and gatherings are its own values."""
+    """The context of a replica that communicates with no other: sums and gathers return its own values."""
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        """The value."""
+        """The value itself."""
         return _whole(value)
 
     def all_gather(self, value: Any, axis: Any, options: Any = None) -> Any:
-        """The value."""
+        """The value itself."""
         return _whole(value)
 
     def across(self, function: Callable[[Any], Any]) -> Any:
-        """What a function of the strategy gives outside of the replica."""
+        """The result of a function of the strategy, called in the cross-replica context."""
         return super()._merge_call(function, (), {})
 
     def _merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -130,7 +138,7 @@ def _whole(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _kept(variables: Sequence[Any]) -> Iterator[None]:
-    """Puts back the values of variables."""
+    """A context at whose end the variables get their previous values back."""
     before = [(variable, tf.identity(variable.read_value())) for variable in variables]
     try:
         yield
@@ -152,7 +160,7 @@ def _any_rows(spec: Any) -> Any:
 
 
 def some_rows_of(part: Any, start: int, end: int) -> Any:
-    """Some rows of a batch; what has no rows stays as it is."""
+    """The rows `start` to `end` of a batch; a scalar leaf is unchanged, an Optional becomes None."""
 
     def one(leaf: Any) -> Any:
         if leaf is None or isinstance(leaf, tf.experimental.Optional):
@@ -166,7 +174,7 @@ def some_rows_of(part: Any, start: int, end: int) -> Any:
 
 
 def twice(part: Any) -> Any:
-    """A batch with all its rows once more."""
+    """A batch with all its rows repeated once, after the last row."""
 
     def one(leaf: Any) -> Any:
         if leaf is None or leaf.shape.rank == 0:
@@ -179,7 +187,7 @@ def twice(part: Any) -> Any:
 
 
 def _of_width(leaf: tf.SparseTensor, found: tf.SparseTensor) -> tf.SparseTensor:
-    """A sparse tensor that is known to have the static shape of another, but for the rows."""
+    """`found` with the static shape of `leaf`, except for the number of rows."""
     if not tf.executing_eagerly():
         found.set_shape([None, *leaf.shape[1:]])
     return found

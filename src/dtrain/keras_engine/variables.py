@@ -1,8 +1,8 @@
-"""Writes to variables that would lose numbers: Keras' `assign_add`, and TensorFlow's to a sum of integers.
+"""Corrects two writes to variables: Keras' `assign_add`, and TensorFlow's to an integer that replicas sum.
 
-Keras writes `assign(self + value)`: under an aggregation that sums the old value over the replicas too,
-and under concurrent writers it loses updates. TensorFlow cuts a sum into equal parts, also where that is
-no whole number.
+Keras writes `assign(self + value)`: in a variable that replicas sum, this sums the old value too, and with
+concurrent writers it loses updates. TensorFlow divides a written sum equally among the replicas, even an
+integer that the number of replicas does not divide. All other writes are left to Keras and TensorFlow.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def assign_change(original: Callable[..., Any], self: Any, value: Any) -> Any:
 
 @replaces(upstream_tf.WRITE_SUMMED)
 def write_summed(original: Callable[..., Any], var: Any, value: Any, read_value: bool = True) -> Any:
-    """The replacement of what writes a whole value to a variable that is summed over the replicas."""
+    """The replacement of the function that writes a whole value to a variable that replicas sum."""
     layout = _layout_of_integers(var)
     if layout is None:
         return original(var, value, read_value)
@@ -50,19 +50,19 @@ def write_summed(original: Callable[..., Any], var: Any, value: Any, read_value:
 
 @replaces(upstream_tf.RESTORE_SUMMED)
 def restore_summed(original: Callable[..., Any], var: Any, tensor: Any, aggregation: Any) -> Any:
-    """As `make_write_summed`, for a value that is read from a checkpoint of TensorFlow's."""
+    """The replacement for the same write of a value that is restored from a TensorFlow checkpoint."""
     layout = _layout_of_integers(var)
     return original(var, tensor, aggregation) if layout is None else _write_parts(var, tensor, layout)
 
 
 def _layout_of_integers(variable: Any) -> ReplicaLayout | None:
-    """The layout of the strategy of dtrain's whose replicas each have a part of a sum of integers, if so."""
+    """The layout of the variable's strategy, if it is dtrain's and the replicas sum an integer; else None."""
     summed = variable.dtype.is_integer and variable.aggregation == tf.VariableAggregation.SUM
     return layout_of(variable.distribute_strategy) if summed else None
 
 
 def _write_parts(variable: Any, whole: Any, layout: ReplicaLayout) -> Any:
-    """Gives each replica an equal part of a whole number, and the first of all what is over."""
+    """Gives each replica an equal part of an integer; the first replica of the job gets the remainder too."""
     whole = tf.cast(whole, variable.dtype)
     part = whole // layout.replicas
     first = whole - part * (layout.replicas - 1)
@@ -78,7 +78,7 @@ def _shared_by_workers(variable: Any) -> bool:
 
 
 def _written_in_step(variable: Any) -> bool:
-    """Whether a replica of the variable's strategy, one of dtrain's, writes to it before the update."""
+    """Whether a replica of the variable's strategy, one of dtrain's, writes to it outside of the update."""
     strategy = getattr(variable, "distribute_strategy", None)
     if layout_of(strategy) is None or updating_locally():
         return False
@@ -86,7 +86,7 @@ def _written_in_step(variable: Any) -> bool:
 
 
 def combined_on_read(variable: Any) -> Any:
-    """The TensorFlow variable of which each replica has one that it writes alone; None for others."""
+    """The TensorFlow variable, if each replica writes its own copy and a read combines them; else None."""
     found = underlying(variable)
     if not isinstance(found, tf.distribute.DistributedValues):
         return None
@@ -94,6 +94,6 @@ def combined_on_read(variable: Any) -> Any:
 
 
 def holds_parts(variable: Any) -> bool:
-    """Whether each replica holds a part of a variable's value, which is their sum."""
+    """Whether each replica holds a part of a variable, so that its value is the sum of the parts."""
     found = combined_on_read(variable)
     return found is not None and bool(found.aggregation == tf.VariableAggregation.SUM)

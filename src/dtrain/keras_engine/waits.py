@@ -1,7 +1,7 @@
-"""How long a replica waits for the others in a step, measured inside the step's own program.
+"""Measures how long a replica waits for other replicas in a step, inside the step's own program.
 
-All workers' steps take equally long, since they wait for each other; without the waiting they show who is
-slow. Clocks only look on: nothing that is computed depends on them.
+All workers' steps take equally long, because workers wait for each other; without the waiting, the times show
+which worker is slow. No computed value depends on the clocks.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import tensorflow as tf
 class Waits:
     """The waiting of one replica in one step.
 
-    It is measured where values of all replicas are put together: from the moment when the replica has given
-    its own to that when it has everybody's. Of two that overlap, what they share counts once.
+    Each communication between replicas is a span: from the time when the replica's own values are ready to
+    the time when it has the combined values. Where two spans overlap, the common time counts once.
     """
 
     def __init__(self) -> None:
@@ -25,12 +25,12 @@ class Waits:
         self._place = _place()
 
     def begin(self, values: Any) -> Any:
-        """The time when the replica has `values`, a nest of tensors; what `end` wants."""
+        """Begins a span, when the replica has `values`, a nest of tensors; the result is for `end`."""
         return _time_of(values) if _place() is self._place else None
 
     def end(self, begun: Any, values: Any) -> None:
-        """The replica has what became of its values."""
-        if begun is None:  # inside a function of the user's own, from which no time can be taken
+        """Ends the span that `begin` returned, when the replica has the combined `values`."""
+        if begun is None:  # inside a user's own function, from which no tensor can be read
             return
         now = _time_of(values)
         start = begun if self._last is None else tf.maximum(begun, self._last)
@@ -38,46 +38,46 @@ class Waits:
         self._last = now
 
     def expect(self, value: Any) -> None:
-        """A value of all replicas is on its way, while the replica computes what does not need it."""
+        """Notes a combined value that is being communicated while the replica computes without it."""
         self._expected = value
 
     def meet(self, values: Any) -> None:
-        """From when it has `values` on, the replica can only wait for what it expects, if anything."""
+        """Counts waiting for the expected value, if any, from the time when the replica has `values`."""
         expected, self._expected = self._expected, None
         if expected is not None:
             self.end(self.begin(values), expected)
 
     def total(self) -> Any:
-        """Seconds, a float64 scalar."""
+        """The seconds of all spans, a float64 scalar."""
         return tf.add_n(self._spans) if self._spans else tf.zeros([], tf.float64)
 
 
 class NoWaits:
-    """Nobody wants to know how long a replica waits, or the transport does."""
+    """Measures nothing: the waiting is not needed, or the transport measures it."""
 
     def begin(self, values: Any) -> Any:
-        """Nothing."""
+        """Returns None."""
 
     def end(self, begun: Any, values: Any) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def expect(self, value: Any) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def meet(self, values: Any) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def total(self) -> Any:
-        """Not known."""
+        """Returns None: the waiting is not known."""
 
 
 def _place() -> Any:
-    """Where operations are put now."""
+    """The graph to which operations are added now; None in eager mode."""
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def _time_of(values: Any) -> Any:
-    """The time when all of a nest of tensors are there, in seconds, on the host."""
+    """The time when all tensors of a nest are computed: seconds since 1970, by the host's clock."""
     tensors = [each for each in tf.nest.flatten(values, expand_composites=True) if tf.is_tensor(each)]
     with tf.control_dependencies(tensors), tf.device("CPU:0"):
         return tf.timestamp()

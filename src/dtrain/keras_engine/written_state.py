@@ -1,7 +1,8 @@
-"""Finds variables that a step writes from its examples and that are no statistic of them.
+"""Finds variables that a step writes from its examples, but that are not a statistic of them.
 
-A statistic of all examples is the mean, by shares, of the replicas' statistics. A queue of features, or a
-counter of examples, is not: every replica would write another one. Such a step is refused before it trains.
+The statistic of all examples is the mean of the replicas' statistics, weighted by their shares. A queue of
+features or a counter of examples has no such mean: each replica would write another value. What follows for
+the step is not decided here, but in `probe.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dtrain.keras_engine.trial import Trial, some_rows_of, twice
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
-# Operations that make one value of many rows; what else leaves no rows behind has put them into places.
+# Operations that reduce rows. Any other operation without rows in its result has written them one by one.
 _REDUCTIONS = frozenset(
     (
         "All", "Any", "ArgMax", "ArgMin", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "BiasAddGrad",
@@ -33,8 +34,8 @@ _READS = frozenset(
     ["ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"]
 )
 _WRITES = ("Assign", "ResourceScatter", "ResourceStridedSlice")
-_NEAR = 1e-3
-_CLEAR = 0.25  # how far random numbers, which differ between the runs, may move a mean
+_NEAR = 1e-3  # the relative difference up to which two values count as equal
+_CLEAR = 0.25  # how far random numbers, which differ between runs, may move a mean, relative to the change
 
 
 def state_problems(
@@ -43,14 +44,15 @@ def state_problems(
     """The variables that a step writes from its examples and for which the replicas' mean is wrong.
 
     Args:
-        trial: of the step.
-        step: what was noted while the step was traced.
+        trial: the trial of the step.
+        step: the record of the step's trace.
         part: a batch of one replica.
-        rows: examples to try with.
+        rows: the number of examples to try with.
         model: the model.
 
     Returns:
-        Names of variables: of those that are no statistic, and of those that are one which a mean only nears.
+        The names of variables that are not a statistic, and of those that the mean only approximates. Both
+        are empty if the step needs a fixed number of rows, because it cannot be tried with fewer.
     """
     if trial.rows_known:
         return [], []
@@ -64,7 +66,7 @@ def state_problems(
     refused, doubtful = [], []
     runs = _Runs(trial, part, rows, [each for each, _ in written])
     for number, (component, variable) in enumerate(written):
-        # What is written otherwise, or exists once for all replicas, is not combined.
+        # Only a variable that the step assigns, and of which each replica has its own, becomes a mean.
         combined = id(variable) in step.assigned and len({*map(id, variable.values)}) > 1
         found = runs.kind(number, random=flow.random_reaches(component))
         if found == "unchanged" or (found == "mean" and combined):
@@ -78,7 +80,7 @@ def state_problems(
 
 
 def _is_kept_alike(variable: Any) -> bool:
-    """Whether replicas must hold the same value of a variable, and no aggregation is set for it."""
+    """Whether replicas must hold equal values of a variable, and the variable has no aggregation."""
     if not isinstance(variable, tf.distribute.DistributedValues) or len(variable.values) < 1:
         return False
     on_read = variable.synchronization == tf.VariableSynchronization.ON_READ
@@ -86,7 +88,7 @@ def _is_kept_alike(variable: Any) -> bool:
 
 
 class _Runs:
-    """The values that a step writes for some examples, for these twice, and for both halves of them."""
+    """The values that a step writes for some examples, for the same examples doubled, and for each half."""
 
     def __init__(self, trial: Trial, part: Any, rows: int, variables: Sequence[Any]) -> None:
         once, half = some_rows_of(part, 0, rows), rows // 2
@@ -98,9 +100,15 @@ class _Runs:
         self._after = [[np.asarray(v) for v in trial.run(batch, variables)[1]] for batch in batches]
 
     def kind(self, number: int, *, random: bool) -> str:
-        """How halves make the whole: "mean", "sum" or "other"; "" where random numbers hide it.
+        """How the values of both halves give the value of the whole, for one variable.
 
-        What was not changed is "unchanged": a function that the step calls reads it only.
+        Args:
+            number: the index of the variable.
+            random: whether random numbers reach the variable.
+
+        Returns:
+            "mean", "sum" or "other"; "unchanged" if no run changed the variable, because a function that the
+            step calls only reads it; "" if random numbers hide the difference.
         """
         whole, again, doubled, first, second = (np.asarray(each[number], np.float64) for each in self._after)
         if all(np.array_equal(self._before[number], each) for each in (whole, doubled, first, second)):
@@ -113,7 +121,8 @@ class _Runs:
             size = float(np.sum(change**2))
             factor = float(np.sum((mean - self._before[number]) * change)) / size if size > 0 else 1.0
             return "" if abs(factor - 1) < _CLEAR else "other"
-        # A sum of a value an example, and of something that does not depend on examples.
+        # A sum over examples, plus a constant: the doubled batch adds the sum once more, but not the
+        # constant.
         return "sum" if _near(whole - (doubled - whole), first + second - whole, scale=whole) else "other"
 
 
@@ -123,7 +132,7 @@ def _near(a: Any, b: Any, *, scale: Any = 0.0) -> bool:
 
 
 class _Flow:
-    """Which tensors of a traced step depend on the replica's own examples, and which on random numbers."""
+    """Tells which variables of a traced step depend on the replica's own examples, and on random numbers."""
 
     def __init__(self, trial: Trial, step: TrialStep) -> None:
         self._operations = trial.graph.get_operations()
@@ -134,15 +143,15 @@ class _Flow:
         self._from_random = self._reached(drawn, set())
 
     def examples_reach(self, variable: Any) -> bool:
-        """Whether a variable, one replica's, is written from its examples."""
+        """Whether a replica's variable is written from the replica's examples."""
         return any(name in self._from_examples for name in self._names(variable))
 
     def random_reaches(self, variable: Any) -> bool:
-        """Whether a variable, one replica's, is written from random numbers."""
+        """Whether a replica's variable is written from random numbers."""
         return any(name in self._from_random for name in self._names(variable))
 
     def keeps_rows(self, variable: Any) -> bool:
-        """Whether rows of the batch are put into a variable rather than reduced."""
+        """Whether rows of the batch are written into a variable one by one, rather than reduced."""
         names = set(self._names(variable))
         writers = [op for op in self._operations if op.type.startswith(_WRITES)]
         values = [
@@ -158,7 +167,10 @@ class _Flow:
         return (name for name, handle in self._variable_of.items() if handle == id(variable.handle))
 
     def _reached(self, sources: set[str], barriers: set[str]) -> set[str]:
-        """The tensors that depend on the sources; a write makes the whole variable depend on its value."""
+        """The names of the tensors that depend on the sources by a path without operations in `barriers`.
+
+        A write makes the whole variable depend on the written value.
+        """
         found, size = set(sources), -1
         while size != len(found):
             size = len(found)
@@ -174,7 +186,11 @@ class _Flow:
         return found
 
     def _rows_are_placed(self, values: list[Any]) -> bool:
-        """Whether the last tensors of unknown length before the values were written row by row."""
+        """Whether the rows behind some values were written one by one.
+
+        Walks back from the values to the last tensors of unknown length, which have the rows of the batch,
+        and looks at the operations that read them.
+        """
         stack, seen = list(values), set()
         while stack:
             each = stack.pop()
@@ -204,7 +220,7 @@ def _functions_of(op: Any) -> list[str]:
 
 
 def _statistics_of_keras(model: Any) -> list[Any]:
-    """What Keras' own layers write in a step."""
+    """The state variables of Keras' own layers, such as moving statistics."""
     layers = [each for each in upstream_keras.layers_of(model) if not isinstance(each, keras.Model)]
     return [v for each in layers if _is_keras_own(each) for v in upstream_keras.own_state_of(each)]
 

@@ -1,7 +1,8 @@
-"""Whether the only replica's training runs as whole runs of steps in XLA, where `jit_compile` is "auto".
+"""Decides whether a training on one replica runs many steps in one XLA program, with `jit_compile="auto"`.
 
-XLA rounds otherwise than TensorFlow's own kernels, so this is a rule about the model and the length of the
-training, never a timing: the same program always decides alike.
+XLA rounds differently from TensorFlow's own kernels, so the decision follows from the model and the length of
+the training, never from a measured time: the same program always decides the same. How steps run in XLA is
+not decided here, but in `xla_steps.py`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
 LEAST_STEPS = 1000
-"""Compiling takes about as long as so many steps of a small model save."""
+"""The least number of steps: compiling takes about the time that XLA saves in this many small steps."""
 
 MOST_MULTIPLICATIONS = 30e6
-"""In the forward pass of a step; above it TensorFlow's own kernels, which use all cores, are as fast."""
+"""The most multiplications of a step's forward pass; for more, TensorFlow's own kernels, which use all cores,
+are as fast."""
 
-# Layers whose kernels XLA has for a CPU and whose random numbers are the same there (`randoms.py`).
+# Layers that XLA can compile for a CPU, and that draw the same random numbers there (`randoms.py`).
 _LAYERS = frozenset(
     (
         "Activation", "Add", "Average", "BatchNormalization", "Concatenate", "Dense", "Dot", "Dropout", "ELU",
@@ -32,7 +34,7 @@ _LAYERS = frozenset(
     )
 )  # fmt: skip
 
-# How the attributes end that hold functions which a layer, loss, metric or optimizer was given.
+# Name endings of the attributes in which a layer, loss, metric or optimizer keeps functions it was given.
 _GIVEN = ("fn", "activation", "_regularizer", "_constraint", "_learning_rate")
 
 _auto: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -49,9 +51,9 @@ def runs_in_xla(model: Any, steps: int | None, batch: int | None) -> bool:
     """Whether all training steps of a `fit` run in XLA.
 
     Args:
-        model: compiled and built.
-        steps: how many are planned, or None.
-        batch: examples in one, or None.
+        model: a compiled and built model.
+        steps: the number of planned steps; None if not known.
+        batch: the examples in a batch; None if not known.
     """
     if steps is None or steps < LEAST_STEPS or batch is None or model not in _auto:
         return False
@@ -88,7 +90,7 @@ def _is_plain(model: Any) -> bool:
 
 
 def _is_keras(thing: Any) -> bool:
-    """Whether a thing is of Keras' own, and all functions that it was given are."""
+    """Whether an object, and every function that it was given, is Keras' own."""
     given = [value for name, value in vars(thing).items() if name.endswith(_GIVEN) and callable(value)]
     return all(map(upstream_keras.is_keras_own, [thing, *given]))
 

@@ -1,7 +1,8 @@
-"""Runs of steps in one XLA program, for the only replica.
+"""Runs many steps in one XLA program, for a training on one replica.
 
-The rows of a group of batches are its input, and a loop over them is inside, so that what a call costs is
-divided by many steps. A run of any length gives the same bits, one of a single step too.
+The program takes the rows of a group of batches and loops over the batches, so that many steps share the cost
+of a call. The number of steps per call changes no bit of the result. When to use XLA is not decided here, but
+in `xla_rule.py`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ Step = Callable[[Any], Any]
 
 
 class XlaSteps:
-    """A train step, made for many batches at once.
+    """A train step, compiled to run on many batches in one call.
 
     Args:
-        step: makes one step on a batch; what it returns is not looked at.
+        step: runs one step on a batch; its result is ignored.
     """
 
     def __init__(self, step: Step) -> None:
@@ -31,15 +32,15 @@ class XlaSteps:
 
     @property
     def traced(self) -> int:
-        """How many programs there are."""
+        """The number of compiled programs."""
         return len(self._programs)
 
     def run(self, part: Part) -> None:
-        """Makes the steps of a part."""
+        """Runs the steps of a part of a group."""
         if part.size == part.width:
             self._program(part.rows, part.size)(part.rows, tf.constant(part.first), tf.constant(part.steps))
             return
-        # Smaller than the others, as an epoch's last: a program of its own.
+        # A smaller batch, such as the last of an epoch, has its own program.
         for number in range(part.first, part.first + part.steps):
             rows = batch_of(part._replace(first=number))
             self._program(rows, part.size)(rows, tf.constant(0), tf.constant(1))
@@ -56,7 +57,7 @@ class XlaSteps:
                 def batch(leaf: Any) -> Any:
                     if leaf is None:
                         return None
-                    # Not a slice: XLA would compile the program again for each place where one begins.
+                    # Not a slice: XLA would compile the program again for each position where a slice begins.
                     return tf.gather(tf.reshape(leaf, [-1, size, *leaf.shape[1:]]), first + number)
 
                 with same_random_numbers():
