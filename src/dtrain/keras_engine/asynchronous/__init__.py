@@ -1,5 +1,6 @@
-"""Training on parameter servers: the chief hands out blocks of steps, workers compute them, servers update.
+"""Training on parameter servers: the chief schedules blocks of steps, workers compute, servers update.
 
-A block is one TensorFlow function that a worker runs: for every step it computes on copies of the weights,
-sends what is to change to the servers in one message each, and gets the new weights back in one.
+A block is one TensorFlow function that runs several consecutive steps on one worker. In each step, the worker
+computes on local copies of the weights, sends its changes in one message to each server, and receives the new
+weights in one message from each.
 """

@@ -1,4 +1,7 @@
-"""Gradient accumulation on a worker: K micro-batches of one worker make one update on the servers."""
+"""Gradient accumulation on a worker: K micro-batches of one worker make one update on the servers.
+
+Used with several workers; with one worker, the optimizer accumulates on the servers.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,19 @@ from dtrain.upstream import keras as upstream_keras
 
 
 class Meets(Protocol):
-    """What sends gradients to the servers."""
+    """A block that can send gradients to the servers."""
 
     def meet(self, update: Callable[[list[Any]], Any], grads: Sequence[Any], targets: Sequence[Any]) -> None:
-        """Sends them, and calls `update` there with what arrived."""
+        """Sends the gradients, and calls `update` on the servers with what arrived."""
 
 
 class Accumulator:
-    """Sums the gradients of one worker's micro-batches, and sends every K of them as one update.
+    """Sums the gradients of one worker's micro-batches; every K micro-batches make one update.
 
     Args:
-        optimizer: one with `gradient_accumulation_steps`.
-        left: how many micro-batches the servers hold from before, int64 scalar; this block goes on with them.
+        optimizer: an optimizer with `gradient_accumulation_steps`, which is K.
+        left: how many micro-batches the servers have accumulated before this block, an int64 scalar; they
+            count towards the block's first update.
     """
 
     def __init__(self, optimizer: Any, left: tf.Tensor) -> None:
@@ -37,7 +41,7 @@ class Accumulator:
         self._given: list[tuple[int, Any]] = []
 
     def add(self, block: Meets, original: Callable[..., Any], grads: list[Any], targets: list[Any]) -> None:
-        """Adds a micro-batch's gradients; at the K-th the servers update."""
+        """Adds a micro-batch's gradients; after the K-th, sends the sums and lets the servers update."""
         self._sum_up(grads, targets)
 
         def update() -> tf.Tensor:
@@ -50,10 +54,11 @@ class Accumulator:
     def collect(
         self, original: Callable[..., Any], grads: list[Any], targets: list[Any]
     ) -> tuple[Callable[[list[Any]], Any], list[Any], list[Any], tf.Tensor]:
-        """Adds a micro-batch's gradients; at the K-th begins anew.
+        """Adds a micro-batch's gradients; after the K-th, resets the sums. The caller sends the update.
 
         Returns:
-            An update for the servers, the sums and the variables that it takes, and whether they are due.
+            The update function for the servers, the sums before the reset, the variables that they belong to,
+            and whether the update is due, a bool scalar.
         """
         self._sum_up(grads, targets)
         due = self._full()
@@ -68,9 +73,9 @@ class Accumulator:
         return self._update_by(original), sums, variables, due
 
     def end(self, block: Meets) -> None:
-        """Leaves what is short of K micro-batches with the servers."""
+        """Adds the sums of fewer than K micro-batches, if any, to the accumulators on the servers."""
         if not self._given:
-            return  # the step never called it
+            return  # no step has called this optimizer
 
         def leave() -> tf.Tensor:
             def add(arrived: list[Any]) -> None:
@@ -105,7 +110,7 @@ class Accumulator:
         return tf.equal((self._left.read_value() + self._pending.read_value()) % steps, 0)
 
     def _update_by(self, original: Callable[..., Any]) -> Callable[[list[Any]], Any]:
-        """An update for the servers, by what `_collected` gives."""
+        """The update function for the servers; takes the tensors that `_collected` returns."""
         chosen = [target for _, target in self._given]
 
         def apply(arrived: list[Any]) -> None:
@@ -116,7 +121,7 @@ class Accumulator:
         return apply
 
     def _collected(self, pending: tf.Tensor) -> tuple[list[Any], list[Any]]:
-        """The sums and how many micro-batches they are of, and the variables that these belong to."""
+        """The sums and their number of micro-batches, and the variable that belongs to each of these."""
         grads = [self._sums[number].read_value() for number, _ in self._given]
         counter = upstream_keras.iterations_of(self.optimizer)
         return [*grads, pending], [*(target for _, target in self._given), counter]

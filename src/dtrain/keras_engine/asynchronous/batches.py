@@ -1,7 +1,7 @@
-"""Puts batches together to a block: concatenated where they are plain tensors, one by one where not.
+"""Collects the batches of a block: plain tensors are concatenated; any other batch is a block of its own.
 
-From an iterator of TensorFlow's whole blocks are taken in one call; a call a batch costs more than a small
-model's step.
+`BlockReader` takes all batches of a block from a TensorFlow iterator in one call, because one call a batch
+costs more than a small model's step. How many batches a block has is not decided here.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class BlockData:
     """The data of one block.
 
     Attributes:
-        spec: of one batch.
-        many: whether `values` are concatenated batches; else they are one batch.
-        sizes: rows by leaf and batch, int32 of shape (leaves, batches); (0, 0) for a single batch.
-        values: a list of tensors, or the batch.
-        count: how many batches.
+        spec: the spec of one batch.
+        many: whether `values` holds concatenated batches; else it is one batch, unchanged.
+        sizes: rows of each leaf in each batch, int32 of shape (leaves, batches); shape (0, 0) if not `many`.
+        values: one concatenated tensor for each leaf, or the batch.
+        count: the number of batches.
     """
 
     spec: Any
@@ -36,7 +36,7 @@ class BlockData:
 
     @property
     def rows(self) -> int | None:
-        """Examples in all batches; None for a single batch."""
+        """The number of examples in all batches; None if not `many`."""
         return int(self.sizes[0].sum()) if len(self.sizes) else None
 
 
@@ -44,10 +44,11 @@ class BlockReader:
     """Takes many batches at once from iterators over a dataset.
 
     Args:
-        spec: of the dataset's elements: plain tensors whose shapes differ in the first dimension only.
+        spec: the spec of the dataset's elements: dense tensors whose shapes may differ in the first dimension
+            only.
 
     Attributes:
-        spec: the same.
+        spec: as given.
     """
 
     def __init__(self, spec: Any) -> None:
@@ -57,12 +58,12 @@ class BlockReader:
 
     @staticmethod
     def reads(spec: Any) -> bool:
-        """Whether elements of a spec are of this kind."""
+        """Whether a `BlockReader` can read elements of this spec."""
         leaves = present_leaves(spec)
         return bool(leaves) and all(map(_is_plain, leaves))
 
     def read(self, iterator: Any, most: int) -> BlockData | None:
-        """The next batches, at most so many; None at the end of the data."""
+        """Reads the next batches, at most `most`; returns None at the end of the data."""
         with events.part("input"):
             sizes, values = self._read(iterator, tf.constant(most))
             count = int(sizes.shape[0])
@@ -98,12 +99,12 @@ class BlockReader:
 
 
 class Batches:
-    """Batches that are waiting to become a block.
+    """Collects batches that were taken one by one, until they become a block.
 
     Attributes:
-        spec, many: as `BlockData`'s.
-        count: how many batches wait.
-        bytes: how large they are together.
+        spec, many: as in `BlockData`.
+        count: the number of batches collected.
+        bytes: their total size in bytes; a huge number for a batch that must be a block of its own.
     """
 
     def __init__(self) -> None:
@@ -117,12 +118,12 @@ class Batches:
         self.bytes = 0
 
     def fits(self, batch: Any, spec: Any) -> bool:
-        """Whether a batch can go into one block with those that are here."""
+        """Whether a batch can be in the same block as the batches collected so far."""
         _, _, _, key, many = self._prepare(batch, spec)
         return self.count == 0 or (many and self.many and key == self._key)
 
     def add(self, batch: Any, spec: Any, *, alone: bool = False) -> None:
-        """Takes a batch that fits; `alone`: as a block of its own."""
+        """Adds a batch, for which `fits` must be true; `alone` makes it a block of its own."""
         _, batch, spec, key, many = self._prepare(batch, spec)
         many = many and not alone
         self._ready = None
@@ -137,7 +138,7 @@ class Batches:
             self.bytes = 1 << 62  # a block of its own
 
     def take(self) -> BlockData:
-        """The block; nothing waits any more."""
+        """Returns the collected batches as a block, and starts again with none."""
         if self.many:
             columns = list(zip(*self._rows, strict=True))
             sizes = np.array([[len(leaf) for leaf in column] for column in columns], np.int32)
@@ -164,7 +165,7 @@ def _is_plain(spec: Any) -> bool:
 
 
 def _key(batch: Any, spec: Any) -> tuple[str, bool]:
-    """What two batches must have in common to lie in one block, and whether these can at all."""
+    """The key that batches of one block must share, and whether this batch can be concatenated at all."""
     kinds: list[Any] = []
 
     def one(leaf: Any) -> None:
@@ -177,7 +178,7 @@ def _key(batch: Any, spec: Any) -> tuple[str, bool]:
 
 
 def _any_rows(leaf: Any) -> Any:
-    """The spec of a tensor, with any number of rows."""
+    """The spec of a tensor, with an unknown number of rows."""
     if leaf is None:
         return None
     spec = tf.type_spec_from_value(leaf)
@@ -187,5 +188,5 @@ def _any_rows(leaf: Any) -> Any:
 
 
 def bytes_of(leaf: tf.Tensor) -> int:
-    """The size of a tensor; of strings, their number."""
+    """The size of a tensor in bytes; a string counts as one reference (8 bytes), whatever its length."""
     return int(leaf.shape.num_elements() or 0) * max(leaf.dtype.size or 0, 1)

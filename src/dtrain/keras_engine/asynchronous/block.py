@@ -1,7 +1,7 @@
-"""A block of steps as a worker computes it: the user's own step on stand-ins, with updates on the servers.
+"""A block of steps as a worker computes it: the model's step on stand-in variables, with updates on servers.
 
-`optimizer.apply` is where a step meets the servers. What else the step wrote goes with that message, or with
-one of its own at the step's end.
+A step exchanges data with the servers where it calls `optimizer.apply`. The step's other writes travel in the
+same message, or in a message at the end of the step. How messages are packed is not decided here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Tensors = list[tf.Tensor]
 Update = Callable[[list[Any]], Any]
 
 COUNTED = (tf.TensorSpec([3], tf.int64), tf.TensorSpec([2], tf.float64))
-"""What every block counts: its staleness, and the seconds that it took and waited."""
+"""The counters that every block returns: (sum, maximum, updates) of staleness; seconds of (all, waiting)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +38,13 @@ class BlockSetting:
     """What the blocks of one step have in common.
 
     Attributes:
-        plan: what the step does.
-        exchange: of the variables that stand on servers, in the plan's order.
+        plan: what the step reads, writes and returns.
+        exchange: reads and updates the variables on servers, in the order of `plan.pulled`.
         strategy: the parameter-server strategy.
-        alone: whether no other worker writes between.
-        meets: whether steps meet the servers at all.
-        accumulating: optimizers whose micro-batches the worker adds up.
-        held: how the values of the variables that the chief holds are packed.
+        alone: whether this is the only worker, so that no other worker's updates fall between its own.
+        meets: whether steps send anything to the servers.
+        accumulating: optimizers whose micro-batches the worker accumulates.
+        held: the packing of the values of the variables that the chief holds.
     """
 
     plan: StepPlan
@@ -57,17 +57,17 @@ class BlockSetting:
 
 
 class Block:
-    """A block; lives while it is traced.
+    """One block; the object exists only while the block is traced.
 
     Args:
-        setting: what it has in common with others.
-        numbers: its number in the epoch, and how many micro-batches the servers hold from before; int64 of
-            shape (2,).
+        setting: what the block has in common with other blocks.
+        numbers: the number of the block in the session, and how many micro-batches the servers have
+            accumulated before it; int64 of shape (2,).
         held: the packed values of the variables that the chief holds.
 
     Attributes:
-        mixed_into_seeds: as of `tracing.TracedBlock`. Workers draw from one seed at the same time: the
-            block's number makes what they draw different.
+        mixed_into_seeds: as in `tracing.TracedBlock`. All workers use the same seed; the block's number makes
+            their random numbers differ. None with one worker.
     """
 
     def __init__(self, setting: BlockSetting, numbers: tf.Tensor, held: Sequence[tf.Tensor]) -> None:
@@ -80,13 +80,13 @@ class Block:
         given = setting.held.unpack(held)
         self._held = [stand_in_for(v, value) for v, value in zip(plan.held, given, strict=True)]
         self._written = plan.written
-        # The servers' values that the worker's changes are counted from.
+        # The servers' values from which the worker's changes are computed.
         based = [] if setting.alone else self._written
         self._base = {i: StandIn(self._stand_ins[i].read_value()) for i in based}
         self._clock = StandIn(clock, name="clock")
-        # Updates between this worker's reads and writes: their sum, the most of one step, and how many steps.
+        # Staleness of this block's updates: the sum, the maximum, and the number of updates.
         self._staleness = StandIn(tf.zeros([3], tf.int64), name="staleness")
-        # Seconds in which the worker did nothing but wait for the servers.
+        # Seconds in which the worker only waited for the servers.
         self._waited = StandIn(between(self._begun, time_of([*values, clock])), name="waited")
         self._accumulators = {id(o): Accumulator(o, numbers[1]) for o in setting.accumulating}
         self._unsent = False
@@ -98,7 +98,7 @@ class Block:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Around all of its steps: stand-ins are in the servers' place, and are freed at the end."""
+        """Replaces the servers' variables by stand-ins inside the context, and then frees the stand-ins."""
         plan, stand_ins = self._setting.plan, [*self._stand_ins, *self._held]
         with standing_in([*plan.pulled, *plan.held], stand_ins), in_block():
             yield
@@ -108,7 +108,12 @@ class Block:
             accumulator.destroy()
 
     def loop(self, step: Callable[[tf.Tensor], Any], count: tf.Tensor, unrolled: int) -> Tensors:
-        """Runs steps 0 to `count`, given their numbers, `unrolled` of them in a turn of the loop.
+        """Runs the steps 0 to `count - 1`.
+
+        Args:
+            step: takes the number of the step, an int32 scalar.
+            count: how many steps to run, an int32 scalar.
+            unrolled: steps in one iteration of the loop.
 
         Returns:
             What the last step returned, as tensors.
@@ -121,7 +126,11 @@ class Block:
         return in_turns(turn, outputs.blanks(), outputs.shapes(), first=0, count=count, unrolled=unrolled)
 
     def step(self, function: Callable[[], Any]) -> Tensors:
-        """Runs one step; what it wrote and did not send is sent at its end."""
+        """Runs one step, and sends the writes that `optimizer.apply` has not sent at its end.
+
+        Returns:
+            What the step returned, as tensors.
+        """
         if not self._setting.meets:
             return self._setting.plan.outputs.flatten(function())
         self._unsent = self._met = False
@@ -133,7 +142,7 @@ class Block:
         return self._setting.plan.outputs.flatten(outputs)
 
     def results(self, outputs: Tensors) -> Tensors:
-        """What the block gives back: what the chief holds, what the block counted, and the outputs."""
+        """The block's results: the values that the chief holds, the block's counters, and the outputs."""
         if self._setting.meets:
             for accumulator in self._accumulators.values():
                 accumulator.end(self)
@@ -143,7 +152,7 @@ class Block:
         return [*held, staleness, tf.stack([taken, self._waited.read_value()]), *outputs]
 
     def apply(self, original: Apply, optimizer: Any, grads: Sequence[Any], variables: Any) -> None:
-        """What `optimizer.apply` does in a step."""
+        """Replaces `optimizer.apply` in a step: sends the gradients to the servers, or accumulates them."""
         targets = self.targets_of(optimizer, variables)
         accumulator = self._accumulators.get(id(optimizer))
         if accumulator is None:
@@ -154,17 +163,17 @@ class Block:
 
     @staticmethod
     def targets_of(optimizer: Any, variables: Any) -> list[Any]:
-        """The variables that `optimizer.apply` is for."""
+        """The variables that `optimizer.apply` updates; its `variables` argument may be None."""
         return list(variables) if variables is not None else upstream_keras.trainable_variables_of(optimizer)
 
     def meet(
         self, update: Update | None = None, grads: Sequence[Any] = (), targets: Sequence[Any] = ()
     ) -> None:
-        """Sends gradients and what was written, has the servers update, and takes their new values.
+        """Sends gradients and unsent writes, lets the servers update, and reads the new values.
 
         Args:
-            update: called on the servers with the gradients that arrived; None: nothing but the writes.
-            grads: tensors, `tf.IndexedSlices` or None, by variable.
+            update: called on the servers with the gradients that arrived; None to send the writes only.
+            grads: a tensor, `tf.IndexedSlices` or None for each variable.
             targets: the variables that the gradients belong to.
         """
         values, clock = self._sent(self._changes(), update, grads, targets, wait=True)
@@ -179,11 +188,11 @@ class Block:
             self._met, self._unsent = True, False
 
     def note_waiting(self, seconds: tf.Tensor) -> None:
-        """The worker has stood still for so long, a float64 scalar."""
+        """Adds to the time in which the worker only waited: `seconds`, a float64 scalar."""
         self._waited.refresh(self._waited.read_value() + seconds)
 
     def _changes(self) -> Tensors:
-        """What steps wrote and did not send, by variable: alone, the values."""
+        """The unsent writes: the change of each written variable, or with one worker its value."""
         values = [self._stand_ins[i].read_value() for i in self._written]
         if self._setting.alone:
             return values
@@ -199,14 +208,17 @@ class Block:
         *,
         wait: bool = False,
     ) -> tuple[Tensors, tf.Tensor]:
-        """Sends changes and gradients; the variables' values and the clock after the servers' work.
+        """Sends changes and gradients to the servers.
 
         Args:
-            changes: of the variables that steps write to.
-            update: as `meet`'s.
-            grads: as `meet`'s.
-            targets: as `meet`'s.
-            wait: whether nothing else is done meanwhile, so that the time counts.
+            changes: the changes of the written variables, as `_changes` returns them.
+            update: as in `meet`.
+            grads: as in `meet`.
+            targets: as in `meet`.
+            wait: whether the worker does nothing else meanwhile, so that the time counts as waiting.
+
+        Returns:
+            The variables' values, and the clock, after the servers' update.
         """
         real, setting = self._real, self._setting
         pushed = [(real[i].device, change) for i, change in zip(self._written, changes, strict=True)]
@@ -230,7 +242,12 @@ class Block:
         return values, clock
 
     def _note_staleness(self, read_at: tf.Tensor, clock: tf.Tensor) -> None:
-        """Counts an update: the clock when its weights were read, and after it."""
+        """Counts the staleness of one update.
+
+        Args:
+            read_at: the clock when the update's weights were read, an int64 scalar.
+            clock: the clock after the update, an int64 scalar.
+        """
         stale = clock - 1 - read_at
         total, most, updates = tf.unstack(self._staleness.read_value())
         self._staleness.refresh(tf.stack([total + stale, tf.maximum(most, stale), updates + 1]))
@@ -239,12 +256,12 @@ class Block:
         self._unsent = True
 
     def _on_servers(self) -> contextlib.AbstractContextManager[None]:
-        """Variables are the servers' own again."""
+        """A context in which Keras variables are the servers' variables instead of the stand-ins."""
         return standing_in(self._setting.plan.pulled, self._real)
 
 
 def update_by(original: Apply, optimizer: Any, targets: list[Any]) -> Update:
-    """An optimizer's own `apply`, for gradients that have arrived on the servers."""
+    """Wraps an optimizer's own `apply` as a function of the gradients that have arrived on the servers."""
 
     def update(arrived: list[Any]) -> None:
         with updating(optimizer):
@@ -254,7 +271,7 @@ def update_by(original: Apply, optimizer: Any, targets: list[Any]) -> Update:
 
 
 def adds_up(value: tf.Tensor) -> bool:
-    """Whether changes of several workers to such a value add up; else the last one holds."""
+    """Whether the servers sum several workers' changes to a value of this dtype; else the last write wins."""
     return value.dtype not in (tf.bool, tf.string)
 
 
@@ -265,7 +282,7 @@ def _device(target: Any) -> str:
 
 
 def _change(value: tf.Tensor, base: tf.Tensor) -> tf.Tensor:
-    """What a worker's step adds to a variable, so that several workers' steps add up."""
+    """The change of a variable since `base`, which servers add; the value if it cannot be added."""
     return value - base if adds_up(value) else value
 
 
@@ -279,7 +296,11 @@ def _write(variable: Any, value: tf.Tensor, *, whole: bool) -> None:
 def _push_gradients(
     pushed: list[tuple[str, tf.Tensor]], grads: Sequence[Any], devices: Sequence[str]
 ) -> list[tuple[int, ...]]:
-    """Adds gradients to what is pushed; says where each of them is: (), (dense,) or (values, indices)."""
+    """Appends the gradients' tensors to `pushed`.
+
+    Returns:
+        The positions in `pushed` of each gradient's tensors: (), (dense,) or (values, indices).
+    """
     places: list[tuple[int, ...]] = []
     for grad, device in zip(grads, devices, strict=True):
         parts: list[Any] = [] if grad is None else [grad]

@@ -1,4 +1,7 @@
-"""How many steps a block has, and how many blocks are in flight: by what steps took before."""
+"""Decides how many steps a block has, and how many blocks are in flight, from measured step times.
+
+It only computes numbers: forming and submitting blocks is the session's task.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,17 @@ _FAST = 0.01  # seconds
 _MANY = 400
 _BLOCK_SECONDS = 0.1
 _MOST_STEPS = 256
-_OVERLAPPED_STEPS = 8  # at least, where steps overlap: each block's first and last stand alone
-_UNROLLED = 4  # steps in a turn of a small model's loop
+_OVERLAPPED_STEPS = 8  # at least, with overlap: a block's first step and last update overlap with nothing
+_UNROLLED = 4  # steps in one iteration of a small model's loop
 
 
 class Pace:
-    """The step time of one model's blocks, from one epoch to the next; one object a program.
+    """Measures the step time of one program's blocks, across epochs.
 
-    What a worker's first run of a function takes says nothing about its steps, and is left out.
+    It ignores the first run of a function on a worker, which includes preparing the function.
 
     Attributes:
-        seconds: what a step took lately; None before a function has run twice on one worker.
+        seconds: the latest step time in seconds; None until a function has run twice on one worker.
     """
 
     def __init__(self) -> None:
@@ -32,17 +35,17 @@ class Pace:
 
     @property
     def fast(self) -> bool:
-        """Whether steps are so short, and have been so many, that messages are worth saving."""
+        """Whether steps are short and numerous enough that unrolling the loop, to save messages, pays off."""
         return self.seconds is not None and self.seconds < _FAST and self._steps >= _MANY
 
     def note(self, function: Any, worker: int | None, seconds: float, steps: int) -> None:
-        """Learns from a block.
+        """Records the duration of one block.
 
         Args:
-            function: what was run; it is kept alive.
+            function: the function that ran; a reference to it is kept, so that its `id` stays unique.
             worker: the number of the worker that ran it.
-            seconds: for the whole block.
-            steps: in the block, at least 1.
+            seconds: the duration of the whole block.
+            steps: the number of steps in the block, at least 1.
         """
         self._steps += steps
         run = (id(function), worker)
@@ -54,16 +57,16 @@ class Pace:
 
 
 class BlockSizes:
-    """The sizes of the blocks of one session.
+    """Computes the sizes of the blocks of one session.
 
     Args:
-        program: what a block does.
-        layout: the strategy's.
-        pace: of the program.
-        steps_a_call: steps of a block where callbacks want each call done before the next; else None.
+        program: traces the function of a block.
+        layout: the strategy's server layout.
+        pace: the program's measured step time.
+        steps_a_call: steps in a block if callbacks need the results of every call; else None.
 
     Attributes:
-        active: how many blocks may run at once.
+        active: how many blocks may run at the same time.
     """
 
     def __init__(
@@ -73,36 +76,37 @@ class BlockSizes:
         self._workers = layout.workers
         self._pace = pace
         self._steps_a_call = steps_a_call
-        self._bound = layout.most_of_others  # updates of others that a step may miss, or None
+        self._bound = layout.most_of_others  # updates of other workers that a step may miss, or None
         self.active = self._workers if self._bound is None else min(self._workers, self._bound + 1)
 
     def steps(self, left: int | None, pending: int) -> int:
         """How many steps the next block has.
 
         Args:
-            left: steps that are left, where that is known.
-            pending: micro-batches that wait for an update; the block ends with it.
+            left: steps that are left in the session; None if unknown.
+            pending: micro-batches accumulated since the last update; if there are any, the block ends with
+                the update that they belong to.
         """
         group = self._program.accumulation
         return group - pending if pending else -(-self._wished(left) // group) * group
 
     def unrolled(self, steps: int) -> int:
-        """How many steps of a block of so many batches a turn of its loop has."""
+        """How many steps one loop iteration has in a block of `steps` steps."""
         return _UNROLLED if self._pace.fast and steps >= 4 * _UNROLLED else 1
 
     @property
     def in_flight(self) -> int:
-        """How many blocks may be handed out and not done."""
+        """How many submitted blocks may be unfinished."""
         waits = self._bound is not None or self._steps_a_call is not None or self._pace.seconds is None
         return self.active if self.active == 1 or waits else 2 * self.active
 
     @property
     def in_rounds(self) -> bool:
-        """Whether blocks go out in rounds, so that nobody is further behind than one of them."""
+        """Whether all blocks of one round must be done before the next round, to keep the staleness bound."""
         return self._bound is not None
 
     def passes_bound(self, steps: int) -> bool:
-        """Whether a block has more steps than another block may miss."""
+        """Whether the other blocks of a round, with `steps` steps each, would exceed the staleness bound."""
         return self._bound is not None and self.active > 1 and steps * (self.active - 1) > self._bound
 
     def _wished(self, left: int | None) -> int:
@@ -114,7 +118,7 @@ class BlockSizes:
         if self._program.overlaps:
             steps = max(steps, _OVERLAPPED_STEPS)
         if left is not None and self._workers > 1:
-            # So that the workers end together.
+            # Small last blocks let the workers end at about the same time.
             steps = min(steps, -(-left // (2 * self._workers)))
         if self.active > 1 and self._bound is not None:
             steps = min(steps, self._bound // (self.active - 1))

@@ -1,6 +1,6 @@
-"""When something is there, by the clock of whoever computes it.
+"""Measures, inside a graph, when tensors are ready, by the clock of the process that computes them.
 
-Clocks only look on: nothing that is computed depends on them.
+The measurements do not change any computed value.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dtrain.upstream import tensorflow as upstream_tf
 
 
 def time_of(tensors: Sequence[Any]) -> tf.Tensor:
-    """The time when all of some tensors are there, in seconds, a float64 scalar; in a graph."""
+    """The time when all tensors are ready, in seconds since 1970, a float64 scalar; for use in a graph."""
     with tf.control_dependencies(list(tensors)):
         now = tf.timestamp()
-    # Else servers and workers would tell each other of it, to keep it in order with what they do.
+    # Otherwise TensorFlow orders it with other stateful operations, by messages between servers and workers.
     upstream_tf.in_no_order(now.op)
     return now
 
 
 def between(begun: tf.Tensor, ended: tf.Tensor) -> tf.Tensor:
-    """Seconds from one time to another; 0 where the clock was put back, or the second came first."""
+    """Seconds from `begun` to `ended`; 0 if that is negative, as after a clock adjustment."""
     return tf.maximum(ended - begun, tf.zeros([], tf.float64))

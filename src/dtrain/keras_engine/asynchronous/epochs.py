@@ -1,4 +1,7 @@
-"""The epochs of `fit` and `evaluate` under parameter servers: the end of one waits for its blocks."""
+"""Epoch iterators of `fit` and `evaluate` under parameter servers: an epoch ends when its blocks are done.
+
+They extend Keras' epoch iterators. They neither read batches nor run blocks.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from dtrain.keras_engine.asynchronous.functions import AsynchronousFunction, Epo
 
 
 def make_asynchronous_epochs(base: Any) -> Any:
-    """A class of epoch iterators under parameter servers, from Keras' own."""
+    """Derives the class of epoch iterators for parameter servers from another class of epoch iterators."""
 
     class AsynchronousEpochs(base):  # type: ignore[misc]
-        """Keras' epochs; the end of one waits for its blocks.
+        """An epoch iterator that waits for the submitted blocks at the end of each epoch.
 
         Attributes:
-            function: what has taken batches in this epoch, or None.
-            total: how many batches an epoch has from where it begins, or None.
+            function: the train or test function that has taken batches in this epoch; None before the first.
+            total: how many batches the epoch has from the batch at which it begins; None if unknown.
         """
 
         function: AsynchronousFunction | None = None
@@ -55,7 +58,7 @@ def make_asynchronous_epochs(base: Any) -> Any:
 
 
 class _EpochData:
-    """A dataset whose iterators know the epochs that they belong to."""
+    """A dataset whose iterators hold a reference to the epoch iterator that they belong to."""
 
     def __init__(self, dataset: tf.data.Dataset, epochs: Any) -> None:
         self._dataset = dataset

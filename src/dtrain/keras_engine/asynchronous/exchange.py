@@ -1,7 +1,7 @@
-"""What a worker and the servers tell each other in a step: changes there, new weights back, one message each.
+"""The messages between a worker and the servers: changes to each server, new weights back from each.
 
-The servers apply the changes of one worker whole, under a lock, before those of the next: an optimizer's
-moments, its counter and the weights always belong together. No model code here.
+The servers apply all changes of one worker's step under a lock, before those of the next. So an optimizer's
+moments, its counter and the weights always belong to the same update. No model code here.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ class Servers:
     """The lock and the clock of one strategy's servers.
 
     Args:
-        home: the device of the server that holds both.
+        home: the device of the server that holds the lock and the clock.
 
     Attributes:
-        clock: how many updates the servers have applied, int64.
+        home: as given.
+        lock: a `tf.CriticalSection` that every read and update enters.
+        clock: a variable with the number of updates that the servers have applied, int64.
     """
 
     def __init__(self, home: str) -> None:
@@ -35,7 +37,7 @@ class Servers:
             self.clock = tf.Variable(0, dtype=tf.int64, trainable=False, name="dtrain_clock")
 
     def locked(self, update: Callable[[], Any]) -> None:
-        """Runs `update` while no other worker's update runs; in a graph."""
+        """Runs `update` under the lock: no other worker's update runs meanwhile; for use in a graph."""
 
         def run() -> tf.Tensor:
             with tf.control_dependencies(_effects(update)):
@@ -49,14 +51,14 @@ class Exchange:
     """Reads and updates a fixed list of variables on the servers.
 
     Args:
-        servers: where the lock and the clock are.
+        servers: the lock and the clock.
         variables: Keras or TensorFlow variables of fully defined shapes, each on a server.
     """
 
     def __init__(self, servers: Servers, variables: Sequence[Any]) -> None:
         self._servers = servers
         self._parts = [len(parts_of(variable)) for variable in variables]
-        # The clock travels with the weights of its server.
+        # The clock travels in the same message as its server's weights.
         self._variables = [*(part for v in variables for part in parts_of(v)), servers.clock]
         self._groups: dict[str, list[int]] = {}
         for i, variable in enumerate(self._variables):
@@ -67,21 +69,25 @@ class Exchange:
         }
 
     def read(self) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """The variables' values and the clock, on the worker; no update falls in between."""
+        """Reads all variables and the clock under the lock, so that all values belong to the same update.
+
+        Returns:
+            The variables' values on the worker, and the clock.
+        """
         return self._received(self._locked(self._read))
 
     def update(
         self, pushed: Sequence[tuple[str, tf.Tensor]], update: Update, *, counts: bool
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Sends tensors, lets the servers work on them, and gets the variables' new values.
+        """Sends tensors to the servers, updates the variables there, and reads the new values.
 
         Args:
-            pushed: tensors and the device that each is needed on.
-            update: called with the tensors as they arrived; writes to variables.
-            counts: whether the clock counts it.
+            pushed: pairs of a device and the tensor to send to it.
+            update: called with the tensors on their devices; assigns to variables.
+            counts: whether to increment the clock.
 
         Returns:
-            The values, and the clock after the update.
+            The variables' values and the clock after the update.
         """
         arrived = self._sent(pushed)
 
@@ -94,7 +100,7 @@ class Exchange:
             with tf.control_dependencies([tf.group(_effects(change))]):
                 return self._read()
 
-        # The lock is taken only when all is there: nobody waits for a message on its way.
+        # Take the lock only after all tensors have arrived, so that it is not held during a transfer.
         with tf.device(self._servers.home):
             all_there = tf.group(arrived)
         with tf.control_dependencies([all_there]):
@@ -102,7 +108,10 @@ class Exchange:
         return self._received(flats)
 
     def _locked(self, work: Callable[[], list[list[tf.Tensor]]]) -> list[list[tf.Tensor]]:
-        """What `work` reads, on its servers; as the lock's own result all would pass through one of them."""
+        """Runs `work` under the lock, and returns the tensors that it reads, each on its server.
+
+        They are not returned as the critical section's result: then all would pass through the lock's server.
+        """
         found: list[list[tf.Tensor]] = []
 
         def run() -> tf.Tensor:
@@ -131,7 +140,7 @@ class Exchange:
         return whole, values[-1]
 
     def _sent(self, pushed: Sequence[tuple[str, tf.Tensor]]) -> list[Any]:
-        """The tensors on the devices that they are for."""
+        """Copies the tensors to their devices, packed into few messages."""
         arrived: list[Any] = [None] * len(pushed)
         by_device: dict[str, list[int]] = {}
         for i, (device, _) in enumerate(pushed):
@@ -150,7 +159,7 @@ _numbers = itertools.count()
 
 
 def _effects(function: Callable[[], Any]) -> list[tf.Operation]:
-    """Calls a function, and gives the stateful operations that it added to the graph."""
+    """Calls a function, and returns the stateful operations that it added to the graph."""
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     function()

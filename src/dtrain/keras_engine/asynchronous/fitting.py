@@ -1,4 +1,8 @@
-"""What `fit` and `evaluate` need before they begin under parameter servers: data, and who watches batches."""
+"""Prepares the arguments of `fit`, `evaluate` and `predict` under parameter servers, before Keras uses them.
+
+It makes datasets from functions, adds the staleness report, and finds out whether any callback needs the
+result of every batch. It runs no step.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +24,16 @@ _BATCH_HOOKS = {
 
 
 class StalenessReport(keras.callbacks.Callback):  # type: ignore[misc]
-    """Adds an epoch's staleness to its logs, and so to `History` and every log that callbacks write.
+    """Adds the staleness of each epoch to the epoch's logs, so that `History` and other callbacks record it.
 
-    `staleness` is the mean over the epoch's steps of how many updates fell between a step's read of the
-    weights and its write; `staleness_max` the most of one step. They are other workers'; where steps overlap
-    (`ParameterServerStrategy(overlap=True)`) also its own worker's, one at most.
+    A step's staleness is the number of updates that the servers applied between the step's read of the
+    weights and its own update. `staleness` is the mean over the epoch's steps, `staleness_max` the maximum.
+    The updates are those of other workers; with `ParameterServerStrategy(overlap=True)`, at most one is the
+    worker's own.
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds them; the dictionary is the one that all callbacks get."""
+        """Adds both numbers to `logs` in place: Keras passes the same dictionary to all callbacks."""
         staleness = self.model.train_function.staleness
         if logs is not None:
             logs["staleness"] = staleness.mean
@@ -43,7 +48,11 @@ class StalenessReport(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def prepare_fit(model: Any, arguments: dict[str, Any]) -> None:
-    """Makes the arguments of a `fit` ready, in place."""
+    """Changes the arguments of `fit` in place: data, callbacks and whether callbacks need every batch.
+
+    Raises:
+        DataError: a function given as data returned no `tf.data.Dataset`.
+    """
     layout = servers_of(model.distribute_strategy)
     arguments["x"] = _dataset(arguments["x"], "x")
     arguments["validation_data"] = _dataset(arguments["validation_data"], "validation_data")
@@ -61,21 +70,21 @@ def prepare_fit(model: Any, arguments: dict[str, Any]) -> None:
 
 
 def prepare_evaluate(model: Any, arguments: dict[str, Any]) -> None:
-    """Makes the arguments of an `evaluate` ready, in place."""
+    """Changes the arguments of `evaluate` in place; raises as `prepare_fit` does."""
     arguments["x"] = _dataset(arguments["x"], "x")
     _watch_batches(model.make_test_function(), arguments["callbacks"], "test")
 
 
 def prepare_predict(model: Any, arguments: dict[str, Any]) -> None:
-    """Makes the arguments of a `predict` ready, in place."""
+    """Changes the arguments of `predict` in place; raises as `prepare_fit` does."""
     arguments["x"] = _dataset(arguments["x"], "x")
 
 
 def _dataset(data: Any, name: str) -> Any:
-    """The dataset that a function `InputContext -> Dataset` makes; other data as they are.
+    """Returns the dataset that a function `InputContext -> Dataset` makes; other data unchanged.
 
     Raises:
-        DataError: the function made something else.
+        DataError: the function returned something else than a `tf.data.Dataset`.
     """
     if not callable(data) or isinstance(data, tf.data.Dataset | keras.utils.PyDataset):
         return data
@@ -93,7 +102,14 @@ def _watch_batches(function: Any, callbacks: Any, kind: str) -> None:
 
 
 def watches(callback: Any, kind: str) -> bool:
-    """Whether a callback does something at every batch that depends on what was done before."""
+    """Whether a callback needs the results of every batch before the next batch starts.
+
+    True for a callback with a batch hook of its own, except for callbacks that are known not to need it.
+
+    Args:
+        callback: a Keras callback.
+        kind: "train" or "test".
+    """
     if isinstance(callback, keras.callbacks.History | keras.callbacks.ProgbarLogger | StalenessReport):
         return False
     if hasattr(callback, "dtrain_session") or not getattr(callback, "dtrain_every_batch", True):
@@ -114,7 +130,7 @@ def watches(callback: Any, kind: str) -> bool:
 
 
 def _tracks_epochs(callback: Any) -> bool:
-    """Whether a callback of Weights & Biases or MLflow was told to log epochs only."""
+    """Whether the callback is one of Weights & Biases or MLflow and is set to log epochs only."""
     kind = type(callback)
     if kind.__module__.startswith("wandb."):
         return getattr(callback, "logging_batch_wise", True) is False
@@ -122,7 +138,7 @@ def _tracks_epochs(callback: Any) -> bool:
 
 
 def _passes_on(callback: Any, name: str) -> bool:
-    """Whether a callback's hook is the default of `LambdaCallback`, which does nothing."""
+    """Whether the callback is a `LambdaCallback` for which the user gave no function `name`."""
     return isinstance(callback, keras.callbacks.LambdaCallback) and getattr(callback, name, None) is None
 
 

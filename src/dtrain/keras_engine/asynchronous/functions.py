@@ -1,7 +1,7 @@
-"""What `fit`, `evaluate` and `predict` call under parameter servers.
+"""The functions that `fit`, `evaluate` and `predict` call for each step under parameter servers.
 
-The contract is Keras': `function(iterator) -> logs`. A call takes batches and returns what is known by then;
-the end of the epoch waits for all of them.
+The signature is Keras': `function(iterator) -> logs`. A call takes batches and returns the newest logs
+without waiting for those batches; `end` waits for all batches of the epoch. The session forms the blocks.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class AsynchronousFunction:
         kind: "train" or "test".
 
     Attributes:
-        every_batch: whether callbacks want to see every call done.
-        staleness: of the last epoch.
+        every_batch: whether a callback needs the results of every call.
+        staleness: the staleness of the last finished epoch.
     """
 
     def __init__(self, model: Any, kind: str) -> None:
@@ -56,41 +56,43 @@ class AsynchronousFunction:
         self._session: BlockSession | None = None
         self._logs: Any = {}
         self._eager_logs: Any = {}
-        self._ahead = 0  # batches that workers have got, and that no call has been made for
+        self._ahead = 0  # batches that were read for workers, and for which Keras has not made a call yet
         self._readers: dict[str, BlockReader | None] = {}
         self._reader: BlockReader | None = None
         self._read_from: Any = None
         self._logs_at = 0.0
-        self._counted = breakdown.seconds()  # when the epoch began
+        self._counted = breakdown.seconds()  # the time breakdown when the epoch began
         self._times = BlockTimes()
         self.every_batch = False
         self.staleness = Staleness()
 
     @property
     def times(self) -> BlockTimes:
-        """Of all blocks so far, those of the epoch that runs included."""
+        """The durations of all finished blocks, including those of the running epoch."""
         session = self._session
         return self._times if session is None else self._times.plus(session.runner.times)
 
     @property
     def between_blocks(self) -> bool:
-        """Whether the batches of all blocks that were begun are counted as done."""
+        """Whether Keras has made the calls for all batches that were read."""
         return self._ahead == 0
 
     @property
     def turns(self) -> set[int]:
-        """How many steps a turn of the loops has that were traced."""
+        """As `BlockProgram.turns`."""
         return self._program.turns
 
     def __call__(self, iterator: Any) -> Any:
         """Takes batches, and returns the newest logs.
 
+        The logs are a dictionary that later calls update in place, or what a step of the user's returned.
+
         Raises:
-            StopIteration: if the iterator has no batch left.
+            StopIteration: the iterator has no batch left.
         """
         epochs = getattr(iterator, "epochs", None)
         if epochs is None:
-            # train_on_batch and test_on_batch: one call, done when it returns.
+            # train_on_batch and test_on_batch: the step is done when the call returns.
             single = self._new_session(None)
             self._take_each(single, iterator)
             single.finish()
@@ -116,7 +118,7 @@ class AsynchronousFunction:
         return self._logs
 
     def end(self) -> None:
-        """The epoch is over: waits for its blocks; the logs that were returned are then all of it."""
+        """Ends the epoch: waits for its blocks, and updates the returned logs to cover the whole epoch."""
         session, self._session = self._session, None
         if session is not None:
             with _counted_as_compute():
@@ -126,21 +128,22 @@ class AsynchronousFunction:
                 self._renew_logs(session)
 
     def rest(self) -> bool:
-        """Whether the model stands still now, after the calls that were made and before any other step.
+        """Whether the model's state is exactly that after the calls so far, with no step in progress.
 
-        It waits for blocks that workers are at; where these have gone ahead of the calls, it says no.
+        Waits for running blocks first. Returns False if workers have batches for which Keras has not made a
+        call yet, or if an update has accumulated only some of its micro-batches.
         """
         return self._session is None or (self._ahead == 0 and self._session.rest())
 
     def abandon(self) -> None:
-        """The epoch ends by an error: what is not done is dropped."""
+        """Ends the epoch after an error, and drops the blocks that are not done."""
         session, self._session = self._session, None
         if session is not None:
             session.runner.abandon()
             self._note_times(session)
 
     def _reader_of(self, iterator: Any) -> BlockReader | None:
-        """What reads the batches of an iterator in blocks; None where they are taken one by one."""
+        """The reader that takes an iterator's batches in blocks; None if batches must be taken one by one."""
         if self.every_batch or self._model.run_eagerly or not isinstance(iterator, EpochBatches):
             return None
         if iterator is not self._read_from:
@@ -151,7 +154,7 @@ class AsynchronousFunction:
         return self._reader
 
     def _take_each(self, session: BlockSession, iterator: Any) -> None:
-        """Takes batch by batch."""
+        """Takes the batches of one call one by one."""
         for step in range(self._model.steps_per_execution):
             try:
                 events.emit(events.PartChanges("input"))
@@ -169,7 +172,7 @@ class AsynchronousFunction:
             self._note(1, int(rows_of(Split((batch,), None))))
 
     def _take_ahead(self, session: BlockSession, iterator: Any, reader: BlockReader) -> None:
-        """Takes a block at once; the calls that follow are for batches that it has taken already."""
+        """Takes the batches of a whole block; the following calls count batches of this block."""
         for step in range(self._model.steps_per_execution):
             if self._ahead == 0:
                 self._ahead = session.read(iterator.iterator, reader)
@@ -182,12 +185,12 @@ class AsynchronousFunction:
             self._ahead -= 1
 
     def _note(self, steps: int, examples: int | None) -> None:
-        """Takes note of batches that workers get, where they train on them."""
+        """Emits an event for batches that are used for training."""
         if self._kind == "train":
             events.emit(events.BatchesTaken(steps, examples))
 
     def _note_times(self, session: BlockSession) -> None:
-        """Adds an epoch's times; says which part of the epoch its workers spent on the servers."""
+        """Adds an epoch's block times; counts the workers' waiting for servers as communication."""
         times = session.runner.times
         self._times = self._times.plus(times)
         if times.seconds > 0:
@@ -196,7 +199,10 @@ class AsynchronousFunction:
             breakdown.move("compute", "communication", exchanged, since=self._counted)
 
     def _count_failed_call(self, session: BlockSession, iterator: Any) -> None:
-        """With one worker the numbers are one device's, whose last, failing call counts as an iteration."""
+        """Counts the call that found the end of the data as an iteration, as Keras on one device does.
+
+        Only with one worker, whose results equal one device's, and only for data of unknown length.
+        """
         model = self._model
         counted = getattr(iterator, "counted", True)
         if counted or self._kind != "train" or model.steps_per_execution > 1 or model.run_eagerly:
@@ -208,7 +214,7 @@ class AsynchronousFunction:
             upstream_keras.iterations_of(model.optimizer).assign_add(1)
 
     def _eager(self, batch: Any) -> None:
-        """`run_eagerly=True` is for looking into a step: it runs here, on the servers' variables."""
+        """Runs the step on the chief, with the servers' variables: `run_eagerly=True` is for debugging."""
         step = self._model.train_step if self._kind == "train" else self._model.test_step
         self._eager_logs = keras.tree.map_structure(_number, step(to_tensors(batch)))
 
@@ -223,7 +229,7 @@ class AsynchronousFunction:
             self._logs_at = now
 
     def _renew_logs(self, session: BlockSession) -> None:
-        """Keras keeps what the last call returned: it is brought up to date in place."""
+        """Updates the logs in place, because Keras keeps the dictionary that the last call returned."""
         found = self._logs_of(session)
         if isinstance(found, dict):
             self._logs.clear()
@@ -240,7 +246,11 @@ class AsynchronousFunction:
 
 
 class AsynchronousPredict:
-    """Predicts for a list of batches, on whichever worker is free."""
+    """Predicts for a list of batches: one batch after another, each on a free worker.
+
+    Args:
+        model: a Keras model under a parameter-server strategy.
+    """
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -248,7 +258,7 @@ class AsynchronousPredict:
         self._pace = Pace()
 
     def __call__(self, batches: list[Any]) -> Any:
-        """Outputs of all batches, concatenated; each of shape (examples, ...)."""
+        """Returns the concatenated outputs of all batches, each of shape (examples, ...)."""
         outputs = [self._one(to_tensors(batch)) for batch in batches]
         return keras.tree.map_structure(lambda *each: tf.concat(each, axis=0), *outputs)
 
@@ -263,13 +273,13 @@ class AsynchronousPredict:
 
 
 class EpochBatches:
-    """Batches, in order.
+    """An iterator over the batches of one pass through a dataset.
 
     Attributes:
-        element_spec: of a batch.
-        epochs: the epochs that they belong to.
-        counted: whether their number was known beforehand.
-        iterator: TensorFlow's.
+        element_spec: the spec of a batch.
+        epochs: the epoch iterator that the batches belong to.
+        counted: whether the number of batches is known beforehand.
+        iterator: TensorFlow's iterator.
     """
 
     def __init__(self, iterator: Any, epochs: Any, *, counted: bool) -> None:
@@ -287,7 +297,7 @@ class EpochBatches:
 
 @contextmanager
 def _counted_as_compute() -> Iterator[None]:
-    """The time within counts as computing, that after it for callbacks."""
+    """Counts the time inside the context as computing, and the time after it as callbacks."""
     events.emit(events.PartChanges("compute"))
     try:
         yield
@@ -296,6 +306,6 @@ def _counted_as_compute() -> Iterator[None]:
 
 
 def _number(value: Any) -> Any:
-    # As Keras makes an array of a ragged or sparse value on one device.
+    # Ragged and sparse values become dense arrays, as Keras makes them on one device.
     found = np.asarray(keras.ops.convert_to_numpy(value) if isinstance(value, _COMPOSITE) else value)
     return found.item() if found.ndim == 0 and found.dtype.kind in "fiub" else found

@@ -1,4 +1,7 @@
-"""The loop of a block: so many steps one after another, in the graph. What a step is, the caller knows."""
+"""The loop of a block: runs a number of steps one after another, in the graph.
+
+It is partly unrolled. What a step does is not known here.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,15 @@ def in_turns(
     count: tf.Tensor,
     unrolled: int,
 ) -> State:
-    """Runs the steps from `first` to `count`, and gives what the last one leaves.
+    """Runs the steps `first` to `count - 1`, and returns the state after the last.
 
     Args:
-        step: takes a step's number, an int32 scalar, and what the step before it has left.
-        state: what the first step is given.
-        shapes: of what a step leaves.
+        step: takes the number of the step (an int32 scalar) and the state, and returns the new state.
+        state: the state before the first step.
+        shapes: the static shapes of the state's tensors, which hold for every step.
         first: the number of the first step.
-        count: the number after the last one's, an int32 scalar.
-        unrolled: steps in a turn of the loop; those that are left over have turns of their own.
+        count: one more than the number of the last step, an int32 scalar.
+        unrolled: steps in one iteration of the loop; the remaining steps run one to an iteration.
     """
 
     def loop(end: tf.Tensor, turn: int, state: State) -> State:

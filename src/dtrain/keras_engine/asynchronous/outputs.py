@@ -1,4 +1,7 @@
-"""How what a step returns lies in a list of tensors, which loops carry and workers send."""
+"""Converts a step's return value to a flat list of tensors and back.
+
+Loops and messages carry only tensors. How tensors are packed into messages is not decided here.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ import tensorflow as tf
 
 
 class Outputs:
-    """The structure of what a step returns.
+    """The structure of a step's return value.
 
     Args:
-        example: what a step returned while it was rehearsed.
+        example: what the step returned when it was traced: a nest of tensors, composite tensors and None.
     """
 
     def __init__(self, example: Any) -> None:
@@ -22,31 +25,31 @@ class Outputs:
         self._specs = [None if leaf is None else _spec_of(leaf) for leaf in leaves]
 
     def flatten(self, outputs: Any) -> list[tf.Tensor]:
-        """A step's outputs as tensors; a ragged one is several."""
+        """A step's outputs as a flat list of tensors; a ragged or sparse tensor becomes several."""
         leaves = [leaf for leaf in keras.tree.flatten(outputs) if leaf is not None]
         return [part for leaf in leaves for part in _parts(leaf)]
 
     def specs(self) -> list[tf.TensorSpec]:
-        """Of the tensors."""
+        """The specs of the tensors that `flatten` returns."""
         return tf.nest.flatten([spec for spec in self._specs if spec is not None], expand_composites=True)
 
     def shapes(self) -> list[tf.TensorShape]:
-        """Of the tensors."""
+        """The static shapes of the tensors that `flatten` returns."""
         return [spec.shape for spec in self.specs()]
 
     def blanks(self) -> list[tf.Tensor]:
-        """Tensors of these specs."""
+        """Zero tensors of `specs`."""
         return [zeros_of(spec) for spec in self.specs()]
 
     def restore(self, values: Sequence[Any]) -> Any:
-        """Values of the tensors in the structure that the step returned."""
+        """The inverse of `flatten`: packs values into the structure that the step returned."""
         rest = iter(values)
         leaves = [None if spec is None else _joined(spec, rest) for spec in self._specs]
         return keras.tree.pack_sequence_as(self._structure, leaves)
 
 
 def zeros_of(spec: tf.TensorSpec) -> tf.Tensor:
-    """A tensor of a spec; of unknown sizes it has none."""
+    """A tensor of zeros (or empty strings) of a spec; unknown dimensions have size 0."""
     shape = [0 if n is None else n for n in spec.shape] if spec.shape.rank is not None else []
     return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
 

@@ -1,7 +1,8 @@
-"""A block whose steps compute while what the step before them has left to send is on its way.
+"""A block in which each step computes while the update of the step before it is sent to the servers.
 
-The loop carries a step's pending update into the next turn. There the step, which computes on weights that
-lack that update, and the update depend on nothing of each other's: TensorFlow runs them at the same time.
+The loop carries a step's pending update into the next iteration. There the next step computes on weights
+that lack this update. Neither depends on the other, so TensorFlow runs both at the same time. Whether a step
+can be overlapped is decided in `rehearsal`.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from dtrain.keras_engine.asynchronous.tracing import Apply, tracing
 
 
 class PendingUpdate(NamedTuple):
-    """What a step has left to send.
+    """The update of one step that has not been sent yet.
 
     Attributes:
         read_at: the servers' clock when the step's weights were read.
-        changes: of the variables that steps write to.
-        whole: whether the gradients are to be sent now, a bool scalar; None for always.
+        changes: the changes of the variables that the step itself writes to.
+        whole: whether the gradients complete an update and must be sent, a bool scalar; None means always.
         grads: tensors, `tf.IndexedSlices` or None.
     """
 
@@ -34,11 +35,11 @@ class PendingUpdate(NamedTuple):
     grads: list[Any]
 
     def flatten(self) -> Tensors:
-        """It as tensors."""
+        """The update as a flat list of tensors."""
         return [each for each in tf.nest.flatten(self, expand_composites=True) if each is not None]
 
     def restore(self, tensors: Sequence[tf.Tensor]) -> PendingUpdate:
-        """The pending update of another step, which lies in tensors as this one does."""
+        """Builds another step's pending update, of the same structure, from a flat list of tensors."""
         rest = iter(tensors)
         parts = tf.nest.flatten(self, expand_composites=True)
         flat = [None if part is None else next(rest) for part in parts]
@@ -46,7 +47,7 @@ class PendingUpdate(NamedTuple):
         return found
 
     def shapes(self) -> list[tf.TensorShape]:
-        """Of the tensors of any step: gradients of tables name more or fewer rows."""
+        """The static shapes of `flatten`, valid for any step: sparse gradients have any number of rows."""
         found = []
         for leaf in tf.nest.flatten(self):
             if isinstance(leaf, tf.IndexedSlices):
@@ -57,10 +58,10 @@ class PendingUpdate(NamedTuple):
 
 
 class Overlapped(Block):
-    """A block each of whose steps calls one optimizer once; arguments as `Block`'s.
+    """A block with overlapped steps, each of which must call one optimizer once; arguments as `Block`'s.
 
-    The first step stands before the loop, and the last update after it, so that a block leaves nothing. A
-    step's weights have all updates of the worker's own but the last.
+    The first step runs before the loop and the last update is sent after it, so no update is pending at the
+    end of a block. A step's weights include all of the worker's own updates except the last.
     """
 
     _update: Update
@@ -68,7 +69,7 @@ class Overlapped(Block):
     _gradients: tuple[list[Any], tf.Tensor | None] | None = None
 
     def loop(self, step: Callable[[tf.Tensor], Any], count: tf.Tensor, unrolled: int) -> Tensors:
-        """As `Block.loop`; a step is sent while the one after it computes."""
+        """As `Block.loop`; each step's update is sent while the next step computes."""
         outputs = self._setting.plan.outputs
 
         def computed(i: tf.Tensor) -> tuple[Tensors, PendingUpdate]:
@@ -82,7 +83,7 @@ class Overlapped(Block):
 
         def turn(i: tf.Tensor, state: Tensors) -> Tensors:
             returned, fresh = computed(i)
-            # After the step in the program: the rows of tables that it fetches need not wait for this.
+            # This comes after the step in program order: the step's lookups of table rows must not wait.
             values, clock = self._delivered(first.restore(state[known:]))
             ready = time_of([*returned, *fresh.flatten()])
             self.note_waiting(between(ready, time_of([*values, clock])))
@@ -102,14 +103,14 @@ class Overlapped(Block):
         return state[:known]
 
     def apply(self, original: Apply, optimizer: Any, grads: Sequence[Any], variables: Any) -> None:
-        """What `optimizer.apply` does in a step: it keeps the gradients for later."""
+        """Replaces `optimizer.apply` in a step: keeps the gradients, to be sent during the next step."""
         targets = self.targets_of(optimizer, variables)
         given, whole = list(grads), None
         accumulator = self._accumulators.get(id(optimizer))
         if accumulator is not None:
             self._update, given, targets, whole = accumulator.collect(original, given, targets)
         elif isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            # The scale may be another one when the gradients arrive, so theirs goes with them.
+            # The loss scale may have changed when the gradients arrive, so their own scale is sent with them.
             self._update = _update_of_scaled(original, optimizer, targets)
             given.append(tf.convert_to_tensor(optimizer.dynamic_scale))
             targets = [*targets, optimizer.dynamic_scale]
@@ -118,12 +119,12 @@ class Overlapped(Block):
         self._targets, self._gradients = targets, (given, whole)
 
     def _renew_base(self) -> None:
-        """What was written until now is sent."""
+        """Marks all writes so far as sent."""
         for i, base in self._base.items():
             base.refresh(self._stand_ins[i].read_value())
 
     def _delivered(self, pending: PendingUpdate) -> tuple[Tensors, tf.Tensor]:
-        """Sends what a step has left; the weights and the clock after it."""
+        """Sends a pending update; returns the weights and the clock after it."""
 
         def send() -> Tensors:
             values, clock = self._sent(pending.changes, self._update, pending.grads, self._targets)
@@ -144,7 +145,13 @@ class Overlapped(Block):
         return found[:-1], found[-1]
 
     def _take(self, values: Tensors, clock: tf.Tensor, changes: Tensors) -> None:
-        """Puts weights in; what this step wrote is not in them, and stays."""
+        """Refreshes the stand-ins with new weights, and keeps the writes of the current step.
+
+        Args:
+            values: the servers' values, which lack the current step's writes.
+            clock: the clock of these values.
+            changes: the current step's changes of the written variables.
+        """
         written = dict(zip(self._written, changes, strict=True))
         for i, value in enumerate(values):
             if i not in written:
@@ -157,7 +164,7 @@ class Overlapped(Block):
 
 
 def _plain(grads: Sequence[Any]) -> list[Any]:
-    """Gradients as tensors, without what is known of the whole table."""
+    """Gradients as plain tensors, or `tf.IndexedSlices` without their `dense_shape`."""
     return [
         None
         if grad is None
@@ -169,7 +176,7 @@ def _plain(grads: Sequence[Any]) -> list[Any]:
 
 
 def _update_of_scaled(original: Apply, optimizer: Any, targets: list[Any]) -> Update:
-    """An update by gradients of a scaled loss, and the scale as the last of what arrives."""
+    """An update function for gradients of a scaled loss; the last tensor that arrives is their loss scale."""
     scale = optimizer.dynamic_scale
     apply = update_by(original, optimizer, targets)
 

@@ -1,6 +1,6 @@
-"""Many small tensors as a few flat ones, so that a message costs one round trip and not one a variable.
+"""Packs many small tensors into a few flat ones, so that they need one round trip and not one each.
 
-Large ones go by themselves: to put them together and take them apart again costs more than their messages.
+Large tensors are not packed, because copying them costs more than their own messages. It sends nothing.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ import tensorflow as tf
 _WORDS = (tf.float32, tf.int32, tf.uint32, tf.float64, tf.int64, tf.uint64)
 
 LARGE = 256 << 10
-"""Bytes from which on a tensor goes by itself. Each copy of as many takes about as long as a message."""
+"""Size in bytes from which a tensor is not packed: copying that much takes about as long as a message."""
 
 
 class Packing:
-    """How tensors lie in flat ones: numbers of 4 and 8 bytes together, the others by dtype.
+    """The layout of tensors in flat ones: all 4- and 8-byte numbers share one, other dtypes have one each.
 
-    The first travel as 4-byte words: as float32 where there is any, since that is what most are, so that most
-    need no conversion; the others' bits are only copied, never computed with. Large tensors, and those whose
-    shape is not known, go by themselves.
+    The flat tensor of the 4- and 8-byte numbers is float32 if any tensor is, since most are and then need no
+    conversion; else int32. Numbers of other dtypes are bitcast, so no value changes. Large tensors, and those
+    without a fully defined shape, are not packed.
 
     Args:
-        specs: dtype and shape of every tensor.
+        specs: the dtype and shape of every tensor.
 
     Attributes:
-        specs: the same.
-        flat_specs: what `pack` gives.
+        specs: as given.
+        flat_specs: the specs of the tensors that `pack` returns.
     """
 
     def __init__(self, specs: Sequence[tf.TensorSpec]) -> None:
         self.specs = list(specs)
         self._word = tf.float32 if any(spec.dtype is tf.float32 for spec in self.specs) else tf.int32
-        self._groups: list[list[int]] = []  # the numbers of the tensors that travel as one
+        self._groups: list[list[int]] = []  # the indices of the tensors in each flat one
         self.flat_specs: list[tf.TensorSpec] = []
         together: dict[tf.DType, list[int]] = {}
         for i, spec in enumerate(self.specs):
@@ -54,7 +54,7 @@ class Packing:
             self.flat_specs.append(first)
 
     def pack(self, tensors: Sequence[Any]) -> list[tf.Tensor]:
-        """One tensor a group; `tensors` in the order of the specs."""
+        """Packs tensors, given in the order of `specs`; returns tensors of `flat_specs`."""
         flats = []
         for members in self._groups:
             parts = [self._flat(tensors[i], self.specs[i]) for i in members]
@@ -62,7 +62,7 @@ class Packing:
         return flats
 
     def unpack(self, flats: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """What `pack` was given."""
+        """Returns the tensors that `pack` was given."""
         out: list[Any] = [None] * len(self.specs)
         for flat, members in zip(flats, self._groups, strict=True):
             sizes = list(map(self._size, members)) if len(members) > 1 else []
@@ -92,7 +92,7 @@ class Packing:
         return spec.dtype in _WORDS and spec.dtype is not self._word
 
     def _size(self, i: int) -> int:
-        """Elements of a tensor in the flat one."""
+        """How many elements of the flat tensor a tensor takes."""
         spec = self.specs[i]
         return int(spec.shape.num_elements()) * (spec.dtype.size // 4 if spec.dtype in _WORDS else 1)
 

@@ -1,7 +1,7 @@
-"""A block of steps as one TensorFlow function: read the weights, loop over batches, give back what changed.
+"""A block of steps as one TensorFlow function: read the weights, loop over batches, return what changed.
 
-It is traced on the chief and run by any worker; what it computes depends on nothing but its arguments and
-the servers.
+The chief traces the function, and any worker can run it: the result depends only on the arguments and on the
+servers' state. Which worker runs a block, and how large it is, is not decided here.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 
 @dataclass
 class BlockResult:
-    """What a block gives back.
+    """The results of one block.
 
     Attributes:
         held: the new values of the variables that the chief holds.
-        staleness: the sum over the block's updates, the most of one, and the number of updates.
+        staleness: the sum over the block's updates, their maximum, and the number of updates.
         seconds: how long the block took, by the worker's clock.
-        exchange: for how long of these the worker only waited for the servers.
+        exchange: the part of `seconds` in which the worker only waited for the servers.
         outputs: what the last step returned.
     """
 
@@ -47,20 +47,20 @@ class BlockResult:
 
 
 class BlockProgram:
-    """The blocks of one model for training, testing or predicting.
+    """Traces the blocks of one model for training, testing or predicting.
 
     Args:
         model: a built Keras model.
-        strategy: its parameter-server strategy.
+        strategy: the model's parameter-server strategy.
         kind: "train", "test" or "predict".
 
     Attributes:
-        held: the variables that the chief holds: metrics', and all that are not on a server.
+        held: the variables that the chief holds: all that are not on a server, such as metrics' variables.
         stock: whether the step and what it returns are Keras' own.
-        turns: how many steps a turn of the loops has that were traced.
-        overlaps: whether a step computes while what the one before it has left is sent.
-        accumulating: the optimizer whose micro-batches each worker adds up, or None.
-        accumulation: micro-batches an update, where workers add them up themselves; else 1.
+        turns: the numbers of steps in one loop iteration for which a block was traced.
+        overlaps: whether a step computes while the update of the step before it is sent.
+        accumulating: the optimizer whose micro-batches each worker accumulates, or None.
+        accumulation: micro-batches in one update if the workers accumulate them; else 1.
     """
 
     def __init__(self, model: Any, strategy: Any, kind: str) -> None:
@@ -77,13 +77,13 @@ class BlockProgram:
         self.accumulation = 1
 
     def trace(self, spec: Any, *, many: bool, unrolled: int = 1) -> TracedBlock:
-        """The function for batches of a spec.
+        """Returns the function for batches of a spec; traces it at the first call.
 
         Args:
-            spec: a nest of `tf.TypeSpec`s; None stays None.
-            many: whether it takes any number of batches, concatenated; else it takes one as it is.
-            unrolled: steps in a turn of the loop. Each turn costs messages of its own, and each step time to
-                trace; the numbers are the same.
+            spec: the spec of one batch, a nest of `tf.TypeSpec`s and None.
+            many: whether the function takes any number of concatenated batches; else it takes one batch.
+            unrolled: steps in one iteration of the loop. Larger iterations save messages, but take longer to
+                trace; the results are the same.
         """
         key = f"{many}{unrolled}{spec}"
         if key not in self._functions:
@@ -97,7 +97,7 @@ class BlockProgram:
     def _set(self, plan: StepPlan) -> BlockSetting:
         layout, training = self._strategy.dtrain_servers, self._step.kind == "train"
         alone = layout.workers == 1
-        # Alone, the servers add micro-batches up as one device does.
+        # With one worker, the optimizer accumulates on the servers as it does on one device.
         accumulating = [] if alone or not training else list(filter(_accumulates, plan.optimizers))
         self.held = plan.held
         self.accumulating = next(iter(accumulating), None)
@@ -105,7 +105,7 @@ class BlockProgram:
         if self._wants_overlap:
             self.overlaps = plan.obstacle is None
             if plan.obstacle is not None:
-                self._wants_overlap = False  # it is the same step for other batches
+                self._wants_overlap = False  # warn once: the step is the same for batches of other specs
                 logger.warning("overlap=True was set, but this step runs without: %s.", plan.obstacle)
         return BlockSetting(
             plan=plan,
@@ -148,12 +148,12 @@ class BlockProgram:
 
 
 class TracedBlock:
-    """A block's function, and how its arguments and results are put together.
+    """The function of a block, with the packing of its arguments and results.
 
     Args:
         function: takes numbers, sizes, the packed values that the chief holds, and the data.
-        held: how those values are packed.
-        found: how what it gives is packed.
+        held: the packing of the values that the chief holds.
+        found: the packing of the results.
         outputs: the structure of what a step returns.
     """
 
@@ -166,8 +166,15 @@ class TracedBlock:
     def __call__(
         self, numbers: np.ndarray, sizes: np.ndarray, held: Sequence[np.ndarray], data: Any
     ) -> BlockResult:
-        """Runs it on the device that is in force, and fetches what it gives."""
-        # A tensor made on a worker that does not answer would stop every thread of this process.
+        """Runs the block on the current device, and copies its results to the chief.
+
+        Args:
+            numbers: as `Block`'s, int64 of shape (2,).
+            sizes: as `BlockData.sizes`.
+            held: the values of the variables that the chief holds.
+            data: as `BlockData.values`.
+        """
+        # Creating a tensor on a worker that does not answer would block every thread of this process.
         with tf.device(CHIEF):
             flats = self._held.pack([tf.constant(value) for value in held])
             first, second = tf.constant(numbers), tf.constant(sizes)
@@ -189,7 +196,15 @@ class TracedBlock:
 def _traced(
     setting: BlockSetting, kind: type[Block], run: Callable[..., list[tf.Tensor]], sizes: Any, data: Any
 ) -> TracedBlock:
-    """Traces a block whose steps `run` makes, given the block, the batches' sizes and the data."""
+    """Traces a block.
+
+    Args:
+        setting: what the blocks of one step have in common.
+        kind: the class of the block.
+        run: takes the block, the batches' sizes and the data; returns the outputs of the last step.
+        sizes: the spec of the batches' sizes.
+        data: the specs of the data.
+    """
     outputs = setting.plan.outputs
     found = Packing([*setting.held.specs, *COUNTED, *outputs.specs()])
 
@@ -205,13 +220,18 @@ def _traced(
 
 
 def _accumulates(optimizer: Any) -> bool:
-    """Whether workers add up an optimizer's micro-batches."""
+    """Whether the workers accumulate an optimizer's micro-batches."""
     scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     return bool(getattr(optimizer, "gradient_accumulation_steps", None)) and not scaled
 
 
 def _places(sizes: tf.Tensor, rank: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Where each batch begins in what is concatenated, and its size; both of shape (batches, rank)."""
+    """Where each batch starts in the concatenated tensor, and its size; both int32 of shape (batches, rank).
+
+    Args:
+        sizes: rows of each batch, int32 of shape (batches,).
+        rank: the rank of the concatenated tensor.
+    """
     starts = tf.cumsum(sizes, exclusive=True)[:, None]
     rest = tf.ones([tf.size(sizes), rank - 1], tf.int32)
     return tf.concat([starts, 0 * rest], axis=1), tf.concat([sizes[:, None], -1 * rest], axis=1)

@@ -1,4 +1,7 @@
-"""Traces a step once for what it does, not for what it computes: what it reads, writes, calls and returns."""
+"""Traces a step once to find out which variables it reads and writes, what it calls, and what it returns.
+
+The traced graph is never run; `program` traces the function that workers run.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ STEPS = {"train": "train_step", "test": "test_step", "predict": "predict_step"}
 
 
 class ModelStep:
-    """A model's own step, of one kind.
+    """A model's `train_step`, `test_step` or `predict_step`.
 
     Args:
         model: a built Keras model.
@@ -35,8 +38,8 @@ class ModelStep:
 
     Attributes:
         model, kind: as given.
-        name: of the method.
-        stock: whether the step and what it returns are Keras' own.
+        name: the name of the method.
+        stock: whether the step and what it returns are Keras' own; False for "predict".
     """
 
     def __init__(self, model: Any, kind: str) -> None:
@@ -46,22 +49,22 @@ class ModelStep:
         self.stock = kind != "predict" and step_is_stock(model, self.name)
 
     def __call__(self, batch: Any) -> Any:
-        """Runs it on a batch. Keras' own need not compute what the chief computes from the metrics."""
+        """Runs the step on a batch. Keras' own step skips the metrics' results, which the chief computes."""
         with silent_results(self.model) if self.stock else contextlib.nullcontext():
             return getattr(self.model, self.name)(batch)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """What a step does.
+    """What a step reads, writes, calls and returns.
 
     Attributes:
-        held: the variables that the chief holds: metrics', and all that are not on a server.
-        pulled: the variables on servers that it uses.
-        written: the numbers of those, among `pulled`, that it writes to.
-        optimizers: those whose `apply` it calls.
-        outputs: the structure of what it returns.
-        obstacle: why its exchange cannot overlap with the next step; None if it can.
+        held: the variables that the chief holds: all that are not on a server, such as metrics' variables.
+        pulled: the variables on servers that the step uses.
+        written: the indices in `pulled` of the variables that the step itself writes to.
+        optimizers: the optimizers whose `apply` the step calls.
+        outputs: the structure of what the step returns.
+        obstacle: why sending its update cannot overlap with the next step; None if it can.
     """
 
     held: list[Any]
@@ -73,14 +76,14 @@ class StepPlan:
 
 
 class Rehearsal:
-    """Rehearses the steps of one kind of one model.
+    """Traces the steps of one kind of one model to plan their blocks.
 
     Args:
-        step: the model's.
+        step: the model's step.
         strategy: the parameter-server strategy.
 
     Attributes:
-        mixed_into_seeds: nothing: no block runs.
+        mixed_into_seeds: None, because nothing runs; see `tracing.TracedBlock`.
     """
 
     mixed_into_seeds: tf.Tensor | None = None
@@ -100,11 +103,15 @@ class Rehearsal:
         self._graph: Any = None
 
     def plan(self, spec: Any) -> StepPlan:
-        """Traces the step for batches of a spec; makes the variables that it makes when it first runs."""
+        """Traces the step for batches of a spec, and creates the variables that its first run creates.
+
+        Raises:
+            StepError: the first value of such a variable depends on the batch.
+        """
         count = -1
         while count != (count := self._choose_variables()):
             outputs = self._trace(spec)
-        # What a step does not touch need not travel.
+        # A variable that the step does not use is not sent to workers.
         pulled = [v for v in self._pulled if id(v) in self._used]
         written = [i for i, v in enumerate(pulled) if id(v) in self._written]
         return StepPlan(
@@ -117,7 +124,7 @@ class Rehearsal:
         )
 
     def apply(self, original: Apply, optimizer: Any, grads: Sequence[Any], variables: Any) -> None:
-        """What `optimizer.apply` does in the step: it is noted."""
+        """Replaces `optimizer.apply` in the step: builds the optimizer and records the call."""
         self._build_optimizer(optimizer, variables)
         self._applies += 1
         self._nested = self._nested or tf.compat.v1.get_default_graph() is not self._graph
@@ -164,7 +171,11 @@ class Rehearsal:
         return described[-1]
 
     def _obstacle(self, written: Sequence[Any]) -> str | None:
-        """Why the exchange of a step that writes to these variables cannot overlap with the next step."""
+        """Why sending the update of a step cannot overlap with the next step; None if it can.
+
+        Args:
+            written: the variables on servers that the step itself writes to.
+        """
         if self._applies != 1:
             return f"it calls optimizers {self._applies} times, not once"
         if self._nested:
@@ -181,9 +192,9 @@ class Rehearsal:
 
     @contextlib.contextmanager
     def _making_on_servers(self) -> Iterator[None]:
-        """Variables that a step makes when it first runs are made as in the strategy's scope, before it runs.
+        """Creates the variables of a step's first run before that run, in the strategy's scope.
 
-        Only what knows the scope that it was made in can be saved, and have slots of an optimizer beside it.
+        Only a variable created in the scope can be saved, and can have optimizer slots on its server.
         """
 
         def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
@@ -207,7 +218,7 @@ class Rehearsal:
 
     @contextlib.contextmanager
     def _outside(self) -> Iterator[None]:
-        """In the strategy's scope, outside of the function that is traced, with the servers' variables."""
+        """A context outside of the traced function, in the strategy's scope, with the servers' variables."""
         known = [*self._pulled, *self._held]
         self._is_outside = True
         try:
@@ -218,7 +229,7 @@ class Rehearsal:
 
 
 def stand_in_for(variable: Any, value: tf.Tensor) -> StandIn:
-    """What stands for a variable, with a first value."""
+    """Makes a stand-in for a variable, with the given first value."""
     real = underlying(variable)
     return StandIn(value, trainable=real.trainable, real=real, name=name_of(variable))
 
@@ -230,12 +241,12 @@ def spec_of(variable: Any) -> tf.TensorSpec:
 
 
 def name_of(variable: Any) -> str:
-    """What a variable is called in messages."""
+    """The name of a variable in messages: its path, if it has one."""
     return str(getattr(variable, "path", None) or variable.name)
 
 
 def is_on_server(variable: Any) -> bool:
-    """Whether a parameter server holds a variable."""
+    """Whether a variable is on a parameter server."""
     return "/job:ps/" in underlying(variable).device
 
 
@@ -249,10 +260,10 @@ def _real(variable: Any) -> Any:
 
 
 def _first_value(arguments: dict[str, Any], step: str) -> Any:
-    """What a variable that a step makes begins with, from the arguments of `tf.Variable`.
+    """The initial value of a variable that a step creates, from the arguments of `tf.Variable`.
 
     Raises:
-        StepError: it is computed from the batch, which is not there before the step runs.
+        StepError: the value is computed from the batch, which does not exist before the step runs.
     """
     try:
         return upstream_tf.known_before(arguments.get("initial_value"))
@@ -265,7 +276,7 @@ def _first_value(arguments: dict[str, Any], step: str) -> Any:
 
 
 def _scalars(optimizers: Sequence[Any]) -> list[Any]:
-    """The counters, rates and scales of optimizers: a step may read them."""
+    """The scalar variables of optimizers, such as counters and learning rates: a step may read them."""
     return [
         v
         for o in optimizers

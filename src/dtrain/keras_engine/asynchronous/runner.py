@@ -1,6 +1,7 @@
-"""Runs blocks on the workers, and adds up what they give back.
+"""Runs blocks on the workers, and merges their results on the chief.
 
-`ClusterCoordinator` finds a worker for each block, and gives a block whose worker died to another.
+TensorFlow's `ClusterCoordinator` chooses the worker for each block, and runs a block again on another worker
+if its worker dies. What is in a block is not decided here.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from dtrain.keras_engine.asynchronous.program import BlockResult, TracedBlock
 from dtrain.keras_engine.context import underlying
 from dtrain.upstream import tensorflow as upstream_tf
 
-_LOOK = 0.5  # seconds between two looks whether the coordinator has lost a server
+_LOOK = 0.5  # seconds between two checks whether the coordinator has lost a server
 _SHORT_LOOK = 0.001
-_END_SECONDS = 1.0  # for the blocks that run on when an error has ended a session
+_END_SECONDS = 1.0  # to wait for running blocks after an error has ended a session
 
 
 class BlockTimes(NamedTuple):
     """How long blocks took, by the clocks of the workers that ran them.
 
     Attributes:
-        blocks: how many are done.
-        seconds: of all of them together.
-        exchange: for how long of these a worker only waited for the servers.
+        blocks: how many blocks are done.
+        seconds: the sum of their durations.
+        exchange: the part of `seconds` in which a worker only waited for the servers.
     """
 
     blocks: int = 0
@@ -36,19 +37,21 @@ class BlockTimes(NamedTuple):
     exchange: float = 0.0
 
     def plus(self, other: BlockTimes) -> BlockTimes:
-        """Both together."""
+        """The sum of both."""
         return BlockTimes(
             self.blocks + other.blocks, self.seconds + other.seconds, self.exchange + other.exchange
         )
 
 
 class Staleness:
-    """Updates between a step's read of the weights and its write; where steps overlap, its own worker's too.
+    """Counts the updates between each step's read of the weights and its own update.
+
+    They are updates of other workers; with overlapped steps also those of the same worker.
 
     Attributes:
-        mean: over the steps; 0.0 without any.
-        most: of one step.
-        updates: how many steps have updated the servers.
+        mean: the mean over all updates; 0.0 if there was none.
+        most: the maximum of one update.
+        updates: how many updates the servers have applied.
     """
 
     def __init__(self) -> None:
@@ -58,23 +61,23 @@ class Staleness:
 
     @property
     def mean(self) -> float:
-        """Over the steps."""
+        """The mean over all updates; 0.0 if there was none."""
         return self._sum / self.updates if self.updates else 0.0
 
     def add(self, total: int, most: int, updates: int) -> None:
-        """Counts a block."""
+        """Adds the staleness of one block: the sum over its updates, their maximum and their number."""
         self._sum += total
         self.most = max(self.most, most)
         self.updates += updates
 
 
 class InFlightBlock(NamedTuple):
-    """A block that is handed out and not done.
+    """A block that was submitted and is not done.
 
     Attributes:
-        since: when it was handed out, or a worker began with it; by `time.monotonic`.
-        worker: the number of the worker that has it, or None.
-        steps: how many it has.
+        since: when its worker started it, or when it was submitted if no worker runs it; by `time.monotonic`.
+        worker: the number of the worker that runs it; None if no worker does.
+        steps: how many steps it has.
     """
 
     since: float
@@ -83,25 +86,25 @@ class InFlightBlock(NamedTuple):
 
 
 class Alarm(Protocol):
-    """Notices that a worker does not get on with a block."""
+    """Notices that a worker makes no progress with a block."""
 
     def watch(self, runner: BlockRunner) -> None:
-        """Looks at its blocks now and then, from another thread, until it is over."""
+        """Checks the blocks of `runner` periodically, from another thread, until the runner is over."""
 
 
 class BlockRunner:
-    """The blocks of one session.
+    """Runs the blocks of one session.
 
     Args:
-        coordinator: TensorFlow's, of the strategy's cluster.
-        workers: how many there are.
-        pace: learns how long steps take.
+        coordinator: the `ClusterCoordinator` of the strategy's cluster.
+        workers: the number of workers.
+        pace: records how long steps take.
         alarm: watches the blocks until the session is over.
 
     Attributes:
         workers: as given.
-        staleness: of the blocks that are done.
-        times: of the blocks that are done.
+        staleness: the staleness of all finished blocks.
+        times: the durations of all finished blocks.
     """
 
     def __init__(self, coordinator: Any, *, workers: int, pace: Pace, alarm: Alarm) -> None:
@@ -112,7 +115,7 @@ class BlockRunner:
         self._in_flight: dict[int, InFlightBlock] = {}
         self._blocks = 0
         self._variables: list[Any] = []
-        self._held: list[np.ndarray] = []  # their values, with what the blocks that are done have added
+        self._held: list[np.ndarray] = []  # the variables' values, with the changes of all finished blocks
         self._version = 0
         self._stored = 0
         self._outputs: tuple[int, Any] = (-1, None)
@@ -123,20 +126,24 @@ class BlockRunner:
         self.times = BlockTimes()
 
     def begin(self, variables: list[Any]) -> None:
-        """Begins with the values of the variables that the chief holds."""
-        while not self._coordinator.done():  # blocks that an abandoned session has left
+        """Starts the session: waits for blocks of an abandoned session, and copies the variables' values.
+
+        Args:
+            variables: the variables that the chief holds.
+        """
+        while not self._coordinator.done():  # blocks of an abandoned session
             time.sleep(_SHORT_LOOK)
         self._alarm.watch(self)
         self._variables = variables
         self._held = [np.asarray(underlying(v).numpy()) for v in variables]
 
     def submit(self, traced: TracedBlock, pending: int, data: BlockData) -> None:
-        """Hands out a block.
+        """Submits a block; returns at once.
 
         Args:
-            traced: what it does.
-            pending: micro-batches that the servers hold from before.
-            data: of its steps.
+            traced: the function of the block.
+            pending: micro-batches that the servers have accumulated before this block.
+            data: the batches of the block.
         """
         number = self._blocks
         with self._changed:
@@ -145,10 +152,10 @@ class BlockRunner:
         upstream_tf.schedule(self._coordinator, lambda: self._run(traced, number, pending, data))
 
     def wait(self, most: int = 0) -> None:
-        """Until at most so many blocks are in flight.
+        """Waits until at most `most` blocks are in flight.
 
         Raises:
-            whatever a step raised; the session is abandoned then.
+            Exception: what a step raised, or the loss of a server; the session is then abandoned.
         """
         try:
             while not self._done(most):
@@ -158,15 +165,15 @@ class BlockRunner:
             raise
 
     def end(self) -> None:
-        """No block comes any more."""
+        """Ends the session after its last block, and stores the results."""
         with self._changed:
             self._ended = True
         self.store()
 
     def abandon(self) -> None:
-        """Ends it at once, because of an error: what no worker has begun with is dropped.
+        """Ends the session at once because of an error, and drops the blocks that no worker has started.
 
-        Blocks that a worker has begun with get a second to end; what they still give back is not taken.
+        Waits at most a second for the blocks that workers have started, and ignores their results.
         """
         with self._changed:
             self._ended = True
@@ -175,7 +182,7 @@ class BlockRunner:
             self._changed.wait_for(lambda: not self._in_flight, _END_SECONDS)
 
     def store(self) -> None:
-        """Writes what the workers have counted so far to the chief's variables."""
+        """Assigns the merged results of all finished blocks to the variables that the chief holds."""
         with self._changed:
             if self._stored == self._version:
                 return
@@ -185,7 +192,7 @@ class BlockRunner:
 
     @property
     def outputs(self) -> Any:
-        """What the newest block's last step returned; None before any is done."""
+        """What the last step of the newest finished block returned; None if no block is done."""
         with self._changed:
             return self._outputs[1]
 
@@ -197,23 +204,23 @@ class BlockRunner:
 
     @property
     def progress(self) -> int:
-        """A number that grows with every block that is handed out or done."""
+        """A number that grows with every block that is submitted or done."""
         with self._changed:
             return self._blocks + self._version
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, and no worker has a block of it."""
+        """Whether the session has ended, and none of its blocks is in flight."""
         with self._changed:
             return self._ended and not self._in_flight
 
     @property
     def step_seconds(self) -> float | None:
-        """What a step took lately; None before any is done."""
+        """The latest step time in seconds; None if it is unknown (see `Pace.seconds`)."""
         return self._pace.seconds
 
     def _run(self, traced: TracedBlock, number: int, pending: int, data: BlockData) -> None:
-        """On a coordinator's thread, for one worker; may be run again on another one."""
+        """Runs one block on the coordinator's thread of one worker; another worker may run it again."""
         worker = upstream_tf.current_worker()
         with self._changed:
             if self._ended:
@@ -227,7 +234,7 @@ class BlockRunner:
         except Exception as error:
             with self._changed:
                 if upstream_tf.blames_a_process(error):
-                    # The coordinator finds another worker for it.
+                    # The coordinator runs the block again on another worker.
                     self._in_flight[number] = InFlightBlock(time.monotonic(), None, data.count)
                     raise
                 self._error = self._error or error
@@ -257,7 +264,7 @@ class BlockRunner:
             self._outputs = (number, result.outputs)
 
     def _done(self, most: int) -> bool:
-        """Waits a while until at most so many blocks are in flight; says whether they are."""
+        """Waits for at most `_LOOK` seconds; returns whether at most `most` blocks are in flight."""
         with self._changed:
             done = self._changed.wait_for(
                 lambda: self._error is not None or len(self._in_flight) <= most, _LOOK
@@ -268,7 +275,16 @@ class BlockRunner:
 
 
 def _added(now: np.ndarray, then: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """A value that two blocks have changed, both starting from `then`."""
+    """Merges two changes of one value.
+
+    Args:
+        now: the value with the other blocks' changes.
+        then: the value from which the block started.
+        new: the value that the block returned.
+
+    Returns:
+        `now` plus the block's change; `new` for values that are no numbers.
+    """
     if now.dtype == bool or now.dtype.kind in "OSU":
         return new
     return np.asarray(now + (new - then), now.dtype)

@@ -1,6 +1,7 @@
-"""The chief's side: cuts the batches of an epoch into blocks, and hands these to the workers.
+"""The chief's side of an epoch: groups batches into blocks, and submits the blocks to the workers.
 
-One session is one epoch of training, or one evaluation.
+One session is one epoch of training, one evaluation or one predicted batch. What a block computes is not
+decided here (see `program`).
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ _MOST_BYTES = 32 << 20
 
 
 class BlockSession:
-    """Blocks of steps, handed out until `finish`.
+    """Submits blocks of steps until `finish`.
 
     Args:
-        program: what a block does.
+        program: traces the function of a block.
         strategy: the parameter-server strategy.
-        pace: what earlier sessions of the program have learnt.
-        steps_a_call: batches between two calls of batch callbacks, where these want each call done before the
-            next (with several workers: as many calls at once as there are workers); else None.
-        total: the number of batches, where it is known.
+        pace: the step time measured in earlier sessions of the same program.
+        steps_a_call: batches in one call of the train function, if a callback needs the results of every
+            call; then at most one call for each worker is in flight. None if no callback needs them.
+        total: the number of batches in the session; None if unknown.
 
     Attributes:
-        runner: of its blocks.
-        examples: in what was read last.
+        runner: runs the blocks of this session.
+        examples: the number of examples in the block that `read` took last; None before the first.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class BlockSession:
         self._sizes = BlockSizes(program, layout, pace, steps_a_call)
         self._batches = Batches()
         self._batch_bytes = 0
-        self._pending = 0  # micro-batches that the servers hold and no update has had
+        self._pending = 0  # micro-batches accumulated on the servers since the last update
         self._round = 0
         self._begun = False
         self.runner = BlockRunner(
@@ -53,12 +54,12 @@ class BlockSession:
         self.examples: int | None = None
 
     def add(self, batch: Any, spec: Any = None, *, alone: bool = False) -> None:
-        """Takes a batch; hands out a block when there are enough.
+        """Adds one batch; submits a block when enough batches are waiting.
 
         Args:
             batch: a nest of tensors.
-            spec: its spec, where it is known; else any number of rows of these shapes.
-            alone: make it a block of its own.
+            spec: the batch's nest of `tf.TypeSpec`s; None derives it from the batch, with any number of rows.
+            alone: whether the batch becomes a block of its own.
         """
         if not self._batches.fits(batch, spec):
             self.flush()
@@ -71,7 +72,11 @@ class BlockSession:
             self.flush()
 
     def read(self, iterator: Any, reader: BlockReader) -> int:
-        """Takes a block of batches at once and hands it out; says how many they are, 0 at the end."""
+        """Reads the batches of one block and submits the block.
+
+        Returns:
+            The number of batches; 0 at the end of the data.
+        """
         self._begin(reader.spec, many=True)
         steps = self._sizes.steps(self._left, self._pending)
         if self._left is not None:
@@ -89,24 +94,32 @@ class BlockSession:
         return data.count
 
     def flush(self) -> None:
-        """Hands out what has been taken batch by batch."""
+        """Submits the batches that `add` has collected, if any, as a block."""
         if self._batches.count:
             self._hand_out(self._batches.take())
 
     def called(self) -> None:
-        """After each of Keras' calls."""
+        """Called after each call of the train or test function.
+
+        If callbacks need the results of every call, it submits the batches of this call, and waits until
+        fewer blocks are in flight than there are workers.
+        """
         if self._watched:
             self.flush()
             self.runner.wait(self._workers - 1)
 
     def finish(self) -> None:
-        """Hands out what is left, and waits until all blocks are done."""
+        """Submits the remaining batches, and waits until all blocks are done."""
         self.flush()
         self.runner.wait()
         self.runner.end()
 
     def rest(self) -> bool:
-        """Waits until all that was taken is done, and stores it; False where an update is half added up."""
+        """Waits until all blocks are done, and writes their results to the chief's variables.
+
+        Returns:
+            Whether it did; False, without waiting, if an update lacks some of its micro-batches.
+        """
         self.flush()
         if self._pending:
             return False
@@ -118,7 +131,7 @@ class BlockSession:
         if self._begun:
             return
         self._begun = True
-        self._program.trace(spec, many=many)  # it tells what the chief holds and what is accumulated
+        self._program.trace(spec, many=many)  # tracing sets `held`, `accumulating` and `accumulation`
         self.runner.begin(self._program.held)
         optimizer = self._program.accumulating
         if optimizer is not None:
@@ -129,7 +142,8 @@ class BlockSession:
         unrolled = self._sizes.unrolled(data.count) if data.many else 1
         traced = self._program.trace(data.spec, many=data.many, unrolled=unrolled)
         group, pending = self._program.accumulation, self._pending
-        # What does not begin and end with an update must find on the servers what was left before it.
+        # A block that does not start and end with an update shares its accumulated gradients with its
+        # neighbours through the servers. So no other block may run at the same time.
         alone = bool(pending or data.count % group) or self._sizes.passes_bound(data.count)
         self.runner.wait(0 if alone else self._sizes.in_flight - 1)
         self._pending = (pending + data.count) % group

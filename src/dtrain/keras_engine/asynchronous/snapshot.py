@@ -1,6 +1,6 @@
-"""Saves a model as it was at one moment between two updates, while the workers go on.
+"""Takes a snapshot of a model's variables between two updates, while the workers keep training.
 
-The servers are locked for as long as reading takes, not for as long as writing does.
+The servers are locked only while the values are read. Writing them to disk is not done here.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dtrain.keras_engine.split_variables import parts_of
 
 
 class Snapshots:
-    """Reads a model's and its optimizer's variables, all at one moment, as often as is asked.
+    """Reads all variables of a model and its optimizer at the same moment; can be used repeatedly.
 
     Args:
         model: a Keras model under a parameter-server strategy.
-        layout: the strategy's.
+        layout: the strategy's server layout.
     """
 
     def __init__(self, model: Any, layout: ServerLayout) -> None:
@@ -34,7 +34,7 @@ class Snapshots:
 
     @contextlib.contextmanager
     def one(self) -> Iterator[None]:
-        """While it is entered, the variables have the values of the moment at which it was."""
+        """Takes a snapshot; inside the context, the Keras variables have the snapshot's values."""
         if not self._variables:
             yield
             return
@@ -45,7 +45,7 @@ class Snapshots:
 
 
 def snapshot(model: Any, layout: ServerLayout) -> contextlib.AbstractContextManager[None]:
-    """One snapshot; arguments as for `Snapshots`."""
+    """Takes one snapshot, as `Snapshots.one`; the arguments are those of `Snapshots`."""
     return Snapshots(model, layout).one()
 
 

@@ -1,6 +1,6 @@
-"""Variables that stand in for the servers' while a worker computes a block, and vanish with it.
+"""Stand-ins: local variables that replace the servers' variables while a worker computes a block.
 
-What a step reads and writes is its own worker's; `exchange.py` carries changes to the servers.
+A step reads and writes the stand-ins only. Sending changes to the servers is the task of `exchange`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ _Base: Any = upstream_tf.RESOURCE_VARIABLE.resolve()
 
 
 class StandIn(_Base):  # type: ignore[misc]
-    """A variable made inside a function, on the device that runs it.
+    """A temporary variable created inside a function, on the device that runs the function.
 
     Args:
-        initial: its first value, of a known dtype; the shape may be partly unknown.
-        trainable: whether a `tf.GradientTape` watches it.
-        real: the variable that it stands for, or None.
-        name: for messages.
+        initial: the first value, of a known dtype; the shape may be partly unknown.
+        trainable: whether a `tf.GradientTape` watches the variable.
+        real: the variable that the stand-in replaces, or None.
+        name: the name in messages.
 
     Attributes:
-        on_write: called after every write that a step makes; not for `refresh`.
+        real: as given.
+        on_write: called when a write is traced; not for `refresh`. None for no call.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class StandIn(_Base):  # type: ignore[misc]
             dtype=initial.dtype,
             handle=handle,
             handle_name=name,
-            # Optimizers know variables by this.
+            # Optimizers find a variable's slots by this id.
             unique_id=getattr(real, "_unique_id", name),
             in_graph_mode=False,
         )
@@ -50,16 +51,16 @@ class StandIn(_Base):  # type: ignore[misc]
         self.refresh(initial)
 
     def refresh(self, value: Any) -> None:
-        """Takes the servers' value."""
+        """Assigns a value without calling `on_write`, such as the value that the servers hold."""
         tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)
 
     @property
     def used(self) -> bool:
-        """Whether anything but its first assignment has been traced for it."""
+        """Whether the traced function uses the variable beyond the first assignment."""
         return len(self.handle.consumers()) > 1
 
     def destroy(self) -> None:
-        """Frees it; the last operation on it."""
+        """Frees the variable; this must be its last operation."""
         tf.raw_ops.DestroyResourceOp(resource=self.handle, ignore_lookup_error=True)
 
     def _wrote(self, result: Any) -> Any:
@@ -80,13 +81,18 @@ class StandIn(_Base):  # type: ignore[misc]
         return self._wrote(super().assign_sub(*args, **kwargs))
 
     def _lazy_read(self, op: Any) -> Any:
-        # Every scatter method of TensorFlow's ends here.
+        # All of TensorFlow's scatter methods call this.
         return self._wrote(super()._lazy_read(op))
 
 
 @contextlib.contextmanager
 def standing_in(variables: Sequence[Any], values: Sequence[Any]) -> Iterator[None]:
-    """While it is entered, Keras variables stand for other TensorFlow variables than their own."""
+    """Replaces, inside the context, the TensorFlow variables that Keras variables wrap.
+
+    Args:
+        variables: Keras variables.
+        values: the TensorFlow variable that replaces each one's own.
+    """
     before = [upstream_keras.value_of(variable) for variable in variables]
     try:
         for variable, value in zip(variables, values, strict=True):

@@ -1,6 +1,7 @@
-"""Notices a worker that is alive but does not get on, names it, and asks for it to be started again.
+"""Finds workers that are alive but make no progress, logs a warning, and asks the launcher to restart them.
 
-It looks from a thread of its own: the chief itself may be waiting for that worker, deep inside TensorFlow.
+It runs in its own thread, because the chief itself may be blocked in TensorFlow, waiting for such a worker.
+It stops no process itself.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from dtrain.topology import Task
 
 _TIMES_SLOWER = 50
 _ANSWER_SECONDS = 5.0
-_LOOK = 0.5  # seconds between two looks
+_LOOK = 0.5  # seconds between two checks
 
 
 @dataclass
 class _Watched:
-    """The blocks of a session, the timeout in seconds, and since when it has been at which point."""
+    """A session's runner, its timeout in seconds, its last seen progress, and when that was first seen."""
 
     runner: BlockRunner
     timeout: float
@@ -33,13 +34,13 @@ class _Watched:
 
 
 class StuckAlarm:
-    """Looks at the blocks of sessions; warns once for each that takes far too long.
+    """Checks the blocks of all sessions, and warns once for each block that takes too long.
 
-    Where nothing happens although no worker has a block, the chief may be waiting for a worker itself: those
-    that do not answer then are stuck, too.
+    Too long means longer than `settings.stuck_timeout()` and longer than 50 times the usual time of its
+    steps. While the step time is unknown, a worker that answers is reported, but not restarted.
 
-    Far too long is `settings.stuck_timeout()`, or 50 times what its steps took lately where that is more. As
-    long as nobody knows what a step takes, a worker that answers is warned of, and left alone.
+    If no worker has a block and there is no progress, the chief itself may be waiting for a worker. Then
+    every worker that listens but does not answer counts as stuck.
     """
 
     def __init__(self) -> None:
@@ -49,10 +50,10 @@ class StuckAlarm:
         self._told: set[tuple[int, float]] = set()
 
     def watch(self, runner: BlockRunner) -> None:
-        """Looks at the blocks of a session until it is over.
+        """Checks the blocks of a session until the session is over.
 
         Raises:
-            ConfigurationError: the timeout is not a positive number.
+            ConfigurationError: `settings.stuck_timeout()` is not a positive number.
         """
         timeout = settings.stuck_timeout()
         with self._changed:
@@ -108,7 +109,7 @@ def _status(worker: int) -> dict[str, Any] | None:
 
 
 def _is_there(worker: int) -> bool:
-    """Whether a worker's process listens, as a stopped one does too, and one that is starting does not."""
+    """Whether a worker listens at its address: a suspended process does, a starting one does not."""
     topology = current()
     return topology is not None and answers_at(topology.address_of(Task("worker", worker)))
 
@@ -138,4 +139,4 @@ def _state(answer: dict[str, Any] | None) -> str:
 
 
 ALARM = StuckAlarm()
-"""That of this process."""
+"""The alarm of this process."""

@@ -1,4 +1,7 @@
-"""Which block of steps is being traced in this thread: `optimizer.apply` and random layers ask for it."""
+"""Tells `optimizer.apply` and random layers which block of steps this thread is tracing.
+
+It only stores the block; blocks are traced in `program` and `rehearsal`.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ Apply = Callable[..., Any]
 
 
 class TracedBlock(Protocol):
-    """A block, or the rehearsal of one.
+    """What a thread can trace: a block, or its rehearsal.
 
     Attributes:
-        mixed_into_seeds: makes what its random layers draw different; None where nothing is mixed in.
+        mixed_into_seeds: an int64 scalar that is mixed into the seeds of random layers; None to leave them.
     """
 
     @property
@@ -25,17 +28,17 @@ class TracedBlock(Protocol):
         ...
 
     def apply(self, original: Apply, optimizer: Any, grads: Sequence[Any], variables: Any) -> None:
-        """What `optimizer.apply` does in a step; `original` is Keras' own."""
+        """Replaces `optimizer.apply` in a step; `original` is Keras' own `apply`."""
 
 
 _block: ThreadValue[TracedBlock | None] = ThreadValue(None)
 
 
 def current_block() -> TracedBlock | None:
-    """The block, or the rehearsal of one, that is being traced in this thread."""
+    """The block, or rehearsal, that this thread is tracing; None if there is none."""
     return _block()
 
 
 def tracing(block: TracedBlock) -> contextlib.AbstractContextManager[Any]:
-    """Makes `optimizer.apply` go through a block."""
+    """Makes `optimizer.apply` call `block.apply` inside the context."""
     return _block.set(block)

@@ -1,7 +1,7 @@
-"""An optimizer's update of one variable on the servers, where that is not simply the optimizer's own.
+"""Updates one variable on the servers where the optimizer's own update would be wrong or slow.
 
-A split variable is updated part by part beside its slots, and only the rows that a batch touched are updated
-where untouched rows do not move.
+It updates a split variable part by part, next to its slots, and updates only the rows with a gradient if the
+optimizer leaves other rows unchanged. The formula of the update stays the optimizer's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dtrain.upstream import keras as upstream_keras
 
 _optimizer: ThreadValue[Any] = ThreadValue(None)
 
-# What these do to an element depends on that element, its gradient and its slots alone.
+# With these optimizers, the update of an element depends only on the element, its gradient and its slots.
 _BY_ELEMENT = (
     keras.optimizers.SGD,
     keras.optimizers.Adam,
@@ -39,7 +39,7 @@ Update = Callable[[Any, Callable[..., Any], tuple[Any, ...]], Any]
 
 
 def updating(optimizer: Any) -> contextlib.AbstractContextManager[Any]:
-    """Says whose `apply` runs, so that `update` finds the slots."""
+    """Sets, inside the context, the optimizer whose `apply` runs, so that `update` finds the slots."""
     return _optimizer.set(getattr(optimizer, "inner_optimizer", optimizer))
 
 
@@ -47,10 +47,11 @@ def update(one: Update, variable: Any, function: Callable[..., Any], args: Seque
     """Runs a function that updates a variable.
 
     Args:
-        one: runs it for a variable that is not split, on that one's server.
+        one: runs a function for a variable that is not split, on that variable's server.
         variable: a TensorFlow variable, split or not.
         function: takes the variable and `args`.
-        args: of the function; a gradient is a tensor or `tf.IndexedSlices` of the variable's shape.
+        args: the function's further arguments; a gradient is a tensor or `tf.IndexedSlices` of the variable's
+            shape.
     """
     optimizer = _optimizer()
     if not is_split(variable):
@@ -76,7 +77,10 @@ def _update_parts(
 
 
 def _update_whole(optimizer: Any, variable: Any, function: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """For optimizers that look at a variable as a whole: put together, updated, and split again."""
+    """Joins the parts of a split variable and its slots, updates the whole, and splits it again.
+
+    For optimizers whose update needs the whole variable.
+    """
     slots = [slot for slot in _slots(optimizer, variable) if is_split(slot)]
     reals = [underlying(slot) for slot in slots]
     whole = StandIn(tf.convert_to_tensor(variable), real=variable)
@@ -97,7 +101,7 @@ def _update_rows(
     args: Sequence[Any],
     slots: Sequence[Any],
 ) -> Any:
-    """Updates the rows that a sparse gradient names, if the others do not move."""
+    """Updates only the rows that a sparse gradient names, if the optimizer leaves other rows unchanged."""
     sparse = [arg for arg in args if isinstance(arg, tf.IndexedSlices)]
     if len(sparse) != 1 or tf.executing_eagerly() or not moves_touched_rows_only(optimizer):
         return one(variable, function, tuple(args))
@@ -128,7 +132,7 @@ def _rows_stand_in(real: Any, rows: tf.Tensor) -> StandIn:
 
 
 def moves_touched_rows_only(optimizer: Any) -> bool:
-    """Whether an optimizer leaves rows alone that have no gradient, but computes with all of them."""
+    """Whether an optimizer leaves rows without a gradient unchanged, although its code computes all rows."""
     return type(optimizer) is keras.optimizers.Adagrad
 
 
@@ -142,7 +146,7 @@ def _slots(optimizer: Any, variable: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def _known_as(optimizer: Any, part: Any, variable: Any) -> Iterator[None]:
-    """While it is entered, an optimizer finds a part's slots where those of the whole are."""
+    """Lets an optimizer, inside the context, find the slots of a part by the slots of the whole variable."""
     if optimizer is None:
         yield
         return
