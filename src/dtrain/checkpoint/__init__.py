@@ -1,4 +1,7 @@
-"""What survives? The whole state of training, written beside it, and found again to the bit."""
+"""Checkpoints of the whole state of training, written while training continues and restored bit for bit.
+
+Restarting a job is not done here, but by its launcher.
+"""
 
 from __future__ import annotations
 

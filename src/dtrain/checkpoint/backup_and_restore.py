@@ -1,6 +1,6 @@
-"""`BackupAndRestore`: Keras' callback of this name, exact, for every strategy.
+"""`BackupAndRestore`: Keras' callback of this name, with exact checkpoints, for every strategy.
 
-It says when and where; `session` does the work, and needs no call at every batch.
+It only holds the settings; `session` saves and restores, without a callback hook at every batch.
 """
 
 from __future__ import annotations
@@ -22,49 +22,50 @@ from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
 from dtrain.paths import checked_path
 from dtrain.upstream import keras as upstream_keras
 
-_ended: collections.Counter[str] = collections.Counter()  # fits that have ended well, by folder
+_ended: collections.Counter[str] = collections.Counter()  # fits that have ended without an error, by folder
 
 
 class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
-    """Lets a `fit` that was interrupted go on as if it had not been: the same weights, history and metrics.
+    """Resumes an interrupted `fit` with the same weights, history and metrics as without the interruption.
 
-    Put it into `fit`'s callbacks, and start the program again with the same command, by hand or by
-    `dtrain launch`. A checkpoint holds the model, the optimizer with all that it keeps (accumulated
-    gradients, loss scale, averages), metrics, random generators, what the other callbacks remember, and the
-    place in the data, to the step. It is written while training goes on, by all workers, each its share, and
-    counts once it is whole; a damaged one is recognised and the one before it used.
+    Add it to `fit`'s callbacks, and start the program again with the same command, by hand or by
+    `dtrain launch`. A checkpoint contains the model, the optimizer's whole state (accumulated gradients, loss
+    scale and averages included), metrics, random generators, the states of the other callbacks, and the
+    position in the data, exact to the step. Each worker writes a share of it while training continues. A
+    checkpoint is used only when it is complete; if it is damaged, the previous one is used.
 
-    Differences to Keras' callback: an epoch goes on at the step at which it was saved, in the same order of
-    the data; `History`, and CSV logs of `CSVLogger`, hold every epoch once, those before included; the model
-    need not be built; under several workers each calls it. Under `dtrain launch` the last checkpoint stays
-    until the whole job has ended, so that nothing is trained twice whenever a process dies.
+    Differences from Keras' callback: an epoch resumes at the step at which it was saved, in the same order of
+    the data; `History`, and the files of `CSVLogger`, contain every epoch once, including those before the
+    interruption; the model need not be built; with several workers, each must have the callback. Under
+    `dtrain launch`, the last checkpoint stays until the whole job has ended, so that no work is repeated if a
+    process dies after the training.
 
-    The seeds of the program count: with `keras.utils.set_random_seed` a run that was interrupted ends with
-    the same bits as one that was not. Data sets other than arrays, `keras.utils.PyDataset` and
-    `dtrain.data` are read again up to the place where training goes on, which is logged with its cost.
+    With `keras.utils.set_random_seed`, an interrupted run ends with the same bits as an uninterrupted one.
+    Datasets other than arrays, `keras.utils.PyDataset` and `dtrain.data` are read again up to the position at
+    which training resumes; the log names the cost.
 
-    A checkpoint of another optimizer class is refused; other settings of the optimizer, or another seed, are
-    named in a warning.
+    A checkpoint of another optimizer class is refused. Other optimizer settings, or another seed, are listed
+    in a warning.
 
     Args:
         backup_dir: a folder for this callback alone, on any path that TensorFlow can write. Workers that see
-            the same folder share the work; one with a disk of its own keeps a whole copy there. A second job
-            that uses it while the first one lives gets a `CheckpointError` from `fit`.
+            the same folder share the work; a worker with a disk of its own writes a complete copy there. If a
+            running job uses the folder, `fit` of another job raises a `CheckpointError`.
         save_freq: "epoch", a number of batches, or False for neither.
-        double_checkpoint: Keras' word for `keep=2`, which is the default here.
-        delete_checkpoint: whether the checkpoints are deleted when training is complete. Otherwise a later
-            `fit` with the same folder goes on from them, if it has more epochs.
-        save_seconds: save whenever so many seconds are over, beside `save_freq` or, with False, alone.
-        keep: how many checkpoints stay, at least 1.
-        save_before_preemption: save when SIGTERM, Slurm's SIGUSR1 or a cloud's notice says that the machine
-            is about to be taken away: at the same step on all workers, which then end with exit status 75
-            ("run me again").
+        double_checkpoint: Keras' name for `keep=2`, which is the default here.
+        delete_checkpoint: whether to delete the checkpoints when training is complete. If not, a later `fit`
+            with the same folder and more epochs resumes from them.
+        save_seconds: the time in seconds between two saves, in addition to `save_freq`; None for no saves by
+            time.
+        keep: how many of the newest checkpoints to keep, at least 1.
+        save_before_preemption: whether to save when SIGTERM, Slurm's SIGUSR1 or a cloud's notice announces a
+            preemption. All workers then save at the same step, and end with exit status 75 ("run me again").
 
     Raises:
         ConfigurationError: an argument cannot be used.
     """
 
-    # It looks at no batch.
+    # Keras may call the batch hooks asynchronously, because they do nothing.
     async_safe = True
 
     def __init__(
@@ -98,10 +99,10 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
         install()
 
     def dtrain_session(self, model: Any, arguments: dict[str, Any]) -> BackupSession:
-        """What takes part in one `fit`; see `dtrain.keras_engine.between_steps`."""
+        """Makes the session that saves and restores one `fit`; see `dtrain.keras_engine.between_steps`."""
         folder = self._folder()
-        # Of checkpoints that are deleted at the end, each fit of a program has its own: a program that is
-        # started again goes through those that are complete without training.
+        # If checkpoints are deleted at the end, each `fit` of a program has a folder of its own. A restarted
+        # program then passes through each complete `fit` without training.
         number = _ended[folder] if self.delete_checkpoint else 0
         self._in_fit = True
         plan = BackupPlan(
@@ -116,16 +117,16 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
         return BackupSession(plan, model, arguments, on_end=lambda: _ended.update([folder]))
 
     def restore_weights(self, model: Any) -> int:
-        """Gives a model that is built the weights of the newest checkpoint; all workers must call it.
+        """Restores the weights of a built model from the newest checkpoint; all workers must call it.
 
-        `fit` does so by itself, with all the rest; this is for looking at a model before. It is for
-        checkpoints that stay (`delete_checkpoint=False`).
+        It is for looking at a model without training: `fit` restores the whole state by itself. It needs
+        checkpoints that stay (`delete_checkpoint=False`). A model that is not built is left as it is.
 
         Returns:
-            How many whole epochs are done; 0 where there is no checkpoint.
+            How many whole epochs are done; 0 if there is no checkpoint.
 
         Raises:
-            CheckpointError: the checkpoint is of another model.
+            CheckpointError: the checkpoint is of another model, or the folder cannot be listed.
         """
         layout = layout_of(upstream_keras.strategy_of(model)) or ReplicaLayout()
         folder = f"{self._folder()}/fit-0"
@@ -141,13 +142,13 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
             return str(self.backup_dir)
         return os.path.abspath(self.backup_dir)  # noqa: PTH100
 
-    # The session does what Keras' own hooks do.
+    # These override Keras' own hooks: the session does their work.
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Nothing.
+        """Does nothing in `fit`.
 
         Raises:
-            ConfigurationError: it is called elsewhere than by `fit`.
+            ConfigurationError: something else than `fit` called it.
         """
         if not self._in_fit:
             raise ConfigurationError(
@@ -155,20 +156,20 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
             )
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 def _steps(save_freq: Any) -> int | None:
-    """The number of batches, or None for "epoch" and False.
+    """The number of batches between two saves; None for "epoch", False and None.
 
     Raises:
-        ConfigurationError: it is something else.
+        ConfigurationError: `save_freq` is something else.
     """
     if save_freq == "epoch" or save_freq is False or save_freq is None:
         return None

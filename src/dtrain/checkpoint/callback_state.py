@@ -1,7 +1,7 @@
-"""What callbacks remember, as plain data: patience, best values, History, and how long a CSV log was.
+"""Captures and restores the states of callbacks as plain data, such as patience, best values and History.
 
-A callback with `get_state()` and `set_state(state)` says itself what counts. Of any other it is every
-attribute that has changed since `fit` began and holds plain data only.
+A callback with `get_state()` and `set_state(state)` defines its state itself. For any other callback, the
+state is every attribute that holds plain data and has changed since `fit` began. It writes no checkpoint.
 """
 
 from __future__ import annotations
@@ -28,21 +28,25 @@ class CallbackStates:
     """The states of the callbacks of one `fit`.
 
     Args:
-        callbacks: in the order in which `fit` calls them, before it has called any.
+        callbacks: the callbacks in the order in which `fit` calls them, before `fit` has called any.
     """
 
     def __init__(self, callbacks: Sequence[Any]) -> None:
         self._callbacks = list(callbacks)
-        # What the user set is the program's to say, also when it is started again.
+        # Attributes that have not changed are not saved: a restarted program sets them itself.
         self._baseline = [_attributes(callback) for callback in self._callbacks]
 
     def capture(self, history: Any, epoch: int | None, logs: dict[str, Any]) -> dict[str, Any]:
-        """The states now, as plain data.
+        """Returns the current states as plain data.
 
         Args:
-            history: the History of this fit, which may not be among the callbacks.
-            epoch: the epoch that has just ended, of which it may not know yet; None within an epoch.
-            logs: that epoch's.
+            history: the `History` of this `fit`, which may not be among the callbacks.
+            epoch: the epoch that has just ended, which `history` may not have recorded yet; None within an
+                epoch.
+            logs: the logs of that epoch.
+
+        Raises:
+            ConfigurationError: a callback's `get_state()` returned something else than plain data.
         """
         states = []
         for callback, baseline in zip(self._callbacks, self._baseline, strict=True):
@@ -57,8 +61,14 @@ class CallbackStates:
         }
 
     def restore(self, saved: dict[str, Any], history: Any, *, only_history: bool) -> None:
-        """Gives the callbacks the states of before; the model's own History, too."""
-        # Those of one class are taken in their order: a program may be started again with one more callback.
+        """Restores the states of the callbacks and of the model's own `History`.
+
+        Args:
+            saved: what `capture` returned.
+            history: as for `capture`.
+            only_history: whether to restore `History` callbacks only.
+        """
+        # States are matched by class, in order: a restarted program may have one more callback.
         states: dict[str, list[dict[str, Any]]] = {}
         for kind, state in zip(saved["kinds"], saved["states"], strict=True):
             states.setdefault(kind, []).append(state)
@@ -77,7 +87,10 @@ class CallbackStates:
             vars(history).update(copy.deepcopy(saved["history"]))
 
     def prepare_logs(self, saved: dict[str, Any]) -> None:
-        """Has CSV logs go on after the lines that they had; call it before any `on_train_begin`."""
+        """Truncates CSV logs to their size at the checkpoint, and makes `CSVLogger` append to them.
+
+        Call it before any `on_train_begin`. Nothing changes if the number of CSV logs differs.
+        """
         logs = [each for each in self._callbacks if isinstance(each, keras.callbacks.CSVLogger)]
         lengths = [state["length"] for state in saved["states"] if "length" in state]
         if len(logs) == len(lengths):
@@ -86,7 +99,7 @@ class CallbackStates:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is numbers, text, arrays, or containers of them."""
+    """Whether a value is plain data: numbers, text, bytes, None, arrays, or built-in containers of them."""
     if isinstance(value, np.ndarray | np.generic):
         return value.dtype.kind in "biufSU"
     if isinstance(value, _PLAIN):
@@ -97,7 +110,7 @@ def is_plain(value: Any) -> bool:
 
 
 def _attributes(callback: Any) -> dict[str, bytes]:
-    """The plain attributes of a callback, each as bytes to be compared."""
+    """The attributes of a callback that hold plain data, pickled, so that they can be compared."""
     return {
         name: pickle.dumps(value)
         for name, value in vars(callback).items()
@@ -120,12 +133,12 @@ def _state(callback: Any, baseline: dict[str, bytes]) -> dict[str, Any]:
         return {"own": own}
     found = {name: value for name, value in _attributes(callback).items() if baseline.get(name) != value}
     state: dict[str, Any] = {"attributes": found}
-    # Keras' callbacks that compare find out how when they first do, and turn the sign of what they compare.
+    # `monitor_op` is a function, so no plain data: Keras' callbacks choose it when they first compare.
     for name, op in _COMPARISONS.items():
         if getattr(callback, "monitor_op", None) is op:
             state["comparison"] = name
     if isinstance(callback, keras.callbacks.CSVLogger):
-        # The file is the state; what it is open as, and whether a header is due, is found out again.
+        # The file's size is the state; the callback finds out again whether a header is needed.
         found.pop("append_header", None)
         path = Path(callback.filename)
         state["length"] = path.stat().st_size if path.is_file() else 0
@@ -146,7 +159,7 @@ def _restore(callback: Any, state: dict[str, Any]) -> None:
 
 
 def _history(history: Any, epoch: int | None, logs: dict[str, Any]) -> dict[str, Any]:
-    """What a History holds once it knows of the epoch that has just ended."""
+    """The state of a `History` after the epoch that has just ended."""
     epochs = list(getattr(history, "epoch", []))
     found = {name: list(values) for name, values in getattr(history, "history", {}).items()}
     if epoch is not None and epoch not in epochs:

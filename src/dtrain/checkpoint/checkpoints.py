@@ -1,6 +1,6 @@
-"""`Checkpoints`: exact checkpoints for training loops of one's own, written as those of `fit` are.
+"""`Checkpoints`: exact checkpoints for custom training loops, written in the same way as those of `fit`.
 
-When to save, and what the loop's own numbers are, is the loop's to say.
+The loop decides when to save, and which values of its own to save.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from dtrain.upstream import keras as upstream_keras
 
 
 class Checkpoints:
-    """Saves a model, its optimizer and metrics, random generators and the loop's numbers; finds them again.
+    """Saves and restores a model, its optimizer and metrics, random generators, and the loop's own values.
 
-    Every worker makes it, and calls its methods at the same steps. A save is written beside the training, by
-    all workers, each its share, and counts once it is whole.
+    Every worker must create it, and call its methods at the same steps. Each worker writes a share of a
+    checkpoint while training continues. A checkpoint is used only when all shares are complete.
 
     ```python
     checkpoints = dtrain.checkpoint.Checkpoints("backup", model, optimizer=optimizer)
@@ -39,15 +39,15 @@ class Checkpoints:
     ```
 
     Args:
-        folder: for these checkpoints alone, on any path that TensorFlow can write.
-        model: a Keras model that is built, made in the strategy's scope if there is one.
-        optimizer: a Keras optimizer that is built; None for the one that the model was compiled with.
-        metrics: Keras metrics whose values matter across a restart.
-        keep: how many checkpoints stay.
+        folder: a folder for these checkpoints alone, on any path that TensorFlow can write.
+        model: a built Keras model, created in the strategy's scope if there is a strategy.
+        optimizer: a built Keras optimizer; None for the one that the model was compiled with.
+        metrics: Keras metrics to save and restore besides the model's own.
+        keep: how many of the newest checkpoints to keep, at least 1.
 
     Raises:
-        ConfigurationError: the model or the optimizer is not built, or `keep` is no number of checkpoints.
-        CheckpointError: another job that lives uses the folder.
+        ConfigurationError: the model or the optimizer is not built, or `keep` is less than 1.
+        CheckpointError: another running job uses the folder.
     """
 
     def __init__(
@@ -79,13 +79,14 @@ class Checkpoints:
         self._folder.begin(-1)
 
     def restore(self) -> dict[str, Any] | None:
-        """Gives the variables the values of the newest whole checkpoint, and the generators their states.
+        """Restores variables and random generators from the newest complete checkpoint; all workers call it.
 
         Returns:
-            What was given to `save`, with `step`; None where there is no checkpoint.
+            The values that were given to `save`, and `step`; None if there is no checkpoint.
 
         Raises:
-            CheckpointError: it is of another model, optimizer or set of metrics.
+            CheckpointError: the checkpoint is of another model, optimizer or set of metrics, or the
+                checkpoints in the folder cannot be listed.
         """
         found = self._folder.find()
         if found is None:
@@ -98,15 +99,15 @@ class Checkpoints:
         return {**worker["values"], "step": found.step}
 
     def save(self, step: int, **values: Any) -> None:
-        """Begins to write a checkpoint, once the one before is written; every worker calls it.
+        """Starts to write a checkpoint, after the previous one is written; every worker must call it.
 
         Args:
-            step: steps that are done.
-            **values: numbers, text, NumPy arrays, and containers of them, that `restore` gives back to this
-                worker; to all where the number of workers is another then.
+            step: how many steps are done.
+            **values: numbers, text, NumPy arrays, and containers of them. `restore` returns them to this
+                worker; a worker that did not take part in the save gets the values of another worker.
 
         Raises:
-            ConfigurationError: a value is something else.
+            ConfigurationError: a value is of another kind, or is called `step`.
         """
         for name, value in values.items():
             if not is_plain(value) or name == "step":
@@ -118,15 +119,15 @@ class Checkpoints:
         self._folder.save(step, {"values": values})
 
     def wait(self) -> None:
-        """Returns when nothing is being written; says what could not be."""
+        """Waits until nothing is being written; logs a warning if a checkpoint could not be written."""
         self._folder.wait()
         self._folder.report()
 
     def close(self, *, delete: bool = False) -> None:
-        """Finishes what is being written; every worker calls it.
+        """Waits for the checkpoint that is being written, and releases the folder; every worker must call it.
 
         Args:
-            delete: delete all checkpoints: the training is over.
+            delete: whether to delete all checkpoints, because the training is complete.
         """
         self.wait()
         self._folder.close()

@@ -1,6 +1,6 @@
-"""What a checkpoint holds: variables, and beside them what each worker noted; and the newest that is whole.
+"""The content of a checkpoint: variables, the workers' states and notes; and finding the newest complete one.
 
-How it gets to disk is the store's.
+Writing files is the store's task.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from dtrain.log import logger
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint, read.
+    """A checkpoint that was read into memory.
 
     Attributes:
-        path: where it is.
-        step: steps that were done.
+        path: the directory of the checkpoint.
+        step: how many steps were done.
         serial: its number among the checkpoints of the run.
-        workers: how many wrote it.
-        replicas: how many of them there were in all.
-        sums: what added up over the workers, as `ReplicaLayout.sums`.
+        workers: how many workers the job had.
+        replicas: how many replicas the job had in all.
+        sums: which transport all-reduced between the workers, as in `ReplicaLayout.sums`.
         job: the launcher's name of the job that wrote it, or None.
-        program: the settings of the program that wrote it, see `program`; None where they were not noted.
+        program: the settings of the program that wrote it (see `program`); None if they were not recorded.
         boundary: whether it was taken between two epochs.
-        finished: whether its training was complete.
-        table: the variables in it.
-        tensors: their values, and the workers' states, of all shares.
+        finished: whether training was complete.
+        table: the variables in the checkpoint.
+        tensors: the tensors of all shares by name: the variables' values and the workers' states.
     """
 
     path: str
@@ -57,7 +57,7 @@ class Found:
     tensors: dict[str, Any]
 
     def worker(self, number: int) -> dict[str, Any]:
-        """What a worker noted beside its variables; the first one's where it was not there then."""
+        """The state of a worker; that of another worker if the checkpoint has none of this worker."""
         key = f"worker/{number}"
         raw = self.tensors[key if key in self.tensors else min(k for k in self.tensors if k[:7] == "worker/")]
         found: dict[str, Any] = load_arrays(raw.numpy() if hasattr(raw, "numpy") else raw.item())
@@ -74,15 +74,19 @@ def content(
     boundary: bool = False,
     finished: bool = False,
 ) -> tuple[dict[str, tf.Tensor], dict[str, Any]]:
-    """The tensors that this worker writes, and the notes of the whole checkpoint.
+    """Captures the tensors that this worker writes, and the notes of the whole checkpoint.
 
     Args:
-        variables: the state.
-        layout: the strategy's.
-        group: who writes to the same place.
-        worker: plain data of this worker's; the states of Python's and NumPy's generators are added.
-        program: its settings, see `program`.
+        variables: the variables to save.
+        layout: the strategy's layout.
+        group: the workers that write to the same folder.
+        worker: this worker's own state, as plain data; the states of Python's and NumPy's random generators
+            are added.
+        program: the program's settings (see `program`).
         boundary, finished: as in `Found`.
+
+    Returns:
+        The tensors by name, and the notes as values that JSON can hold.
     """
     noted = {**worker, "random": random.getstate(), "numpy": np.random.get_state()}
     tensors = variables.capture(group.mine, len(group.members))
@@ -101,13 +105,13 @@ def content(
 
 
 def findings_of(model: Any) -> dict[str, Any]:
-    """What the engine has found out of a model's own losses; found again later, it might be another thing."""
+    """The engine's findings about a model's own losses, which it might not find again after a restart."""
     functions = {"train": model.train_function, "test": model.test_function}
     return {name: getattr(function, "findings", None) for name, function in functions.items()}
 
 
 def restore_findings(model: Any, findings: dict[str, Any]) -> None:
-    """Gives a model's functions what was found out before they were made."""
+    """Restores the findings in a model's train and test functions; creates the functions if necessary."""
     if findings["train"] is not None:
         model.make_train_function()
         model.train_function.findings = findings["train"]
@@ -117,20 +121,26 @@ def restore_findings(model: Any, findings: dict[str, Any]) -> None:
 
 
 def restore_generators(worker: dict[str, Any]) -> None:
-    """Gives Python's and NumPy's random generators the states that a worker noted."""
+    """Restores Python's and NumPy's random generators from a worker's state."""
     random.setstate(worker["random"])
     np.random.set_state(worker["numpy"])
 
 
 def find_newest(folder: str, layout: ReplicaLayout, group: Group) -> Found | None:
-    """The newest checkpoint, the same for all workers; every worker must call it.
+    """Reads the newest checkpoint that all workers can read; every worker must call it.
 
     Args:
-        folder: this worker's.
-        layout: the strategy's.
-        group: who shares the folder.
+        folder: this worker's folder of checkpoints.
+        layout: the strategy's layout.
+        group: the workers that share the folder.
+
+    Returns:
+        The checkpoint, the same for all workers; None if there is none.
+
+    Raises:
+        CheckpointError: on all workers, if any worker cannot list its folder.
     """
-    # Of two attempts' checkpoints of one name the later one counts.
+    # If two attempts wrote a checkpoint of the same step and serial, the later one is used.
     problem = ""
     try:
         mine = {(each.step, each.serial): each for each in reversed(committed(folder))}

@@ -1,7 +1,7 @@
-"""Decides at which step all workers save, and whether they stop there.
+"""Decides at which step all workers save, and whether they end there.
 
-All decide alike, from the same proposals. The steps at which they exchange these are known beforehand:
-between two of them nothing is sent, and nobody waits for a message.
+Workers exchange proposals at steps that all know beforehand, and all make the same decision from the same
+proposals. Between these steps no worker sends or awaits a message. Writing checkpoints is not done here.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _INTERVAL = 0.5  # seconds between two exchanges of proposals
 @messages.sendable
 @dataclass(frozen=True)
 class SaveProposal:
-    """What one worker tells the others.
+    """What one worker sends to the others.
 
     Attributes:
-        busy: its last checkpoint is not yet written.
-        notice: why its machine will be taken away; "" if it will not.
-        due: whether it is time for a checkpoint; the first worker's clock counts.
-        step_seconds: its last steps' usual time; the first worker's counts.
+        busy: whether the worker's last checkpoint is still being written.
+        notice: the reason of its preemption notice; "" if there is none.
+        due: whether `seconds` have passed since the last save; only the first worker's value is used.
+        step_seconds: its mean step time since the last exchange; only the first worker's value is used.
     """
 
     busy: bool
@@ -41,9 +41,9 @@ class SaveDecision:
     """What all workers do now.
 
     Attributes:
-        save: write a checkpoint.
-        notice: save and end, for this reason; "" to go on.
-        late: a checkpoint is due, and the one before is still being written.
+        save: whether to write a checkpoint.
+        notice: the reason to end after saving; "" to continue training.
+        late: whether a checkpoint is due while the previous one is still being written.
     """
 
     save: bool = False
@@ -52,15 +52,15 @@ class SaveDecision:
 
 
 class SaveCoordinator:
-    """Exchanges proposals about twice a second, and where a number of steps is complete.
+    """Exchanges proposals about twice a second, and each time that `every` steps are done.
 
     Args:
-        layout: the strategy's.
-        every: steps between two checkpoints, or None where steps do not count.
-        seconds: seconds between two checkpoints, or None.
-        total: steps that are done.
-        exchange: gives every worker's value to all of them.
-        clock: gives seconds.
+        layout: the strategy's layout.
+        every: steps between two checkpoints; None if steps do not count.
+        seconds: seconds between two checkpoints; None if time does not count.
+        total: how many steps are done.
+        exchange: sends this worker's value to all workers, and returns the values of all.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class SaveCoordinator:
         self._met_total = total
 
     def decide(self, total: int, *, busy: bool, notice: str) -> SaveDecision:
-        """Called between any two steps, by every worker; most calls return at once.
+        """Decides whether to save now; every worker calls it between steps. Most calls return at once.
 
         Args:
-            total: steps done by now.
+            total: how many steps are done.
             busy: whether this worker's last checkpoint is still being written.
-            notice: why this worker's machine will be taken away, or "".
+            notice: the reason of this worker's preemption notice, or "".
         """
         period = self._period(total)
         if total < self._next and period == self._seen_period:
@@ -97,12 +97,12 @@ class SaveCoordinator:
         self._seen_period = period
         now = self._clock()
         made = total - self._met_total
-        # Before the first step its time is unknown: then they meet again after it.
+        # Before the first step, the step time is unknown; with this value, the next exchange follows it.
         taken = max(1e-4, (now - self._met_at) / made) if made > 0 else _INTERVAL
         timely = self._seconds is not None and now - self._saved_at >= self._seconds
         proposals = self._exchange(self._layout, SaveProposal(busy, notice, timely, taken))
         self._met_at, self._met_total = now, total
-        # A single worker waits for nobody, so it may decide at every step.
+        # A single worker need not wait for others, so it decides at every step.
         steps = 1 if self._layout.workers == 1 else max(1, int(_INTERVAL / proposals[0].step_seconds))
         self._next = total + steps
         noted = next((each.notice for each in proposals if each.notice), "")
@@ -113,14 +113,14 @@ class SaveCoordinator:
         return SaveDecision(save=due and not busy, late=due and busy)
 
     def max_steps(self, total: int) -> int | None:
-        """Steps from `total` to the next save by number of steps; None where steps do not count."""
+        """The number of steps from `total` to the next multiple of `every`; None if steps do not count."""
         return self._every - total % self._every if self._every else None
 
     def saved(self, total: int) -> None:
-        """Notes that a checkpoint of this step was begun."""
+        """Records that a save of this step was started."""
         self._saved_at = self._clock()
         self._saved_period = self._period(total)
 
     def _period(self, total: int) -> int:
-        """How many times the number of steps between two checkpoints is complete."""
+        """How many times `every` steps are complete; 0 if steps do not count."""
         return total // self._every if self._every else 0

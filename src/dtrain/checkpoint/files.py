@@ -1,7 +1,7 @@
-"""The file operations that checkpoints are made of, on any path that TensorFlow's file systems know.
+"""The file operations for checkpoints, on any path that TensorFlow's file systems support.
 
-What is whole and in which order it is written is not decided here. All of them go through one object,
-`files`, so that a test can put another in its place and stop a process at any of them.
+All operations go through one object, `files`, so that a test can replace it and stop a process at any
+operation. The order of the operations, and when a checkpoint is complete, are not decided here.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from dtrain.errors import CheckpointError
 
 
 class Files:
-    """Plain operations; all raise `OSError` or `tf.errors.OpError`."""
+    """Basic file operations; all raise `OSError` or `tf.errors.OpError` on failure."""
 
     def make_directories(self, path: str) -> None:
-        """Make a directory and those above it; one that is there is left as it is."""
+        """Creates a directory and its parents; an existing directory is no error."""
         _gfile().makedirs(path)
 
     def write_tensors(self, prefix: str, tensors: Mapping[str, Any]) -> None:
-        """Write tensors to `<prefix>.data`, and where they lie in it to `<prefix>.index`.
+        """Writes tensors to `<prefix>.data`, and the list of them to `<prefix>.index`.
 
         Args:
-            prefix: a path.
-            tensors: eager tensors of any shape, of strings or numbers.
+            prefix: a path without a suffix.
+            tensors: eager tensors by name, of any shape, of strings or numbers.
         """
         index, data = layout.tensor_files(prefix)
         local = _local(data)
@@ -44,10 +44,10 @@ class Files:
         self.write(index, layout.encode({"version": layout.VERSION, "tensors": entries}))
 
     def read_tensors(self, prefix: str) -> dict[str, Any]:
-        """The tensors by name, on the CPU.
+        """Reads the tensors that `write_tensors` wrote, by name, on the CPU.
 
         Raises:
-            CheckpointError: one is not as it was written.
+            CheckpointError: the index or a tensor was changed.
         """
         index, data = layout.tensor_files(prefix)
         entries = layout.decode(self.read(index), index)["tensors"]
@@ -59,12 +59,12 @@ class Files:
             raise CheckpointError(f"{data} was changed: {error}.", hint=layout.HINT) from error
 
     def write(self, path: str, content: bytes) -> None:
-        """Write a file in one go; one that is there is replaced."""
+        """Writes a file in one operation; an existing file is replaced."""
         with _gfile().GFile(path, "wb") as file:
             file.write(content)
 
     def sync(self, path: str) -> None:
-        """Wait until a local file or directory is on the disk; others do that when a file is closed."""
+        """Waits until a local file or directory is on the disk; other file systems do so at closing."""
         local = _local(path)
         if local is None:
             return
@@ -72,32 +72,32 @@ class Files:
         try:
             os.fsync(handle)
         except OSError as error:
-            # Some mounted file systems know no such thing, for directories above all.
+            # Some mounted file systems do not support this, above all for directories.
             if error.errno not in (errno.EINVAL, errno.ENOTSUP):
                 raise
         finally:
             os.close(handle)
 
     def move(self, source: str, target: str) -> None:
-        """Give a local file another name at once, in the place of what has that name."""
+        """Renames a local file atomically; an existing file of that name is replaced."""
         Path(_local(source) or source).replace(_local(target) or target)
 
     def remove(self, path: str) -> None:
-        """Delete a file; none there is as good."""
+        """Deletes a file; a missing file is no error."""
         import tensorflow as tf
 
         with contextlib.suppress(tf.errors.NotFoundError):
             _gfile().remove(path)
 
     def remove_directory(self, path: str) -> None:
-        """Delete a directory and what is left in it; none there is as good."""
+        """Deletes a directory with its content; a missing directory is no error."""
         import tensorflow as tf
 
         with contextlib.suppress(tf.errors.NotFoundError):
             _gfile().rmtree(path)
 
     def names(self, path: str) -> list[str]:
-        """What a directory holds, sorted; nothing where there is none."""
+        """The sorted names in a directory; an empty list if there is no directory."""
         import tensorflow as tf
 
         try:
@@ -106,28 +106,28 @@ class Files:
             return []
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file."""
+        """Whether a file or directory exists."""
         return bool(_gfile().exists(path))
 
     def size(self, path: str) -> int:
-        """The length of a file in bytes."""
+        """The size of a file in bytes."""
         return int(_gfile().stat(path).length)
 
     def read(self, path: str) -> bytes:
-        """All of a file."""
+        """Reads a whole file."""
         with _gfile().GFile(path, "rb") as file:
             return bytes(file.read())
 
 
 files = Files()
-"""What all of `dtrain.checkpoint.store` goes through; looked up at each use."""
+"""The object that all file operations of checkpoints go through; callers look it up at each use."""
 
 
 def write_whole(path: str, content: bytes) -> None:
-    """Write a small file so that it is there whole, after a crash of the machine too, or not at all.
+    """Writes a small file atomically: even after a machine crash, it is complete or does not exist.
 
-    Where names cannot be changed at once, as in object stores, it is one write, and what reads it must be
-    able to tell whether it is whole.
+    A file system that cannot rename atomically, such as an object store, gets one plain write. So a reader
+    must be able to detect an incomplete file.
     """
     if _local(path) is None:
         files.write(path, content)
@@ -140,12 +140,12 @@ def write_whole(path: str, content: bytes) -> None:
 
 
 def join(directory: str, name: str) -> str:
-    """The path of a name in a directory, which may be a URL."""
+    """Joins a directory, which may be a URL, and a name to a path."""
     return f"{directory.rstrip('/')}/{name}" if directory.rstrip("/") else f"/{name}"
 
 
 def _local(path: str) -> str | None:
-    """The path as the operating system knows it; None if it is not one of its files."""
+    """The local path of `path`; None if it is not a local file."""
     scheme, separator, rest = path.partition("://")
     if not separator:
         return path

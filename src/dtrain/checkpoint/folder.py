@@ -1,6 +1,6 @@
-"""One training's checkpoints in one folder: the workers that see it lock it, write it and read it together.
+"""The checkpoints of one training in one folder, which the workers lock, write and read together.
 
-`BackupAndRestore` and `Checkpoints` both work on it. When to save is theirs to decide.
+`BackupAndRestore` and `Checkpoints` both use it, and decide when to save.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from dtrain.log import logger
 
 
 class CheckpointFolder:
-    """Finds, restores, writes and removes checkpoints; every worker makes one and makes the same calls.
+    """Finds, restores, writes and removes checkpoints; every worker creates one and makes the same calls.
 
     Args:
-        path: for these checkpoints alone.
-        variables: what is saved and restored.
-        optimizer: whose settings are noted and compared, or None.
-        layout: the strategy's.
-        keep: how many checkpoints stay.
-        locked: the folder that no other job may use meanwhile; None for `path`.
+        path: a folder for these checkpoints alone.
+        variables: the variables to save and restore.
+        optimizer: the optimizer whose settings are recorded and compared; None for none.
+        layout: the strategy's layout.
+        keep: how many checkpoints to keep.
+        locked: the folder to lock against other jobs; None for `path`.
 
     Attributes:
         path: as given.
         store: writes this worker's share of each checkpoint.
-        leads: whether this worker says when a checkpoint is whole, and removes checkpoints.
+        leads: whether this worker commits and removes checkpoints for its group.
 
     Raises:
-        CheckpointError: another job that lives uses the folder.
+        CheckpointError: another running job uses the folder.
     """
 
     def __init__(
@@ -70,18 +70,18 @@ class CheckpointFolder:
         )
         self._program = program_facts(optimizer)
         self._serial = 0
-        self._seconds = 0.0  # that beginning the last save took
+        self._seconds = 0.0  # that starting the last save took
         self._reported: int | None = None
 
     def find(self) -> Found | None:
-        """The newest whole checkpoint, the same for all workers."""
+        """The newest complete checkpoint, the same for all workers; None if there is none."""
         return find_newest(self.path, self._layout, self._group)
 
     def restore(self, found: Found) -> None:
-        """Checks a checkpoint against the program, and gives the variables its values.
+        """Checks that a checkpoint fits the program, and restores the variables from it.
 
         Raises:
-            CheckpointError: it is of another model, optimizer or set of metrics.
+            CheckpointError: the checkpoint is of another model, optimizer or set of metrics.
         """
         program = program_facts(self._optimizer)
         check_program(found.program, program, found.path)
@@ -92,16 +92,16 @@ class CheckpointFolder:
         self._serial = found.serial
 
     def restore_variables(self, found: Found) -> None:
-        """Gives the variables the values of a checkpoint that was checked."""
+        """Restores the variables from a checkpoint without checking it again."""
         self._variables.restore(found.table, found.tensors, found.replicas)
 
     def save(self, step: int, worker: dict[str, Any], **kind: bool) -> None:
-        """Captures the state; it is written while training goes on.
+        """Captures the state, and starts writing it while training continues.
 
         Args:
-            step: steps that are done.
-            worker: plain data of this worker's.
-            **kind: `boundary` and `finished`, as of `content`.
+            step: how many steps are done.
+            worker: this worker's own state, as plain data.
+            **kind: `boundary` and `finished`, as in `content.content`.
         """
         begun = time.perf_counter()
         self._serial += 1
@@ -113,17 +113,17 @@ class CheckpointFolder:
         """Waits until nothing is being written.
 
         Args:
-            step: a checkpoint that must be whole then, as far as this worker knows.
-            timeout: seconds; None waits without a limit.
+            step: the step of a checkpoint that must be committed then; only the group's leader checks it.
+            timeout: how many seconds to wait; None waits without a limit.
 
         Returns:
-            Whether it is so; False when the time was over before.
+            Whether both hold; False if the time was over before.
         """
         written = self.store.wait(timeout)
         return written and (step is None or not self.leads or self.store.last_committed == step)
 
     def report(self) -> None:
-        """Says what has become of the checkpoints that were being written."""
+        """Logs a failed save; announces a newly committed checkpoint by an event and to the launcher."""
         problem = self.store.take_problem()
         if problem:
             logger.warning("%s Training goes on, and the next checkpoint is tried as ever.", problem)
@@ -136,20 +136,24 @@ class CheckpointFolder:
         channel.tell_checkpoint(committed, self.path)
 
     def begin(self, step: int) -> None:
-        """Tells the launcher that checkpoints are kept here, and from which step training goes on."""
+        """Tells the launcher the folder of the checkpoints, and the step from which training resumes.
+
+        Args:
+            step: how many steps are done; -1 for new training.
+        """
         if self._layout.worker == 0:
             channel.tell_checkpoint(step, self.path)
 
     def close(self, timeout: float | None = None) -> None:
-        """Finishes what is being written, in at most `timeout` seconds."""
+        """Waits at most `timeout` seconds for the checkpoint that is being written, and ends its thread."""
         self.store.close(timeout)
 
     def release(self) -> None:
-        """Lets other jobs use the folder; calling it again does nothing."""
+        """Unlocks the folder for other jobs; calling it again does nothing."""
         self._lock.release()
 
     def remove(self) -> None:
-        """Removes all checkpoints, once no worker writes any more, and the folders that are empty then."""
+        """Waits for all workers, then removes all checkpoints and the folders that are then empty."""
         exchange(self._layout, None)
         if self.leads:
             remove_all(self.path)

@@ -1,7 +1,7 @@
-"""A folder of checkpoints is written by one job at a time: its workers' leader holds a lock on it.
+"""Locks a folder of checkpoints, so that only one job at a time uses it.
 
-The lock is the operating system's, on a file in the folder, so a process that is killed holds it no longer.
-Folders of object stores, and file systems without locks, cannot be held; there nothing is refused.
+The leader of each group of workers holds an operating system's lock on a file in the folder; a killed process
+loses its lock. Object stores, and file systems without locks, cannot be locked; there no job is refused.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from dtrain.keras_engine.talk import exchange
 
 NAME = ".in-use"
 PATIENCE = 10.0
-"""Seconds to wait for an owner that may just be ending, such as a job that was told to make room."""
+"""Seconds to wait for the lock: its owner may just be ending, such as a preempted job."""
 
 _PAUSE = 0.1
 _held: dict[str, tuple[int, int]] = {}  # path -> (descriptor, how often it is held by this process)
 
 
 class FolderLock:
-    """Holds a folder for this job; all workers make it, and all get the error if one cannot have its own.
+    """Locks a folder for this job; all workers create it, and all raise if any group's folder is in use.
 
     Args:
-        folder: this worker's.
-        layout: the strategy's.
-        group: who shares the folder; its leader holds the lock.
+        folder: this worker's folder.
+        layout: the strategy's layout.
+        group: the workers that share the folder; the group's leader holds the lock.
 
     Raises:
-        CheckpointError: another job that lives holds it.
+        CheckpointError: another running job holds the lock.
     """
 
     def __init__(self, folder: str, layout: ReplicaLayout, group: Group) -> None:
@@ -55,14 +55,18 @@ class FolderLock:
             )
 
     def release(self) -> None:
-        """Let go of the folder; calling it again does nothing."""
+        """Releases the lock; calling it again does nothing."""
         path, self._path = self._path, None
         if path is not None:
             _let_go(path)
 
 
 def _take(path: str) -> str:
-    """Holds the file; returns by whom it is held already, or "" where it is ours or nobody can hold it."""
+    """Locks the file; waits up to `PATIENCE` seconds for another process.
+
+    Returns:
+        Which process holds the lock, as "by ..."; "" if it is locked now, or if files cannot be locked here.
+    """
     if path in _held:
         descriptor, times = _held[path]
         _held[path] = descriptor, times + 1
@@ -77,25 +81,28 @@ def _take(path: str) -> str:
             time.sleep(_PAUSE)
             continue
         except OSError:
-            return ""  # nobody can lock here, or even write: then the first save says why
+            return ""  # files cannot be locked, or not even written: then the first save reports it
         if taken is not None:
             _held[path] = taken, 1
             return ""
 
 
 def _try(path: str) -> int | None:
-    """A descriptor that holds the file, or None where it was deleted meanwhile.
+    """Tries once to lock the file.
+
+    Returns:
+        The descriptor that holds the lock; None if the file was deleted meanwhile.
 
     Raises:
-        BlockingIOError: another process holds it.
+        BlockingIOError: another process holds the lock.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
-            # Not flock: a process that was forked, and outlives its parent, would hold that too.
+            # Not flock: a forked process that outlives its parent would keep a lock of flock.
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except PermissionError as error:  # what some systems say where others say that it would block
+        except PermissionError as error:  # some systems raise this instead of BlockingIOError
             raise BlockingIOError(str(error)) from error
         with contextlib.suppress(FileNotFoundError):
             if os.stat(path).st_ino == os.fstat(descriptor).st_ino:  # noqa: PTH116
@@ -122,7 +129,7 @@ def _let_go(path: str) -> None:
 
 
 def _owner(path: str) -> str:
-    """Who holds the file, in words."""
+    """Describes the process that holds the lock."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         found: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
         since = datetime.fromtimestamp(float(found["since"])).strftime("%Y-%m-%d %H:%M:%S")

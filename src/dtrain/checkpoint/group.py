@@ -1,6 +1,7 @@
-"""Which workers see one folder: they divide a checkpoint between them, and each such group has a whole one.
+"""Groups the workers that see the same folder: each group writes one complete copy of a checkpoint.
 
-Workers on one machine, or with a shared file system, are one group; so is one with a disk of its own.
+Workers on one machine, or with a shared file system, form one group; a worker with a disk of its own is a
+group by itself. Nothing but short-lived marker files is written here.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ class Group:
     """The workers that write to one folder.
 
     Attributes:
-        members: their numbers in the job, ascending.
-        mine: this worker's place among them.
-        token: a word that they share, and no earlier attempt had.
+        members: the workers' numbers in the job, ascending.
+        mine: this worker's index in `members`.
+        token: a random word that the group shares, and that no earlier attempt of the job used.
     """
 
     members: tuple[int, ...]
@@ -30,16 +31,19 @@ class Group:
 
     @property
     def leads(self) -> bool:
-        """Whether this is the worker that says when a checkpoint is whole."""
+        """Whether this worker commits checkpoints for the group."""
         return self.mine == 0
 
 
 def find_group(folder: str, layout: ReplicaLayout) -> Group:
-    """Finds out who sees the folder; every worker must call it.
+    """Finds out which workers see the same folder; every worker must call it.
 
     Args:
-        folder: where this worker's checkpoints go.
-        layout: the strategy's.
+        folder: the folder of this worker's checkpoints.
+        layout: the strategy's layout.
+
+    Returns:
+        The group of this worker.
     """
     token = secrets.token_hex(4)
     if layout.workers == 1:
@@ -47,9 +51,9 @@ def find_group(folder: str, layout: ReplicaLayout) -> Group:
     tokens = exchange(layout, token)
     mark = None if "://" in folder else _leave(Path(folder), layout.worker, tokens[0])
     marks = exchange(layout, mark)
-    # Their marks in this worker's folder: it may be another one, also on a disk that both see.
+    # The workers whose mark is in this worker's folder; their folders' paths may differ.
     seen = [w for w, name in enumerate(marks) if name is None or (Path(folder) / name).exists()]
-    # A worker that cannot write there leaves no mark; it is with the others, and its writes will say why.
+    # A worker that cannot write leaves no mark. It joins the others; its first save then reports the error.
     members = exchange(layout, seen)[min(seen)]
     if mark is not None:
         with contextlib.suppress(OSError):

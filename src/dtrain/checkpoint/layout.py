@@ -1,9 +1,12 @@
-"""How a checkpoint is called on the disk, and what its markers say: the format, and nothing that acts.
+"""The format of checkpoints on disk: the names of directories and files, and the content of markers.
 
-A marker is JSON that holds its own checksum, so that a byte that changed in it is noticed. The directory
-of a checkpoint: `share-0-of-2.data` holds the tensors that writer 0 of 2 wrote, `share-0-of-2.index` says, as
-a marker does, where each lies and what its checksum is, `share-0-of-2.json` says that they are whole, and
-`COMMITTED.json`, the last, that all shares are.
+It performs no file operation. A marker is JSON that contains its own checksum, so that a change is detected.
+The files in a checkpoint's directory, for writer 0 of 2:
+
+- `share-0-of-2.data`: the tensors that the writer wrote.
+- `share-0-of-2.index`: a marker that lists these tensors in order, each with its size and checksum.
+- `share-0-of-2.json`: a marker that says that the share is complete.
+- `COMMITTED.json`: the marker that is written last and says that all shares are complete.
 """
 
 from __future__ import annotations
@@ -24,12 +27,12 @@ HINT = "Use an older checkpoint; the next ones are written anew."
 
 
 class Name(NamedTuple):
-    """What the name of a checkpoint's directory says; the order of names is that of checkpoints.
+    """The parts of the name of a checkpoint's directory; names are ordered by step, then by serial.
 
     Attributes:
-        step: the step after which it was taken.
-        serial: tells several of one step apart.
-        token: the word of the attempt that wrote it.
+        step: the step after which the checkpoint was taken.
+        serial: distinguishes checkpoints of one step.
+        token: the token of the attempt that wrote it.
     """
 
     step: int
@@ -41,16 +44,16 @@ class Name(NamedTuple):
 
 
 def parse_name(directory: str) -> Name | None:
-    """The name of a directory as its parts; None if it is not a checkpoint's."""
+    """Parses the name of a directory; returns None if it is not a checkpoint's."""
     found = _DIRECTORY.fullmatch(directory)
     return Name(int(found[1]), int(found[2]), found[3]) if found else None
 
 
 def check_token(token: str) -> None:
-    """Refuse a word that cannot stand in a directory's name.
+    """Refuses a token that cannot be part of a directory's name.
 
     Raises:
-        ConfigurationError: it is empty or has other signs than letters and digits.
+        ConfigurationError: the token is empty, or has characters other than ASCII letters and digits.
     """
     if not re.fullmatch(r"[A-Za-z0-9]+", token):
         raise ConfigurationError(
@@ -59,7 +62,7 @@ def check_token(token: str) -> None:
 
 
 def share_prefix(share: int, writers: int) -> str:
-    """What the names of all files of a share begin with."""
+    """The prefix of the names of all files of a share."""
     return f"share-{share}-of-{writers}"
 
 
@@ -69,43 +72,43 @@ def tensor_files(prefix: str) -> tuple[str, str]:
 
 
 def whole_marker(share: int, writers: int) -> str:
-    """The name of the file that says that a share is whole."""
+    """The name of the marker that says that a share is complete."""
     return f"{share_prefix(share, writers)}.json"
 
 
 def failure_marker(share: int, writers: int) -> str:
-    """The name of the file that says that a share will not come."""
+    """The name of the marker that says that writing a share failed."""
     return f"{share_prefix(share, writers)}.failed.json"
 
 
 def checksum(content: bytes) -> int:
-    """CRC-32."""
+    """The CRC-32 checksum of `content`."""
     return zlib.crc32(content)
 
 
 def encode(content: Mapping[str, Any]) -> bytes:
-    """A marker as bytes.
+    """Encodes the content of a marker as bytes, with its checksum.
 
     Raises:
-        TypeError: something in it is no JSON.
+        TypeError: the content has a value that JSON cannot hold.
     """
     text = _canonical(content)
     return b'{"checksum":%d,"content":%s}\n' % (checksum(text), text)
 
 
 def decode(marker: bytes, path: str) -> dict[str, Any]:
-    """What a marker says.
+    """Decodes a marker, and returns its content.
 
     Args:
-        marker: its bytes.
-        path: where they come from, for messages.
+        marker: the bytes of the marker.
+        path: where the bytes come from, for messages.
 
     Raises:
-        CheckpointError: it is not as it was written, or it is of a version that is not known.
+        CheckpointError: the marker is incomplete or was changed, or its format has an unknown version.
     """
     try:
         content = json.loads(marker)["content"]
-        # Written again, it must be the same to the byte: so nothing in it can have changed unseen.
+        # Encoding the content again must give the same bytes: this also detects changes outside of it.
         whole = encode(content) == marker
     except (ValueError, KeyError, TypeError, RecursionError):
         whole = False

@@ -1,6 +1,6 @@
-"""Notices that this machine is about to be taken away: SIGTERM, Slurm's SIGUSR1, and the clouds' own.
+"""Receives preemption notices: SIGTERM, Slurm's SIGUSR1, and Google Cloud's maintenance notice.
 
-It only notes that there was one; the session that trains asks between two steps.
+It only records the notice. The training session asks for it between steps, saves, and ends the process.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from dtrain.log import logger
 from dtrain.upstream import tensorflow as upstream_tf
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-_ONE_NOTICE = 1.0  # seconds in which further signals are the same notice
-_POLL = 1.0  # seconds between two questions to the cloud
+_ONE_NOTICE = 1.0  # seconds in which further signals count as the same notice
+_POLL = 1.0  # seconds between two requests to the cloud
 _MAKER = Path("/sys/class/dmi/id/product_name")
 
 
 class Notices:
-    """Listens while it is open.
+    """Listens for preemption notices while it is open.
 
-    Signals are heard where it is opened in the main thread, and left alone where the program has a handler of
-    its own; another one, a second later or more, does what it would have done without this.
+    It handles signals only if it is opened in the main thread, and only those for which the program has no
+    handler of its own. Another signal, a second or more after the first, has its default effect.
 
     Attributes:
-        noted: what came first, in words; "" while nothing has.
+        noted: the name of the first notice, for messages; "" while there is none.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Notices:
         self._closed = threading.Event()
 
     def open(self) -> None:
-        """Begin to listen."""
+        """Starts to listen."""
         if threading.current_thread() is threading.main_thread():
             for signum in _SIGNALS:
                 if signal.getsignal(signum) == signal.SIG_DFL:
@@ -50,20 +50,20 @@ class Notices:
             threading.Thread(target=self._ask_google, name="dtrain-preemption", daemon=True).start()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stops listening, and restores the signal handlers."""
         self._closed.set()
         while self._former:
             signum, handler = self._former.popitem()
             signal.signal(signum, handler)
 
     def pass_on(self) -> None:
-        """Send this process the signal that nobody has answered, once it is closed."""
+        """Sends this process the signal that was received but not acted on; call it after `close`."""
         if self._signal:
             os.kill(os.getpid(), self._signal)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self._signal:
-            # A scheduler and our launcher may both pass on one notice.
+            # A scheduler and dtrain's launcher may both send a signal for the same notice.
             if time.monotonic() - self._noted_at > _ONE_NOTICE:
                 self.close()
                 os.kill(os.getpid(), signum)
@@ -77,12 +77,12 @@ class Notices:
                 if upstream_tf.google_will_take_machine():
                     self.noted = self.noted or "Google Cloud's notice of a host's maintenance"
                     return
-            except OSError as error:  # nobody answers
+            except OSError as error:  # no answer
                 logger.debug("Google Cloud's metadata cannot be read: %s", error)
 
 
 def _on_google_cloud() -> bool:
-    """Whether to ask: no machine elsewhere may have to wait for an answer."""
+    """Whether this is a Google Cloud machine; other machines must not wait for an answer."""
     if settings.google_metadata_address():
         return True
     try:

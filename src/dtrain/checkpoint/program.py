@@ -1,7 +1,7 @@
-"""What of the program decides how training goes on, beside the model: its optimizer's settings and its seed.
+"""The settings of a program that affect training besides the model: its optimizer's settings and its seed.
 
-A checkpoint notes it, and who goes on from it by another program is told what differs. The data's order has
-its own fingerprint (`keras_engine.feed.position`).
+A checkpoint records them. Resuming with other settings logs a warning; another optimizer class is an error.
+The order of the data has its own fingerprint (`keras_engine.feed.position`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dtrain.errors import CheckpointError
 from dtrain.keras_engine.seeds import program_seed
 from dtrain.log import logger
 
-_CLASSES = ("class", "inner_optimizer.class_name")  # what other slots mean other things with
+_CLASSES = ("class", "inner_optimizer.class_name")  # with another class, the slots have other meanings
 _VARIABLE = "learning_rate"  # the setting that is a variable, which a checkpoint restores
 _HINT = (
     "Give this run a folder of its own. To train the weights of the other run with other settings, load them "
@@ -22,24 +22,24 @@ _HINT = (
 
 
 def program_facts(optimizer: Any) -> dict[str, Any]:
-    """The optimizer's settings and the seed, as JSON can hold them.
+    """The optimizer's settings and the seed, as values that JSON can hold.
 
     Args:
-        optimizer: as the program made it, or as training before has left it; None for none.
+        optimizer: a Keras optimizer, which may have been trained before; None for none.
     """
     return {"optimizer": _settings(optimizer), "seed": program_seed()}
 
 
 def check_program(found: Mapping[str, Any] | None, mine: Mapping[str, Any], path: str) -> None:
-    """Refuses a checkpoint of another optimizer, before its numbers are taken for this one's.
+    """Refuses a checkpoint of another optimizer class, whose slots have other meanings.
 
     Args:
-        found: what the checkpoint notes; None for one that notes nothing.
-        mine: this program's.
-        path: the checkpoint's.
+        found: the settings in the checkpoint; None if it records none.
+        mine: this program's settings.
+        path: the path of the checkpoint.
 
     Raises:
-        CheckpointError: naming both.
+        CheckpointError: the optimizer classes differ; the message names both.
     """
     if found is None:
         return
@@ -55,11 +55,11 @@ def check_program(found: Mapping[str, Any] | None, mine: Mapping[str, Any], path
 def warn_of_other_program(
     found: Mapping[str, Any] | None, mine: Mapping[str, Any], optimizer: Any, path: str
 ) -> None:
-    """Says what differs between the program that wrote a checkpoint and this one, and which value counts.
+    """Logs a warning that lists the settings that differ, and for each whose value is used.
 
     Args:
-        found, mine, path: as for `check_program`; `mine` from before the checkpoint was restored.
-        optimizer: restored.
+        found, mine, path: as in `check_program`; `mine` was taken before the checkpoint was restored.
+        optimizer: the optimizer after the restore.
     """
     if found is None:
         return
@@ -70,7 +70,7 @@ def warn_of_other_program(
         counts = "the program's counts"
         if key.endswith(_VARIABLE):
             if restored.get(key) == now.get(key):
-                continue  # training before has changed it here, too
+                continue  # the restored value equals this program's, so nothing differs
             counts = f"the checkpoint's counts: {restored.get(key)!r}"
         if then.get(key) != now.get(key):
             said.append(f"the optimizer's {key} was {then.get(key)!r} and is {now.get(key)!r} ({counts})")
@@ -92,13 +92,13 @@ def _settings(optimizer: Any) -> dict[str, Any]:
         return {"class": None}
     try:
         config = optimizer.get_config()
-    except Exception:  # a user's own may have none
+    except Exception:  # a user's own optimizer may have no configuration
         config = {}
     return {"class": type(optimizer).__name__, **dict(_flat(config))}
 
 
 def _flat(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings in a configuration by their path in it, without names, which count objects."""
+    """Yields the settings of a configuration by path, without names, which depend on the creation order."""
     for key, value in config.items():
         path = f"{prefix}{key}"
         if isinstance(value, Mapping):
@@ -110,7 +110,7 @@ def _flat(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
-        return float(f"{value:.7g}")  # a variable's float32, as it was written
+        return float(f"{value:.7g}")  # the digits that a float32 variable keeps
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, list | tuple):

@@ -1,4 +1,7 @@
-"""What a `fit` gets from a checkpoint, and at which of Keras' moments: one table for all cases."""
+"""Restores the state of a `fit` from a checkpoint: `_TABLE` says what is restored at which moment of `fit`.
+
+Reading the checkpoint is not done here.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from dtrain.upstream import keras as upstream_keras
 
 
 class Moment(enum.Enum):
-    """When something is restored, in the order in which `fit` comes to it."""
+    """The moments of `fit` at which state is restored, in order."""
 
     FIT_BEGINS = "before the user's callbacks begin"
     CALLBACKS_BEGUN = "after `on_train_begin` of all callbacks"
@@ -28,7 +31,7 @@ class Moment(enum.Enum):
 
 
 class Case(enum.Enum):
-    """Where the training stood that a checkpoint is of."""
+    """How far the training was when the checkpoint was taken."""
 
     BETWEEN_EPOCHS = "its next epoch had not begun"
     WITHIN_EPOCH = "an epoch had begun"
@@ -40,11 +43,11 @@ class NewTraining:
     """No checkpoint was found: nothing is restored.
 
     Attributes:
-        epoch, done: where the training stands: the epoch, and how many of its steps are done.
-        total: steps of all epochs that are done.
+        epoch, done: the epoch in which training starts, counted from 0, and how many of its steps are done.
+        total: how many steps of all epochs are done.
         trained: whether no epoch is left.
         complete: whether nothing at all is left to do.
-        position: of the iterator; None if it must be asked for its own.
+        position: the iterator's position in the data to save; None to ask the iterator.
     """
 
     epoch = 0
@@ -55,21 +58,21 @@ class NewTraining:
     position: Any = None
 
     def at(self, moment: Moment) -> bool:
-        """Restores what is due at a moment, once; whether anything was."""
+        """Restores what is due at a moment, at its first call; returns whether anything was due."""
         return False
 
 
 class Restoration(NewTraining):
-    """A checkpoint that a `fit` goes on from; attributes as of `NewTraining`.
+    """Resumes a `fit` from a checkpoint; the attributes are those of `NewTraining`.
 
     Args:
         found: the checkpoint.
-        folder: that it is in.
-        layout: the strategy's.
-        model: that is trained.
-        epochs: those that `fit` was asked for.
-        callbacks: the user's.
-        iterator: that `fit` trains on.
+        folder: the folder of the checkpoint.
+        layout: the strategy's layout.
+        model: the model that `fit` trains.
+        epochs: the `epochs` argument of `fit`.
+        callbacks: the states of the user's callbacks.
+        iterator: the epoch iterator that `fit` trains on.
     """
 
     def __init__(
@@ -108,11 +111,11 @@ class Restoration(NewTraining):
         return bool(actions)
 
     def _begin(self) -> None:
-        # The launcher tells errors of one step from those of another, whatever life they are of.
+        # The launcher compares the steps of errors across attempts, so it needs this attempt's first step.
         events.emit(events.TrainingFrom(self.total))
         if self._found.replicas == self._layout.replicas:
             restore_findings(self._model, self._worker["findings"])
-        # What callbacks do before the first epoch, they do with these weights.
+        # Callbacks must see the restored weights before the first epoch.
         self._folder.restore(self._found)
         self._callbacks.prepare_logs(self._worker["callbacks"])
         first = max(self.epoch, self._epochs) if self.trained else self.epoch
@@ -136,11 +139,11 @@ class Restoration(NewTraining):
         return line
 
     def _restore_variables(self) -> None:
-        """Once more: callbacks may have written to them when they began."""
+        """Restores the variables again: callbacks may have changed them in `on_train_begin`."""
         self._folder.restore_variables(self._found)
 
     def _restore_callbacks(self) -> None:
-        # Training that stopped itself and is to go on all the same: its callbacks begin anew.
+        # Training was stopped by a callback, and now continues with more epochs: the callbacks start anew.
         anew = self._worker["stopped"] and not self.trained
         self._restore_history() if anew else self._give_callbacks(only_history=False)
 
@@ -152,11 +155,11 @@ class Restoration(NewTraining):
         self._callbacks.restore(self._worker["callbacks"], history, only_history=only_history)
 
     def _reset_metrics(self) -> None:
-        """As `fit` had just done; the values of the checkpoint are the last epoch's."""
+        """Resets the metrics, as `fit` did before: the checkpoint's values are those of the last epoch."""
         self._model.reset_metrics()
 
     def _continue_metrics(self) -> None:
-        """They are of the steps that the epoch has had."""
+        """Keeps the metrics' values: they cover the steps of this epoch that are done."""
         epoch_goes_on(self._model)
 
     def _restore_position(self) -> None:
@@ -175,10 +178,10 @@ _TABLE: Mapping[Case, Mapping[Moment, tuple[_Action, ...]]] = {
     },
     Case.WITHIN_EPOCH: {
         **_BEGIN,
-        # The callbacks have begun the epoch by now, as they had before.
+        # By now the callbacks' `on_epoch_begin` was called, as before the checkpoint was taken.
         Moment.FIRST_STEP: (*_STATE, Restoration._continue_metrics, Restoration._restore_position),
     },
-    # The callbacks do now what they do at the end.
+    # Restore before the callbacks' `on_train_end`, which is still to come.
     Case.TRAINED: {
         **_BEGIN,
         Moment.CALLBACKS_BEGUN: _STATE,

@@ -1,7 +1,7 @@
-"""One `fit` that can be killed at any instant: when it saves, and what of it.
+"""Saves and restores the state of one `fit`, which may be killed at any moment.
 
-It is a session of `keras_engine.between_steps`. What a checkpoint gives back, and when, is `restoration`'s;
-how files are written is the store's; at which step all workers save is the coordinator's.
+It implements `keras_engine.between_steps.FitSession`. What is restored at which moment is decided in
+`restoration`, how files are written in `store`, and at which step all workers save in `coordinator`.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from dtrain.keras_engine.talk import exchange
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 
-_NAME = "BackupAndRestore"  # in reports of where the time goes
-_SLOW_SECONDS = 0.5  # for a checkpoint to be written: less is not worth a line
-_LAST_SECONDS = 60.0  # that a last checkpoint may take
-_ABORT_SECONDS = 5.0  # that a checkpoint which is being written may take when fit fails
+_NAME = "BackupAndRestore"  # the name in reports of the time breakdown
+_SLOW_SECONDS = 0.5  # to write a checkpoint: below this, no warning
+_LAST_SECONDS = 60.0  # that writing the last checkpoint may take
+_ABORT_SECONDS = 5.0  # that the checkpoint in progress may still take when fit fails
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackupPlan:
-    """When to save, and for how long to keep.
+    """When and where to save, and how long to keep checkpoints.
 
     Attributes:
-        folder: where; used by this `fit` alone.
-        every_epoch: save at each epoch's end.
-        steps: save each time that so many steps are done, or None.
-        seconds: save each time that so many seconds are over, or None.
-        keep: the newest checkpoints that stay.
-        delete: delete them when the job has ended well.
-        notices: save when the machine is about to be taken away.
+        folder: the folder of the checkpoints, used by this `fit` alone.
+        every_epoch: whether to save at the end of each epoch.
+        steps: save each time that this many steps are done; None not to count steps.
+        seconds: save each time that this many seconds have passed; None not to use the time.
+        keep: how many of the newest checkpoints to keep.
+        delete: whether to delete the checkpoints when the job has ended without an error.
+        notices: whether to save and end when a preemption notice arrives.
     """
 
     folder: str
@@ -64,10 +64,10 @@ class BackupSession:
     """Saves and restores one `fit`.
 
     Args:
-        plan: when and where.
-        model: compiled.
-        arguments: those of `fit`, by name.
-        on_end: called when `fit` has ended well.
+        plan: when and where to save.
+        model: a compiled Keras model.
+        arguments: the arguments of `fit`, by name.
+        on_end: called when `fit` has ended without an error.
     """
 
     _folder: CheckpointFolder
@@ -93,14 +93,14 @@ class BackupSession:
         self._epoch = 0
         self._done = 0  # steps of the running epoch
         self._total = 0  # steps of all epochs
-        self._due = False  # at the epoch's end
-        self._late = False  # whether a checkpoint was due before the one before was written
-        self._warned = False  # of a slow disk
+        self._due = False  # whether to save at the end of the epoch
+        self._late = False  # whether a checkpoint was due while the previous one was still being written
+        self._warned = False  # whether the warning of a slow disk was logged
 
     # --- what the engine calls
 
     def callbacks(self, callbacks: list[Any]) -> list[Any]:
-        """The user's, between one that restores before them and one that saves after them."""
+        """The user's callbacks, between one that restores before them and one that saves after them."""
         self._callbacks = CallbackStates(callbacks)
         return [
             _First(self._begin, self._epoch_begins),
@@ -109,11 +109,15 @@ class BackupSession:
         ]
 
     def attach(self, iterator: Any) -> None:
-        """Takes the iterator that `fit` trains on."""
+        """Takes the epoch iterator that `fit` trains on."""
         self._iterator = iterator
 
     def between_steps(self, iterator: Any, done: int) -> None:
-        """Goes to the checkpoint's place in the data, or sees whether it is time to save."""
+        """Restores what is due before the first step; later, saves if all workers decide so.
+
+        Raises:
+            SystemExit: with the status `channel.RUN_AGAIN`, after saving because of a preemption notice.
+        """
         if self._restoration.at(Moment.FIRST_STEP):
             return
         if done < self._done:
@@ -128,8 +132,8 @@ class BackupSession:
         if not decision.save or not self._at_rest():
             return
         if done == iterator.num_batches and not step_is_stock(self._model, "train_step"):
-            # What its last step returned are the epoch's logs, and these are not known here. A notice is
-            # heeded at the next decision.
+            # This step's return value becomes the epoch's logs, which are not known here. So save at the end
+            # of the epoch instead. A preemption notice is acted on at the next decision.
             self._due = True
             return
         if decision.notice:
@@ -137,11 +141,17 @@ class BackupSession:
         self._save(epoch=self._epoch, boundary=False)
 
     def max_steps(self) -> int | None:
-        """Steps until the next one after which to save."""
+        """How many steps there are until the next save by number of steps; None if steps do not count."""
         return self._coordinator.max_steps(self._total)
 
     def end(self, history: Any) -> None:
-        """Deletes what nobody needs, or leaves the state of the end."""
+        """Deletes the checkpoints, or saves the final state, and releases the folder.
+
+        Under a launcher that restarts the job, checkpoints stay until the whole job has ended.
+
+        Raises:
+            SystemExit: with the status `channel.RUN_AGAIN`, if such a job got a preemption notice.
+        """
         self._restoration.at(Moment.FIT_ENDS)
         job_continues = self._plan.delete and settings.restarted_job() is not None
         if self._plan.delete and not job_continues:
@@ -161,19 +171,19 @@ class BackupSession:
         self._on_end()
         noted = exchange(self._layout, self._notices.noted) if job_continues else []
         self._notices.close()
-        if any(noted):  # all is saved, and the rest of the program is done when it is run again
+        if any(noted):  # the state is saved; when the program is run again, it does what follows this fit
             raise SystemExit(channel.RUN_AGAIN)
         self._notices.pass_on()
 
     def left(self) -> None:
-        """Lets what is being written be written, so that as little as possible is done again."""
+        """After an error: waits a short time for the checkpoint in progress, and releases the folder."""
         self._on_error.close()
 
     # --- beginning
 
     def _begin(self) -> None:
         if layout_of(self._model.distribute_strategy) is None and not self._asynchronous:
-            # Elsewhere the engine has made the variables that Keras makes in the first step.
+            # Under dtrain's strategies, the engine has already created the variables of the first step.
             build(self._model, self._iterator.element_spec)
         plan = self._plan
         self._folder = CheckpointFolder(
@@ -203,7 +213,7 @@ class BackupSession:
         if found is None:
             return NewTraining()
         if found.finished and self._plan.delete and found.job != settings.restarted_job():
-            # Another job's training, complete: its launcher was killed before it could tidy up.
+            # A complete training of another job, whose launcher was killed before it deleted the checkpoints.
             exchange(self._layout, None)
             if self._folder.leads:
                 remove_all(self._plan.folder)
@@ -237,7 +247,14 @@ class BackupSession:
     def _save(
         self, *, epoch: int, boundary: bool, logs: dict[str, Any] | None = None, finished: bool = False
     ) -> None:
-        """Captures the state; it is written while training goes on."""
+        """Captures the state, and starts writing it while training continues.
+
+        Args:
+            epoch: the epoch in which training resumes from this checkpoint, counted from 0.
+            boundary: whether that epoch has not begun.
+            logs: the logs of the epoch that has just ended; None at other times.
+            finished: whether training is complete.
+        """
         self._due = False
         ended = epoch - 1 if boundary and logs is not None else None
         position = self._restoration.position
@@ -255,7 +272,11 @@ class BackupSession:
         self._coordinator.saved(self._total)
 
     def _stop_for(self, notice: str) -> None:
-        """Saves, and ends this process with the status that says: run me again."""
+        """Saves, waits until the checkpoint is written, and ends this process.
+
+        Raises:
+            SystemExit: always, with the status `channel.RUN_AGAIN`.
+        """
         self._wait()
         self._save(epoch=self._epoch, boundary=False)
         written = self._wait(self._total)
@@ -275,7 +296,14 @@ class BackupSession:
         raise SystemExit(channel.RUN_AGAIN)
 
     def _wait(self, step: int | None = None) -> bool:
-        """Whether checkpoints are written, that of `step` among them, in the time that one may take."""
+        """Waits until all checkpoints are written, at most `_LAST_SECONDS`.
+
+        Args:
+            step: the step of a checkpoint that must be among them; None for no particular one.
+
+        Returns:
+            Whether they are written.
+        """
         with events.part("checkpoint", _NAME):
             return self._folder.wait(step, _LAST_SECONDS)
 
@@ -285,18 +313,18 @@ class BackupSession:
         self._report()
 
     def _at_rest(self) -> bool:
-        """Whether no step is under way; workers of parameter servers may be ahead, then it is tried later."""
+        """Whether no step is in progress; if parameter-server workers are ahead, the save is tried later."""
         return not self._asynchronous or bool(self._model.train_function.rest())
 
     def _report(self) -> None:
-        """Says what has become of checkpoints that were being written."""
+        """Logs the results of writing checkpoints, and warns once if the disk is too slow."""
         self._folder.report()
         written = self._folder.store.last_written
         if self._late and written is not None and written.seconds >= _SLOW_SECONDS:
             self._warn_of_slow_disk(written)
 
     def _warn_of_slow_disk(self, written: Written) -> None:
-        """Once: checkpoints come later than they were asked for because of the disk."""
+        """Warns once, on the first worker, that checkpoints are late because the disk is slow."""
         if self._warned or self._layout.worker > 0:
             return
         self._warned = True
@@ -320,16 +348,16 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
         self._epoch_begins = epoch_begins
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Finds what there is to go on from."""
+        """Finds the checkpoint to resume from, if any."""
         self._begin()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Gives the others what they remembered."""
+        """Restores the states of the other callbacks, if it is time."""
         self._epoch_begins(epoch)
 
 
 class _Last(keras.callbacks.Callback):  # type: ignore[misc]
-    """Saves once every other callback has noted the epoch."""
+    """Saves after all other callbacks have handled the end of the epoch."""
 
     def __init__(
         self, all_begun: Callable[[], None], epoch_ended: Callable[[int, dict[str, Any]], None]
@@ -339,9 +367,9 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc]
         self._epoch_ended = epoch_ended
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Every other callback has begun."""
+        """Reports that `on_train_begin` of all other callbacks was called."""
         self._all_begun()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Sees whether it is time."""
+        """Saves if a checkpoint is due at the end of this epoch."""
         self._epoch_ended(epoch, dict(logs or {}))

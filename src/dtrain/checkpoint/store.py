@@ -1,7 +1,7 @@
-"""Writes checkpoints beside the training: each process its share, in a thread, and the first commits them.
+"""Writes checkpoints in a background thread: each process writes its share, and the first writer commits.
 
-A checkpoint is there whole or not at all, at whatever moment a process dies. What is in it, when it is
-taken and who agrees about that is not decided here.
+A checkpoint is either complete or ignored, at whatever moment a process dies. What a checkpoint contains, and
+when all workers take one, is not decided here.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from dtrain.errors import CheckpointError, ConfigurationError
 from dtrain.log import logger
 from dtrain.upstream import tensorflow as upstream_tf
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between two looks for the others' shares
-_AT_EXIT = 10.0  # seconds that a program which ends waits for what it is writing
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between two checks for the others' shares
+_AT_EXIT = 10.0  # seconds that a program which ends waits for the writing thread
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -34,11 +34,11 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class _Save(NamedTuple):
     name: layout.Name
     tensors: dict[str, Any]
-    notes: str  # JSON, taken when the save was asked for
+    notes: str  # JSON, encoded when `save` was called
 
 
 class Written(NamedTuple):
-    """This process' share of a checkpoint: its step, its bytes, and the seconds that writing it took."""
+    """This process's share of a checkpoint: its step, its size in bytes, and the seconds to write it."""
 
     step: int
     size: int
@@ -55,19 +55,19 @@ class CheckpointStore:
     """Saves checkpoints to a directory that all writers see, and keeps the newest ones.
 
     Attributes:
-        last_committed: the step of the last checkpoint that this object committed; None before, and on
-            all writers but the first.
-        last_written: what the last one that this process wrote took; None before.
+        last_committed: the step of the last checkpoint that this object committed; None before the first,
+            and on all writers but the first.
+        last_written: the last share that this process wrote; None before the first.
 
     Args:
-        directory: a path, or a URL of a file system that TensorFlow can write; made when it is needed.
-        token: letters and digits, the same for all writers of one attempt and of no other, so that shares
-            of a killed attempt are never taken for new ones.
-        writer: which of the writers this process is; 0 commits.
+        directory: a path, or a URL of a file system that TensorFlow can write; created when needed.
+        token: letters and digits that all writers of one attempt share, and no other attempt uses, so that
+            shares of a killed attempt are never used for a new checkpoint.
+        writer: the number of this process among the writers; writer 0 commits.
         writers: how many processes write a share of each checkpoint.
-        keep: how many committed ones are kept, at least 1.
-        patience: seconds that the first writer waits for the others' shares, beside ten times what its own
-            took.
+        keep: how many committed checkpoints to keep, at least 1.
+        patience: how many seconds the first writer waits for the others' shares, in addition to ten times
+            the time that its own share took.
 
     Raises:
         ConfigurationError: an argument cannot be used.
@@ -107,27 +107,27 @@ class CheckpointStore:
 
     @property
     def busy(self) -> bool:
-        """Whether something is still being written or, on the first writer, not yet committed."""
+        """Whether a share is still being written or, on the first writer, a checkpoint not yet committed."""
         return self._unfinished > 0
 
     def save(
         self, step: int, tensors: Mapping[str, Any], notes: Mapping[str, Any] = _NOTHING, *, serial: int = 0
     ) -> None:
-        """Write this process's share of a checkpoint; it returns at once.
+        """Queues this process's share of a checkpoint for writing, and returns at once.
 
-        All writers must call it for the same checkpoints. While one is written another one waits, and
-        holds its tensors in memory: see `busy`. What goes wrong is told by `take_problem`.
+        All writers must call it for the same checkpoints. A save that is queued behind another keeps its
+        tensors in memory: see `busy`. `take_problem` tells what went wrong.
 
         Args:
-            step: orders the checkpoints.
-            tensors: eager tensors by name, of any type and shape, possibly none. They are not copied: a
-                variable that is assigned to meanwhile must leave them alone, as TensorFlow's do.
-            notes: JSON, kept in the commit marker; only the first writer's count.
-            serial: orders checkpoints of one step. One that was given before counts as the next free one,
-                as a checkpoint is never written over.
+            step: how many steps are done; a higher step is a newer checkpoint.
+            tensors: eager tensors by name, of any dtype and shape, possibly none. They are not copied:
+                assigning to a variable meanwhile must not change them, as TensorFlow guarantees.
+            notes: values that JSON can hold, stored in the commit marker; only the first writer's are used.
+            serial: orders checkpoints of one step. If it was used before, the next free number is used,
+                because a checkpoint is never overwritten.
 
         Raises:
-            ConfigurationError: `notes` are no JSON, or the store is closed.
+            ConfigurationError: JSON cannot hold `notes`, or the store is closed.
         """
         if self._closing.is_set():
             raise ConfigurationError(
@@ -150,18 +150,22 @@ class CheckpointStore:
             atexit.register(self._stop, _AT_EXIT)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is being written; False when the time, in seconds, was over before."""
+        """Waits until nothing is being written, at most `timeout` seconds; returns whether that is so."""
         with self._change:
             return self._change.wait_for(lambda: not self._unfinished, timeout)
 
     def take_problem(self) -> str | None:
-        """Why the last save that failed did so; None if none has failed since it was asked last."""
+        """Why the latest failed save failed; None if no save has failed since the last call."""
         with self._change:
             problem, self._problem = self._problem, None
         return problem
 
     def close(self, timeout: float | None = None) -> bool:
-        """Finish what is being written, end the thread; False when the time (in seconds) was over before."""
+        """Waits until nothing is being written, at most `timeout` seconds, and ends the thread.
+
+        Returns:
+            Whether everything was written in time.
+        """
         done = self.wait(timeout)
         self._stop(_LONGEST_PAUSE)
         if self._thread is None or not self._thread.is_alive():
@@ -169,7 +173,10 @@ class CheckpointStore:
         return done
 
     def _stop(self, timeout: float) -> None:
-        """End the thread without waiting for others; it must not be in TensorFlow when Python ends."""
+        """Ends the thread without waiting for other writers.
+
+        The thread must not be inside TensorFlow when Python ends.
+        """
         self._closing.set()
         self._saves.put(None)
         if self._thread is not None:
@@ -178,12 +185,12 @@ class CheckpointStore:
     # --- the thread's side
 
     def _run(self) -> None:
-        # That an operation failed is this thread's to hear, not that of the one that trains meanwhile.
+        # With its own executor, a failed operation raises in this thread, and not in the training thread.
         executor = upstream_tf.own_executor()
         while (save := self._saves.get()) is not None:
             try:
                 self._write(save)
-            except Exception as error:  # whatever a file system makes of it: the training goes on
+            except Exception as error:  # whatever a file system raises: training must continue
                 executor.clear_error()
                 self._give_up(save, error)
             save.tensors.clear()
@@ -200,7 +207,7 @@ class CheckpointStore:
         share = self._write_share(path, save.tensors)
         size = sum(file["size"] for file in share.values())
         self.last_written = Written(save.name.step, size, time.monotonic() - began)
-        # From here on variables may be updated in place again.
+        # Without these references, TensorFlow can update the variables in place again.
         save.tensors.clear()
         if self._writer == 0:
             others = self._wait_for_others(path, self._patience + 10 * (time.monotonic() - began))
@@ -243,10 +250,10 @@ class CheckpointStore:
             pause = min(1.5 * pause, _LONGEST_PAUSE)
 
     def _share_of(self, writer: int, path: str) -> dict[str, dict[str, int]] | None:
-        """The files of another writer's share once they are there whole; None before.
+        """The files of another writer's share when the share is complete; None before.
 
         Raises:
-            CheckpointError: that writer has said that it failed.
+            CheckpointError: the other writer has reported that it failed.
         """
         failure = join(path, layout.failure_marker(writer, self._writers))
         if operations.files.exists(failure):
@@ -274,14 +281,14 @@ class CheckpointStore:
             "notes": json.loads(save.notes),
         }
         operations.write_whole(join(path, layout.COMMITTED), layout.encode(content))
-        # The names of new directories must be on the disk, too, for it to count after a crash.
+        # The new directory's name must also be on the disk, so that the checkpoint survives a crash.
         operations.files.sync(self._directory)
         self.last_committed = save.name.step
 
     def _tidy(self, newest: layout.Name) -> None:
         try:
             stored.prune(self._directory, newest, self._keep)
-        except Exception as error:  # it is committed; that older ones take room is another matter
+        except Exception as error:  # the new checkpoint is committed anyway
             self._tell(f"Older checkpoints in {self._directory} cannot be removed: {stored.one_line(error)}")
 
     def _give_up(self, save: _Save, error: Exception) -> None:
@@ -291,7 +298,7 @@ class CheckpointStore:
         self._tell(f"The checkpoint of step {save.name.step} was not written to {self._directory}: {reason}")
         logger.debug("the checkpoint of step %d failed", save.name.step, exc_info=error)
         path = join(self._directory, str(save.name))
-        # What is torn goes at once: it takes room that the next one may need.
+        # Remove the incomplete checkpoint at once: the next one may need its room on the disk.
         with contextlib.suppress(Exception):
             if self._writer:
                 self._withdraw(path, reason, no_room)
@@ -301,7 +308,7 @@ class CheckpointStore:
                     self._make_room()
 
     def _withdraw(self, path: str, reason: str, no_room: bool) -> None:
-        """Remove this share, and tell the first writer not to wait for it."""
+        """Removes this share, and leaves a marker that tells the first writer not to wait for it."""
         prefix = layout.share_prefix(self._writer, self._writers)
         for name in operations.files.names(path):
             if name.startswith(f"{prefix}."):
@@ -310,7 +317,7 @@ class CheckpointStore:
         operations.write_whole(join(path, layout.failure_marker(self._writer, self._writers)), marker)
 
     def _make_room(self) -> None:
-        """Keep only the newest checkpoint that can be read, as another one does not fit beside them all."""
+        """Removes all checkpoints but the newest readable one, because the disk has no room for another."""
         for checkpoint in committed(self._directory):
             try:
                 for share in range(checkpoint.writers):

@@ -1,6 +1,6 @@
-"""Which checkpoints does a directory hold, which are whole, and which may go? Reads, checks and removes them.
+"""Lists, reads, checks and removes the checkpoints in a directory.
 
-It writes none, and does not know what their tensors mean.
+It writes no checkpoint, and does not know what the tensors mean.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _reported: set[str] = set()
 
 @dataclass(frozen=True)
 class StoredCheckpoint:
-    """A checkpoint that was committed, and whose files have the lengths that they should have.
+    """A checkpoint that was committed, and whose files have the recorded sizes.
 
     Attributes:
         step: the step after which it was taken.
-        serial: tells several of one step apart; the later one has the higher number.
-        path: its directory.
+        serial: distinguishes checkpoints of one step; a later one has a higher number.
+        path: the directory of the checkpoint.
         writers: how many shares it has.
-        notes: what the writer noted.
-        token: the word of the attempt that wrote it.
+        notes: the `notes` that the first writer gave to `CheckpointStore.save`.
+        token: the token of the attempt that wrote it.
         time: when it was committed, in seconds since 1970.
-        shares: for each share its files, with `size` and, of the index, `checksum`.
+        shares: for each share, its files by name, with `size` in bytes and, for the index, `checksum`.
     """
 
     step: int
@@ -47,13 +47,13 @@ class StoredCheckpoint:
 
 
 def committed(directory: str) -> list[StoredCheckpoint]:
-    """The checkpoints of a directory that look whole, newest first; none if there is no directory.
+    """The committed checkpoints of a directory, newest first; an empty list if there is no directory.
 
-    One whose marker cannot be read, or whose files have other lengths than it says, is skipped, with a
-    warning the first time. The content is checked when it is read.
+    A checkpoint whose marker cannot be read, or whose files have other sizes than recorded, is skipped with a
+    warning, once for each path. The files' content is checked only when a share is read.
 
     Raises:
-        CheckpointError: it cannot be known what the directory holds.
+        CheckpointError: the directory cannot be listed.
     """
     import tensorflow as tf
 
@@ -76,17 +76,17 @@ def committed(directory: str) -> list[StoredCheckpoint]:
 
 
 def read_share(checkpoint: StoredCheckpoint, share: int) -> dict[str, Any]:
-    """The tensors of a share, with every byte checked.
+    """Reads the tensors of a share, and verifies all checksums.
 
     Args:
-        checkpoint: one of `committed`.
-        share: the number of the writer that wrote it.
+        checkpoint: a checkpoint that `committed` returned.
+        share: the number of the writer that wrote the share.
 
     Returns:
         The tensors by name, as eager tensors on the CPU.
 
     Raises:
-        CheckpointError: a file is missing, torn, cut off or changed.
+        CheckpointError: a file is missing, incomplete or changed.
         ConfigurationError: there is no such share.
     """
     import tensorflow as tf
@@ -107,9 +107,9 @@ def read_share(checkpoint: StoredCheckpoint, share: int) -> dict[str, Any]:
 
 
 def remove_uncommitted(directory: str) -> None:
-    """Delete what killed attempts left half-written; what cannot be deleted is logged.
+    """Deletes the incomplete checkpoints of killed attempts; logs what cannot be deleted.
 
-    Nobody may be writing to the directory.
+    No process may be writing to the directory.
     """
     with _logging_errors(directory):
         for name in _names(directory):
@@ -119,14 +119,14 @@ def remove_uncommitted(directory: str) -> None:
 
 
 def remove_all(directory: str) -> None:
-    """Delete all checkpoints, whole or not, and then the directory if nothing else is in it.
+    """Deletes all checkpoints, complete or not, and then the directory if nothing else is in it.
 
-    What cannot be deleted is logged; a directory that cannot, such as a mounted disk, is left as it is.
+    Logs what cannot be deleted. A directory that cannot be removed, such as a mounted disk, stays.
     """
     import tensorflow as tf
 
     with _logging_errors(directory):
-        # The oldest first: should this be stopped half-way, what is left is the newest.
+        # The oldest first: if this is interrupted, the newest ones are left.
         for name in sorted(_names(directory)):
             remove(join(directory, str(name)))
         if operations.files.exists(directory) and not operations.files.names(directory):
@@ -135,7 +135,7 @@ def remove_all(directory: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Delete a checkpoint: its marker first, so that at no time a half one counts as whole."""
+    """Deletes a checkpoint: its commit marker first, so that an incomplete one never counts as complete."""
     operations.files.remove(join(path, layout.COMMITTED))
     for name in operations.files.names(path):
         operations.files.remove(join(path, name))
@@ -143,7 +143,10 @@ def remove(path: str) -> None:
 
 
 def sweep(directory: str, before: layout.Name) -> None:
-    """Delete what saves of this attempt that failed have left, as slower writers may write to them still."""
+    """Deletes what failed saves of this attempt have left, older than `before`.
+
+    A failed save was removed at once, but slower writers may have written to it afterwards.
+    """
     for name in _names(directory):
         path = join(directory, str(name))
         if (
@@ -155,15 +158,16 @@ def sweep(directory: str, before: layout.Name) -> None:
 
 
 def prune(directory: str, newest: layout.Name, keep: int) -> None:
-    """Delete checkpoints that are no longer needed, after one more has been committed.
+    """Deletes the checkpoints that are no longer needed, after another one was committed.
 
-    Kept are the newest ones of this attempt, then those that it may have begun from. Newer ones than its
-    first, of another attempt, come last: had they been whole, it would have begun from them.
+    It keeps first the newest checkpoints of this attempt, then the newest ones that this attempt may have
+    resumed from. Checkpoints of other attempts that are newer than this attempt's first come last: if they
+    had been readable, this attempt would have resumed from them.
 
     Args:
-        directory: holds them all.
-        newest: the one that has just been committed; it is kept always.
-        keep: how many are kept.
+        directory: the directory of the checkpoints.
+        newest: the checkpoint that was just committed; it is always kept.
+        keep: how many checkpoints to keep.
     """
     whole = {layout.Name(each.step, each.serial, each.token): each for each in committed(directory)}
     own = [name for name in whole if name.token == newest.token] or [newest]
@@ -177,7 +181,7 @@ def prune(directory: str, newest: layout.Name, keep: int) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of what an error says."""
+    """The first line of an error's message; the name of its class if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -198,16 +202,20 @@ def _look_at(path: str) -> StoredCheckpoint:
         return StoredCheckpoint(path=path, shares=tuple(content["shares"]), **noted)
     except (tf.errors.OpError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read: {one_line(error)}", hint=_HINT) from error
-    except (KeyError, TypeError, AttributeError) as error:  # its sum is right, but dtrain did not write it
+    except (KeyError, TypeError, AttributeError) as error:  # not written by dtrain, despite its checksum
         raise CheckpointError(f"{marker} says something else than a checkpoint's.", hint=_HINT) from error
 
 
 def check_sizes(path: str, expected: Mapping[str, Mapping[str, int]]) -> None:
-    """See that the files of a share have the lengths that they should have.
+    """Checks that the files of a share have the recorded sizes.
+
+    Args:
+        path: the directory of the checkpoint.
+        expected: the files by name, with their `size` in bytes.
 
     Raises:
-        CheckpointError: one has not.
-        OSError, tf.errors.OpError: one is not there.
+        CheckpointError: a file has another size, or its name is no plain file name.
+        OSError, tf.errors.OpError: a file is missing.
     """
     for name, facts in expected.items():
         if "/" in name:
@@ -222,7 +230,7 @@ def check_sizes(path: str, expected: Mapping[str, Mapping[str, int]]) -> None:
 def _check_files(path: str, expected: Mapping[str, Mapping[str, int]]) -> None:
     check_sizes(path, expected)
     for name, facts in expected.items():
-        # The data has a checksum for each tensor, in the index.
+        # Only the index has a checksum here; it contains one for each tensor in the data.
         if (
             "checksum" in facts
             and layout.checksum(operations.files.read(join(path, name))) != facts["checksum"]

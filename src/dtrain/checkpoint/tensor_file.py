@@ -1,7 +1,8 @@
-"""Tensors one after another in a file, written past the page cache where the file system allows it.
+"""Writes tensors one after another to a file, bypassing the page cache where the file system allows it.
 
-A checkpoint is read once in a thousand writes, and copying it into the cache costs the training several times
-the processor time that the disk needs. Where each tensor lies, and its checksum, is the caller's to keep.
+A checkpoint is read once in a thousand writes, and copying it into the cache costs several times the
+processor time that the disk needs. The caller must keep the list of tensors and checksums; it is not in the
+file.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-_CHUNK = 1 << 20  # bytes that are written at once: a multiple of any disk's block
-_PIECE = 256 << 10  # bytes that are still in the processor's cache when they are used again
+_CHUNK = 1 << 20  # bytes in one write: a multiple of any disk's block size
+_PIECE = 256 << 10  # bytes that stay in the processor's cache between the checksum and the copy
 _MODE = 0o644
 _DIRECT = getattr(os, "O_DIRECT", 0) if fcntl is not None else 0
 
 
 class Output(Protocol):
-    """What a file has to do."""
+    """A file that bytes can be appended to."""
 
     def write(self, content: memoryview) -> None:
-        """Write bytes after those that are there."""
+        """Appends bytes."""
 
 
 def write(output: Output, tensors: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Write tensors, and say what was written.
+    """Writes tensors, and returns the list of what was written.
 
     Args:
         output: an empty file.
-        tensors: eager tensors of any shape, by name: of strings or of any type of numbers.
+        tensors: eager tensors by name, of any shape, of strings or of any dtype of numbers.
 
     Returns:
         For each tensor its `name`, `dtype`, `shape`, `size` in bytes and `checksum`, in the file's order.
@@ -65,14 +66,14 @@ def write(output: Output, tensors: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def read(content: Any, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The tensors that a file holds, by name, on the CPU.
+    """Reads the tensors in a file, by name, on the CPU.
 
     Args:
         content: all bytes of the file.
-        entries: what `write` has returned.
+        entries: what `write` returned.
 
     Raises:
-        ValueError: a tensor is not as it was written; it is named.
+        ValueError: a checksum is wrong; the message names the tensor.
     """
     found: dict[str, Any] = {}
     everything, at = memoryview(content).cast("B"), 0
@@ -86,14 +87,14 @@ def read(content: Any, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _bytes_of(tensor: Any) -> memoryview:
-    """A tensor as bytes: its own memory where it is one of numbers."""
+    """The bytes of a tensor: for numbers, the tensor's own memory without a copy."""
     import tensorflow as tf
 
     if tensor.dtype == tf.string:
         with tf.device("CPU:0"):
             return memoryview(tf.io.serialize_tensor(tensor).numpy())
     if not tensor.dtype.as_numpy_dtype.__module__.startswith("numpy"):
-        with tf.device("CPU:0"):  # Python does not know how to look into bfloat16 and its like
+        with tf.device("CPU:0"):  # Python's buffers do not support bfloat16 and the like
             tensor = tf.bitcast(tensor, tf.uint8)
     content: Any = np.asarray(memoryview(tensor)).reshape(-1).view(np.uint8)
     return memoryview(content)
@@ -110,23 +111,23 @@ def _tensor_of(content: memoryview, dtype: str, shape: Sequence[int]) -> Any:
 
 
 class Elsewhere:
-    """A file of another file system.
+    """An output file on a file system that is not local.
 
     Args:
-        file: of TensorFlow's, open for writing.
+        file: a `tf.io.gfile.GFile`, open for writing.
     """
 
     def __init__(self, file: Any) -> None:
         self._file = file
 
     def write(self, content: memoryview) -> None:
-        """Write bytes after those that are there."""
+        """Appends bytes."""
         self._file.write(bytes(content))
 
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[Output]:
-    """A new local file; one that is there is replaced."""
+    """Opens a new local file for output; an existing file is replaced."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _MODE)
     try:
         output = _Chunks(handle)
@@ -137,18 +138,18 @@ def opened(path: str) -> Iterator[Output]:
 
 
 class _Chunks:
-    """Whole chunks go to the disk from one piece of memory that lies as it wants; what is left goes last."""
+    """Writes full chunks directly to the disk from a page-aligned buffer, and the rest through the cache."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
-        self._memory = mmap.mmap(-1, _CHUNK)  # at a page's beginning, as a disk wants it
+        self._memory = mmap.mmap(-1, _CHUNK)  # page-aligned, as direct writes require
         self._view = memoryview(self._memory)
         self._filled = 0
         self._direct = False
         self._can_be = bool(_DIRECT)
 
     def write(self, content: memoryview) -> None:
-        """Write bytes after those that are there."""
+        """Appends bytes."""
         while content:
             part = content[: _CHUNK - self._filled]
             self._view[self._filled : self._filled + len(part)] = part
@@ -159,7 +160,7 @@ class _Chunks:
                 self._flush()
 
     def finish(self) -> None:
-        """Write what is left."""
+        """Writes the rest, and frees the buffer."""
         self._past_the_cache(False)
         self._flush()
         self._view.release()
@@ -171,7 +172,7 @@ class _Chunks:
             try:
                 rest = rest[os.write(self._handle, rest) :]
             except OSError as error:
-                # Not all file systems that take the flag can do it, nor can any after a part of a block.
+                # Some file systems accept the flag but not the write; none can after an incomplete block.
                 if error.errno != errno.EINVAL or not self._direct:
                     raise
                 self._past_the_cache(False)
@@ -184,6 +185,6 @@ class _Chunks:
         try:
             fcntl.fcntl(self._handle, fcntl.F_SETFL, flags | _DIRECT if wanted else flags & ~_DIRECT)
         except OSError:
-            self._can_be = False  # on this file system
+            self._can_be = False  # this file system does not support the flag
             return
         self._direct = wanted

@@ -1,7 +1,7 @@
-"""The variables that a training run changes, as tensors to be written, and back again to the bit.
+"""Captures the variables that training changes as tensors, and restores them bit for bit.
 
-What all replicas share is written once; what each holds for itself (parts of metrics, parts of accumulated
-gradients) by each. Where the files stand is for others to say.
+A value that all replicas share is written once. A value of which each replica holds a part, such as a metric
+or accumulated gradients, is written by every replica. Files are not handled here.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Entry:
     """A variable in the table of a checkpoint.
 
     Attributes:
-        name: as Keras calls it, path included; for messages, and to see that the model is the same.
-        shape: of the whole variable.
-        dtype: its name.
-        apart: whether each replica holds a part, and how the parts make the whole: "sum", "mean", "first";
-            "" where all hold the same.
+        name: Keras' path of the variable, for messages.
+        shape: the shape of the whole variable.
+        dtype: the name of its dtype.
+        apart: how to combine the replicas' parts to the whole: "sum", "mean" or "first"; "" if all replicas
+            hold the same value.
     """
 
     name: str
@@ -50,23 +50,23 @@ class Entry:
     apart: str
 
     def as_list(self) -> list[Any]:
-        """It as JSON can hold it."""
+        """The entry as a list that JSON can hold."""
         return [self.name, list(self.shape), self.dtype, self.apart]
 
     @classmethod
     def from_list(cls, saved: Sequence[Any]) -> Entry:
-        """The entry that `as_list` made a list of."""
+        """The inverse of `as_list`."""
         name, shape, dtype, apart = saved
         return cls(name, tuple(shape), dtype, apart)
 
 
 class TrainingVariables:
-    """All variables of a model that is built, its metrics, its optimizer and its random generators.
+    """All variables of a built model: its own, its metrics', its optimizer's and its random generators'.
 
     Args:
-        model: under whichever strategy.
-        optimizer: built, too; None for the one that the model was compiled with, if any.
-        metrics: beside the model's own.
+        model: a Keras model under any strategy.
+        optimizer: a built optimizer; None for the one that the model was compiled with, if any.
+        metrics: further metrics besides the model's own.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, metrics: Sequence[Any] = ()) -> None:
@@ -80,20 +80,22 @@ class TrainingVariables:
         inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
         accumulators = [] if inner is None else upstream_keras.accumulators_of(inner)
         self._accumulators = {id(underlying(each)) for each in accumulators}
-        self._owners: dict[int, list[int]] = {}  # by the number of writers
+        self._owners: dict[int, list[int]] = {}  # the writer of each variable, by the number of writers
 
     def table(self) -> list[Entry]:
-        """The entries, in the order of the numbers in the tensors' names."""
+        """The entries of all variables; the index of an entry is the number in its tensors' names."""
         return [
             Entry(_name(v), _shape(v), tf.as_dtype(v.dtype).name, self._apart(v)) for v in self._variables
         ]
 
     def capture(self, writer: int, writers: int) -> dict[str, tf.Tensor]:
-        """The tensors that this process is to write, without a copy; TensorFlow copies what is written to.
+        """Returns the tensors that this process must write, by name.
+
+        They are not copied: TensorFlow copies a variable's value when it is assigned while a tensor uses it.
 
         Args:
-            writer: this process among those that write to one place.
-            writers: how many these are; the variables that all share are divided between them by size.
+            writer: the number of this process among the processes that write to the same folder.
+            writers: how many processes write there; shared variables are divided between them by size.
         """
         if self._snapshots is not None:
             with self._snapshots.one():
@@ -107,7 +109,7 @@ class TrainingVariables:
                 for replica, part in self._parts(variable):
                     found[f"{_OWN}/{i}/{replica}"] = part.value()
             elif (holder := owner_of(self._optimizer, variable)) is not None:
-                # Of divided state: who holds it writes it.
+                # Sharded optimizer state: the replica that holds a variable writes it.
                 if self._is_here(holder):
                     found[f"{_COMMON}/{i}"] = _first(variable).value()
             elif owner == writer:
@@ -115,10 +117,10 @@ class TrainingVariables:
         return found
 
     def check(self, table: Sequence[Entry], count: int | None = None) -> None:
-        """Compares the variables, or the first `count` of them, with a checkpoint's table.
+        """Compares the variables, or the first `count`, with a checkpoint's table: number, shapes, dtypes.
 
         Raises:
-            CheckpointError: it is of another model, optimizer or set of metrics.
+            CheckpointError: the checkpoint is of another model, optimizer or set of metrics.
         """
         mine = self.table()[:count]
         table = table[:count]
@@ -140,15 +142,15 @@ class TrainingVariables:
                 )
 
     def restore(self, table: Sequence[Entry], tensors: Mapping[str, Any], replicas: int) -> None:
-        """Writes a checkpoint's values; every process does so for its own replicas, none waits for another.
+        """Assigns a checkpoint's values to the variables of this process's replicas, without communication.
 
         Args:
-            table: the checkpoint's.
-            tensors: those of all its shares.
-            replicas: how many wrote it.
+            table: the checkpoint's table.
+            tensors: the tensors of all shares of the checkpoint, by name.
+            replicas: how many replicas wrote the checkpoint.
 
         Raises:
-            CheckpointError: it lacks a value.
+            CheckpointError: the checkpoint lacks a value.
         """
         kept_apart = False
         for i, (variable, entry) in enumerate(zip(self._variables, table, strict=True)):
@@ -156,7 +158,7 @@ class TrainingVariables:
                 self._write_common(i, variable, tensors)
                 continue
             same = replicas == self._layout.replicas and self._is_distributed(variable)
-            # A folder of this worker's own holds the parts of its own replicas alone.
+            # A folder that only this worker uses holds only the parts of its own replicas.
             wanted = [replica for replica, _ in self._parts(variable)] if same else range(replicas)
             parts = {r: _required(tensors, f"{_OWN}/{i}/{r}", entry.name) for r in wanted}
             if id(underlying(variable)) in self._accumulators:
@@ -168,10 +170,10 @@ class TrainingVariables:
             sums.restore(apart=kept_apart)
 
     def restore_weights(self, table: Sequence[Entry], tensors: Mapping[str, Any]) -> None:
-        """Writes the model's own values alone: neither metrics nor an optimizer need be built.
+        """Assigns the model's own variables only; metrics and optimizer need not be built.
 
         Raises:
-            CheckpointError: the checkpoint is of another model.
+            CheckpointError: the checkpoint is of another model, or lacks a value.
         """
         count = len(_plain(self._model.variables))
         self.check(table, count)
@@ -221,7 +223,7 @@ class TrainingVariables:
         if not isinstance(found, tf.distribute.DistributedValues):
             found.assign(value)
             return
-        apart = holds_parts(variable)  # written by one device, it is the first replica's now
+        apart = holds_parts(variable)  # one device wrote the whole: replica 0 gets it, the others get zeros
         for replica, part in {id(part): (replica, part) for replica, part in self._parts(variable)}.values():
             part.assign(tf.zeros_like(part) if apart and replica else value)
 
@@ -232,7 +234,7 @@ class TrainingVariables:
         if not self._is_distributed(variable):
             underlying(variable).assign(_joined(parts, kind))
             return
-        # What the replicas' values are to each other is known of a metric of the user's once it is updated.
+        # The aggregation of a user's metric is known only after its first update, so take the checkpoint's.
         if self._apart(variable):
             upstream_tf.set_aggregation(underlying(variable), _AGGREGATIONS[kind])
         for replica, part in self._parts(variable):
@@ -244,7 +246,11 @@ class TrainingVariables:
                 part.assign(_joined(parts, kind))
 
     def _write_accumulator(self, variable: Any, parts: dict[int, Any], *, same: bool) -> bool:
-        """Returns whether the replicas hold parts now; with another number of them each gets the whole."""
+        """Assigns accumulated gradients; with another number of replicas, each replica gets the whole sum.
+
+        Returns:
+            Whether each replica now holds its own part.
+        """
         if not self._is_distributed(variable):
             underlying(variable).assign(_joined(parts, "sum"))
             return False
@@ -265,7 +271,7 @@ def _unique(model: Any, optimizer: Any, metrics: Sequence[Any]) -> list[Any]:
 
 
 def _plain(variables: Sequence[Any]) -> list[Any]:
-    """Each variable once, without those that hold no numbers: layers rebuild their tables of words."""
+    """Each variable once, without resources such as lookup tables, which layers rebuild."""
     once = {id(underlying(v)): v for v in variables}.values()
     return [v for v in once if tf.as_dtype(v.dtype) not in (tf.resource, tf.variant)]
 
