@@ -1,4 +1,4 @@
-"""How do workers reduce? The transports: MPI, sockets, and TensorFlow's own collectives (ring, NCCL).
+"""Collective operations between workers, over MPI, sockets, or TensorFlow's own collectives (ring, NCCL).
 
-The engine asks TensorFlow's strategies for sums and gatherings; what is in here sits below them.
+The engine calls TensorFlow's strategies for an all-reduce or a gather; this package works below them.
 """

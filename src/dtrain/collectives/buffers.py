@@ -1,7 +1,7 @@
-"""Memory for results that is kept from step to step, so that no step pays for fresh pages.
+"""Reuses the memory of results from step to step, so that no step has to map new pages.
 
-An array is given out again only when nobody holds what was given before: neither Python nor TensorFlow,
-which takes aligned arrays as they are and keeps a reference for as long as a tensor lives in them.
+Memory is reused only when neither Python nor TensorFlow refers to the array in it. TensorFlow uses aligned
+arrays without a copy, and keeps a reference as long as a tensor uses one.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from typing import Any
 
 import numpy as np
 
-ALIGNMENT = 64  # bytes: what TensorFlow asks of memory that it takes without a copy
+ALIGNMENT = 64  # bytes: TensorFlow requires it to use an array without a copy
 
 
-_SIZES = 1000  # of arrays that are kept
+_SIZES = 1000  # how many different sizes of arrays are kept
 
 
 class Buffers:
-    """Aligned arrays, kept for their next use. Not for several threads at a time."""
+    """A pool of aligned arrays. It is not thread-safe."""
 
     def __init__(self) -> None:
         self._kept: dict[int, list[_Block]] = {}
-        # As it is asked in `take`: a reference of the block, and the call's.
+        # The reference count of unused memory, measured as in `take`: the block's reference, and the call's.
         idle = _Block(1)
         self._idle = sys.getrefcount(idle.memory)
 
     def take(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """An array with arbitrary content, which is the caller's until nobody refers to it any more.
+        """Returns an array with arbitrary content; its memory is reused when no reference to it is left.
 
-        As many of a size are kept as were ever in use at once; of sizes only so many as a model may have, so
-        that values whose length differs from step to step do not fill the memory.
+        For each size, the pool keeps as many arrays as were ever in use at the same time. The number of sizes
+        is limited, so that values whose size changes from step to step do not fill the memory.
 
         Args:
-            shape: of the array.
-            dtype: a NumPy dtype, also one of `ml_dtypes`.
+            shape: the shape of the array.
+            dtype: a NumPy dtype, or one of `ml_dtypes`.
         """
         size = math.prod(shape) * np.dtype(dtype).itemsize
         kept = self._kept.get(size)
@@ -51,15 +51,15 @@ class Buffers:
 
 
 def fresh(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """An aligned array that is not kept, for results whose size varies from step to step."""
+    """Returns an aligned array outside of the pool, for results whose size varies from step to step."""
     return _Block(math.prod(shape) * np.dtype(dtype).itemsize).array(shape, dtype)
 
 
 class _Block:
-    """Memory that holds an aligned array of so many bytes.
+    """Memory for one aligned array of `size` bytes.
 
     Attributes:
-        memory: its bytes; each array in it holds a reference to them.
+        memory: the bytes; each array that uses them holds a reference to this object.
     """
 
     def __init__(self, size: int) -> None:

@@ -1,8 +1,9 @@
-"""Sums, gatherings and broadcasts of NumPy arrays between workers, whatever moves the bytes; no TensorFlow.
+"""Collective calls on NumPy arrays: all-reduce, gather and broadcast between workers; no TensorFlow.
 
-Every call first waits, politely, until all workers are in it: what is sent then meets a peer that receives.
-Only small sums go along with that question. So a worker that waits leaves its core to others, notices a peer
-that is lost or somewhere else in the program, and knows how long it waited.
+Subclasses move the bytes. Every call starts with a barrier that compares which call each worker is at, so
+that data is sent only to peers that are ready to receive it. A worker that waits in the barrier leaves its
+core to other processes, notices a lost or mismatched peer, and measures how long it waits. Small all-reduces
+send their values together with the barrier's messages.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from dtrain.collectives.buffers import Buffers, fresh
 from dtrain.errors import DataError, PeerMismatchError
 
 _SUM, _GATHER, _BROADCAST = 1, 2, 3
-_KINDS = 0xFF  # the part of a kind's number that says what it is
+_KINDS = 0xFF  # the bits of a kind that name the operation; the others hold `_mark`
 _NAMES = {_SUM: "a sum", _GATHER: "a gathering", _BROADCAST: "a broadcast"}
 
-# Up to this many bytes and workers, all send their values to all along with the question whether they are at
-# the same call: small sums are a matter of messages, not of bytes.
+# Up to this many bytes and workers, every worker sends its values to all others with the barrier's messages:
+# the cost of a small all-reduce is its number of messages, not of bytes.
 WHOLE_BYTES = 32 * 1024
 WHOLE_WORKERS = 8
 
@@ -30,14 +31,15 @@ Parts = list[np.ndarray | None]
 
 
 class Calls(abc.ABC):
-    """Collective calls: all workers make the same ones in the same order.
+    """Collective calls; all workers must make the same calls in the same order.
 
     Args:
         rank: this worker's number.
-        size: how many there are.
+        size: the number of workers.
 
     Attributes:
-        waited: seconds that this worker has waited for others, since the beginning.
+        rank, size: as given.
+        waited: how many seconds this worker has waited for others, in all calls so far.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -49,24 +51,24 @@ class Calls(abc.ABC):
         self._scratch = np.empty(0, np.uint8)
 
     def sum(self, value: np.ndarray) -> np.ndarray:
-        """The sum over all workers, in the same bits on each.
+        """All-reduces one array: returns the sum over all workers, bit for bit the same on each.
 
         Args:
-            value: numbers, equally many on every worker; no 16-bit floats, whose sums would be rounded over
-                and over. It is only read.
+            value: numbers, of the same shape and dtype on every worker. 16-bit floats are not allowed,
+                because each partial sum would be rounded. The array is not changed.
 
         Returns:
-            An array that nobody else writes to until the last reference to it is gone.
+            A new array of the same shape. Its memory is not reused while a reference to it exists.
 
         Raises:
             PeerMismatchError: another worker is at another call.
-            PeerMissingError: another worker is gone.
+            PeerMissingError: another worker is lost.
         """
         (total,) = self.sums([value])
         return total
 
     def sums(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """As `sum`, of several arrays: the workers wait for each other once."""
+        """All-reduces several arrays as `sum` does, with one barrier for all of them."""
         with self._lock:
             values = [np.asarray(value, order="C") for value in values]
             totals = [self._buffers.take(value.shape, value.dtype) for value in values]
@@ -81,13 +83,17 @@ class Calls(abc.ABC):
             return totals
 
     def gather(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The rows of all workers, in the workers' order; each may have another number of them.
+        """Gathers the rows of all workers, in the workers' order; the number of rows may differ by worker.
 
         Args:
-            values: arrays of shape (own rows, ...), the rest of the shape alike on all workers.
+            values: arrays of shape (own rows, ...); the other dimensions and the dtype must be the same on
+                all workers.
+
+        Returns:
+            One array of shape (rows of all workers, ...) for each of `values`.
 
         Raises:
-            DataError: on every worker, if rows differ in size from worker to worker.
+            DataError: on every worker, if the size of a row differs between workers.
             PeerMismatchError, PeerMissingError: as `sum`.
         """
         values = [np.asarray(value, order="C") for value in values]
@@ -104,7 +110,7 @@ class Calls(abc.ABC):
             return [self._rows(value, everyone[:, i, 0]) for i, value in enumerate(values)]
 
     def broadcast(self, value: np.ndarray) -> np.ndarray:
-        """The first worker's value; the others give one of the same shape and kind.
+        """Returns the first worker's value; the others pass a value of the same shape and dtype.
 
         Raises:
             PeerMismatchError, PeerMissingError: as `sum`.
@@ -118,39 +124,43 @@ class Calls(abc.ABC):
 
     @abc.abstractmethod
     def _meet(self, kind: int, size: int) -> None:
-        """Returns when all workers are at the same call; adds to `waited`."""
+        """The barrier: returns when all workers are at the same call; adds to `waited`."""
 
     @abc.abstractmethod
     def _meet_with(self, kind: int, value: np.ndarray) -> list[np.ndarray]:
-        """As `_meet`, with vectors of up to `WHOLE_BYTES`; gives those of all, valid until the next call."""
+        """As `_meet`, and exchanges vectors of up to `WHOLE_BYTES` bytes.
+
+        Returns:
+            The vectors of all workers, valid until the next call.
+        """
 
     @abc.abstractmethod
     def _swap(self, out: Parts, into: Parts) -> None:
-        """Sends bytes to each other worker while receiving from each; None for nothing."""
+        """Sends `out[r]` to each worker r while it receives `into[r]` from it; None means nothing to do."""
 
     @abc.abstractmethod
     def _all_reduce(self, value: np.ndarray, total: np.ndarray) -> None:
-        """Fills `total` with the sum of all workers' vectors, which are not empty."""
+        """Fills `total` with the sum of all workers' vectors `value`, which are not empty."""
 
     def _send_first(self, found: np.ndarray) -> None:
-        """The first worker's bytes, to all."""
+        """Sends the first worker's bytes to all workers, into `found`."""
         if self.rank == 0:
             self._swap(self._for_others([found] * self.size), [None] * self.size)
         else:
             self._swap([None] * self.size, [found if r == 0 else None for r in range(self.size)])
 
     def _from_all(self, mine: np.ndarray) -> list[np.ndarray]:
-        """Everybody's array, by worker; all of one shape and kind."""
+        """Exchanges arrays of one shape and dtype; returns those of all workers, by worker."""
         found = [mine if r == self.rank else np.empty_like(mine) for r in range(self.size)]
         self._swap(self._for_others([raw(mine)] * self.size), self._for_others([raw(each) for each in found]))
         return found
 
     def _for_others(self, each: list[np.ndarray]) -> Parts:
-        """What is there for each worker, and nothing for this one."""
+        """Replaces this worker's entry in a list by worker with None."""
         return [None if r == self.rank else value for r, value in enumerate(each)]
 
     def _rows(self, value: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """All workers' rows, of which each has as many as `rows` says."""
+        """Gathers the rows of all workers; `rows` is the number of rows of each worker."""
         found = fresh((int(rows.sum()), *value.shape[1:]), value.dtype)
         ends = np.cumsum(rows)
         places = [raw(found[end - count : end]) for end, count in zip(ends, rows, strict=True)]
@@ -159,9 +169,9 @@ class Calls(abc.ABC):
         return found
 
     def _reduce_by_parts(self, value: np.ndarray, total: np.ndarray) -> None:
-        """Each worker sums up one part of all workers' vectors, in their order, and sends it to all.
+        """All-reduces by parts: each worker sums one part of all workers' vectors, and sends the sum to all.
 
-        Its own vector is read where it lies, and none is copied as a whole.
+        The terms are added in the workers' order. No vector is copied as a whole.
         """
         bounds = [len(value) * r // self.size for r in range(self.size + 1)]
         parts = [slice(bounds[r], bounds[r + 1]) for r in range(self.size)]
@@ -190,7 +200,11 @@ class Calls(abc.ABC):
             np.add(total, term, out=total)
 
     def _compare(self, everyone: list[list[int]]) -> None:
-        """Raises PeerMismatchError if the workers are not all at the same call: each one's kind and size."""
+        """Checks that all workers are at the same call, given the kind and size of each worker's call.
+
+        Raises:
+            PeerMismatchError: the calls differ.
+        """
         first = everyone[0]
         if all(each == first for each in everyone):
             return
@@ -207,12 +221,12 @@ class Calls(abc.ABC):
 
 
 def raw(value: np.ndarray) -> np.ndarray:
-    """The bytes of a contiguous array."""
+    """A view of the bytes of a contiguous array."""
     return value.reshape(-1).view(np.uint8)
 
 
 def _mark(sizes: Sequence[int]) -> int:
-    """A number beside the kind that tells sums of several arrays by their sizes; 0 for one array."""
+    """A checksum of the sizes of several arrays, above the bits of `_KINDS`; 0 for one array."""
     return 0 if len(sizes) == 1 else zlib.crc32(repr(sizes).encode()) << 8
 
 

@@ -1,7 +1,8 @@
-"""Connects every two workers of a job by a socket, for `sockets.py`.
+"""Connects every two workers of a job by a socket, for `sockets`.
 
-Addresses go through TensorFlow's coordination service, which connects the workers already. A connection
-counts only when both ends have shown that they know a secret, which is made of the job's.
+Workers exchange addresses through TensorFlow's coordination service, to which all are already connected. A
+connection is used only after both ends have proved that they know a secret derived from the job's secret.
+No values are sent here.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dtrain.collectives.reception import HELLO, SECRET, Reception, word
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.talk import exchange, store
 
-_SECONDS = 10.0  # for all connections; a port that a firewall closes must not cost more
+_SECONDS = 10.0  # for all connections together, so that a firewall cannot delay the start by more
 
 
 def _job_secret(layout: ReplicaLayout) -> Secret | None:
@@ -30,7 +31,7 @@ def _job_secret(layout: ReplicaLayout) -> Secret | None:
 
 
 def _machine() -> str:
-    """What two processes must have in common for a name to lead from one to the other."""
+    """A text that is the same for two processes exactly if an abstract Unix socket can connect them."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/net').readlink()}"
@@ -46,16 +47,17 @@ def connect_all(
     job_secret: Callable[[ReplicaLayout], Secret | None] = _job_secret,
     machine: Callable[[], str] = _machine,
 ) -> dict[int, socket.socket] | None:
-    """A connected socket for each other worker; None, on all workers, where any two cannot be connected.
-
-    All workers must call it.
+    """Connects this worker with all others; all workers must call it.
 
     Args:
-        layout: the strategy's.
-        host: where the others reach this worker.
-        exchange: gives every worker's value to all of them.
-        job_secret: gives what the job's processes share.
-        machine: gives the same text to workers that reach each other by a name on their machine.
+        layout: the strategy's layout.
+        host: the host name or address at which the others reach this worker.
+        exchange: sends this worker's value to all workers, and returns the values of all.
+        job_secret: returns the secret that the job's processes share; None if there is none.
+        machine: returns the same text for workers that an abstract Unix socket can connect.
+
+    Returns:
+        A connected socket for each other worker; None, on all workers, if any two cannot be connected.
     """
     meeting = secrets.token_bytes(SECRET)
     with contextlib.ExitStack() as stack:
@@ -63,7 +65,8 @@ def connect_all(
         where = {"host": host, "machine": machine(), **{kind: name for kind, (name, _) in listeners.items()}}
         told = exchange(layout, (where, meeting if layout.worker == 0 else None))
         shared, meeting = job_secret(layout), told[0][1]
-        # Without a job's secret, whoever reaches the first worker reads the meeting's word.
+        # Without a job secret, the only secret is a random word, which any process can read that reaches the
+        # coordination service.
         secret = meeting if shared is None else shared.sign("transport", meeting)
         found: dict[int, socket.socket] = {}
         accepting = threading.Thread(
@@ -87,7 +90,7 @@ def connect_all(
 
 
 def _listen(stack: contextlib.ExitStack, host: str) -> dict[str, tuple[Any, socket.socket]]:
-    """Listens on a TCP port, and on an abstract Unix socket where the system has these, which is cheaper."""
+    """Listens on a TCP port and, where the system supports it, on an abstract Unix socket (it is faster)."""
     listeners: dict[str, tuple[Any, socket.socket]] = {}
     tcp = stack.enter_context(listen_at(host, 0, backlog=128))
     listeners["port"] = (tcp.getsockname()[1], tcp)
@@ -133,7 +136,7 @@ def _receive_others(
     layout: ReplicaLayout,
     found: dict[int, socket.socket],
 ) -> None:
-    """Takes the connections of all workers after this one."""
+    """Accepts the connections of all workers with higher numbers, into `found`."""
     awaited = set(range(layout.worker + 1, layout.workers))
     reception = Reception([sock for _, sock in listeners.values()], awaited, secret)
     reception.run(found, time.monotonic() + _SECONDS)

@@ -1,7 +1,8 @@
-"""TensorFlow's launcher of collectives, with calls of our own below: each becomes an operation of the graph.
+"""A launcher for TensorFlow's strategies that runs dtrain's collective calls as operations of the graph.
 
-All operations of a strategy are chained, so that every worker enters the calls in the same order, in loops
-and branches too: each reads a variable before its call and writes it afterwards.
+All operations of a strategy are chained, so that every worker makes the calls in the same order, in loops and
+branches too: each operation reads a variable before its call and writes it afterwards. The calls are in
+`calls`.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from dtrain.upstream import collectives as upstream_collectives
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.collectives import LAUNCHER
 
-LARGE = 64 * 1024  # bytes: from here on a tensor is reduced where it lies, without being packed
-BUCKET = 8 * 2**20  # bytes of such tensors for which the workers wait for each other once
+LARGE = 64 * 1024  # bytes: a tensor of at least this size is all-reduced without being packed
+BUCKET = 8 * 2**20  # bytes of such tensors that are all-reduced with one barrier
 
 _Launcher: Any = LAUNCHER.resolve()
-_NARROW = (tf.float16, tf.bfloat16)  # their sums are made in float32 and rounded once
+_NARROW = (tf.float16, tf.bfloat16)  # summed in float32, and rounded once
 
 
 class CallOperations:
-    """Calls as operations of TensorFlow graphs.
+    """Collective calls as operations of TensorFlow graphs.
 
     Args:
-        calls: what is called.
+        calls: the collective calls.
 
     Attributes:
-        seconds: that this worker has spent in calls, the waiting for others included, since the beginning.
+        seconds: how many seconds this worker has spent in calls so far, including the waiting for others.
     """
 
     def __init__(self, calls: Calls) -> None:
@@ -51,16 +52,16 @@ class CallOperations:
 
     @property
     def waited(self) -> float:
-        """Seconds that this worker has waited for others in calls, since the beginning."""
+        """How many seconds this worker has waited for others, in all calls so far."""
         return self._calls.waited
 
     def sum(self, value: Any) -> Any:
-        """The sum over all workers of a tensor, rounded once."""
+        """All-reduces a tensor: returns the sum over all workers, rounded once to the tensor's dtype."""
         (total,) = self.sums([value])
         return total
 
     def sums(self, values: Sequence[Any]) -> list[Any]:
-        """As `sum`, of several tensors: the workers wait for each other once."""
+        """All-reduces several tensors as `sum` does, with one barrier for all of them."""
         wide = [tf.cast(value, tf.float32) if value.dtype in _NARROW else value for value in values]
         totals = self._operation(self._sums, wide)
         for total, value in zip(totals, values, strict=True):
@@ -68,7 +69,11 @@ class CallOperations:
         return [tf.cast(total, value.dtype) for total, value in zip(totals, values, strict=True)]
 
     def gather(self, values: Sequence[Any]) -> list[Any]:
-        """The rows of all workers of each tensor, in the workers' order."""
+        """Gathers the rows of all workers of each tensor, in the workers' order.
+
+        Raises:
+            DataError: a tensor has no numeric dtype.
+        """
         for value in values:
             if not (value.dtype.is_numpy_compatible and value.dtype != tf.string):
                 raise DataError(
@@ -81,7 +86,7 @@ class CallOperations:
         return found
 
     def broadcast(self, value: Any) -> Any:
-        """The first worker's value of a tensor."""
+        """Returns the first worker's value of a tensor."""
         (found,) = self._operation(self._broadcast, [value])
         found.set_shape(value.shape)
         return found
@@ -113,13 +118,17 @@ def all_reduce_in_groups(
     *,
     bucket: int = 0,
 ) -> list[Any]:
-    """Sums of many tensors: large ones before all are there, small ones together.
+    """All-reduces many tensors: large ones as soon as their bucket is complete, small ones packed.
 
     Args:
-        tensors: in the order in which they are expected to be there.
-        large: gives the sums of large tensors that need not wait for others.
-        several: gives the sums of several small tensors of one dtype.
-        bucket: bytes of large tensors, following on each other, that are waited for.
+        tensors: the tensors, in the order in which they are expected to be computed.
+        large: all-reduces the large tensors of one bucket.
+        several: all-reduces several small tensors of one dtype together.
+        bucket: the size in bytes at which a bucket of consecutive large tensors is complete; 0 puts each
+            large tensor in a bucket of its own.
+
+    Returns:
+        The sums, in the order of `tensors`.
     """
     totals: dict[int, Any] = {}
     small: dict[Any, list[int]] = {}
@@ -128,7 +137,7 @@ def all_reduce_in_groups(
     for i, tensor in enumerate(tensors):
         count = tensor.shape.num_elements()
         size = (count or 0) * tensor.dtype.size
-        if count == 0:  # nothing to add up, and TensorFlow's ring ends the process over it
+        if count == 0:  # empty: TensorFlow's ring would end the process
             totals[i] = tf.identity(tensor)
         elif count is None or size >= LARGE:
             if filled >= bucket:
@@ -146,10 +155,10 @@ def all_reduce_in_groups(
 
 
 class CallLauncher(_Launcher):  # type: ignore[misc]
-    """Launches one device's collectives over calls of our own.
+    """Launches one device's collectives through dtrain's collective calls.
 
     Args:
-        operations: of the process.
+        operations: the collective operations of this process.
         rest: the arguments of TensorFlow's launcher.
     """
 
@@ -158,17 +167,17 @@ class CallLauncher(_Launcher):  # type: ignore[misc]
         self._operations = operations
 
     def all_reduce(self, input_tensor: Any, control_input: Any = None, options: Any = None) -> Any:
-        """The sum over all workers of one tensor."""
+        """All-reduces one tensor over all workers."""
         with tf.device(self._device):
             return tf.identity(self._operations.sum(tf.convert_to_tensor(input_tensor)))
 
     def batch_all_reduce(self, input_tensor_packs: Any, options: Any = None) -> list[Any]:
-        """The sums of many tensors: large ones in buckets, in the order given, small ones as one vector."""
+        """All-reduces many tensors: large ones in buckets, in the given order, small ones as one vector."""
         tensors = [tf.convert_to_tensor(t) for pack in input_tensor_packs for t in pack]
         return all_reduce_in_groups(tensors, self._sums, self._packed, bucket=BUCKET)
 
     def all_gather(self, input_tensor: Any, axis: Any, options: Any = None) -> Any:
-        """The values of all workers, put together along an axis; they may differ in length there."""
+        """Gathers the values of all workers along an axis, in which their sizes may differ."""
         value = tf.convert_to_tensor(input_tensor)
         known = tf.get_static_value(axis)
         with tf.device(self._device):
@@ -180,7 +189,7 @@ class CallLauncher(_Launcher):  # type: ignore[misc]
             return tf.transpose(gathered, tf.math.invert_permutation(there))
 
     def all_reduce_indexed_slices(self, input_slices: Any, options: Any = None) -> Any:
-        """The rows of all workers; those of one index are summed where they are applied."""
+        """Gathers the rows of all workers; the optimizer sums rows of the same index when it applies them."""
         with tf.device(self._device):
             values, indices = self._operations.gather([input_slices.values, input_slices.indices])
             return tf.IndexedSlices(tf.identity(values), tf.identity(indices), input_slices.dense_shape)

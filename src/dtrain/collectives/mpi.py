@@ -1,4 +1,7 @@
-"""The calls of workers over MPI, with any MPI that mpi4py was built for or finds."""
+"""Collective calls over MPI, with any MPI library that mpi4py was built for or finds.
+
+Starting processes and initialising MPI are not done here.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +15,26 @@ import numpy as np
 from dtrain.collectives.calls import WHOLE_BYTES, WHOLE_WORKERS, Calls, Parts
 from dtrain.errors import PeerMissingError
 
-# From this many bytes on, and up to this many workers, sums are made by exchanging parts, straight from where
-# a gradient lies. MPI's own would copy the whole gradient first, which takes as long as sending it.
+# From this many bytes on, and up to this many workers, an all-reduce exchanges parts, directly from the
+# gradient's memory. MPI's own all-reduce first copies the whole gradient, which takes as long as sending it.
 _PARTS_BYTES = 256 * 1024
 _PARTS_WORKERS = 8
 
-# What is on its way is there within this. After it a worker sleeps instead of yielding: on a busy machine who
-# yields loses the core for a whole turn of the others, and who wakes up gets it at once.
+# A message in transit arrives within this time, so a worker polls. After it, the worker sleeps instead of
+# yielding: on a busy machine, a process that yields loses its core for a whole time slice of other processes,
+# but one that wakes up gets a core at once.
 _EAGER_SECONDS = 2e-4
-_NAP = 5e-5  # seconds between two looks after that
-_MEETING = 1  # the tag of messages with which workers meet
-_CHECK_SECONDS = 1.0  # how often a worker that waits asks whether its peers are alive
+_NAP = 5e-5  # seconds between two polls after that
+_MEETING = 1  # the tag of the barrier's messages
+_CHECK_SECONDS = 1.0  # seconds between two checks whether the peers are alive
 
 
 class MPICalls(Calls):
-    """Calls over one communicator.
+    """Collective calls over one communicator.
 
     Args:
-        world: an mpi4py communicator of the job's workers, used by nobody else; threads must be allowed.
-        check: called about once a second while this worker waits for others; raises if there is no use.
+        world: an mpi4py communicator of the job's workers, for these calls alone; MPI must allow threads.
+        check: called about once a second while this worker waits; raises if a peer is lost.
     """
 
     def __init__(self, world: Any, *, check: Callable[[], None] = lambda: None) -> None:
@@ -40,7 +44,7 @@ class MPICalls(Calls):
         self._check = check
         self._here = np.zeros(2, np.int64)
         self._all_here = np.zeros((self.size, 2), np.int64)
-        # As `_here`, with a value behind it: by worker, this one's for sending.
+        # One buffer for each worker: a header as `_here`, then a value. This worker's buffer is for sending.
         self._messages = [np.zeros(self._here.nbytes + WHOLE_BYTES, np.uint8) for _ in range(self.size)]
         self._headers = [message[: self._here.nbytes].view(np.int64) for message in self._messages]
         self._values = [message[self._here.nbytes :] for message in self._messages]
@@ -68,19 +72,19 @@ class MPICalls(Calls):
         return [found[: value.nbytes].view(value.dtype) for found in self._values]
 
     def _messages_of_all(self, kind: int, size: int, value: np.ndarray) -> None:
-        """Exchanges, with every worker, which call it is at, followed by the bytes of a value."""
+        """Exchanges headers (kind and size of the call) and the bytes of a value with every worker."""
         world, messages = self._world, self._messages
         mine, header = messages[self.rank], self._headers[self.rank]
         header[0], header[1] = kind, size
         self._values[self.rank][: value.nbytes] = value
         out = mine[: header.nbytes + value.nbytes]
-        # Room for the longest, should a peer be at another call.
+        # Receive into the whole buffer: a peer at another call may send a longer message.
         requests = [world.Irecv(messages[r], r, _MEETING) for r in self._others]
         requests += [world.Isend(out, r, _MEETING) for r in self._others]
         self._wait_for(lambda: self._request.Testall(requests))
 
     def _wait_for(self, done: Callable[[], bool]) -> None:
-        """Returns when MPI is done with something; MPI's own waiting would keep the core from its peers."""
+        """Waits until `done` returns True; MPI's own waiting would keep the core busy."""
         if done():
             return
         begun = time.perf_counter()
@@ -95,7 +99,7 @@ class MPICalls(Calls):
                 try:
                     self._check()
                 except PeerMissingError:
-                    if done():  # what was waited for came before the peer went
+                    if done():  # the message arrived before the peer was lost
                         return
                     raise
 

@@ -1,7 +1,7 @@
-"""Are the peers still there? Asked about once a second by a worker that waits for others.
+"""Checks whether the peers are alive; a worker that waits for others calls it about once a second.
 
-TensorFlow's coordination service knows, but asking it through a link that is broken never returns: so a
-worker first sees whether the service can be reached at all.
+TensorFlow's coordination service knows, but a request over a broken link never returns. So a worker first
+checks whether the service can be reached at all. It restarts no worker.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dtrain.errors import PeerMissingError
 from dtrain.topology import Topology, split_address
 from dtrain.upstream import collectives as upstream_collectives
 
-PATIENCE = 10.0  # seconds without an answer: as long as TensorFlow waits for a heartbeat
-_CONNECT = 1.0  # seconds that an answer may take
+PATIENCE = 10.0  # seconds without an answer until the service counts as lost, as for TensorFlow's heartbeats
+_CONNECT = 1.0  # seconds that connecting may take
 
 
 class PeerLiveness:
     """Finds out whether the workers of a job are alive.
 
     Args:
-        topology: of the job. The service runs in the task of rank 0.
+        topology: the topology of the job. The coordination service runs in the task of rank 0.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -34,10 +34,11 @@ class PeerLiveness:
         self._checked_at = time.monotonic()
 
     def check(self) -> None:
-        """Returns if it finds nothing wrong.
+        """Returns if no worker is known to be lost.
 
         Raises:
-            PeerMissingError: TensorFlow has lost a worker, or the first worker cannot be reached any more.
+            PeerMissingError: TensorFlow has lost a worker, or the task of rank 0 was unreachable for
+                `PATIENCE` seconds.
         """
         if self._service is not None and not _answers(self._service):
             self._note_silence()
@@ -52,7 +53,7 @@ class PeerLiveness:
 
     def _note_silence(self) -> None:
         now = time.monotonic()
-        if self._silent_since is None or now - self._checked_at > PATIENCE / 2:  # nobody waited in between
+        if self._silent_since is None or now - self._checked_at > PATIENCE / 2:  # no check in between
             self._silent_since = now
         self._checked_at = now
         silent = now - self._silent_since

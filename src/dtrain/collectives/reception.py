@@ -1,6 +1,7 @@
-"""Takes the connections of the workers that connect to this one, and of nobody else.
+"""Accepts and authenticates the connections of the workers that connect to this one, and refuses all others.
 
-All connections are heard at once, each for a short time, so that strangers who say nothing hold up nobody.
+It reads from all connections at the same time, each with a short time limit, so that unknown clients that
+send nothing do not delay workers. Connecting to other workers is done in `connect`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from dtrain.log import logger
 
 SECRET = 32  # bytes
 HELLO = struct.Struct(f"!I{SECRET}s")
-_PATIENCE = 2.0  # seconds that a connection has for its hello
-_STRANGERS = 64  # connections without one that are held; of more, the oldest are closed
+_PATIENCE = 2.0  # seconds within which a connection must send its hello
+_STRANGERS = 64  # open connections without a hello; of more, the oldest are closed
 _LOOK = 0.2  # seconds
 
 
@@ -31,12 +32,12 @@ class _Visitor:
 
 
 class Reception:
-    """Waits for workers.
+    """Waits until the expected workers have connected.
 
     Args:
-        listeners: listening sockets, which stay the caller's.
-        awaited: the workers that are to come.
-        secret: what they know.
+        listeners: listening sockets; the caller closes them.
+        awaited: the numbers of the expected workers.
+        secret: the secret that each of them must prove to know.
     """
 
     def __init__(self, listeners: Sequence[socket.socket], awaited: set[int], secret: bytes) -> None:
@@ -50,7 +51,12 @@ class Reception:
             self._poll.register(sock, select.POLLIN)
 
     def run(self, found: dict[int, socket.socket], deadline: float) -> None:
-        """Put the connected socket of each worker into `found`, until all are there or the time is over."""
+        """Puts each worker's connected socket into `found`, until all are connected or the time is over.
+
+        Args:
+            found: the sockets by worker; filled here.
+            deadline: when to stop, by `time.monotonic`.
+        """
         try:
             while self._awaited and time.monotonic() < deadline:
                 for number, _ in self._poll.poll(_LOOK * 1000):
@@ -94,12 +100,16 @@ class Reception:
                 found[worker] = visitor.sock
 
     def _greet(self, visitor: _Visitor) -> int | None:
-        """The number of an awaited worker that knows the secret; the answer proves that this one does."""
+        """Answers a valid hello with a proof that this worker knows the secret, too.
+
+        Returns:
+            The number of the worker; None if the hello is not valid, or the worker is not expected.
+        """
         worker, said = HELLO.unpack(visitor.said)
         if not hmac.compare_digest(said, word(self._secret, "hello", worker)) or worker not in self._awaited:
             return None
         try:
-            visitor.sock.sendall(word(self._secret, "welcome", worker))  # an empty buffer takes it at once
+            visitor.sock.sendall(word(self._secret, "welcome", worker))  # the empty send buffer takes it
         except OSError:
             return None
         return int(worker)
@@ -122,5 +132,5 @@ class Reception:
 
 
 def word(secret: bytes, said: str, worker: int) -> bytes:
-    """A proof of knowing the secret, which does not reveal it."""
+    """A proof of knowing the secret that does not reveal it: an HMAC-SHA256 of the message and the worker."""
     return hmac.digest(secret, f"{said} {worker}".encode(), "sha256")

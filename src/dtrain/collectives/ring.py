@@ -1,6 +1,7 @@
-"""TensorFlow's own collectives, ring or NCCL, launched so that they are fast, and right in loops.
+"""A launcher for TensorFlow's own collectives, ring or NCCL, that makes them fast, and correct in loops.
 
-They serve where calls of our own do not: on GPUs, and where a worker has several replicas.
+They are used where dtrain's collective calls are not: on GPUs, with several replicas in a worker, and if the
+workers cannot be connected by sockets.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from dtrain.upstream.collectives import LAUNCHER
 
 _Launcher: Any = LAUNCHER.resolve()
 
-# Keys that are counted in the graph begin here, far from those that TensorFlow gives out.
+# Collective keys that are counted in the graph begin here, far from the keys that TensorFlow assigns.
 _FIRST_COUNTED_KEY = 1 << 30
 
 
 class RingLauncher(_Launcher):  # type: ignore[misc]
-    """Launches one device's collectives by TensorFlow.
+    """Launches one device's collectives through TensorFlow.
 
     Args:
-        ordered: whether all collectives of a device run in one order.
+        ordered: whether all collectives of a device must run in the same order.
         rest: the arguments of TensorFlow's launcher.
     """
 
@@ -36,14 +37,14 @@ class RingLauncher(_Launcher):  # type: ignore[misc]
         self._counting = False
 
     def all_reduce(self, input_tensor: Any, control_input: Any = None, options: Any = None) -> Any:
-        """The sum over all replicas of one tensor."""
+        """All-reduces one tensor over all replicas."""
         with contextlib.ExitStack() as stack:
             if not tf.convert_to_tensor(input_tensor).shape.is_fully_defined():
                 stack.enter_context(self._counted_keys())
             return super().all_reduce(input_tensor, control_input, options)
 
     def batch_all_reduce(self, input_tensor_packs: Any, options: Any = None) -> list[Any]:
-        """The sums of many tensors: large ones one by one, as soon as each is there, small ones packed."""
+        """All-reduces many tensors: each large one as soon as it is computed, small ones packed."""
         options = self._options.merge(options)
         tensors = [tf.convert_to_tensor(t) for pack in input_tensor_packs for t in pack]
         return all_reduce_in_groups(
@@ -53,12 +54,12 @@ class RingLauncher(_Launcher):  # type: ignore[misc]
         )
 
     def _all_gather(self, input_tensor: Any, options: Any) -> Any:
-        """The values of all replicas, one after another; all of one shape."""
+        """Gathers the values of all replicas, which have the same shape, along the first axis."""
         value = tf.convert_to_tensor(input_tensor)
         count = value.shape.num_elements()
         if count is not None and count > 0:
             return self._gather_some(value, options)
-        # TensorFlow ends the process over nothing at all.
+        # TensorFlow ends the process if the value is empty.
         rows = tf.concat([[tf.shape(value)[0] * self._group_size], tf.shape(value)[1:]], axis=0)
         return tf.cond(
             tf.size(value) > 0,
@@ -72,9 +73,9 @@ class RingLauncher(_Launcher):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _counted_keys(self) -> Iterator[None]:
-        """Keys that differ from round to round of a loop, where TensorFlow's stay the same.
+        """Gives collectives inside the context a new key in each loop iteration; TensorFlow's stay the same.
 
-        What is gathered has another shape in each round, and one key stands for one shape.
+        A key stands for one shape, but gathered values may have another shape in each iteration.
         """
         outer, self._counting = self._counting, True
         try:

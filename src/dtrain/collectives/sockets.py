@@ -1,8 +1,8 @@
-"""The calls of workers over plain sockets between each two of them: where there is no MPI.
+"""Collective calls over sockets between each two workers, for jobs without MPI.
 
-Tensors go straight from the memory where they lie into the socket, and from there into the memory where they
-are wanted. TensorFlow's own collectives pack each message several times over, which costs a 30 MB model four
-times as much processor time.
+Tensors are sent directly from their memory, and received directly into the memory of the result. TensorFlow's
+own collectives copy each message several times, which takes four times the processor time for a 30 MB model.
+The sockets are connected in `connect`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 from dtrain.collectives.calls import Calls, Parts, raw
 from dtrain.errors import PeerMissingError
 
-_AT_ONCE = 1 << 20  # bytes given to the system at a time, so that sending and receiving take turns
-_CHECK_SECONDS = 1.0  # how often a worker that waits asks whether its peers are alive
+_AT_ONCE = 1 << 20  # bytes in one call of send or receive, so that both take turns
+_CHECK_SECONDS = 1.0  # seconds between two checks whether the peers are alive
 
-# A peer behind a broken link is gone after half a minute, whether something is on its way to it or not; by
-# itself TCP tries for a quarter of an hour, or for ever. A peer that is busy answers all the same.
+# A connection whose link is broken fails after half a minute, whether data is in transit or not. By default,
+# TCP tries for a quarter of an hour, or for ever. A busy peer still answers, because its kernel does.
 _BROKEN_LINK = {
     socket.TCP_USER_TIMEOUT: 30_000,  # milliseconds
     socket.TCP_KEEPIDLE: 10,  # seconds, as the next one
@@ -31,12 +31,12 @@ _BROKEN_LINK = {
 
 
 class SocketCalls(Calls):
-    """Calls over a socket to each peer.
+    """Collective calls over one socket to each peer.
 
     Args:
         rank: this worker's number.
-        peers: a connected socket for each other worker; they are this object's from now on.
-        check: called about once a second while this worker waits for others; raises if there is no use.
+        peers: a connected socket for each other worker; this object owns them from now on.
+        check: called about once a second while this worker waits; raises if a peer is lost.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SocketCalls(Calls):
                 peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def close(self) -> None:
-        """Ends the connections; peers that wait for this worker get an error."""
+        """Closes the connections; peers that wait for this worker get a `PeerMissingError`."""
         for peer in self._peers.values():
             peer.close()
 
@@ -124,7 +124,7 @@ class SocketCalls(Calls):
         return moved
 
     def _wait(self, sending: Mapping[int, memoryview], receiving: Mapping[int, memoryview]) -> None:
-        """Sleeps until a peer sends or can be sent to."""
+        """Sleeps until a socket is ready to send or receive; calls `check` about once a second."""
         watched = {*sending, *receiving}
         for r in watched:
             events = (select.POLLIN if r in receiving else 0) | (select.POLLOUT if r in sending else 0)

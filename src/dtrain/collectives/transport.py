@@ -1,6 +1,6 @@
-"""What a transport is: a way for values to travel between the workers of a strategy.
+"""The interface of transports. A transport moves values between the workers of a strategy.
 
-It says when it can be used, and connects the workers. Which there are stands in `transports.py`.
+It knows when it can be used, and connects the workers. The transports themselves are in `transports`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Communication:
-    """The transport that a strategy's values travel by.
+    """The transport that a strategy uses.
 
     Attributes:
-        name: of the transport.
-        reason: why this one.
-        library: what moves the bytes, with its version.
+        name: the name of the transport.
+        reason: why it was chosen.
+        library: the library that moves the bytes, with its version.
     """
 
     name: str
@@ -34,25 +34,25 @@ class Communication:
 
     @property
     def sums(self) -> str:
-        """What decides the last bits of sums: the same where only the way between two machines differs."""
+        """What determines the last bits of sums: name and library, without the kind of connection."""
         return f"{self.name}, {self.library.partition(' (')[0]}"
 
     def as_dict(self) -> dict[str, str]:
-        """For records, which JSON can hold."""
+        """The attributes as a dictionary that JSON can hold."""
         return asdict(self)
 
 
 @messages.sendable
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What one worker knows before the choice.
+    """What one worker tells the others before they choose a transport.
 
     Attributes:
-        asked: "auto" or the name of a transport.
-        gpus: whether its replicas are on GPUs.
-        mpi_size: how many processes its MPI starter started; 0 without one.
-        mpi_problem: why MPI cannot be used here, though it was started so; "" if it can.
-        replicas: of this worker.
+        asked: "auto", or the name of the transport that the user asked for.
+        gpus: whether all replicas of the worker are on GPUs.
+        mpi_size: how many processes the worker's MPI starter started; 0 without an MPI starter.
+        mpi_problem: why the worker cannot use MPI although an MPI starter started it; "" if it can.
+        replicas: how many replicas the worker has.
     """
 
     asked: str
@@ -63,11 +63,12 @@ class Facts:
 
 
 class Transport(abc.ABC):
-    """A way for values to travel between workers. A new one is a subclass, and a line in `transports.py`.
+    """A transport between workers. To add one, write a subclass and list it in `transports.TRANSPORTS`.
 
     Attributes:
-        name: what a user asks for it by.
-        implementation: TensorFlow's, which serves until the workers have chosen.
+        name: the name by which a user asks for it.
+        implementation: the name of TensorFlow's `CommunicationImplementation` to use until the workers have
+            chosen a transport.
     """
 
     name: ClassVar[str]
@@ -75,18 +76,22 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def reason(self, facts: Sequence[Facts]) -> str:
-        """Why the workers take it where nothing was asked for; "" where they do not.
+        """Why "auto" chooses this transport; "" if it does not.
 
         Args:
-            facts: of all workers, in their order.
+            facts: the facts of all workers, in their order.
         """
 
     def problem(self, facts: Sequence[Facts]) -> str:
-        """Why the workers cannot use it, though it was asked for; "" where they can."""
+        """Why the workers cannot use this transport; "" if they can."""
         return ""
 
     def started(self, layout: ReplicaLayout, facts: Sequence[Facts]) -> Sequence[Facts]:
-        """The facts that are known once it has begun, on all workers; `problem` judges again."""
+        """Starts the transport's library, if any; all workers call it.
+
+        Returns:
+            The facts that are known then; if they are new, the workers choose again.
+        """
         return facts
 
     def connect(
@@ -95,7 +100,7 @@ class Transport(abc.ABC):
         """Connects this worker with the others; all workers call it.
 
         Returns:
-            The calls that reductions become, and the library that moves the bytes; None and "" where
-            TensorFlow's own collectives do.
+            The collective calls, and the library that moves the bytes; None and "" to use TensorFlow's own
+            collectives.
         """
         return None, ""

@@ -1,6 +1,6 @@
-"""The transports that there are, and which of them a job takes: the workers say what they have, and choose.
+"""The available transports, and the choice among them: workers exchange facts, and all choose the same one.
 
-`install` is called once, when a strategy is made and its workers are connected by TensorFlow.
+A strategy calls `install` once, when TensorFlow has connected its workers. No bytes are moved here.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ AUTO = "auto"
 
 
 class NCCL(Transport):
-    """TensorFlow's collectives over NVIDIA's library."""
+    """TensorFlow's collectives over NVIDIA's NCCL."""
 
     name = "nccl"
     implementation = "NCCL"
 
     def reason(self, facts: Sequence[Facts]) -> str:
-        """Where all replicas are on GPUs."""
+        """Chosen if all replicas are on GPUs."""
         return "all replicas are on GPUs" if all(each.gpus for each in facts) else ""
 
 
 class MPI(Transport):
-    """The MPI library that started the workers."""
+    """The MPI library whose starter started the workers."""
 
     name = "mpi"
 
     def reason(self, facts: Sequence[Facts]) -> str:
-        """Where an MPI starter started all of them."""
+        """Chosen if an MPI starter started all workers."""
         return "" if self.problem(facts) else f"an MPI starter started all {len(facts)} workers"
 
     def problem(self, facts: Sequence[Facts]) -> str:
-        """Why the job cannot reduce over MPI."""
+        """Why the job cannot use MPI."""
         if not any(each.mpi_size for each in facts):
             return "no MPI starter started the workers"
         for worker, each in enumerate(facts):
@@ -68,14 +68,22 @@ class MPI(Transport):
         return ""
 
     def started(self, layout: ReplicaLayout, facts: Sequence[Facts]) -> Sequence[Facts]:
-        """MPI begins for all or for none, and only where everything else speaks for it."""
+        """Initialises MPI, which is done only after the facts have led to this transport.
+
+        Returns:
+            The facts with each worker's problem, so that all workers use MPI or none does.
+        """
         problems = exchange(layout, mpi.problem())
         return [replace(each, mpi_problem=found) for each, found in zip(facts, problems, strict=True)]
 
     def connect(
         self, layout: ReplicaLayout, topology: Topology, facts: Sequence[Facts]
     ) -> tuple[Calls | None, str]:
-        """By a communicator of dtrain's own: what others send over theirs must not meet what is sent here."""
+        """Duplicates MPI's world communicator, so that dtrain's messages cannot mix with a program's own.
+
+        Raises:
+            MPIError: the ranks in MPI differ from the workers' numbers.
+        """
         import mpi4py.MPI
 
         world = mpi.world().Dup()
@@ -97,18 +105,18 @@ class MPI(Transport):
 
 
 class Ring(Transport):
-    """Sockets between each two workers; TensorFlow's ring where these cannot be, and for several replicas."""
+    """Sockets between each two workers; TensorFlow's ring on GPUs, for several replicas or as a fallback."""
 
     name = "ring"
 
     def reason(self, facts: Sequence[Facts]) -> str:
-        """Where nothing faster can be had."""
+        """Always chosen, as the last transport in the list; the reason is why MPI was not."""
         return MPI().problem(facts) or "nothing else was found"
 
     def connect(
         self, layout: ReplicaLayout, topology: Topology, facts: Sequence[Facts]
     ) -> tuple[Calls | None, str]:
-        """By sockets, if every two workers can be connected."""
+        """Connects by sockets, if every two workers can be connected and have one CPU replica each."""
         if any(each.gpus or each.replicas > 1 for each in facts):
             return None, ""
         peers = connect_all(layout, split_address(topology.address)[0])
@@ -125,11 +133,14 @@ class Ring(Transport):
 
 
 TRANSPORTS: dict[str, Transport] = {each.name: each for each in (NCCL(), MPI(), Ring())}
-"""By name; where nothing was asked for, the first is taken that has a reason."""
+"""The transports by name; "auto" chooses the first that has a reason."""
 
 
 def asked_for(communication: Any) -> str:
-    """The name that a user gave, as a word or as TensorFlow's `CommunicationImplementation`.
+    """The name of the transport that a user asked for; "auto" for None.
+
+    Args:
+        communication: a name, a value of TensorFlow's `CommunicationImplementation`, or None.
 
     Raises:
         ConfigurationError: there is no such transport.
@@ -143,20 +154,23 @@ def asked_for(communication: Any) -> str:
 
 
 def implementation_of(asked: str) -> Any:
-    """TensorFlow's collectives that serve until the workers have chosen."""
+    """TensorFlow's `CommunicationImplementation` to use until the workers have chosen a transport."""
     name = TRANSPORTS[asked].implementation if asked in TRANSPORTS else AUTO.upper()
     return tf.distribute.experimental.CommunicationImplementation(name)
 
 
 def choose(facts: Sequence[Facts]) -> tuple[str, str]:
-    """The transport's name and the reason for it: plain rules, so all workers come to the same answer.
+    """Chooses a transport by fixed rules, so that all workers make the same choice.
 
     Args:
-        facts: of all workers, in their order.
+        facts: the facts of all workers, in their order.
+
+    Returns:
+        The name of the transport, and the reason for it.
 
     Raises:
-        PeerMismatchError: the workers were told different things.
-        MPIError: MPI was asked for, and cannot be had.
+        PeerMismatchError: the workers were asked for different transports.
+        MPIError: MPI was asked for, but cannot be used.
     """
     if len({each.asked for each in facts}) > 1:
         told = ", ".join(f"{each.asked} (worker {i})" for i, each in enumerate(facts))
@@ -180,16 +194,16 @@ def choose(facts: Sequence[Facts]) -> tuple[str, str]:
 def install(
     extended: Any, layout: ReplicaLayout, asked: str, topology: Topology | None
 ) -> tuple[Communication, CallOperations | None]:
-    """Makes a strategy's workers reduce by the transport that suits them all; each of them must call it.
+    """Chooses a transport and makes the strategy use it; every worker must call it.
 
     Args:
-        extended: the strategy's, connected, before it has reduced anything.
-        layout: the strategy's.
+        extended: the strategy's `extended`, connected to the other workers, before its first reduction.
+        layout: the strategy's layout.
         asked: "auto" or the name of a transport.
-        topology: of the job; None where the process is alone.
+        topology: the topology of the job; None for a single process.
 
     Returns:
-        What was chosen, and the operations of our own that it goes by; None where they are TensorFlow's.
+        The chosen transport, and dtrain's collective operations; None for these if TensorFlow's are used.
 
     Raises:
         PeerMismatchError, MPIError: as `choose`.
@@ -210,8 +224,8 @@ def install(
     def launcher(*rest: Any) -> Any:
         if operations is not None:
             return CallLauncher(operations, *rest)
-        # Devices of one process wait for each other for ever where each runs its sums in another order. A
-        # single CPU needs no order, which would only make sums wait for each other.
+        # If the devices of one process run collectives in different orders, they deadlock. A single CPU needs
+        # no fixed order, which would only delay collectives.
         return RingLauncher(layout.local_replicas > 1 or gpus, *rest)
 
     upstream_collectives.replace_launchers(extended, launcher)
