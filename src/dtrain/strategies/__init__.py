@@ -1,4 +1,5 @@
-"""The strategies, one file each; a strategy decides where replicas and variables live.
+"""The strategies, one file each. A strategy decides on which devices replicas and variables are.
 
-How Keras trains on them is `keras_engine/`'s; which one to take is `auto.py`'s and `registry.py`'s.
+How Keras trains under a strategy is decided in `keras_engine/`; which strategy to use, in `auto` and
+`registry`.
 """

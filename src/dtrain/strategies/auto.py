@@ -1,4 +1,7 @@
-"""Chooses a strategy from what the machine and the environment really have, and says why in one line."""
+"""Chooses a strategy by the hardware and the environment of this process, and reports the reason in one line.
+
+It creates no strategy; `registry` does.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from dtrain.log import logger
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A strategy and the reason for it.
+    """The chosen strategy.
 
     Attributes:
         name: the canonical name.
-        reason: what was found.
+        reason: why it was chosen.
         options: arguments for the strategy's class.
     """
 
@@ -27,7 +30,7 @@ class Choice:
     options: dict[str, Any] = field(default_factory=dict)
 
     def announce(self) -> None:
-        """Reports the choice once a job: to the log if the application shows it, else to standard error."""
+        """Reports the choice, on the chief only: to the log if the log is shown, else to standard error."""
         topology = current()
         if topology is not None and not topology.is_chief:
             return
@@ -38,11 +41,11 @@ class Choice:
 
 
 def choose() -> Choice:
-    """What fits here: TPU, then the cluster of `TF_CONFIG` or of an MPI start, then GPUs, then the CPU.
+    """Chooses the first that is found: a TPU, a cluster (`TF_CONFIG` or an MPI start), GPUs, the CPU.
 
     Raises:
         ClusterConfigError: `TF_CONFIG` is malformed.
-        MPIError: there is an MPI start, but its ranks cannot talk.
+        MPIError: the ranks of an MPI start cannot communicate.
     """
     topology = current()
     tpu = tpu_name()
@@ -70,14 +73,14 @@ def choose() -> Choice:
 
 
 def best_single_device() -> str:
-    """The first GPU, or the CPU where there is none."""
+    """The name of the first GPU, or of the CPU if there is no GPU."""
     import tensorflow as tf
 
     return "/gpu:0" if tf.config.list_physical_devices("GPU") else "/cpu:0"
 
 
 def _logical_cpus() -> int:
-    """How many logical CPUs the program has set up, without starting TensorFlow's devices."""
+    """How many logical CPUs the program has configured; does not start TensorFlow's devices."""
     import tensorflow as tf
 
     cpu = tf.config.list_physical_devices("CPU")[0]

@@ -1,6 +1,7 @@
-"""`CentralStorageStrategy`: weights and optimizer state once, computation on several devices of one machine.
+"""`CentralStorageStrategy`: one copy of the weights, computation on several devices of one machine.
 
-What layers keep for themselves (moving statistics, seeds) and metrics live on each compute device.
+The optimizer's state is stored once, too. Layers' own state (moving statistics, seeds) and metrics are on
+each compute device. The training step itself is in `keras_engine/`.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ _Extended: Any = upstream_tf.MIRRORED_EXTENDED.resolve()
 
 
 class _Place:
-    """What `colocate_with` needs of a variable: its devices."""
+    """Stands for a variable in `colocate_with`, which only needs its devices."""
 
     def __init__(self, device: str) -> None:
         self._devices = (device,)
 
 
 class CentralStorageExtended(common.LocalUpdates, _Extended):  # type: ignore[misc]
-    """The working part of the strategy."""
+    """The strategy's `extended`: it creates weights on the parameter device."""
 
     def __init__(self, strategy: Any, compute: list[str], parameter: str) -> None:
         super().__init__(strategy, devices=compute, cross_device_ops=common.sum_on_one_device())
@@ -35,7 +36,7 @@ class CentralStorageExtended(common.LocalUpdates, _Extended):  # type: ignore[mi
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """Where weights live."""
+        """The device of the weights, as a tuple of one."""
         return (self._parameter_device,)
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
@@ -54,9 +55,10 @@ class CentralStorageStrategy(
     """Synchronous training with one copy of the weights.
 
     Args:
-        compute_devices: device strings; None takes all GPUs, or where there is none all logical CPUs.
-        parameter_device: where weights live; None takes the only GPU where there is one, else the CPU.
-        memory_growth: let GPUs take memory as it is needed.
+        compute_devices: device strings; None uses all GPUs, or all logical CPUs if there is no GPU.
+        parameter_device: the device of the weights; None uses the only compute device if that is a GPU, else
+            the CPU.
+        memory_growth: whether GPUs allocate memory as needed instead of all at once.
 
     Raises:
         DeviceError: a device does not exist, or is named twice.

@@ -1,6 +1,6 @@
-"""What dtrain's strategies share: starting the engine, preparing devices, running replica functions.
+"""Shared parts of dtrain's strategies: starting the engine, preparing devices, running replica functions.
 
-It chooses nothing; where replicas live is each strategy's.
+Each strategy decides itself on which devices its replicas and variables are.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dtrain.topology import Topology
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.grappler import sum_in_order
 
-# TensorFlow's default is 1 for every strategy, so that a second one in a process would join the
-# collectives of the first. Workers make their strategies in the same order, so they count alike.
+# TensorFlow's default is 1 for every strategy: the collectives of a second strategy in a process would then
+# use the keys of the first. All workers create their strategies in the same order, so they count alike.
 _key_bases = itertools.count(1)
 _KEYS_A_STRATEGY = 1_000_000
 
@@ -30,28 +30,31 @@ _Function: Any = upstream_tf.RUN_REPLICAS.resolve()
 
 
 def prepare(*, memory_growth: bool = True, logical_cpus: bool = True) -> None:
-    """What must happen before a strategy is made: the engine under Keras, and the devices.
+    """Installs the engine under Keras and prepares the devices; called before a strategy is created.
 
     Args:
-        memory_growth: let GPUs take memory as it is needed instead of all at once.
-        logical_cpus: split the CPU as the launcher was told to.
+        memory_growth: whether GPUs allocate memory as needed instead of all at once.
+        logical_cpus: whether to split the CPU into as many logical CPUs as the launcher was asked for.
+
+    Raises:
+        DeviceError: TensorFlow has started with another number of logical CPUs.
     """
     install()
     devices.prepare(memory_growth=memory_growth, logical_cpus=logical_cpus)
 
 
 def next_collective_key_base() -> int:
-    """A range of collective keys for a strategy of its own."""
+    """The first key of a range of collective keys that no other strategy of this process uses."""
     return next(_key_bases) * _KEYS_A_STRATEGY
 
 
 def sum_on_one_device() -> Any:
-    """Reduces without collectives: a sum on one device, in the replicas' order."""
+    """A `CrossDeviceOps` that sums on one device, in the order of the replicas, without collectives."""
     return upstream_tf.REDUCTION_TO_ONE.resolve()(accumulation_fn=sum_in_order)
 
 
 def resolver_of(topology: Topology, rpc_layer: str | None = None) -> Any:
-    """A cluster resolver for a topology that is in no environment variable."""
+    """A `ClusterResolver` for a topology that does not come from `TF_CONFIG`."""
     jobs = {job: list(addresses) for job, addresses in topology.jobs.items()}
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(jobs),
@@ -62,7 +65,7 @@ def resolver_of(topology: Topology, rpc_layer: str | None = None) -> Any:
 
 
 class ReplicaRunner:
-    """The `run` of strategies with several replicas: a replica function may be a `tf.function`."""
+    """Mixin for strategies with several replicas: `run` also takes a `tf.function` as replica function."""
 
     def scope(self) -> Any:
         """As `tf.distribute.Strategy.scope`."""
@@ -71,7 +74,7 @@ class ReplicaRunner:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """As of `tf.distribute.Strategy`; a trial of a step may tell another number (`trial.py`)."""
+        """As in `tf.distribute.Strategy`; during a trial of a step (see `trial`), the number may differ."""
         return reported_replicas(super().num_replicas_in_sync)  # type: ignore[misc]
 
     def run(
@@ -81,7 +84,7 @@ class ReplicaRunner:
         kwargs: Mapping[str, Any] | None = None,
         options: Any = None,
     ) -> Any:
-        """As `tf.distribute.Strategy.run`."""
+        """As `tf.distribute.Strategy.run`; inside a graph, a `tf.function` becomes part of that graph."""
         if is_tf_function(fn) and _compiled_by_xla(fn) and self._weights_are_elsewhere():
             logger.warning(
                 "jit_compile=True was set for a replica function, but what XLA compiles reads weights on its "
@@ -90,7 +93,7 @@ class ReplicaRunner:
             )
             fn = fn.python_function  # type: ignore[attr-defined]
         elif is_tf_function(fn) and not tf.executing_eagerly() and not _compiled_by_xla(fn):
-            # Replicas cannot meet inside a function that each of them traces for itself.
+            # Replicas cannot synchronise inside a function that each replica traces separately.
             fn = fn.python_function  # type: ignore[attr-defined]
         return super().run(fn, args=args, kwargs=kwargs, options=options)  # type: ignore[misc]
 
@@ -99,7 +102,7 @@ class ReplicaRunner:
 
 
 class LocalUpdates:
-    """The part of an `extended` that lets replicas work alone after the reduction."""
+    """Mixin for a strategy's `extended`: lets replicas update variables locally after the reduction."""
 
     def _use_merge_call(self) -> bool:
         return False if updating_locally() else super()._use_merge_call()  # type: ignore[misc]
@@ -110,7 +113,7 @@ class LocalUpdates:
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str | None, primary_var: Any, **kwargs: Any
     ) -> Any:
-        """Of a variable that is summed over replicas, the first has the value, the others zeros."""
+        """The initial value on one replica: a summed variable has its value on replica 0, zeros on others."""
         initial = super()._get_variable_creator_initial_value(  # type: ignore[misc]
             replica_id=replica_id, device=device, primary_var=primary_var, **kwargs
         )

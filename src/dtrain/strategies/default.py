@@ -1,6 +1,6 @@
-"""The default strategy: no distribution, on the best single device.
+"""The default strategy: TensorFlow's own, on the best single device, without distribution.
 
-Asked for by name, it is TensorFlow's own, with the engine's fast `fit` for the models that are made under it.
+If it is asked for by name, models under it train by the engine's fast `fit`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ from dtrain.strategies.interface import DistributionStrategy
 
 
 def get_strategy(*, memory_growth: bool = True) -> DistributionStrategy:
-    """The `tf.distribute.Strategy` in force here: that of the scope, or TensorFlow's default one.
+    """The current `tf.distribute.Strategy`: that of the enclosing scope, or TensorFlow's default one.
+
+    Args:
+        memory_growth: whether GPUs allocate memory as needed instead of all at once.
 
     Raises:
+        DeviceError: TensorFlow has started with another number of logical CPUs than was asked for.
         UnsupportedVersionError: TensorFlow or Keras is missing or not supported.
         BackendError: Keras does not run on TensorFlow.
     """
@@ -24,17 +28,17 @@ def get_strategy(*, memory_growth: bool = True) -> DistributionStrategy:
 
     from dtrain.strategies import devices
 
-    # A strategy with several replicas may follow in this process: its devices cannot be made later.
+    # The process may create a strategy with several replicas later, when devices cannot be set up any more.
     devices.prepare(memory_growth=memory_growth, logical_cpus=True)
     found: DistributionStrategy = tf.distribute.get_strategy()
     return found
 
 
 def default_strategy(*, memory_growth: bool = True) -> Any:
-    """As `get_strategy`; models under TensorFlow's default strategy train by dtrain's `fit` from now on.
+    """As `get_strategy`; from now on, models under TensorFlow's default strategy train by dtrain's `fit`.
 
     Raises:
-        UnsupportedVersionError, BackendError: as `get_strategy`.
+        UnsupportedVersionError, BackendError, DeviceError: as `get_strategy`.
     """
     found: Any = get_strategy(memory_growth=memory_growth)
     import tensorflow as tf

@@ -1,6 +1,6 @@
-"""The devices of this process: what there is, GPU memory growth, logical CPUs.
+"""The devices of this process: lists them, sets GPU memory growth, and splits the CPU into logical CPUs.
 
-It must run before TensorFlow touches a device; afterwards it only reports.
+Devices can be set up only before TensorFlow starts them; afterwards they can only be listed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def prepare(*, memory_growth: bool, logical_cpus: bool) -> None:
 
 
 def split_cpu(count: int) -> None:
-    """Makes `count` logical CPUs of the one; does nothing if there are as many already.
+    """Splits the CPU into `count` logical CPUs; does nothing if it is split so already.
 
     Raises:
         DeviceError: TensorFlow has started with another number.
@@ -53,13 +53,13 @@ def split_cpu(count: int) -> None:
 
 
 def known(names: Sequence[str] | None) -> list[str] | None:
-    """The names as given, after checking that this process has such devices.
+    """Checks that this process has the named devices, and returns the names as a list.
 
     Args:
-        names: device strings such as "GPU:0" or "/cpu:1"; None is passed through.
+        names: device strings such as "GPU:0" or "/cpu:1", or one such string; None is returned as it is.
 
     Raises:
-        DeviceError: a device does not exist, or is named twice.
+        DeviceError: a device does not exist or is named twice, or the list is empty.
     """
     if names is None:
         return None
@@ -79,7 +79,11 @@ def known(names: Sequence[str] | None) -> list[str] | None:
 
 
 def _parse(name: str) -> tuple[Any, ...]:
-    """Type, index, job and task of a device that exists."""
+    """The type and index of an existing device; for a device of another job also the job and the task.
+
+    Raises:
+        DeviceError: `name` is no device name, or the device does not exist.
+    """
     try:
         spec = tf.DeviceSpec.from_string(name if name.startswith("/") else f"/device:{name}")
         kind, index = spec.device_type, spec.device_index or 0

@@ -1,6 +1,6 @@
-"""What each strategy is for and what it promises, in words; the README's table is made of them.
+"""Describes in words what each strategy is for and what it guarantees; the README's table is made from it.
 
-Facts that hold on every machine. What one machine can run is told by `feasibility.py`.
+These facts hold on every machine. What a particular machine can run is decided in `feasibility`.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 
 class StrategyFacts(NamedTuple):
-    """One strategy, in words.
+    """The description of one strategy.
 
     Attributes:
         name: the canonical name.
         made_by: the class with its arguments, or the function.
-        purpose: what one takes it for.
-        updates: how the replicas come to one update, and whether they wait for each other.
-        replicas: how many there are.
-        failure: what becomes of the job when one of its processes dies.
-        ease: what has to be done for it beside saying its name.
+        purpose: what it is used for.
+        updates: how the replicas' gradients are combined, and whether replicas wait for each other.
+        replicas: how many replicas there are.
+        failure: what happens to the job when one of its processes dies.
+        ease: what is needed to use it besides its name.
         limits: what it does not do.
     """
 
@@ -33,7 +33,7 @@ class StrategyFacts(NamedTuple):
 
     @property
     def class_name(self) -> str:
-        """The name of the class, without its arguments; of `default` the function's."""
+        """The name of the class without arguments; for `default`, the qualified name of the function."""
         return self.made_by.partition("(")[0]
 
 

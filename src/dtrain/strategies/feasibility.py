@@ -1,6 +1,6 @@
-"""Which strategies can this machine run now, with how many replicas, and why not the others?
+"""Decides which strategies this machine can run now, with how many replicas, and why it cannot run others.
 
-Plain rules over what `machine.py` has found.
+It applies fixed rules to the facts that `machine` has gathered, and looks at no device itself.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dtrain.strategies.machine import Machine
 
 
 class Feasibility(NamedTuple):
-    """A strategy on one machine.
+    """Whether one machine can run a strategy.
 
     Attributes:
-        can: whether it runs.
-        replicas: how many it has as things are; None where that is decided when a job starts.
-        why: what makes it so.
+        can: whether the strategy can run.
+        replicas: how many replicas it has now; None if that is decided when a job starts.
+        why: the reason.
     """
 
     can: bool
@@ -26,7 +26,7 @@ class Feasibility(NamedTuple):
 
 
 def judge(machine: Machine) -> dict[str, Feasibility]:
-    """What of each strategy is true on this machine, by its name."""
+    """The feasibility of each strategy on a machine, by the strategy's name."""
     return {name: rule(machine) for name, rule in _RULES.items()}
 
 
@@ -35,7 +35,7 @@ def _default(machine: Machine) -> Feasibility:
 
 
 def _on_devices(machine: Machine) -> Feasibility:
-    """Of those that have a replica on each device of one machine."""
+    """The rule for strategies with a replica on each device of one machine."""
     if machine.gpus:
         count = len(machine.gpus)
         return Feasibility(True, count, "one GPU: the same as one device" if count == 1 else f"{count} GPUs")
@@ -57,7 +57,7 @@ def _multi_worker(machine: Machine) -> Feasibility:
 
 
 def _of_job(machine: Machine) -> int:
-    """The replicas of all workers, if the others are as this one."""
+    """The number of replicas of all workers, if the other workers have as many devices as this one."""
     return machine.job_workers * (len(machine.gpus) or machine.logical_cpus)
 
 

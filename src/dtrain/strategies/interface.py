@@ -1,6 +1,6 @@
-"""What a program may call on a strategy, for type checkers: TensorFlow itself has no types.
+"""The public interface of a strategy for type checkers: TensorFlow itself has no type annotations.
 
-Every strategy of dtrain's and of TensorFlow's has these; nothing is checked when a program runs.
+All strategies of dtrain and TensorFlow have these methods. Nothing is checked at run time.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from typing import Any, Protocol
 
 
 class DistributionStrategy(Protocol):
-    """The public face of `tf.distribute.Strategy`, whose documentation holds."""
+    """The public interface of `tf.distribute.Strategy`; see TensorFlow's documentation for details."""
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Replicas over all workers."""
+        """The number of replicas of all workers together."""
 
     @property
     def cluster_resolver(self) -> Any:
-        """What tells TensorFlow of the cluster, or None."""
+        """The `ClusterResolver` that describes the cluster to TensorFlow, or None."""
 
     @property
     def extended(self) -> Any:
-        """TensorFlow's further methods."""
+        """The `tf.distribute.StrategyExtended` with TensorFlow's further methods."""
 
     def scope(self) -> AbstractContextManager[Any]:
-        """Where models, optimizers and metrics are made."""
+        """The context in which models, optimizers and metrics must be created."""
 
     def run(
         self,
@@ -38,19 +38,19 @@ class DistributionStrategy(Protocol):
         """Calls a function on every replica."""
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
-        """One value of those of all replicas."""
+        """Reduces the values of all replicas to one value."""
 
     def gather(self, value: Any, axis: int) -> Any:
-        """The values of all replicas, one after the other."""
+        """Concatenates the values of all replicas along an axis."""
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = ...) -> Any:
-        """Divides the batches of a dataset."""
+        """Divides the batches of a dataset between the replicas."""
 
     def distribute_datasets_from_function(self, dataset_fn: Callable[..., Any], options: Any = ...) -> Any:
-        """Makes a dataset for each worker."""
+        """Makes a dataset for each worker by a function of an `InputContext`."""
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[..., Any]) -> Any:
-        """A value for each replica."""
+        """Makes a value for each replica by a function of a `ValueContext`."""
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """The values of this process' replicas."""
+        """The values of this process's replicas, as a tuple."""

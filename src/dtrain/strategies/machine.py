@@ -1,6 +1,6 @@
-"""Finds what decides which strategies this machine can run: cores, GPUs, a TPU's name, MPI, sockets.
+"""Gathers the facts that decide which strategies this machine can run: cores, GPUs, TPU name, MPI, sockets.
 
-It gathers facts; `feasibility.py` draws the conclusions. TensorFlow is imported in another process.
+`feasibility` draws the conclusions. TensorFlow is imported in another process only.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ from dtrain.errors import ConfigurationError, MPIError, UnsupportedVersionError
 from dtrain.launch.mpi_starter import find_starter
 from dtrain.launch.ports import reserve_ports
 
-_PATIENCE = 300.0  # seconds for TensorFlow to be imported on a machine that is busy
-_PORTS = 4  # of a job of two workers, a chief and a parameter server
+_PATIENCE = 300.0  # seconds that importing TensorFlow may take on a busy machine
+_PORTS = 4  # for a job of two workers, a chief and a parameter server
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What was found.
+    """The facts about one machine.
 
     Attributes:
-        processor: its model.
-        cores: the numbers of those that this process may use.
-        gpus: TensorFlow's names of them.
-        logical_cpus: how many the CPU is divided into (DTRAIN_DEVICES_PER_WORKER); 1 where nobody said.
-        tpu: the name of a TPU that the environment gives; None without one.
-        mpi_problem: why workers cannot be ranks of MPI; "" if they can.
-        servers_problem: why no process can serve others on this machine; "" if one can.
-        job_workers: the workers of the job that this process is part of; 0 where it is alone.
-        job_servers: its parameter servers.
+        processor: the model of the processor.
+        cores: the numbers of the cores that this process may use.
+        gpus: TensorFlow's names of the GPUs.
+        logical_cpus: the number of logical CPUs to split the CPU into (DTRAIN_DEVICES_PER_WORKER); 1 if not
+            set.
+        tpu: the name of the TPU that the environment gives; None if it gives none.
+        mpi_problem: why workers cannot be started by MPI; "" if they can.
+        servers_problem: why no process can serve others on this machine; "" if it can.
+        job_workers: the number of workers of the job that this process is part of; 0 if it is part of none.
+        job_servers: the number of parameter servers of that job.
         auto: the strategy that `auto` chooses.
-        auto_reason: and why.
-        tensorflow: its version.
-        keras: its version.
+        auto_reason: why `auto` chooses it.
+        tensorflow: TensorFlow's version.
+        keras: Keras' version.
     """
 
     processor: str
@@ -60,10 +61,10 @@ class Machine:
 
 
 def look_at_machine() -> Machine:
-    """Look at this machine; it takes the seconds that importing TensorFlow takes.
+    """Gathers the facts about this machine; it takes seconds, because another process imports TensorFlow.
 
     Raises:
-        ConfigurationError: the environment contradicts itself.
+        ConfigurationError: the environment contradicts itself, or the other process reported a problem.
         UnsupportedVersionError: TensorFlow cannot be imported, or not within five minutes.
     """
     topology = current()

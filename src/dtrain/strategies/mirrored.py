@@ -1,6 +1,7 @@
-"""`MirroredStrategy`: one machine, several devices, a copy of the model on each, in step.
+"""`MirroredStrategy`: synchronous training on several devices of one machine, each with a copy of the model.
 
-Gradients are summed over the devices before the update; every copy holds the same weights to the bit.
+Gradients are all-reduced over the devices before the update, so all copies have the same weights, bit for
+bit. The training step itself is in `keras_engine/`.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ _Extended: Any = upstream_tf.MIRRORED_EXTENDED.resolve()
 
 
 class MirroredExtended(common.LocalUpdates, _Extended):  # type: ignore[misc]
-    """The working part of the strategy."""
+    """The strategy's `extended`, with dtrain's variables and local updates."""
 
 
 class MirroredStrategy(common.ReplicaRunner, tf.distribute.MirroredStrategy):  # type: ignore[misc]
     """Synchronous training on several devices of one machine.
 
     Args:
-        devices: device strings such as `["GPU:0", "GPU:1"]`; None takes all GPUs, or where there is none
-            all logical CPUs.
-        cross_device_ops: a `tf.distribute.CrossDeviceOps`; None takes NCCL for GPUs and a plain sum for CPUs.
-        memory_growth: let GPUs take memory as it is needed.
+        devices: device strings such as `["GPU:0", "GPU:1"]`; None uses all GPUs, or all logical CPUs if there
+            is no GPU.
+        cross_device_ops: a `tf.distribute.CrossDeviceOps`; None uses TensorFlow's choice (NCCL for GPUs), or
+            for CPUs a sum on one device.
+        memory_growth: whether GPUs allocate memory as needed instead of all at once.
 
     Raises:
         DeviceError: a device does not exist, or is named twice.
@@ -47,7 +49,7 @@ class MirroredStrategy(common.ReplicaRunner, tf.distribute.MirroredStrategy):  #
         names = _devices(devices)
         if cross_device_ops is None and all("cpu" in name.lower() for name in names):
             cross_device_ops = common.sum_on_one_device()
-        # TensorFlow's own constructor names its extended class; ours is put in its place.
+        # TensorFlow's own constructor creates its own extended class, so call the base class's with ours.
         tf.distribute.Strategy.__init__(
             self, MirroredExtended(self, devices=names, cross_device_ops=cross_device_ops)
         )

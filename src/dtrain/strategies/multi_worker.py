@@ -1,6 +1,7 @@
-"""`MultiWorkerMirroredStrategy`: several processes, on one machine or many, a copy of the model on each.
+"""`MultiWorkerMirroredStrategy`: synchronous training in several processes, on one machine or many.
 
-Every process runs the same program; gradients are summed over all of them before the update.
+Every process runs the same program with its own copy of the model; gradients are all-reduced over all
+processes before the update. The transport is chosen in `collectives`.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ _Extended: Any = upstream_tf.COLLECTIVE_EXTENDED.resolve()
 
 
 class _Connected(_Extended):  # type: ignore[misc]
-    """Takes all local devices, and the first worker's initial values over dtrain's own transport."""
+    """Uses all local devices, and broadcasts the first worker's initial values over dtrain's transport."""
 
     def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> tuple[Any, str]:
         found, kind = super()._initialize_local_devices(cluster_resolver, worker_device)
         cpus = len(devices.local("CPU", worker_device))
         if kind == "CPU" and cpus > 1:
-            # TensorFlow takes one CPU whatever there is; logical ones are there because somebody asked.
+            # TensorFlow uses only one CPU. Several logical CPUs exist because the user asked for them.
             found = tuple(f"{worker_device}/device:CPU:{i}" for i in range(cpus))
         return found, kind
 
@@ -53,7 +54,7 @@ class _Connected(_Extended):  # type: ignore[misc]
 
 
 class MultiWorkerMirroredExtended(common.LocalUpdates, _Connected):
-    """The working part of the strategy."""
+    """The strategy's `extended`, with dtrain's variables, local updates and transport."""
 
 
 class MultiWorkerMirroredStrategy(
@@ -62,29 +63,30 @@ class MultiWorkerMirroredStrategy(
 ):
     """Synchronous training in several processes.
 
-    Making it first meets the other workers: what is wrong in `TF_CONFIG`, a port in use and a peer that
-    is missing are errors, not waits. Without `TF_CONFIG`, the ranks of an MPI start (`mpirun -n 2`) are the
-    workers, and without one it trains on this process' devices alone.
+    The constructor first contacts the other workers. So mistakes in `TF_CONFIG`, a port in use and a missing
+    worker raise errors instead of waiting for ever. Without `TF_CONFIG`, the ranks of an MPI start (`mpirun
+    -n 2`) are the workers; without an MPI start, the strategy uses the devices of this process only.
 
     Args:
         cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver`; None reads `TF_CONFIG`,
             or takes the ranks of an MPI start.
         communication_options: a `tf.distribute.experimental.CommunicationOptions`.
-        communication: how values travel: "auto", "ring", "nccl" or "mpi", or a value of TensorFlow's
-            `CommunicationImplementation`; short for options with this implementation. "auto" takes NCCL for
-            GPUs, MPI where an MPI starter started all workers, the ring elsewhere. What was taken, and why,
-            is `dtrain_communication`.
-        memory_growth: let GPUs take memory as it is needed.
-        peer_timeout: seconds to wait for the other workers; None waits as long as they live under
-            `dtrain launch`, 300 elsewhere, or what `DTRAIN_PEER_TIMEOUT` says.
+        communication: the transport: "auto", "ring", "nccl", "mpi", or a value of TensorFlow's
+            `CommunicationImplementation`; a short form of `communication_options`. "auto" chooses NCCL for
+            GPUs, MPI if an MPI starter started all workers, and the ring otherwise. The attribute
+            `dtrain_communication` holds the choice and its reason.
+        memory_growth: whether GPUs allocate memory as needed instead of all at once.
+        peer_timeout: seconds to wait for the other workers. None uses `DTRAIN_PEER_TIMEOUT`; if that is not
+            set, no limit under `dtrain launch`, 120 under `dtrain.spawn` and 300 elsewhere.
 
     Raises:
         ClusterConfigError: `TF_CONFIG` is malformed or contradicts itself.
-        PortInUseError: another process serves on this task's address.
+        PortInUseError: another process listens at this task's address.
         PeerMissingError: a worker did not report in time.
-        PeerMismatchError: the workers have different clusters, or two have one number.
-        MPIError: there is an MPI start, but its ranks cannot talk; or MPI was asked for and cannot be had.
-        ConfigurationError: TensorFlow has started already, or the communication is not known.
+        PeerMismatchError: the workers have different clusters or transports, or two have the same number.
+        MPIError: the ranks of an MPI start cannot communicate, or MPI was asked for and cannot be used.
+        ConfigurationError: TensorFlow has started already, the communication is not known, or it was given
+            twice.
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class MultiWorkerMirroredStrategy(
 
 
 def _options(options: Any, communication: Any) -> tuple[str, Any]:
-    """The transport's name and TensorFlow's options, from either way of giving them."""
+    """The transport's name and TensorFlow's options, from whichever of both arguments was given."""
     if options is not None and communication is not None:
         raise ConfigurationError(
             "communication and communication_options were both given; they say the same thing.",
@@ -158,7 +160,7 @@ def _connect(strategy: Any, resolver: Any, options: Any) -> Any:
 
 
 def _topology_of(resolver: Any) -> Topology | None:
-    """The topology that a resolver describes; None where it describes no cluster."""
+    """The topology that a resolver describes; None if it describes no cluster."""
     jobs = resolver.cluster_spec().as_dict()
     if not jobs:
         return None
@@ -167,7 +169,7 @@ def _topology_of(resolver: Any) -> Topology | None:
 
 
 def _seed_alike(layout: ReplicaLayout) -> None:
-    """Gives unseeded workers one seed, so that `shuffle` without a seed gives them the same order."""
+    """Sets one random seed on all workers that have none, so that they shuffle data in the same order."""
     if layout.workers == 1:
         return
     mine = upstream_tf.global_seed()

@@ -1,4 +1,7 @@
-"""`OneDeviceStrategy`: everything on one named device, to try a program that will run on several later."""
+"""`OneDeviceStrategy`: everything on one named device, to try a program before it runs on several.
+
+It distributes nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ class OneDeviceStrategy(tf.distribute.OneDeviceStrategy):  # type: ignore[misc]
 
     Args:
         device: a device string, such as "/gpu:0" or "/cpu:0".
-        memory_growth: let a GPU take memory as it is needed.
+        memory_growth: whether GPUs allocate memory as needed instead of all at once.
 
     Raises:
         DeviceError: the device does not exist.

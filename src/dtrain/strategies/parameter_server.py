@@ -1,7 +1,8 @@
-"""`ParameterServerStrategy`: weights on servers, workers that compute by themselves, a chief that leads.
+"""`ParameterServerStrategy`: asynchronous training with weights on servers, independent workers and a chief.
 
-Every process runs the same program. On a worker or a server, making the strategy serves until the chief is
-done; only the chief goes on.
+Every process runs the same program. On a worker or a server, the constructor serves until the chief is done,
+and then ends the process; only the chief runs the rest of the program. Steps are scheduled in
+`keras_engine/asynchronous`.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ _Extended: Any = upstream_tf.PS_EXTENDED.resolve()
 
 
 class ParameterServerExtended(_Extended):  # type: ignore[misc]
-    """The working part of the strategy."""
+    """The strategy's `extended`: creates variables on servers or the chief, and updates split variables."""
 
     _variable_partitioner: Any
 
     def _use_merge_call(self) -> bool:
-        # The servers apply one worker's update at a time: there is nobody to meet.
+        # The servers apply one worker's update at a time: there are no replicas to merge.
         return False if updating_locally() else bool(super()._use_merge_call())
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
-            # A metric's: workers count for themselves, and the chief adds up.
+            # A metric's variable is on the chief: workers count locally, and the chief sums their counts.
             kwargs.pop("aggregation", None)
             kwargs.pop("colocate_with", None)
             with tf.device(CHIEF):
@@ -56,8 +57,8 @@ class ParameterServerExtended(_Extended):  # type: ignore[misc]
         return self._create_partitioned(next_creator, kwargs)
 
     def _create_partitioned(self, next_creator: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-        """As the partitioner says; numbers that are not weights stay whole."""
-        # Once: an initializer that draws would draw again for every part.
+        """Creates a variable split by the partitioner; scalars and integers stay whole."""
+        # Compute the initial value once: a random initializer would draw again for every part.
         value = _initial_value(kwargs)
         kwargs |= {"initial_value": value, "shape": value.shape, "dtype": value.dtype}
         partitioner: Any = self._variable_partitioner
@@ -71,7 +72,7 @@ class ParameterServerExtended(_Extended):  # type: ignore[misc]
     def _create_beside(
         self, reference: PartitionedVariable, next_creator: Callable[..., Any], kwargs: dict[str, Any]
     ) -> Any:
-        """A slot of a split variable: split alike where its shape is the same, else beside its first part."""
+        """Creates a slot of a split variable: split alike if it has the same shape, else on one server."""
         value = _initial_value(kwargs)
         kwargs |= {"initial_value": value, "shape": value.shape, "dtype": value.dtype}
         parent = super()._create_variable
@@ -87,7 +88,7 @@ class ParameterServerExtended(_Extended):  # type: ignore[misc]
         kwargs: dict[str, Any] | None = None,
         group: bool = True,
     ) -> Any:
-        """As TensorFlow's; a split variable is updated part by part."""
+        """As in TensorFlow; a split variable is updated part by part (see `asynchronous.updates`)."""
         if not is_split(var) and (group or kwargs):
             return super().update(var, fn, args=args, kwargs=kwargs, group=group)
         function = functools.partial(fn, **kwargs) if kwargs else fn
@@ -95,13 +96,13 @@ class ParameterServerExtended(_Extended):  # type: ignore[misc]
         def one(variable: Any, function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
             return super(ParameterServerExtended, self).update(variable, function, args=given, group=False)
 
-        # What the parts' functions do stands in the graph; nobody asks for what they return.
+        # The operations of all parts are in the graph; their return values are not needed.
         return update(one, var, function, args)
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
         if self._num_replicas_in_sync == 1 and tf.executing_eagerly():
-            # One replica sees whole batches. A coordinator gives every worker a copy; the chief, which
-            # TensorFlow refuses, may go through it too.
+            # With one replica, batches are not divided. A coordinator copies the dataset to every worker. The
+            # chief may iterate over it, too, which TensorFlow's distributed dataset refuses.
             return dataset
         return super()._experimental_distribute_dataset(dataset, options)
 
@@ -111,7 +112,7 @@ class ParameterServerExtended(_Extended):  # type: ignore[misc]
         return super()._distribute_datasets_from_function(dataset_fn, options)
 
     def _assert_being_scheduled_by_cluster_coordinator(self) -> None:
-        """`run` and `reduce` outside of a coordinator compute on the chief: allowed."""
+        """Does nothing: `run` and `reduce` are allowed outside of a coordinator, and compute on the chief."""
 
 
 class ParameterServerStrategy(
@@ -120,29 +121,30 @@ class ParameterServerStrategy(
 ):
     """Asynchronous training with parameter servers.
 
-    While no process dies, every step is applied exactly once: `optimizer.iterations`, metrics' counts and
-    examples are exact with any number of workers. When a worker dies, what it was doing is done again by
-    another. The servers may have applied the first of those steps already, so `iterations` can count up to
-    one block of steps (0.1 s of work, at most 256) too many for each death. Metrics and evaluations count a
-    block when its results have reached the chief, so they stay exact.
+    As long as no process dies, every step is applied exactly once: `optimizer.iterations`, metrics and the
+    number of examples are exact with any number of workers. When a worker dies, another worker runs its block
+    of steps again (0.1 s of work, at most 256 steps). The servers may have applied some of these steps
+    already, so `iterations` can be too high by up to one block for each death. Metrics and evaluations count
+    a block only when its results have reached the chief, so they stay exact.
 
     Args:
         cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver`; None reads `TF_CONFIG`.
         variable_partitioner: splits variables over the servers, such as
             `tf.distribute.experimental.partitioners.MinSizePartitioner()`.
-        max_staleness: how many updates may fall between a step's read of the weights and its write; None
-            does not bound it, 0 is synchronous: steps follow one another.
-        overlap: let a step compute while the gradients of the one before it, and the weights that they
-            make, are on their way. Its weights then lack the worker's own last update, so that with one
-            worker, too, the numbers are no longer one device's; `max_staleness` counts that update.
-        memory_growth: let GPUs take memory as it is needed.
-        peer_timeout: seconds to wait for the other tasks; None waits 30 under `dtrain launch`, 300
-            elsewhere, or what `DTRAIN_PEER_TIMEOUT` says.
+        max_staleness: the maximum number of updates between a step's read of the weights and its own update;
+            None for no bound. With 0, training is synchronous: one step runs after another.
+        overlap: whether a step computes while the previous step's gradients and the new weights are sent. Its
+            weights then lack the worker's own last update, which `max_staleness` counts. So even with one
+            worker, the results differ from those on one device.
+        memory_growth: whether GPUs allocate memory as needed instead of all at once.
+        peer_timeout: seconds to wait for the other tasks. None uses `DTRAIN_PEER_TIMEOUT`; if that is not
+            set, no limit under `dtrain launch`, 120 under `dtrain.spawn` and 300 elsewhere.
 
     Raises:
         ClusterConfigError: `TF_CONFIG` is missing, malformed, or lacks a worker or a server.
         PeerMissingError: a task did not answer in time.
-        ConfigurationError: `max_staleness` is not an integer of at least 0, or is 0 with `overlap`.
+        ConfigurationError: `max_staleness` is not an integer of at least 0 or is 0 with `overlap`, or
+            `overlap` is not a bool.
     """
 
     def __init__(
@@ -172,7 +174,7 @@ class ParameterServerStrategy(
             topology = serving.with_chief(topology)
             resolver = common.resolver_of(topology, resolver.rpc_layer)
         super().__init__(resolver, variable_partitioner)
-        # TensorFlow's makes its own; there is no argument for another one.
+        # TensorFlow's constructor creates its own extended object, and has no argument for another one.
         extended = ParameterServerExtended(self, resolver, variable_partitioner)
         tf.distribute.Strategy.__init__(self, extended)
         serving.connect_chief(topology)
@@ -190,7 +192,7 @@ class ParameterServerStrategy(
         return True
 
     def dtrain_coordinator(self) -> Any:
-        """TensorFlow's coordinator of this cluster; there is one a strategy."""
+        """The `ClusterCoordinator` of this strategy; TensorFlow makes only one for a strategy."""
         return tf.distribute.coordinator.ClusterCoordinator(self)
 
 

@@ -1,7 +1,7 @@
-"""A variable that a `variable_partitioner` has split over the servers, as Keras needs it.
+"""A variable that a `variable_partitioner` has split over parameter servers, in a form that Keras accepts.
 
-TensorFlow's `ShardedVariable` lacks what Keras asks of a variable: to be a number, to be read and written as
-one, to have slots that are split alike.
+TensorFlow's `ShardedVariable` cannot be read as one tensor, cannot be converted to a NumPy array, and has no
+optimizer slots that are split alike. Optimizer updates of the parts are not made here.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ _Sharded: Any = upstream_tf.SHARDED_VARIABLE.resolve()
 
 
 class PartitionedVariable(_Sharded):  # type: ignore[misc]
-    """Rows on several servers; read, it is one tensor."""
+    """A variable whose rows are on several servers; reading it returns one tensor."""
 
     @property
     def trainable(self) -> bool:
-        """Whether tapes watch its parts."""
+        """Whether a `tf.GradientTape` watches the parts."""
         return bool(self.variables[0].trainable)
 
     @property
     def device(self) -> str:
-        """Where its first part is."""
+        """The device of the first part."""
         return str(self.variables[0].device)
 
     def value(self) -> tf.Tensor:
-        """All rows."""
+        """All rows, concatenated."""
         return tf.concat([part.read_value() for part in self.variables], axis=0)
 
     def read_value(self) -> tf.Tensor:
-        """All rows."""
+        """All rows, concatenated."""
         return self.value()
 
     def numpy(self) -> np.ndarray:
-        """All rows."""
+        """All rows as a NumPy array."""
         return np.asarray(self.value())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -47,7 +47,7 @@ class PartitionedVariable(_Sharded):  # type: ignore[misc]
 
 
 def made_partitioned(variable: Any) -> Any:
-    """Makes a `ShardedVariable` one of dtrain's; other variables are returned as they are."""
+    """Converts a `ShardedVariable` to a `PartitionedVariable`; returns other variables unchanged."""
     if isinstance(variable, _Sharded):
         return PartitionedVariable(variable.variables, name=variable.name)
     return variable
@@ -56,12 +56,12 @@ def made_partitioned(variable: Any) -> Any:
 def partition_like(
     reference: PartitionedVariable, create: Callable[..., Any], arguments: dict[str, Any]
 ) -> PartitionedVariable:
-    """A variable of the reference's shape, split as it is, each part beside the reference's.
+    """Creates a variable that is split like another one, with each part on the same server.
 
     Args:
-        reference: the split variable.
-        create: makes a variable from arguments of `tf.Variable`, `colocate_with` among them.
-        arguments: with `initial_value` as a tensor of the whole shape.
+        reference: a split variable of the same shape.
+        create: creates a variable from the arguments of `tf.Variable` and `colocate_with`.
+        arguments: arguments for `create`; `initial_value` is a tensor of the whole shape.
     """
     value, start, parts = arguments["initial_value"], 0, []
     for number, part in enumerate(reference.variables):

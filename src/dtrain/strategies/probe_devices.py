@@ -1,6 +1,7 @@
-"""A program that probes the devices of this machine, in a process of its own, and prints what it found.
+"""A program that lists the devices of this machine, and prints the result as JSON.
 
-Looking imports TensorFlow and takes the GPUs; the process that asks (`machine.py`) does neither.
+It runs in a process of its own, because it imports TensorFlow and takes the GPUs; `machine`, which starts it,
+must do neither.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dtrain.errors import DtrainError
 
 
 def found() -> dict[str, Any]:
-    """Devices, versions and the choice of `auto`, as JSON can hold them; or what is wrong."""
+    """Devices, versions and the choice of `auto`, or a problem and its hint, as values that JSON can hold."""
     try:
         from dtrain.strategies.auto import choose
         from dtrain.upstream.versions import check_versions

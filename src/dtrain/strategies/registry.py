@@ -1,7 +1,7 @@
-"""From a name to a strategy: `dtrain.strategy("mirrored")`.
+"""Creates a strategy from its name: `dtrain.strategy("mirrored")`.
 
-The names are those of `facts.py`, TensorFlow's class names and the field's usual words for the same thing. A
-strategy's class is in the module of its name.
+It accepts the names in `facts`, TensorFlow's class names and common synonyms. A strategy's class is in the
+module of its name. Choosing a strategy for `auto` is not done here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dtrain.strategies.interface import DistributionStrategy
 from dtrain.upstream.versions import check_versions
 
 NAMES = (*BY_NAME, "auto")
-# Words for them, as `_plain` writes them.
+# Accepted words in the form of `_plain`, with the canonical names.
 _WORDS = {name.replace("_", ""): name for name in NAMES} | {
     "off": "default",
     "none": "default",
@@ -27,7 +27,8 @@ _WORDS = {name.replace("_", ""): name for name in NAMES} | {
     "collectiveallreduce": "multi_worker",
     "ps": "parameter_server",
 }
-# Words of other programs, which are not taken: what they mean depends on more than the name.
+# Words from other libraries that are not accepted, because their meaning depends on more than the name. They
+# only help to suggest a name.
 _ELSEWHERE = {
     "allreduce": "multi_worker",
     "dataparallel": "mirrored",
@@ -49,11 +50,11 @@ def resolve_name(name: str) -> str:
     """The canonical name of a strategy.
 
     Args:
-        name: one of `NAMES`, a class name of TensorFlow's (also with `tf.distribute.` before it), or a
-            synonym; case and dashes do not matter.
+        name: one of `NAMES`, a class name of TensorFlow (also with the prefix `tf.distribute.`), or a
+            synonym; case, dashes and underscores do not matter.
 
     Raises:
-        UnknownStrategyError: listing the known names and the nearest.
+        UnknownStrategyError: the name is not known; the message lists the known names and the nearest one.
     """
     if not isinstance(name, str):
         raise UnknownStrategyError(
@@ -68,19 +69,19 @@ def resolve_name(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name without its module, case, dashes and the ending "Strategy"."""
+    """A name in lower case without module, dashes, underscores, spaces and the ending "Strategy"."""
     word = re.sub(r"[-_ ]", "", name.strip().rpartition(".")[2].lower())
     return word.removesuffix("strategy") or word
 
 
 def strategy(name: str = "auto", **options: Any) -> DistributionStrategy:
-    """Makes a strategy from its name.
+    """Creates a strategy from its name.
 
     Args:
         name: `default`, `one_device`, `mirrored`, `multi_worker`, `tpu`, `parameter_server`,
-            `central_storage` or `auto`; class names and usual synonyms are taken too.
-        **options: the arguments of the strategy's class; `memory_growth=False` lets GPUs take all their
-            memory at once, under every strategy.
+            `central_storage` or `auto`; class names and common synonyms are accepted, too.
+        **options: the arguments of the strategy's class. With `memory_growth=False`, which every strategy
+            accepts, GPUs allocate all their memory at once.
 
     Returns:
         A `tf.distribute.Strategy`.
@@ -114,7 +115,7 @@ def strategy(name: str = "auto", **options: Any) -> DistributionStrategy:
 
 
 def strategy_class(name: str) -> Any:
-    """The class of a canonical name that has one."""
+    """The class of a strategy, by canonical name; `default` and `auto` have none."""
     import importlib
 
     return getattr(importlib.import_module(f"dtrain.strategies.{name}"), BY_NAME[name].class_name)

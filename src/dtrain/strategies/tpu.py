@@ -1,6 +1,6 @@
-"""`TPUStrategy`: Google's TPUs. Finds and initialises the system, then leaves the work to TensorFlow's class.
+"""`TPUStrategy`: finds and initialises a Google TPU, and leaves everything else to TensorFlow's class.
 
-It is kept thin: it could be tried here only where there is no TPU.
+Only its behaviour without a TPU was tested, so it adds as little as possible.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from dtrain.strategies import common
 from dtrain.upstream import tensorflow as upstream_tf
 
 _FALLBACKS = ("mirrored",)
-_SAY_EVERY = 10.0  # seconds between lines on what is waited for
+_SAY_EVERY = 10.0  # seconds between two messages while waiting
 
-# What an HTTP/2 client says first, with empty settings; a server answers with a frame of this type.
+# The first bytes of an HTTP/2 client, with empty settings; a server answers with a frame of this type.
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _HTTP2_SETTINGS = 4
 
@@ -36,23 +36,23 @@ class TPUStrategy(tf.distribute.TPUStrategy):  # type: ignore[misc]
     """Synchronous training on TPU cores.
 
     Args:
-        tpu_cluster_resolver: a `tf.distribute.cluster_resolver.TPUClusterResolver`; None makes one.
-        experimental_device_assignment: as TensorFlow's.
-        experimental_spmd_xla_partitioning: as TensorFlow's.
-        tpu: the TPU's name or address, or "local"; None takes what the program has initialised already, or
-            what the environment names.
-        fallback: "mirrored" makes a `MirroredStrategy` where there is no TPU, and says so; None raises.
-        timeout: seconds to look for the TPU; None as for a missing peer. Once it answers, TensorFlow's own
-            limits hold.
-        memory_growth: let the GPUs of the fallback take memory as it is needed.
+        tpu_cluster_resolver: a `tf.distribute.cluster_resolver.TPUClusterResolver`; None creates one.
+        experimental_device_assignment: as in TensorFlow.
+        experimental_spmd_xla_partitioning: as in TensorFlow.
+        tpu: the TPU's name or address, or "local"; None uses the TPU that the program has initialised last,
+            or else the one that the environment names.
+        fallback: "mirrored" creates a `MirroredStrategy` if there is no TPU, with a warning; None raises.
+        timeout: seconds to look for the TPU; None uses `DTRAIN_PEER_TIMEOUT` or its default. After the TPU
+            has answered, TensorFlow's own limits apply.
+        memory_growth: whether the fallback's GPUs allocate memory as needed instead of all at once.
 
     Raises:
-        TPUNotFoundError: no TPU was found, reached or initialised in time.
-        ConfigurationError: both a resolver and a name were given, or an unknown fallback.
+        TPUNotFoundError: no TPU was found, reached or initialised in time, and there is no fallback.
+        ConfigurationError: both a resolver and a name were given, or the fallback is not known.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Makes the object, which may be the fallback's: then Python does not call `__init__`."""
+        """Creates the object; if it is the fallback's strategy, Python does not call `__init__`."""
         fallback = kwargs.get("fallback")
         if fallback is None:
             return super().__new__(cls)
@@ -61,7 +61,7 @@ class TPUStrategy(tf.distribute.TPUStrategy):  # type: ignore[misc]
                 f"TPUStrategy has no fallback {fallback!r}.", hint=f"one of {', '.join(_FALLBACKS)}, or None"
             )
         memory_growth = kwargs.get("memory_growth", True)
-        # Before the search, which starts TensorFlow's devices: the fallback may need several logical CPUs.
+        # Prepare before the search, which starts TensorFlow's devices: the fallback may need logical CPUs.
         common.prepare(memory_growth=memory_growth)
         try:
             _find(
@@ -92,15 +92,15 @@ class TPUStrategy(tf.distribute.TPUStrategy):  # type: ignore[misc]
         common.prepare(memory_growth=memory_growth, logical_cpus=False)
         resolver = _find(tpu_cluster_resolver, tpu, timeout)
         super().__init__(resolver, experimental_device_assignment, experimental_spmd_xla_partitioning)
-        # No `dtrain_layout`: on TPUs Keras and TensorFlow train as they are. What dtrain does on the way of
-        # a step was never run on one, and numbers that nobody has seen are not promised.
+        # No `dtrain_layout`: on TPUs, Keras and TensorFlow train without dtrain's engine, because the engine
+        # was never tested on a TPU.
 
-    # What tools and `help` should show of the class; they ask `__new__` first.
+    # `help` and other tools show the signature of `__new__`, so give it that of `__init__`.
     __new__.__signature__ = inspect.signature(__init__)  # type: ignore[attr-defined]
 
 
 def _find(resolver: Any, tpu: str | None, timeout: float | None) -> Any:
-    """A resolver whose TPU system is initialised; one that was already is not initialised again."""
+    """Finds the TPU, and initialises its system if this process has not done so; returns its resolver."""
     if resolver is not None and tpu is not None:
         raise ConfigurationError(
             f"TPUStrategy was given a resolver and tpu={tpu!r}; they name the TPU twice.",
@@ -119,7 +119,7 @@ def _find(resolver: Any, tpu: str | None, timeout: float | None) -> Any:
         for address in addresses:
             _wait_for(address, deadline, limit)
         if addresses:
-            # Not in another thread: it sets this one's default device.
+            # This must run in the calling thread, because it sets the thread's default device.
             tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except (tf.errors.OpError, OSError, ValueError, RuntimeError, ImportError) as error:
@@ -134,13 +134,13 @@ def _find(resolver: Any, tpu: str | None, timeout: float | None) -> Any:
 
 
 def _known_name() -> str:
-    """What the program has initialised, else what the environment names; "" leaves it to TensorFlow."""
+    """The TPU that the program initialised last, or the one in the environment; "" lets TensorFlow search."""
     initialised = upstream_tf.initialised_tpus()
     return initialised[-1] if initialised else tpu_name() or ""
 
 
 def _with_scheme(name: str) -> str:
-    """Colab gives an address without its scheme, which TensorFlow would take for a name."""
+    """Adds `grpc://` to an address without a scheme (Colab's), which TensorFlow would take for a name."""
     return f"grpc://{name}" if ":" in name and "://" not in name else name
 
 
@@ -155,12 +155,16 @@ def _looked_for(tpu: str | None, name: str) -> str:
 
 
 def _addresses(resolver: Any) -> list[str]:
-    """Where the TPU's workers serve, as `host:port`; none for a local TPU."""
+    """The addresses of the TPU's workers, as `host:port`; an empty list for a local TPU."""
     return [address for job in resolver.cluster_spec().as_dict().values() for address in job]
 
 
 def _within(limit: float, work: Callable[[], Found]) -> Found:
-    """What `work` returns or raises, within `limit` seconds: its requests over the network have no limit."""
+    """Returns or raises what `work` does, within `limit` seconds, because its network requests have no limit.
+
+    Raises:
+        TimeoutError: `work` did not end in time; its thread keeps running.
+    """
     found: list[Found] = []
     failed: list[Exception] = []
 
@@ -179,12 +183,12 @@ def _within(limit: float, work: Callable[[], Found]) -> Found:
 
 
 def _wait_for(address: str, deadline: float, limit: float) -> None:
-    """Returns when something speaks gRPC there.
+    """Waits until a gRPC server answers at `address`.
 
-    TensorFlow would wait for it in C++ for ever, with all Python threads stopped.
+    Without this, TensorFlow would wait for it in C++ without a limit, with all Python threads blocked.
 
     Raises:
-        TimeoutError: nothing did in time.
+        TimeoutError: no gRPC server answered until `deadline`.
     """
     say_next = time.monotonic() + _SAY_EVERY
     while True:
@@ -203,7 +207,7 @@ def _wait_for(address: str, deadline: float, limit: float) -> None:
 
 
 def _silence(address: str, seconds: float) -> str | None:
-    """Why an address does not speak gRPC, or None if it does."""
+    """Why no gRPC server answers at an address; None if one does."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds) as sock:

@@ -1,6 +1,7 @@
-"""The variables of dtrain's strategies: TensorFlow's own, seen by the step and updatable by one replica.
+"""The variable classes of dtrain's strategies: TensorFlow's own, with two additions.
 
-They add no state: what is stored, saved and restored is TensorFlow's.
+The training step sees their writes, and a replica can update them alone. They add no state: what is stored,
+saved and restored is the same as in TensorFlow.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _SyncOnRead: Any = upstream_tf.SYNC_ON_READ.resolve()
 
 
 class _Number:
-    """Converts a distributed variable to a number, as a plain `tf.Variable` outside of a graph can be."""
+    """Converts a distributed variable to a NumPy array or a number, as a plain `tf.Variable` does."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return np.asarray(self.numpy(), dtype=dtype)  # type: ignore[attr-defined]
@@ -35,7 +36,7 @@ class _Number:
 
 
 class ReplicatedVariable(_Number, _Mirrored):  # type: ignore[misc]
-    """A variable with one copy a replica."""
+    """A variable with one copy for each replica."""
 
     def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
         step = current_step()
@@ -47,11 +48,11 @@ class ReplicatedVariable(_Number, _Mirrored):  # type: ignore[misc]
 
 
 class SummedVariable(_Number, _SyncOnRead):  # type: ignore[misc]
-    """A variable of which each replica holds a part, such as a metric's: read, it is the sum."""
+    """A variable of which each replica holds a part, such as a metric's; reading it combines the parts."""
 
 
 class CentralVariable(_Number, _Mirrored):  # type: ignore[misc]
-    """A variable that exists once, for all replicas of the process."""
+    """A variable with a single copy for all replicas of the process."""
 
     def _get_replica(self, replica_id: int) -> Any:
         return self._values[0]
@@ -76,7 +77,7 @@ class CentralVariable(_Number, _Mirrored):  # type: ignore[misc]
         if self.aggregation != tf.VariableAggregation.NONE:
             return super()._update_replica(update_fn, value, **kwargs)
 
-        # All replicas computed the same (a spectral norm, say): the first one's value is written, once.
+        # All replicas computed the same value (a spectral norm, for example): write the first one's, once.
         def once(strategy: Any, merged: Any) -> Any:
             first = strategy.experimental_local_results(merged)[0]
             return self._update_cross_replica(update_fn, first, **kwargs)
@@ -85,9 +86,9 @@ class CentralVariable(_Number, _Mirrored):  # type: ignore[misc]
 
 
 def made_replicated(variable: Any) -> Any:
-    """Makes a variable that TensorFlow's strategy created one of dtrain's.
+    """Converts a variable that TensorFlow's strategy created to dtrain's class; returns others unchanged.
 
-    The class is changed in place: TensorFlow offers no way to say which class to create.
+    The class is changed in place, because TensorFlow has no way to specify the class to create.
     """
     if type(variable) is _Mirrored:
         variable.__class__ = ReplicatedVariable
@@ -97,7 +98,7 @@ def made_replicated(variable: Any) -> Any:
 
 
 def made_central(variable: Any) -> Any:
-    """As `made_replicated`, for a variable that exists once."""
+    """As `made_replicated`, for a variable with a single copy."""
     if type(variable) is _Mirrored:
         variable.__class__ = CentralVariable
     return variable
