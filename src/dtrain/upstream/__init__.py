@@ -1,8 +1,9 @@
-"""Every reach into private names of Keras and TensorFlow, and the check of their versions.
+"""All uses of private names of Keras and TensorFlow, and the check of their versions.
 
-Nothing outside this folder imports `keras.src` or `tensorflow.python`; each reach states why it is needed and
-the public thread about it, and what it looked like is on record. This is not a compatibility layer: where an
-upstream name changes, a test fails, and no strategy is made. `python -m dtrain.upstream` lists all of them.
+Nothing outside this folder imports `keras.src` or `tensorflow.python`. A `Reach` is the use of one private
+name: it states why the name is needed and which public issue is about it, and `record.json` holds its
+signature. This is not a compatibility layer: if a signature changes upstream, a test fails, and no strategy
+can be created. `python -m dtrain.upstream` lists all reaches.
 """
 
 from __future__ import annotations

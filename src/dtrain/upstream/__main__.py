@@ -15,7 +15,7 @@ from dtrain.upstream.reach import Replaced, check, write_record
 
 
 def main() -> None:
-    """Prints, checks or records."""
+    """Prints the list, checks the installed versions, or writes the record."""
     parser = argparse.ArgumentParser(prog="python -m dtrain.upstream", description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="compare what is installed with the record")
     parser.add_argument("--write", action="store_true", help="record what is installed")

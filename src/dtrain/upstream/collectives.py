@@ -1,6 +1,7 @@
-"""The private names of TensorFlow's collectives: how a strategy launches them, and where ours step in.
+"""The private names of TensorFlow's collectives that dtrain uses to run its own collective calls.
 
-TensorFlow has no public way to say by which transport the workers of a strategy add up.
+TensorFlow has no public API to choose the transport of a strategy's all-reduce. The transports are in
+`dtrain.collectives`.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ CALLED_AS_IT_IS = Reach(
 
 
 class ArrayFunction:
-    """A Python function of arrays as an operation, as `tf.numpy_function` makes it, in half the time.
+    """A Python function of arrays as a graph operation, like `tf.numpy_function`, but twice as fast.
 
-    Outside of graphs it is called as it is, so that its errors are its own.
+    Outside of graphs, the function is called directly, so that its exceptions reach the caller unchanged.
 
     Args:
-        function: takes arrays and gives a list of arrays, at least one, contiguous and of numbers.
+        function: takes arrays, and returns a list of at least one contiguous array of numbers.
     """
 
     def __init__(self, function: Callable[..., list[Any]]) -> None:
         class Called(CALLED_AS_IT_IS.resolve()):  # type: ignore[misc]
             def __init__(self) -> None:
-                """Nothing of what it does for tensors is wanted."""
+                """Skips the base class's constructor, whose work for tensors is not needed."""
 
             def __call__(self, device: str, token: str, args: list[Any]) -> list[Any]:
                 _stay_known()
@@ -58,7 +59,15 @@ class ArrayFunction:
         register_python_function(self._token, self._called)
 
     def __call__(self, values: Sequence[Any], kinds: Sequence[Any]) -> list[Any]:
-        """What the function gives for tensors, which are of `kinds` and of unknown shapes; never left out."""
+        """Calls the function with tensors; TensorFlow never prunes the operation.
+
+        Args:
+            values: the tensors.
+            kinds: the dtypes of the results.
+
+        Returns:
+            The results as tensors; in a graph, their shapes are unknown.
+        """
         import tensorflow as tf
 
         if tf.executing_eagerly():
@@ -68,7 +77,7 @@ class ArrayFunction:
         return list(tf.raw_ops.PyFunc(input=list(values), token=self._token, Tout=list(kinds)))
 
     def _live_as_long_as(self, graph: Any) -> None:
-        """Ties the function to the graph around all: parts of a graph may be gone before what they became."""
+        """Keeps the function alive as long as the outermost graph; inner graphs may be deleted earlier."""
         while getattr(graph, "outer_graph", None) is not None:
             graph = graph.outer_graph
         if not hasattr(graph, "_dtrain_array_functions"):
@@ -79,26 +88,26 @@ class ArrayFunction:
 _numbers = itertools.count()
 _known = threading.local()
 _kept: set[int] = set()
-_MOST_KEPT = 16  # threads: each is named where the stacks of a process that hangs are shown
+_MOST_KEPT = 16  # threads: each one adds to the stacks that are printed for a hanging process
 
 
 def _stay_known() -> None:
-    """Has Python remember this thread of TensorFlow's; it would set up and forget its state at each call.
+    """Keeps Python's state for this TensorFlow thread, which Python would otherwise create at each call.
 
-    That maps and unmaps memory, which takes as long as a small sum does.
+    Creating and deleting it maps and unmaps memory, which takes as long as a small all-reduce.
     """
     if not hasattr(_known, "here") and len(_kept) < _MOST_KEPT:
         _known.here = True
         _kept.add(threading.get_ident())
-        ctypes.pythonapi.PyGILState_Ensure()  # never let go of
+        ctypes.pythonapi.PyGILState_Ensure()  # never released
 
 
 def replace_launchers(extended: Any, make: Callable[..., Any]) -> None:
-    """Gives a strategy other launchers of its collectives, one for each local device.
+    """Replaces a strategy's launchers of collectives, one for each local device.
 
     Args:
-        extended: of a multi-worker strategy; nothing has been reduced yet.
-        make: called with the arguments of TensorFlow's launcher.
+        extended: the `extended` of a multi-worker strategy, before its first reduction.
+        make: takes the arguments of TensorFlow's launcher, and returns the new launcher.
     """
     for operations in (extended._cross_device_ops, extended._host_cross_device_ops):
         operations._launchers = [
@@ -108,10 +117,10 @@ def replace_launchers(extended: Any, make: Callable[..., Any]) -> None:
 
 
 def lost_tasks(jobs: Mapping[str, int]) -> list[str]:
-    """Which tasks are no longer there, and why, as TensorFlow's coordination service finds.
+    """The tasks that TensorFlow's coordination service has lost, as text with the reason.
 
     Args:
-        jobs: the jobs that the service coordinates, and how many tasks each has.
+        jobs: how many tasks each of the service's jobs has, by the name of the job.
     """
     from tensorflow.python.eager import context
 
@@ -121,7 +130,7 @@ def lost_tasks(jobs: Mapping[str, int]) -> list[str]:
 
 
 def initial_value(arguments: dict[str, Any]) -> Any:
-    """The tensor that a variable begins with, from what its creator was given."""
+    """The initial value of a variable as a tensor, from the arguments of its creator."""
     import tensorflow as tf
     from tensorflow.python.trackable import base
 

@@ -1,6 +1,6 @@
-"""The private names of tf.data's service that dtrain stands on, each with its reason.
+"""The private names of tf.data's service that dtrain uses, each with its reason.
 
-What is done with them is `data/service.py`'s.
+They are used in `data/service.py`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _ASK_MS = 50
 
 
 def read(service: str, dataset_id: Any, element_spec: Any, *, shared: bool) -> Any:
-    """A dataset that a service computes; each iteration over it computes it once.
+    """A dataset that the service computes anew for each iteration over it.
 
     Args:
-        service: the dispatcher, `grpc://HOST:PORT`.
-        dataset_id: as the dispatcher knows the dataset.
-        element_spec: of its elements.
-        shared: whether the dispatcher's workers share it, each taking what the others have not; else each of
-            them gives all of it, which is for a dispatcher with one worker.
+        service: the address of the dispatcher, `grpc://HOST:PORT`.
+        dataset_id: the id under which the dispatcher knows the dataset.
+        element_spec: the spec of the elements.
+        shared: whether the dispatcher's workers divide the elements between them; if not, each worker
+            produces all elements, which is for a dispatcher with one worker.
     """
     import tensorflow as tf
 

@@ -1,6 +1,6 @@
-"""The private names of Keras' data adapters and of `tf.data` that dtrain stands on, each with its reason.
+"""The private names of Keras' data adapters and of `tf.data` that dtrain uses, each with its reason.
 
-An adapter is what `fit` makes of its arguments. What is done with these names is `keras_engine`'s.
+An adapter is the object that `fit` creates to read its data. The names are used in `keras_engine`.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ SPARSE_WRAPPER = Reach(f"{_ADAPTERS}.array_slicing:TensorflowSparseWrapper", "as
 
 
 def is_arrays(adapter: Any) -> bool:
-    """Whether Keras reads from arrays."""
+    """Whether the adapter reads from arrays."""
     return isinstance(adapter, ARRAYS.resolve())
 
 
 def is_py_dataset(adapter: Any) -> bool:
-    """Whether Keras reads from a `keras.utils.PyDataset`."""
+    """Whether the adapter reads from a `keras.utils.PyDataset`."""
     return isinstance(adapter, PY_DATASET.resolve())
 
 
 def kind_of(adapter: Any) -> str:
-    """What `fit` was given, in words."""
+    """The kind of data that `fit` was given, in words for messages."""
     if isinstance(adapter, TF_DATASET.resolve()):
         return "a dataset"
     if isinstance(adapter, GENERATOR.resolve()):
@@ -61,12 +61,12 @@ def kind_of(adapter: Any) -> str:
 
 
 def array_facts(adapter: Any) -> tuple[int, int, Any]:
-    """The rows of the arrays, those of a batch, and what `fit` was given as `shuffle`."""
+    """The number of rows of the arrays, the rows of a batch, and the `shuffle` argument of `fit`."""
     return int(adapter._num_samples), int(adapter._batch_size), adapter._shuffle
 
 
 def arrays_of(adapter: Any) -> Any:
-    """The arrays as a nest that `tf.data.Dataset.from_tensors` takes, with the types of Keras' batches."""
+    """The arrays as a nest that `tf.data.Dataset.from_tensors` accepts, with the dtypes of Keras' batches."""
     import keras
 
     sliceable = TO_SLICEABLE.resolve()(adapter._inputs, target_backend="tensorflow")
@@ -74,7 +74,12 @@ def arrays_of(adapter: Any) -> Any:
 
 
 def some_rows(arrays: Any, indices: Any) -> Any:
-    """The rows of a nest of arrays, as a dataset gives it, at `indices` (int64 of shape (n,))."""
+    """Takes rows of a nest of arrays.
+
+    Args:
+        arrays: the nest that `arrays_of` returned, as an element of a dataset.
+        indices: the numbers of the rows, int64 of shape (n,).
+    """
     import keras
     import tensorflow as tf
 
@@ -91,22 +96,32 @@ def some_rows(arrays: Any, indices: Any) -> Any:
 
 
 def py_dataset_facts(adapter: Any) -> tuple[Any, Any, bool]:
-    """The `PyDataset`, what reads it in threads or processes (or None), and whether it is shuffled."""
+    """The `PyDataset`, the enqueuer of its threads or processes (or None), and whether it is shuffled."""
     return adapter.py_dataset, adapter.enqueuer, bool(adapter.shuffle)
 
 
 def standard_batch(adapter: Any, batch: Any) -> Any:
-    """A batch of a `PyDataset` as Keras hands it on."""
+    """A batch of a `PyDataset` in the form in which Keras passes it on."""
     return adapter._standardize_batch(batch)
 
 
 def read_instead(adapter: Any, batches: Callable[[], Iterator[Any]]) -> None:
-    """Has the adapter of a `PyDataset` take its batches from somewhere else; before its dataset is made."""
+    """Makes the adapter of a `PyDataset` read other batches; call it before the adapter creates a dataset.
+
+    Args:
+        adapter: the adapter.
+        batches: returns an iterator over the batches to read.
+    """
     adapter._get_iterator = batches
 
 
 def in_order(enqueuer: Any, ordered: Callable[[], Any]) -> None:
-    """Has threads or processes read what `ordered` returns when they start, from its first item on."""
+    """Makes an enqueuer read another dataset, in order and without shuffling.
+
+    Args:
+        enqueuer: the enqueuer of a `PyDataset`, which reads in threads or processes.
+        ordered: returns the dataset to read; called each time that the enqueuer starts.
+    """
     start = enqueuer.start
 
     def start_in_order() -> None:
@@ -119,7 +134,7 @@ def in_order(enqueuer: Any, ordered: Callable[[], Any]) -> None:
 
 
 def has_hooks(py_dataset: Any) -> bool:
-    """Whether a `PyDataset` does something at the beginning or the end of an epoch."""
+    """Whether a `PyDataset` overrides `on_epoch_begin` or `on_epoch_end`."""
     import keras
 
     base = keras.utils.PyDataset
@@ -130,9 +145,9 @@ def has_hooks(py_dataset: Any) -> bool:
 
 
 def has_unseeded_shuffle(dataset: Any) -> bool:
-    """Whether a dataset shuffles with neither a seed of its own nor a global one.
+    """Whether a dataset shuffles, with neither a seed of its own nor a global seed.
 
-    Datasets that functions of the user make inside of it are not seen.
+    Datasets that a user's function creates inside of it are not examined.
     """
     seeds: list[Any] = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
     if all(seed is not None for seed in seeds) and not any(int(seed) for seed in seeds):
@@ -142,7 +157,10 @@ def has_unseeded_shuffle(dataset: Any) -> bool:
 
 
 def batch_size(dataset: Any) -> int | None:
-    """Examples in a batch of a dataset whose last operation but prefetching was `batch`; None for others."""
+    """The number of examples in a batch, for a dataset that ends with `batch`; None for others.
+
+    Options and prefetching may follow the `batch`.
+    """
     import tensorflow as tf
 
     found = _batched(dataset)
@@ -151,10 +169,11 @@ def batch_size(dataset: Any) -> int | None:
 
 
 def in_larger_batches(dataset: Any, times: int) -> tuple[Any, int, bool]:
-    """The same rows in batches so many times as large, for the datasets that `batch_size` knows.
+    """A dataset with the same rows in batches that are `times` times as large.
 
     Returns:
-        The dataset, or None; the rows of a batch of the one given; and whether it keeps a last, smaller one.
+        The dataset, or None if `batch_size` is None; the rows in a batch of the given dataset; and whether
+        the given dataset keeps a last, smaller batch.
     """
     import tensorflow as tf
 
@@ -172,7 +191,7 @@ def _batched(dataset: Any) -> Any:
     return dataset if type(dataset).__name__ in ("_BatchDataset", "_ParallelBatchDataset") else None
 
 
-# What the functions above read of objects, so that a test finds what has moved.
+# The private attributes that the functions above use, so that a test notices when one is renamed.
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "arrays": ("_num_samples", "_batch_size", "_shuffle", "_inputs"),
     "PyDataset": ("py_dataset", "enqueuer", "shuffle", "_standardize_batch", "_get_iterator"),

@@ -1,7 +1,7 @@
-"""TensorFlow's own graph optimizer, by hand.
+"""Calls TensorFlow's graph optimizer, Grappler, and protects sums from it.
 
-A session or a function applies it just before it runs a graph; there is no public way to see a graph as it
-will run without running it, nor to keep one sum as it was written.
+TensorFlow optimizes a graph just before it runs it. There is no public API to get the optimized graph without
+running it, nor to exclude one sum from the optimization.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ SET_ATTRIBUTE = Reach(
 )
 
 
-# The optimizer leaves this mark on a sum that it has made by joining others.
+# The optimizer sets this attribute on a sum that it has created by merging sums, and does not merge it again.
 _JOINED = "_grappler_ArithmeticOptimizer_AddOpsRewriteStage"
 
 
 def sum_in_order(values: Sequence[Any]) -> Any:
-    """Adds up tensors of one shape from the first to the last, with the same bits in every run.
+    """Sums tensors from the first to the last, with the same bits in every run.
 
-    `tf.add_n` of three and more does not promise that: its kernel puts the first tensor in front whose memory
-    nobody else holds any more, and who still does at that moment is a matter of timing. A sum of two has one
-    result, but the graph optimizer makes one sum of a sum of sums; so the sums of two are marked as if it had
-    done so.
+    `tf.add_n` of three or more tensors does not guarantee the order: its kernel starts with the first tensor
+    whose memory it can reuse, which depends on timing. A sum of two has only one result, but the graph
+    optimizer merges nested sums into one. So each sum of two is marked as already merged.
 
     Args:
-        values: at least one; a sum for each replica, for example.
+        values: at least one tensor, all of one shape; one for each replica, for example.
     """
     import tensorflow as tf
 
@@ -48,11 +47,11 @@ def sum_in_order(values: Sequence[Any]) -> Any:
 
 
 def optimized(graph: Any, wanted: Sequence[Any]) -> Any:
-    """A graph as TensorFlow would run it: functions inlined, operations fused, constants computed.
+    """Optimizes a graph as TensorFlow does before a run: inlines functions, fuses operations and so on.
 
     Args:
-        graph: a `tf.Graph`.
-        wanted: operations and tensors of it that are to be computed; they keep their names.
+        graph: a `tf.Graph`, which is not changed.
+        wanted: the operations and tensors of the graph that must be computed; they keep their names.
 
     Returns:
         A new `tf.Graph`.
@@ -63,7 +62,7 @@ def optimized(graph: Any, wanted: Sequence[Any]) -> Any:
     meta = v1.MetaGraphDef(graph_def=graph.as_graph_def())
     meta.collection_def["train_op"].node_list.value.extend(each.name for each in wanted)
     config = v1.ConfigProto()
-    # Without a machine to look at it would take any for too small, and trade its memory for time.
+    # Without a description of the machine, the optimizer assumes too little memory, and trades time for it.
     config.graph_options.rewrite_options.memory_optimization = 1  # NO_MEM_OPT
     found = OPTIMIZE_GRAPH.resolve()(config, meta, verbose=False)
     made = tf.Graph()

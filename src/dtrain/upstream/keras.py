@@ -1,7 +1,7 @@
 """The private names of Keras that dtrain uses or replaces, each with its reason.
 
-The replacements themselves live in `keras_engine/`; here stands only what they stand on. Models that
-are not under a strategy of dtrain's go through every replacement unchanged.
+The replacements themselves are in `keras_engine/`. They do not change the behaviour of models that are not
+under one of dtrain's strategies.
 """
 
 from __future__ import annotations
@@ -189,9 +189,9 @@ REMATERIALIZED_CALL = Replaced(
 )
 
 
-# Where a layer keeps the losses of its last call.
+# The attributes in which a layer keeps the losses of its last call.
 LAYER_LOSSES = frozenset({"_losses", "_loss_ids", "_losses_override"})
-# What Keras itself keeps in layers and models, which is the same for all replicas.
+# The attributes of layers and models that Keras itself uses, and that are the same for all replicas.
 LAYER_BOOKKEEPING = frozenset(
     {
         "_allow_non_tensor_positional_args", "_auto_config", "_build_shapes_dict", "_call_context_args",
@@ -211,9 +211,9 @@ LAYER_BOOKKEEPING = frozenset(
 
 
 def seed_generator_global() -> Any:
-    """Keras' global seed generator, made now if it is not there yet.
+    """Keras' global seed generator; created if it does not exist yet.
 
-    Making it draws no number: layers made afterwards get the seeds that they would get without it.
+    Creating it does not change Python's random state, so layers created afterwards get the same seeds.
     """
     from keras.src.random.seed_generator import global_seed_generator
 
@@ -225,9 +225,9 @@ def seed_generator_global() -> Any:
 
 
 def with_seed_generator(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, run in whatever thread, with this thread's global seed generator.
+    """Wraps a function so that it uses this thread's global seed generator in any thread.
 
-    Keras keeps the generator by thread, and replicas are traced in threads of their own.
+    Keras has one generator for each thread, and each replica is traced in its own thread.
     """
     from keras.src.backend.common import global_state
     from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
@@ -245,32 +245,33 @@ def with_seed_generator(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def trainer_class() -> Any:
-    """The TensorFlow trainer that `keras.Model` inherits."""
+    """The trainer class for TensorFlow that `keras.Model` inherits from."""
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
     return TensorFlowTrainer
 
 
 def epoch_iterator_base() -> Any:
-    """The backend-independent epoch iterator."""
+    """The class of Keras' backend-independent epoch iterator."""
     from keras.src.trainers.epoch_iterator import EpochIterator
 
     return EpochIterator
 
 
 def profiles_batches(tensorboard: Any) -> bool:
-    """Whether Keras' `TensorBoard` counts batches, to profile some."""
+    """Whether Keras' `TensorBoard` callback is set to profile batches, for which it must count them."""
     return bool(getattr(tensorboard, "_start_batch", 0) or getattr(tensorboard, "_stop_batch", 0))
 
 
 def in_stateless_scope() -> bool:
-    """Whether reads and writes of Keras variables go to a scope's mapping."""
+    """Whether a Keras `StatelessScope` is active, so that variables are read from and written to it."""
     from keras.src.backend.common.stateless_scope import in_stateless_scope as found
 
     return bool(found())
 
 
-# Private attributes of objects. tests/multidevice/test_upstream.py lists them, to find one that has moved.
+# The functions below use private attributes. tests/multidevice/test_upstream.py lists these attributes, to
+# notice when one is renamed.
 
 
 def strategy_of(model: Any) -> Any:
@@ -279,41 +280,44 @@ def strategy_of(model: Any) -> Any:
 
 
 def set_first_epoch(model: Any, epoch: int | None) -> None:
-    """Has the running `fit` begin with another epoch than it was told; None takes that back."""
+    """Makes the running `fit` begin with another epoch than its `initial_epoch`; None undoes this."""
     model._initial_epoch = epoch
 
 
 def strategy_of_optimizer(optimizer: Any) -> Any:
-    """The strategy in whose scope an optimizer was constructed; None for what is not an optimizer."""
+    """The strategy in whose scope an optimizer was constructed; None for an object without one."""
     return getattr(optimizer, "_distribution_strategy", None)
 
 
 def put_under(optimizer: Any, strategy: Any) -> None:
-    """Has an optimizer be as one that was constructed in a strategy's scope; its variables must be there."""
+    """Makes an optimizer behave as if it were constructed in a strategy's scope, as its variables were."""
     for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
         if each is not None:
             each._distribution_strategy = strategy
 
 
 def value_of(variable: Any) -> Any:
-    """The `tf.Variable` that a Keras variable stands for; None for what is not a Keras variable."""
+    """The `tf.Variable` that a Keras variable wraps; None for other objects."""
     return getattr(variable, "_value", None)
 
 
 def set_value_of(variable: Any, value: Any) -> None:
-    """Makes a Keras variable stand for another `tf.Variable`."""
+    """Makes a Keras variable wrap another `tf.Variable`."""
     variable._value = value
 
 
 def accumulators_of(optimizer: Any) -> list[Any]:
-    """The variables in which an optimizer adds up gradients, by variable; none where it does not."""
+    """The variables in which an optimizer accumulates gradients, in the order of its trainable variables.
+
+    An empty list if it does not accumulate.
+    """
     return list(getattr(optimizer, "_accumulated_gradients", ()))
 
 
 def slots_of(optimizer: Any, variable: Any) -> list[Any]:
-    """The variables that an optimizer keeps for one of the variables that it updates; [] if it knows it not.
+    """An optimizer's slots of one variable; [] if the optimizer does not update the variable.
 
-    Keras' optimizers keep each kind in a list of its own, in the order of the variables.
+    Keras' optimizers have one list for each kind of slot, in the order of the variables that they update.
     """
     number = optimizer._trainable_variables_indices.get(optimizer._var_key(variable))
     if number is None:
@@ -327,7 +331,7 @@ def slots_of(optimizer: Any, variable: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def known_as(optimizer: Any, part: Any, variable: Any) -> Iterator[None]:
-    """While it is entered, an optimizer takes `part` for `variable`, which it was built for."""
+    """Makes an optimizer treat `part`, inside the context, as `variable`, which it was built for."""
     indices = optimizer._trainable_variables_indices
     key = optimizer._var_key(part)
     number = indices.get(optimizer._var_key(variable))
@@ -342,7 +346,7 @@ def known_as(optimizer: Any, part: Any, variable: Any) -> Iterator[None]:
 
 
 def number_of_variable(optimizer: Any, variable: Any) -> int:
-    """The place of a variable among those that an optimizer was built for."""
+    """The index of a variable among the variables that an optimizer was built for."""
     return int(optimizer._get_variable_index(variable))
 
 
@@ -352,62 +356,62 @@ def layers_of(model: Any) -> list[Any]:
 
 
 def layer_structure(layer: Any) -> tuple[Any, ...]:
-    """What changes when a layer is built, or gets variables or layers."""
+    """A value that changes when a layer is built, or gets variables, layers or metrics."""
     lists = (layer._trainable_variables, layer._non_trainable_variables, layer._layers, layer._metrics)
     return (layer.built, *map(len, lists))
 
 
 def compiled_parts(model: Any) -> list[Any]:
-    """The losses and metrics that were given to `compile`, a user's own objects among them."""
+    """The `loss`, `metrics` and `weighted_metrics` arguments of `compile`; None for a missing one."""
     compiled = model._compile_loss
     parts = [getattr(compiled, "_user_loss", None), getattr(model._compile_metrics, "_user_metrics", None)]
     return [*parts, getattr(model._compile_metrics, "_user_weighted_metrics", None)]
 
 
 def own_state_of(layer: Any) -> list[Any]:
-    """What a layer keeps beside its weights, without that of the layers in it."""
+    """The non-trainable variables of a layer itself, without those of the layers inside it."""
     return list(layer._non_trainable_variables)
 
 
 def is_keras_own(thing: Any) -> bool:
-    """Whether a class, an object of one, or a function is Keras' own: not a user's, nor another package's."""
+    """Whether a class, its instance or a function is defined in Keras itself."""
     module = getattr(thing, "__module__", None) or type(thing).__module__
     return str(module).partition(".")[0] == "keras"
 
 
 def is_functional(model: Any) -> bool:
-    """Whether a model is computed by the graph of its layers alone: a `call` of the user's own is not."""
+    """Whether the graph of layers alone defines a model: it is functional, and its `call` is Keras' own."""
     from keras.src.models.functional import Functional
 
     return isinstance(model, Functional) and type(model).call is Functional.call
 
 
 def made_by(tensor: Any) -> tuple[Any, list[Any]]:
-    """The operation that a symbolic tensor of a functional model comes from, and what that one took."""
+    """The operation that produced a symbolic tensor of a functional model, and the operation's inputs."""
     history = tensor._keras_history
     node = history.operation._inbound_nodes[history.node_index]
     return history.operation, list(node.input_tensors)
 
 
 def current_remat_mode() -> Any:
-    """What the innermost `RematScope` asks for, with `mode` and `layer_names`; None outside of any."""
+    """The settings of the innermost `RematScope`, with `mode` and `layer_names`; None outside of any."""
     from keras.src.backend.common.remat import get_current_remat_mode
 
     return get_current_remat_mode()
 
 
 def remat_mode_of(layer: Any) -> Any:
-    """What the `RematScope` asked for in which a layer was made, or None."""
+    """The settings of the `RematScope` in which a layer was created; None if there was none."""
     return layer._remat_mode
 
 
 def count_added_losses(layer: Any) -> int:
-    """How many losses a layer and those in it have added since the model was called."""
+    """How many losses a layer and the layers inside it have added since the model was called last."""
     return sum(len(each._losses) for each in layer._flatten_layers())
 
 
 def called_first() -> Any:
-    """The layer or model whose call all others now are part of, or None."""
+    """The layer or model whose call is the outermost one now; None outside of any call."""
     from keras.src.backend.common import global_state
 
     context = global_state.get_global_attribute("current_call_ctx")
@@ -415,7 +419,7 @@ def called_first() -> Any:
 
 
 def call_surroundings() -> dict[str, Any]:
-    """What a layer's call takes from around it: whether it is training, and what variables are cast to."""
+    """Copies of the global state that a layer's call depends on: the call context and the autocast scope."""
     from keras.src.backend.common import global_state
 
     names = ("current_call_ctx", "autocast_scope")
@@ -424,7 +428,7 @@ def call_surroundings() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def in_surroundings(surroundings: dict[str, Any]) -> Iterator[None]:
-    """Lets code run as if it were called where `call_surroundings` was."""
+    """Sets, inside the context, the global state that `call_surroundings` returned."""
     from keras.src.backend.common import global_state
 
     before = {name: global_state.get_global_attribute(name) for name in surroundings}
@@ -438,36 +442,36 @@ def in_surroundings(surroundings: dict[str, Any]) -> Iterator[None]:
 
 
 def copy_mask(source: Any, target: Any) -> None:
-    """Gives a tensor the mask that Keras has hung on another one, if there is one."""
+    """Copies the Keras mask of one tensor to another, if it has one."""
     mask = mask_of(source)
     if source is not target and mask is not None:
         set_mask(target, mask)
 
 
 def mask_of(tensor: Any) -> Any:
-    """The mask that Keras has hung on a tensor, or None."""
+    """The Keras mask that is attached to a tensor, or None."""
     from keras.src.backend import get_keras_mask
 
     return get_keras_mask(tensor)
 
 
 def set_mask(tensor: Any, mask: Any) -> None:
-    """Hangs a mask on a tensor as Keras does; None for none."""
+    """Attaches a mask to a tensor as Keras does; None attaches no mask."""
     from keras.src.backend import set_keras_mask
 
     set_keras_mask(tensor, mask)
 
 
 def logits_of(tensor: Any) -> Any:
-    """What a softmax or sigmoid of Keras' was computed from, as it hangs on its result; or None.
+    """The logits that Keras has attached to the result of its softmax or sigmoid; None if there are none.
 
-    Keras' cross-entropies compute from it, rather than from the probabilities.
+    Keras' cross-entropies use the logits instead of the probabilities.
     """
     return getattr(tensor, "_keras_logits", None)
 
 
 def set_logits(tensor: Any, logits: Any) -> None:
-    """Hangs logits on a tensor as Keras does."""
+    """Attaches logits to a tensor as Keras does."""
     tensor._keras_logits = logits
 
 
@@ -478,9 +482,10 @@ def symbolic_build(model: Any, batch: Any) -> None:
 
 @contextlib.contextmanager
 def built_or_untouched(model: Any) -> Iterator[None]:
-    """If what is done within fails, layers that it took for built without building those in them are not.
+    """If the code inside the context fails, marks layers as not built whose inner layers were not built.
 
-    Keras marks a layer as built, warns, and refuses it new parts, where it has called it in vain to build it.
+    If calling a layer to build it fails, Keras marks the layer as built, warns, and locks it against new
+    variables.
     """
     before = {id(each) for each in layers_of(model) if each.built}
     try:
@@ -497,7 +502,7 @@ def built_or_untouched(model: Any) -> Iterator[None]:
 
 
 def compute_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
-    """What `compute_loss` of a model gives, with the argument `training` where it has one."""
+    """Calls a model's `compute_loss` with `training=False`, if it has this argument."""
     return model._compute_loss(x, y, y_pred, sample_weight, training=False)
 
 
@@ -507,15 +512,15 @@ def takes_training(model: Any) -> bool:
 
 
 def iterations_of(optimizer: Any) -> Any:
-    """The counter of an optimizer's calls, micro-steps of an accumulation included."""
+    """The variable that counts an optimizer's calls, including those that only accumulate a micro-batch."""
     return optimizer._iterations
 
 
 def copy_decay_exclusions(source: Any, target: Any) -> None:
-    """Has an optimizer that is not built leave out of its weight decay what another one does.
+    """Copies the variables that are excluded from weight decay to another optimizer, which is not built.
 
-    What `exclude_from_weight_decay` was given is in no configuration: Keras keeps the variables' keys and a
-    pattern of the names, once it was called.
+    The arguments of `exclude_from_weight_decay` are not in an optimizer's configuration: Keras stores the
+    keys of the variables and a pattern of names when it is called.
     """
     if hasattr(source, "_exclude_from_weight_decay"):
         target._exclude_from_weight_decay = set(source._exclude_from_weight_decay)
@@ -528,12 +533,12 @@ def trainable_variables_of(optimizer: Any) -> list[Any]:
 
 
 def common_apply(optimizer: Any, grads: Any, variables: Any) -> None:
-    """Loss scaling's `apply` as on a single device."""
+    """Calls the single-device `apply` of a `LossScaleOptimizer`."""
     optimizer._common_apply(grads, trainable_variables=variables)
 
 
 def metric_value(metric: Any, y_true: Any, y_pred: Any) -> Any:
-    """What the function that a `MeanMetricWrapper` wraps gives for a batch."""
+    """Calls the function that a `MeanMetricWrapper` wraps, for one batch."""
     return metric._fn(y_true, y_pred, **metric._fn_kwargs)
 
 
@@ -543,12 +548,12 @@ def metric_function(metric: Any) -> Any:
 
 
 def metrics_inside(metric: Any) -> list[Any]:
-    """The metrics that a metric has, at any depth."""
+    """The metrics inside a metric, at any depth."""
     return [each for inner in metric._metrics for each in (inner, *metrics_inside(inner))]
 
 
 def compiled_losses(model: Any) -> list[tuple[Any, Any]]:
-    """The losses given to `compile`, each with its place among the outputs; [] before they are built."""
+    """The losses given to `compile`, each with the path of its output; [] before they are built."""
     compiled = model._compile_loss
     flat = compiled._flat_losses if compiled is not None and compiled.built else []
     return [(each.path, each.loss) for each in flat]

@@ -1,6 +1,7 @@
-"""What TensorFlow says about itself when it starts, which nobody has asked for. It does not import it.
+"""Filters the informational lines that TensorFlow writes to standard error when it is imported.
 
-Warnings and errors are never noise. With TF_CPP_MIN_LOG_LEVEL=0 in the environment all is shown.
+It never hides warnings and errors, and does not import TensorFlow. With TF_CPP_MIN_LOG_LEVEL=0 in the
+environment, it filters nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import NoReturn
 LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _STDERR = 2
 _PATIENCE = 2.0  # seconds
-# A line of the level INFO of a C++ source (absl writes a program's own lines in the same way); and what is
-# said before the level is known, in TensorFlow 2.21 twice a process.
+# A line of the level INFO from a C++ source (a program's own absl lines look the same); and the line that
+# absl writes before logging is initialised, in TensorFlow 2.21 twice in a process.
 _NOISE = re.compile(
     r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR\s*$"
     r"|I\d{4} \d\d:\d\d:\d+\.\d+ +\d+ \S+\.(cc|cpp|h|cu):\d+\] "
@@ -26,20 +27,20 @@ _NOISE = re.compile(
 
 
 def is_noise(line: str) -> bool:
-    """Whether a line of a process' standard error is of this kind."""
+    """Whether a line of standard error is one to filter."""
     return _NOISE.match(line) is not None
 
 
 def wanted() -> bool:
-    """Whether the user wants to see it."""
+    """Whether the user wants to see these lines (TF_CPP_MIN_LOG_LEVEL=0)."""
     return os.environ.get(LEVEL, "").strip() == "0"
 
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """While it lasts, standard error goes through a process that leaves the noise out. Meant for an import.
+    """Sends standard error, inside the context, through a child process that filters it. Meant for an import.
 
-    That process shows all that has come when this one dies, however it dies.
+    If this process dies, the child still writes everything that it has received.
     """
     if wanted():
         yield
@@ -64,7 +65,7 @@ def held_back() -> Iterator[None]:
 
 
 def _pass_on(read: int, write: int) -> NoReturn:
-    """The other process: lines without the noise, until nobody writes any more."""
+    """The child process: copies the lines that are not filtered, until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         os.close(write)
@@ -77,7 +78,7 @@ def _pass_on(read: int, write: int) -> NoReturn:
 
 
 def _await(process: int) -> None:
-    """Waits until all is shown, but not for a program that holds the pipe open."""
+    """Waits until the child has written everything; not longer than `_PATIENCE`: others may hold the pipe."""
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline and os.waitpid(process, os.WNOHANG) == (0, 0):
         time.sleep(0.005)

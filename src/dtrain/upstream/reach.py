@@ -1,7 +1,8 @@
-"""What dtrain reaches for, or replaces, in Keras and TensorFlow; all of it is checked before any is replaced.
+"""The bookkeeping of private names that dtrain uses or replaces: checks all of them, then replaces some.
 
-Pure bookkeeping: `keras.py`, `tensorflow.py` and their neighbours name the places, the engine's modules hold
-the replacements, and `record.json` has what each place looked like when dtrain was written.
+The names are listed in `keras`, `tensorflow` and the other modules here; the replacements are in the engine's
+modules. `record.json` holds each name's parameters, and a hash of its source, in the versions that dtrain was
+tested with.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dtrain.log import logger
 RECORD = Path(__file__).parent / "record.json"
 
 Make = Callable[[Any], Any]
-"""Gives the replacement of an original."""
+"""Takes the original object, and returns its replacement."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Reach:
 
     Attributes:
         place: `module:name` or `module:Class.name`.
-        reason: what cannot be done without it.
+        reason: why dtrain needs it.
         thread: the public issue about it, or "none".
     """
 
@@ -44,12 +45,12 @@ class Reach:
 
     @property
     def label(self) -> str:
-        """The name, with its class."""
+        """The name, with its class if it has one."""
         return self.place.partition(":")[2]
 
     @property
     def name(self) -> str:
-        """The attribute."""
+        """The name of the attribute in its class or module."""
         return self.label.rpartition(".")[2]
 
     def holder(self) -> Any:
@@ -60,18 +61,18 @@ class Reach:
         return getattr(found, owner) if owner else found
 
     def resolve(self) -> Any:
-        """The object itself, as installed now."""
+        """The object that the name refers to now, which may be dtrain's replacement."""
         return getattr(self.holder(), self.name)
 
     def original(self) -> Any:
-        """The object as upstream defines it, also where dtrain has replaced it."""
+        """The object as Keras or TensorFlow defines it, even if dtrain has replaced it."""
         found = vars(self.holder()).get(self.name) or self.resolve()
         return getattr(found, "_dtrain_original", found)
 
     def signature(self) -> str:
-        """The parameters as installed, without types; "" for what cannot be called."""
+        """The parameters in the installed version, without types; "" if the object is not callable."""
         original = self.original()
-        # Not of the class itself: where its metaclass is callable, that one's parameters would be shown.
+        # For a class, inspect `__init__`: a metaclass with a `__call__` would hide the class's parameters.
         function = original.__init__ if inspect.isclass(original) else original
         if not callable(function):
             return ""
@@ -80,7 +81,7 @@ class Reach:
         return str(signature.replace(parameters=plain, return_annotation=signature.empty))
 
     def source(self) -> str:
-        """A hash of the source as installed; "" for a class, and for what has none."""
+        """A hash of the source in the installed version; "" for a class or an object without source."""
         original = self.original()
         return "" if inspect.isclass(original) else _hash_of_source(original)
 
@@ -88,7 +89,7 @@ class Reach:
 class Replaced(Reach):
     """One private name that dtrain replaces for the whole process.
 
-    Models that are not under a strategy of dtrain's go through every replacement unchanged.
+    Replacements do not change the behaviour of models that are not under one of dtrain's strategies.
     """
 
 
@@ -96,13 +97,15 @@ _made: dict[Reach, tuple[Make, bool]] = {}
 
 
 def replaces(*reaches: Reach, inside: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Marks a function as the replacement of some names; it is given the original before their arguments.
+    """Decorator: marks a function as the replacement of some names.
+
+    The replacement is called with the original as first argument, followed by the original's arguments.
 
     Args:
-        reaches: what it replaces, once `replace_all` is called.
-        inside: replace it also for who has looked the function up before, as `model.fit` does in
-            `model.fit(x, callbacks=[what_installs_this()])`. Keras' wrapper around the function, which
-            shortens tracebacks, stays where it is, and calls another one.
+        reaches: the names to replace when `replace_all` is called.
+        inside: whether to replace the function inside of Keras' wrapper that shortens tracebacks, and leave
+            the wrapper. This also affects callers that have already looked up the wrapper, as in
+            `model.fit(x, callbacks=[callback_that_installs_dtrain()])`.
     """
 
     def mark(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,7 +122,7 @@ def replaces(*reaches: Reach, inside: bool = False) -> Callable[[Callable[..., A
 
 
 def makes(reach: Reach, *, inside: bool = False) -> Callable[[Make], Make]:
-    """As `replaces`, for a function that is given the original and makes what takes its place."""
+    """Decorator as `replaces`, for a function that takes the original and returns the replacement."""
 
     def mark(make: Make) -> Make:
         _made[reach] = (make, inside)
@@ -129,20 +132,26 @@ def makes(reach: Reach, *, inside: bool = False) -> Callable[[Make], Make]:
 
 
 def not_converted(function: Any) -> Any:
-    """The function, which AutoGraph must not rewrite in a user's `tf.function`, as it does not Keras' own."""
+    """Returns the function with AutoGraph disabled, so that a user's `tf.function` does not convert it.
+
+    AutoGraph does not convert Keras' own functions, either.
+    """
     import tensorflow as tf
 
     return tf.autograph.experimental.do_not_convert(function)
 
 
 def replace_all(reaches: Iterable[Reach]) -> None:
-    """Replaces what was marked: after all names were checked, all of them or none; doing it twice is as once.
+    """Checks all names, then replaces all that were marked; a second call does nothing.
+
+    If a check fails, nothing is replaced.
 
     Args:
-        reaches: every name that dtrain stands on.
+        reaches: every private name that dtrain uses or replaces.
 
     Raises:
-        UnsupportedVersionError: a name is gone, or takes other parameters than when dtrain was written.
+        UnsupportedVersionError: a name is missing, or has other parameters than in the record.
+        LookupError: a name to replace has no replacement.
     """
     reaches = list(reaches)
     check(reaches)
@@ -157,11 +166,11 @@ def replace_all(reaches: Iterable[Reach]) -> None:
 def check(reaches: Iterable[Reach]) -> None:
     """Compares names with the record.
 
-    Bodies are looked at in other versions than the record's only. One that differs under the same parameters
-    is a warning: that happens with each release, and mostly means nothing.
+    If another version than the record's is installed, it also compares the hashes of the sources. A
+    difference there only logs a warning: sources change with every release, mostly without effect on dtrain.
 
     Raises:
-        UnsupportedVersionError: a name is gone, or takes other parameters than when dtrain was written.
+        UnsupportedVersionError: a name is missing, or has other parameters than in the record.
     """
     record, installed = json.loads(RECORD.read_text(encoding="utf-8")), _installed()
     changed = []
@@ -193,7 +202,7 @@ def check(reaches: Iterable[Reach]) -> None:
 
 
 def write_record(reaches: Iterable[Reach]) -> None:
-    """Takes what is installed now for what dtrain was tested with."""
+    """Writes the record from the installed versions."""
     places = {reach.place: [reach.signature(), reach.source()] for reach in reaches}
     record = {"versions": _installed(), "places": places}
     RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
@@ -212,7 +221,7 @@ def _is_replaced(reach: Reach) -> bool:
 
 
 def _prepared(reach: Reach, make: Make, inside: bool) -> Callable[[], None]:
-    """What replaces a name; all that can fail is done before."""
+    """Prepares the replacement of a name; returns a function that installs it and cannot fail."""
     holder, original = reach.holder(), reach.resolve()
     inner = inspect.unwrap(original) if inside else original
     cells = [cell for cell in original.__closure__ or () if cell.cell_contents is inner] if inside else []
@@ -230,9 +239,10 @@ def _prepared(reach: Reach, make: Make, inside: bool) -> Callable[[], None]:
 
 
 def _hash_of_source(function: Any) -> str:
-    """A hash of a function's lines, decorators included; `inspect.getsource` takes ten times as long.
+    """A hash of a function's source lines, including decorators.
 
-    The first and the last line of its code are known; lines below that are indented deeper belong to it too.
+    `inspect.getsource` would take ten times as long. The code object knows its first and last line with code;
+    the following lines that are indented deeper than the first belong to the function, too.
     """
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:

@@ -1,7 +1,7 @@
-"""What a `tf.data.Dataset` is made of: its stages, and which operations they run. No public way asks it.
+"""Lists the stages of a `tf.data.Dataset` and the operations that they run, for which there is no public API.
 
-It only looks; what is made of it is `keras_engine`'s. A stage that it does not know is an unknown one, never
-an error: nothing but advice and a buffer at the end depends on it.
+It changes no dataset; `keras_engine` uses the result. An unknown stage has the kind "other" and is no error:
+the result is used only for advice and for a buffer at the end.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ _KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One dataset in a chain of them.
+    """One transformation or source in a dataset.
 
     Attributes:
-        kind: one of those above, or "other".
-        operations: the types of the operations of its functions, those that they call included.
-        reads_state: whether its functions hold something from outside that may change, such as a variable,
-            or draw from a generator that goes on from one iteration to the next.
+        kind: a value of `_KINDS`, or "other".
+        operations: the types of all operations in the stage's functions and the functions that they call.
+        reads_state: whether the functions capture a resource that may change, such as a variable, or draw
+            random numbers, whose generator keeps its state from one iteration to the next.
     """
 
     kind: str
@@ -81,7 +81,7 @@ class Stage:
 
     @property
     def python(self) -> bool:
-        """Whether it calls Python."""
+        """Whether the stage calls Python."""
         return not _PYTHON.isdisjoint(self.operations)
 
 
@@ -96,7 +96,7 @@ _DRAWING = (
 
 
 def stages_of(dataset: Any) -> list[Stage]:
-    """The stages of a dataset, from what it gives back to its sources. Nothing is run."""
+    """The stages of a dataset, from the last transformation to the sources. Nothing is run."""
     return list(_stages(dataset))
 
 

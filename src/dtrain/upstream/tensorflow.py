@@ -1,7 +1,7 @@
 """The private names of TensorFlow that dtrain uses or replaces, each with its reason.
 
-TensorFlow's strategies can only be subclassed through `tensorflow.python`: the part that does the work
-(`extended`) and the variable classes have no public name.
+TensorFlow's strategies can only be subclassed through `tensorflow.python`: the classes of `extended`, which
+does the work, and of variables have no public names. The subclasses are in `strategies/`.
 """
 
 from __future__ import annotations
@@ -166,10 +166,10 @@ SHARDED_VARIABLE = Reach(
 
 
 def per_replica(values: Sequence[Any]) -> Any:
-    """One value for each local replica, as `strategy.run` takes them; structures are kept.
+    """Combines one value for each local replica to an argument of `strategy.run`; keeps nested structures.
 
     Args:
-        values: one (nested) value a replica; with one replica it is returned as it is.
+        values: one (nested) value for each replica; a single one is returned unchanged.
     """
     if len(values) == 1:
         return values[0]
@@ -179,12 +179,12 @@ def per_replica(values: Sequence[Any]) -> Any:
 
 
 def graph_of_function(graph: Any, name: str) -> Any:
-    """The graph of a function that operations of a graph call, or None."""
+    """The graph of the function `name` that operations of `graph` call; None if it is not known."""
     return getattr(GET_FUNCTION.resolve()(graph, name), "graph", None)
 
 
 def merge_possible() -> bool:
-    """Whether replicas can be joined here: not inside a nested tf.function, cond or loop."""
+    """Whether `merge_call` can be used here: not inside a nested `tf.function`, a condition or a loop."""
     import threading
 
     from tensorflow.python.framework import ops
@@ -195,11 +195,11 @@ def merge_possible() -> bool:
 
 @contextlib.contextmanager
 def reducing_nothing(strategy: Any, whole: Callable[[Any], Any]) -> Iterator[None]:
-    """While it is entered, a strategy reduces and gathers one replica's values alone.
+    """Makes a strategy's reduce and gather methods, inside the context, use this replica's value only.
 
     Args:
-        strategy: whose `reduce`, `gather` and the like are meant.
-        whole: what becomes of a value.
+        strategy: the strategy.
+        whole: computes the result of a reduction or gather from the value.
     """
     alone = {
         REDUCE_TO.name: lambda op, value, *rest, **more: whole(value),
@@ -215,14 +215,14 @@ def reducing_nothing(strategy: Any, whole: Callable[[Any], Any]) -> Iterator[Non
 
 
 def deterministic_operations() -> bool:
-    """Whether operations were set to be deterministic, which XLA does not have for all of them."""
+    """Whether deterministic operations are enabled; XLA does not support this for all operations."""
     from tensorflow.python.framework.config import is_op_determinism_enabled
 
     return bool(is_op_determinism_enabled())
 
 
 def in_xla_graph() -> bool:
-    """Whether the code runs inside a function that XLA compiles."""
+    """Whether this code is traced inside a function that XLA compiles."""
     from tensorflow.python.framework import ops
     from tensorflow.python.ops import control_flow_util
 
@@ -230,7 +230,7 @@ def in_xla_graph() -> bool:
 
 
 def replica_id() -> Any:
-    """The global number of the replica that runs now: an int, or a tensor under several workers."""
+    """The global number of the current replica: an int, or a tensor under several workers."""
     import tensorflow as tf
 
     context = tf.distribute.get_replica_context()
@@ -238,7 +238,7 @@ def replica_id() -> Any:
 
 
 def local_replica_index() -> int:
-    """The number of the replica that runs now among those of this process."""
+    """The number of the current replica among the replicas of this process."""
     from tensorflow.python.distribute import values_util
 
     return values_util.get_current_replica_id_as_int() or 0
@@ -247,7 +247,8 @@ def local_replica_index() -> int:
 def set_shared(key: str, value: str) -> None:
     """Publishes a value to all workers of the job, through TensorFlow's coordination service.
 
-    The service asks nobody who he is: whoever reaches the first worker's port may read, set and delete.
+    The service has no authentication: any process that reaches the first worker's port can read, set and
+    delete values.
 
     Raises:
         tf.errors.AlreadyExistsError: the key has a value.
@@ -258,10 +259,10 @@ def set_shared(key: str, value: str) -> None:
 
 
 def get_shared(key: str, timeout_ms: int) -> str:
-    """Waits for a value that a worker publishes.
+    """Waits for a value that a worker publishes by `set_shared`, at most `timeout_ms` milliseconds.
 
     Raises:
-        tf.errors.DeadlineExceededError: nobody published it in time.
+        tf.errors.DeadlineExceededError: no worker has published it in time.
     """
     from tensorflow.python.eager import context
 
@@ -269,7 +270,7 @@ def get_shared(key: str, timeout_ms: int) -> str:
 
 
 def delete_shared(key: str) -> None:
-    """Removes a value that a worker has published."""
+    """Deletes a value that a worker has published by `set_shared`."""
     from tensorflow.python.eager import context
 
     context.context().delete_config_key_value(key)
@@ -291,7 +292,7 @@ def connected() -> bool:
 
 
 def yields_replica_batches(dataset: Any) -> bool:
-    """Whether a distributed dataset's elements are one replica's batches, as those made from a function."""
+    """Whether a distributed dataset was made from a function: then its elements are one replica's batches."""
     return isinstance(dataset, FROM_FUNCTION.resolve())
 
 
@@ -305,13 +306,13 @@ def initialised_tpus() -> list[str]:
 def tpu_is_initialised(resolver: Any) -> bool:
     """Whether this process has initialised the TPU system of a `TPUClusterResolver`.
 
-    A list of TPU devices does not tell: they are listed before the system is initialised.
+    The list of TPU devices does not tell, because it contains devices before the system is initialised.
     """
     return str(resolver._tpu) in initialised_tpus()
 
 
 def current_worker() -> int | None:
-    """The number of the worker that eager operations of this thread run on; None if on none."""
+    """The number of the worker on which this thread's eager operations run; None if it is no worker."""
     from tensorflow.python.eager import context
 
     found = re.search(r"/job:worker/replica:0/task:(\d+)", context.context().device_name or "")
@@ -319,10 +320,11 @@ def current_worker() -> int | None:
 
 
 def own_executor() -> Any:
-    """Gives this thread's eager operations an executor of their own, and returns it.
+    """Creates an executor for this thread's eager operations, and returns it.
 
-    The threads of a process share one, and it keeps the error of an operation on a server that was lost:
-    whichever thread comes next would get it. Call `clear_error()` on this one after such an error.
+    By default, all threads of a process share one executor. After an operation on a lost server, it keeps the
+    error, and raises it in the next thread that uses it. Call `clear_error()` on the returned executor after
+    such an error.
     """
     from tensorflow.python.eager import context, executor
 
@@ -332,11 +334,11 @@ def own_executor() -> Any:
 
 
 def abandon_servers() -> None:
-    """The interpreter is about to end, and some server does not answer: nothing is deleted on servers.
+    """Makes TensorFlow delete nothing on servers any more; for the end of a process whose server is lost.
 
-    TensorFlow deletes functions, variables and its context on all of them, and waits for the answers without
-    a limit. A thread that waits for a server gets an error when the context goes, and comes back into an
-    interpreter that has ended, which aborts the process.
+    At the end of the interpreter, TensorFlow deletes functions, variables and its context on all servers, and
+    waits for their answers without a limit. If the context were deleted, a thread that waits for a server
+    would get an error and return into an interpreter that has ended, which aborts the process.
     """
     import ctypes
 
@@ -347,20 +349,20 @@ def abandon_servers() -> None:
 
     for reach in (RESOURCE_DELETER, COORDINATOR_DELETER, REMOVE_FUNCTION):
         setattr(reach.holder(), reach.name, nothing)
-    # The context is not deleted as long as somebody refers to it.
+    # This reference keeps the context from being deleted.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(context.context()))
 
 
 def schedule(coordinator: Any, function: Any) -> None:
-    """Has a Python function run on a thread of the chief's whose eager operations go to a worker.
+    """Schedules a Python function on a thread of the chief whose eager operations run on a worker.
 
-    If that worker dies, the function is run again for another one.
+    If that worker dies, the function is called again for another worker.
     """
     coordinator._cluster.schedule(function, None, None)
 
 
 def blames_a_process(error: BaseException) -> bool:
-    """Whether an error says that a worker or a server is lost, rather than that a step went wrong."""
+    """Whether an error means that a worker or a server is lost, and not that a step is wrong."""
     import tensorflow as tf
 
     if isinstance(error, tf.errors.CancelledError | tf.errors.DeadlineExceededError):
@@ -369,18 +371,24 @@ def blames_a_process(error: BaseException) -> bool:
 
 
 def same_function_untraced(function: Any) -> Any:
-    """A `tf.function` of the same Python function and options that has traced nothing yet."""
+    """A new `tf.function` with the same Python function and options, and without any trace."""
     return FUNCTION_CLONE.resolve()(function, None)
 
 
 def call_inline(function: Any, original: Any, args: Any, kwds: Any) -> Any:
-    """What a `tf.function` returns, computed in the graph that calls it, and converted by AutoGraph.
+    """Calls a `tf.function` inline: its operations become part of the calling graph.
+
+    AutoGraph converts the Python function if the `tf.function` would do so.
 
     Args:
-        function: a `tf.function`, not compiled by XLA. One of a saved model is called by `original`.
-        original: its `__call__`.
+        function: a `tf.function` that XLA does not compile. A function of a saved model is called by
+            `original` instead.
+        original: TensorFlow's `Function.__call__`.
         args: the arguments.
         kwds: the keyword arguments.
+
+    Returns:
+        What `function` would return.
     """
     import tensorflow as tf
     from tensorflow.python.autograph.core import ag_ctx
@@ -420,7 +428,7 @@ def _of_spec(spec: Any, value: Any) -> Any:
 
 
 def _result(value: Any) -> Any:
-    """A function of TensorFlow's returns tensors, also for numbers and variables."""
+    """Converts numbers, arrays and variables to tensors, as a `tf.function` does with its results."""
     import numpy as np
     import tensorflow as tf
 
@@ -429,13 +437,16 @@ def _result(value: Any) -> Any:
 
 
 def known_before(value: Any) -> Any:
-    """What a function that is traced computes without its arguments, as it is outside of the function.
+    """Evaluates a tensor of the function that is being traced outside of it, without its arguments.
 
     Args:
-        value: a tensor; anything else is returned as it is.
+        value: a symbolic tensor; anything else is returned unchanged.
+
+    Returns:
+        An eager tensor.
 
     Raises:
-        ValueError: it depends on the function's arguments.
+        ValueError: the tensor depends on the function's arguments.
     """
     import tensorflow as tf
     from tensorflow.python.eager import lift_to_graph
@@ -456,7 +467,7 @@ def known_before(value: Any) -> Any:
 
 
 def unnamed_variable_handle(dtype: Any, shape: Any) -> Any:
-    """A handle, made anew in every call of the function that is traced, for a variable of that call."""
+    """A handle for a variable that is created anew in each call of the function that is being traced."""
     import tensorflow as tf
     from tensorflow.python.eager import context
 
@@ -466,9 +477,9 @@ def unnamed_variable_handle(dtype: Any, shape: Any) -> Any:
 
 
 def in_no_order(operation: Any) -> None:
-    """An operation of a function that is traced need not wait for others with effects, nor they for it.
+    """Frees an operation from the program order of stateful operations in the function that is being traced.
 
-    TensorFlow keeps all those that touch no variable in the order of the program, over devices too.
+    TensorFlow runs all stateful operations that use no variable in program order, across devices too.
     """
     manager = getattr(operation.graph, "experimental_acd_manager", None)
     if manager is not None:
@@ -476,13 +487,13 @@ def in_no_order(operation: Any) -> None:
 
 
 def variable_on(device: str, value: Any, dtype: Any, name: str | None) -> Any:
-    """A plain variable on one device, also inside the scope of a strategy.
+    """Creates a plain variable on one device, even inside the scope of a strategy.
 
     Args:
-        device: its name.
-        value: an array, or a function that gives one.
-        dtype: of the variable.
-        name: of the variable.
+        device: the name of the device.
+        value: the initial value: an array, or a function that returns one.
+        dtype: the dtype of the variable.
+        name: the name of the variable, or None.
     """
     import tensorflow as tf
     from tensorflow.python.ops.resource_variable_ops import ResourceVariable
@@ -492,24 +503,24 @@ def variable_on(device: str, value: Any, dtype: Any, name: str | None) -> Any:
 
 
 def not_recording() -> Any:
-    """While it is entered, no tape notes what is computed; variables that are read are still noticed."""
+    """A context in which gradient tapes record no operations; they still watch variables that are read."""
     from tensorflow.python.eager import record
 
     return record.stop_recording()
 
 
 def set_aggregation(variable: Any, aggregation: Any) -> None:
-    """Says anew how the replicas' values of a variable that is combined on reading make one."""
+    """Changes how the replicas' values of a sync-on-read variable are combined."""
     variable._aggregation = aggregation
 
 
 def mark_converted(function: Any) -> None:
-    """AutoGraph calls a function as it is, without telling what it calls that AutoGraph is off."""
+    """Makes AutoGraph call a function unconverted, but still convert the functions that it calls."""
     function.autograph_info__ = {}
 
 
 def converted_as_caller(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function as AutoGraph makes it where the code runs now: converted in a user's `tf.function`."""
+    """Converts a function by AutoGraph if the calling code was converted, as in a user's `tf.function`."""
     import tensorflow as tf
 
     context = tf.__internal__.autograph.control_status_ctx()
@@ -520,7 +531,7 @@ def converted_as_caller(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def container_of(component: Any) -> Any:
-    """The distributed variable that one replica's variable is part of; itself where there is none."""
+    """The distributed variable that contains one replica's variable; the variable itself if there is none."""
     container = getattr(component, "_distributed_container", None) or getattr(
         component.handle, "_distributed_container", None
     )
@@ -528,16 +539,16 @@ def container_of(component: Any) -> Any:
 
 
 def creation_number(variable: Any) -> int:
-    """A number that grows in the order in which a process makes its variables.
+    """A number that increases with each variable that the process creates.
 
-    Processes that run the same program give the same variables the same order.
+    In processes that run the same program, the same variables have the same order.
     """
     digits = re.search(r"(\d+)$", str(variable._unique_id))
     return int(digits.group()) if digits else 0
 
 
 def replica_spec(spec: Any, replica: int) -> Any:
-    """One local replica's part of a distributed dataset's spec; other specs are returned as they are."""
+    """One local replica's part of a distributed dataset's spec; other specs are returned unchanged."""
     each = getattr(spec, "_value_specs", None)
     return spec if each is None else each[replica]
 
@@ -548,13 +559,13 @@ def compiled_by_xla(function: Any) -> bool:
 
 
 def google_will_take_machine() -> bool:
-    """Whether Google Cloud's metadata server says that this machine will be taken away.
+    """Whether Google Cloud's metadata server says that host maintenance will terminate this machine.
 
-    TensorFlow's own watcher, behind its handler of preemptions; the handler itself saves by
-    `tf.train.Checkpoint` and knows nothing of where the data is.
+    It uses only the watcher of TensorFlow's preemption handler: the handler itself saves a
+    `tf.train.Checkpoint`, without the position in the data.
 
     Raises:
-        OSError: no server answers.
+        OSError: no metadata server answers.
     """
     from tensorflow.python.distribute.failure_handling import failure_handling_util
 
@@ -562,19 +573,19 @@ def google_will_take_machine() -> bool:
 
 
 def lacks_python_function(error: BaseException) -> bool:
-    """Whether `tf.raw_ops.PyFunc` failed because nobody has made its function callable in that process."""
+    """Whether `tf.raw_ops.PyFunc` failed because its function is not registered in the other process."""
     import tensorflow as tf
 
     return isinstance(error, tf.errors.InvalidArgumentError) and "Could not find callback" in error.message
 
 
 def register_python_function(token: str, function: Any) -> None:
-    """Makes a function callable from other processes of the cluster, by `tf.raw_ops.PyFunc` on a device here.
+    """Registers a function for other processes, which call it by `tf.raw_ops.PyFunc` on a device of this one.
 
     Args:
-        token: its name.
-        function: takes and returns NumPy arrays, or is a `collectives.CALLED_AS_IT_IS`; it must be kept alive
-            by the caller. It is called in a thread of TensorFlow's.
+        token: the name of the function.
+        function: takes and returns NumPy arrays, or is an instance of `collectives.CALLED_AS_IT_IS`. The
+            caller must keep it alive. It is called in one of TensorFlow's threads.
     """
     from tensorflow.python.ops import script_ops
 

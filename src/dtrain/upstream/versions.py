@@ -1,6 +1,6 @@
-"""Which TensorFlow and Keras dtrain stands on, checked before the first strategy is made.
+"""Checks that the installed TensorFlow and Keras are supported, before the first strategy is created.
 
-A version outside the range is refused; within it, `reach.py` compares each private name.
+A version outside of the supported range is refused. Within the range, `reach` compares each private name.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _INSTALL = "install one of: pip install 'dtrain[cpu]', 'dtrain[gpu]', 'dtrain[tp
 
 
 def installed_tensorflow(wheels: Any = importlib.metadata) -> tuple[str, str]:
-    """The wheel that provides TensorFlow and its version.
+    """The name of the wheel that provides TensorFlow, and its version.
 
     Args:
-        wheels: says what is installed, as `importlib.metadata` does.
+        wheels: reports the installed packages, with the interface of `importlib.metadata`.
 
     Raises:
-        UnsupportedVersionError: if none is installed.
+        UnsupportedVersionError: no wheel provides TensorFlow.
     """
     for wheel in _TENSORFLOW_WHEELS:
         try:
             return wheel, wheels.version(wheel)
         except importlib.metadata.PackageNotFoundError:
             continue
-    # Other wheels bring it as well: nightly builds, those of hardware vendors.
+    # Other wheels provide TensorFlow, too, such as nightly builds and those of hardware vendors.
     for wheel in wheels.packages_distributions().get("tensorflow", ()):
         return wheel, wheels.version(wheel)
     raise UnsupportedVersionError("TensorFlow is not installed.", hint=_INSTALL)
@@ -50,11 +50,11 @@ def check_versions(wheels: Any = importlib.metadata) -> None:
     """Refuses a TensorFlow, a Keras or a Keras backend that dtrain does not support.
 
     Args:
-        wheels: says what is installed, as `importlib.metadata` does.
+        wheels: reports the installed packages, with the interface of `importlib.metadata`.
 
     Raises:
         UnsupportedVersionError: TensorFlow or Keras is missing or outside the supported range.
-        BackendError: Keras runs on another backend.
+        BackendError: Keras uses another backend or cannot be imported, or `tf.keras` is Keras 2.
     """
     wheel, version = installed_tensorflow(wheels)
     low, high = TENSORFLOW_TPU if wheel == "tensorflow-tpu" else TENSORFLOW
@@ -83,7 +83,7 @@ def _check_backend() -> None:
     hint = "set the environment variable KERAS_BACKEND=tensorflow before importing keras"
     wanted = os.environ.get("KERAS_BACKEND", "")
     if "keras" not in sys.modules and wanted not in ("", "tensorflow"):
-        # Not to be tried: it may not be installed, and once imported Keras keeps its backend.
+        # Keras is not imported to find out: the backend may not be installed, and cannot be changed later.
         raise BackendError(f"KERAS_BACKEND is {wanted!r}; dtrain distributes TensorFlow.", hint=hint)
     try:
         import keras
