@@ -1,6 +1,6 @@
-"""Who starts the processes of a job? On this machine: `launch_local` for commands, `spawn` for functions.
+"""Starts the processes of a job on this machine: `launch_local` runs a command, `spawn` runs a function.
 
-It sets the environment that `dtrain.cluster` reads in the child, and never imports TensorFlow.
+It sets the environment variables that `dtrain.cluster` reads in each task. It never imports TensorFlow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One attempt of a job that may be started again: what its tasks have said until now, whatever its kind.
+"""One attempt of a job that may be restarted: the state of its tasks, common to both kinds of jobs.
 
-What the end of a task means is each kind's own, in `synchronous` and `parameter_servers`; whether there is
-another attempt is decided in `restarts`.
+What a task's exit means is decided in `synchronous` and `parameter_servers`; whether another attempt follows,
+in `restarts`.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from dtrain.task_messages import CheckpointNote, ConnectedNote, FailureNote, Mes
 from dtrain.topology import Task, Topology, split_address
 
 SAVING_GRACE = 30.0
-"""Seconds that tasks which keep checkpoints have to save one and to end."""
+"""Seconds that tasks which write checkpoints get to save one and exit."""
 
 
 @dataclass
 class JobRecord:
-    """What the tasks of a job have said, over all attempts.
+    """What the tasks of a job have reported, over all attempts.
 
     Attributes:
         connections: whether the tasks ever connected to each other.
-        reported: whether any ever reported progress.
-        stepped: whether any ever completed a step.
-        folder: where checkpoints are, or None.
-        checkpoint: the step of the newest one; -1 for none.
-        removals: what to delete when the job has ended well.
-        gone: the processes that reported in earlier attempts.
+        reported: whether any task ever reported progress.
+        stepped: whether any task ever completed a step.
+        folder: the folder of the checkpoints, or None if no task has named one.
+        checkpoint: the step of the newest checkpoint; -1 for none.
+        removals: the folders to delete when the job has succeeded.
+        gone: the ids of the processes that reported progress in earlier attempts.
     """
 
     connections: Connections
@@ -44,7 +44,7 @@ class JobRecord:
     gone: set[int] = field(default_factory=set)
 
     def note_all(self, events: Iterable[Event]) -> None:
-        """Remember what is said of checkpoints and connections."""
+        """Record the messages about checkpoints and connections; ignore all other events."""
         for event in events:
             if isinstance(event, RemoveNote):
                 self.removals.append(event.path)
@@ -56,13 +56,15 @@ class JobRecord:
 
 
 class Attempt(Policy):
-    """What both kinds have in common. A task for which others wait in vain has failed.
+    """The policy that both kinds of jobs share.
+
+    It tracks the tasks' messages, and treats a task that never comes to the rendezvous as failed.
 
     Args:
         spec: the job.
-        record: what is known of it.
-        topologies: those of its tasks.
-        hang_timeout: seconds after which a task that does not come to the rendezvous hangs, or None.
+        record: what its tasks have reported, over all attempts.
+        topologies: the topology of each task.
+        hang_timeout: seconds after which a task that is missing at the rendezvous has failed, or None.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class Attempt(Policy):
         self.find: Callable[[Task], TaskProcess | None] = lambda task: None
         self.failures: dict[Task, FailureNote] = {}
         self.latest: dict[Task, Progress] = {}
-        self.answers_signals = False  # whether a task said that it saves when it is told to end
+        self.answers_signals = False  # whether a task reported that it saves a checkpoint on SIGTERM
         self._rendezvous = RendezvousWatch(hang_timeout)
 
     @property
@@ -87,22 +89,22 @@ class Attempt(Policy):
         return any(latest.done > 0 for latest in self.latest.values())
 
     def step_of(self, task: Task) -> int | None:
-        """The training step at which a task is; None before it has completed one in this attempt."""
+        """The training step that a task has reached; None until it has completed one in this attempt."""
         latest = self.latest.get(task)
         return latest.step if latest is not None and latest.done else None
 
     def close(self) -> None:
-        """Forget the processes: what one of them may yet be heard to say counts no more."""
+        """End the attempt: progress that its processes reported, but that arrives later, is ignored."""
         self.record.gone.update(latest.pid for latest in self.latest.values())
 
     def on_start(self, task: Task, pid: int) -> str:
-        """Forget an earlier life of this task."""
+        """A task was started, perhaps again: forget what its earlier process reported."""
         self.failures.pop(task, None)
         self._rendezvous.started(task)
         return ""
 
     def on_message(self, message: Message) -> None:
-        """Take note of it."""
+        """Receive a task's message."""
         if isinstance(message, Progress):
             if message.pid not in self.record.gone:
                 self.on_progress(message)
@@ -114,33 +116,33 @@ class Attempt(Policy):
             self.answers_signals |= isinstance(message, CheckpointNote)
 
     def on_progress(self, progress: Progress) -> None:
-        """A task has reported where it is."""
+        """A task has reported its progress."""
         self.latest[progress.task] = progress
         self.record.reported = True
         self.record.stepped |= progress.done > 0
 
     def on_exit(self, task: Task, code: int) -> Decision:
-        """Take note of it, and judge."""
+        """Record a task's exit and decide what it means."""
         self._rendezvous.ended(task, code)
         return self.judge_exit(task, code)
 
     def judge_exit(self, task: Task, code: int) -> Decision:
-        """The meaning of a task's end."""
+        """Decide what a task's exit means; each kind of job implements this."""
         raise NotImplementedError
 
     def next_check(self) -> float | None:
-        """When connections and rendezvous are to be looked at."""
+        """When to check connections and the rendezvous next."""
         times = (self.record.connections.next_look(), self._rendezvous.next_check())
         return min((at for at in times if at is not None), default=None)
 
     def check(self) -> Decision:
-        """Look at them."""
+        """Check connections and the rendezvous."""
         ports = [split_address(address)[1] for address in self.addresses.values()]
         self.record.connections.look(map(self.find, self.addresses), ports)
         return self._rendezvous.check(self.addresses, self.find)
 
     def grace(self) -> float:
-        """The user's; or enough to save for those who keep checkpoints."""
+        """The user's `grace`; by default, long enough to save if the tasks write checkpoints."""
         if self.spec.grace is not None:
             return self.spec.grace
         return SAVING_GRACE if self.record.folder is not None else super().grace()

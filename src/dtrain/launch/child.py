@@ -1,6 +1,6 @@
-"""What a worker of `dtrain.spawn` runs: it reads the call from a file, makes it, writes what came of it.
+"""The program of a `dtrain.spawn` worker: reads a function call from a file, makes it, writes its result.
 
-It is run by its path, before dtrain can be imported; the parent decides what a failure means.
+It is run by its path, because dtrain may not be importable yet. The parent decides what a failure means.
 """
 
 from __future__ import annotations
@@ -13,22 +13,26 @@ from typing import Any
 
 
 def call_file(folder: Path) -> Path:
-    """Where the parent leaves (sys.path, pickled call)."""
+    """The file to which the parent pickles the pair (sys.path, pickled call)."""
     return folder / "call.pickle"
 
 
 def result_file(folder: Path, index: int) -> Path:
-    """Where worker `index` leaves the pickled result of the call."""
+    """The file to which worker `index` pickles the result of the call."""
     return folder / f"result-{index}.pickle"
 
 
 def failure_file(folder: Path, index: int) -> Path:
-    """Where worker `index` leaves the traceback if the call raised."""
+    """The file to which worker `index` writes the traceback if the call raised."""
     return folder / f"failure-{index}.txt"
 
 
 def main() -> int:
-    """Make the call; the exit status is 0 only where its result was written."""
+    """Make the call.
+
+    Returns:
+        The exit status: 0 if the result was written, 130 for Ctrl-C, 1 for any other exception.
+    """
     folder = Path(sys.argv[1])
     sys.path[:], call = pickle.loads(call_file(folder).read_bytes())
     from dtrain import cluster
@@ -73,7 +77,7 @@ def _traceback_of_call(error: BaseException) -> str:
 
 
 def _write(path: Path, content: bytes) -> None:
-    # Whole or not at all: the parent may look while this process is being killed.
+    # Write to another name and rename, so that the parent never reads half a file if this process is killed.
     unfinished = path.with_suffix(".unfinished")
     unfinished.write_bytes(content)
     unfinished.replace(path)

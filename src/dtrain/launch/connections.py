@@ -1,7 +1,7 @@
-"""Finds out whether the tasks of a job ever connected to each other, and says what to write if not.
+"""Finds out whether the tasks of a job ever connected to each other, and advises the user if they did not.
 
-Without a strategy that connects them, each task trains a model of its own, and all seems well. It only looks
-and speaks: no job fails of it.
+Without a strategy that connects them, each task trains its own model, and no error shows it. This module only
+warns: it never makes a job fail.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _EVERY = 1.0  # seconds; importing TensorFlow alone takes longer
 
 
 class Connections:
-    """What is known of one job, over all attempts.
+    """Whether the tasks of one job have connected, over all attempts.
 
     Args:
-        tasks: how many processes it has at most; one alone has nobody to connect to.
+        tasks: the largest number of processes in the job; a single process needs no connection.
 
     Attributes:
-        made: whether a task said that it is connected, or served on its address.
-        tensorflow: whether a task has loaded TensorFlow.
+        made: whether a task reported that it is connected, or was seen to listen on its port.
+        tensorflow: whether a task was seen to have loaded TensorFlow.
     """
 
     def __init__(self, tasks: int) -> None:
@@ -33,11 +33,14 @@ class Connections:
         self._next = 0.0
 
     def next_look(self) -> float | None:
-        """When `look` is due, by `time.monotonic()`; None for never again."""
+        """When to call `look` next, by `time.monotonic()`; None once a connection is known."""
         return None if self.made else self._next
 
     def look(self, processes: Iterable[TaskProcess | None], ports: Collection[int]) -> None:
-        """Once a second: what processes have loaded, and whether one serves, which TensorFlow's do untold."""
+        """Inspect the processes, at most once a second: the libraries they loaded, the ports they listen on.
+
+        A TensorFlow server sends the launcher no message, so only its listening port shows it.
+        """
         if self.made or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _EVERY
@@ -47,7 +50,7 @@ class Connections:
             self.made |= any(listens(process.pid, ports) for process in running)
 
     def advice(self, outcome: Outcome) -> str:
-        """What to tell the user at the end of a job; "" where there is nothing to say."""
+        """The warning for the end of a job; "" if its tasks connected, never loaded TensorFlow, or failed."""
         tasks = outcome.exit_codes
         over = outcome.first_failure is not None or outcome.signal is not None
         if self.made or not self.tensorflow or over:

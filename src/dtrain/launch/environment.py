@@ -1,4 +1,7 @@
-"""The environment of a task: which task it is of which job, and what all tasks have in common."""
+"""Builds the environment variables of a task: its role in the job, and the variables that all tasks share.
+
+It starts no process; `dtrain.cluster` reads these variables in the task.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,22 @@ from dtrain.launch.spec import check_integer
 from dtrain.topology import Task, Topology
 from dtrain.upstream import noise
 
-# Variables that say to a task which it is; they may be there of a job around this one.
+# Variables that identify a task. A launcher that runs as a task of another job has inherited that job's.
 _OF_A_TASK = ("TF_CONFIG", "DTRAIN_JOB", "DTRAIN_ATTEMPT", "DTRAIN_PLACE", "DTRAIN_WORKERS_MAX")
 
 
 def worker_tasks(workers: int) -> list[Task]:
-    """The tasks of a job that has only workers."""
+    """The tasks of a job that consists only of workers, in index order."""
     return [Task("worker", index) for index in range(workers)]
 
 
 def local_topologies(tasks: Sequence[Task], ports: Sequence[int]) -> list[Topology]:
-    """The view that each task has of a job on this machine, given the tasks of every job in index order."""
+    """The topology as each task of a job on this machine sees it.
+
+    Args:
+        tasks: the tasks; those of one name (worker, ps) in index order.
+        ports: the port of each task.
+    """
     host = loopback_host()
     jobs: dict[str, tuple[str, ...]] = {}
     for task, port in zip(tasks, ports, strict=True):
@@ -32,14 +40,19 @@ def local_topologies(tasks: Sequence[Task], ports: Sequence[int]) -> list[Topolo
 def task_environment(
     topology: Topology | None, devices_per_worker: int | None, extra: Mapping[str, str] | None
 ) -> dict[str, str]:
-    """The whole environment of one task: this process's, then `extra`, then what says which task it is.
+    """The complete environment of one task.
 
-    Without a topology, what all tasks have in common.
+    It is this process's environment, overridden by `extra`, and then by the variables that identify the task.
+
+    Args:
+        topology: the task's view of the job; None gives the environment that all tasks share.
+        devices_per_worker: the number of logical devices in the task; None sets no variable.
+        extra: variables to add or replace.
 
     Raises:
         ConfigurationError: `devices_per_worker` is below 1.
     """
-    # A rank of an MPI start may launch a job; its tasks are not that rank.
+    # If this launcher is itself an MPI rank, its tasks must not take themselves for that rank.
     env = {**mpi.without_start(os.environ), **(extra or {})}
     for variable in _OF_A_TASK:
         env.pop(variable, None)
@@ -47,7 +60,7 @@ def task_environment(
         env["TF_CONFIG"] = topology.to_tf_config()
     env["DTRAIN_LAUNCHED"] = "1"
     env["PYTHONUNBUFFERED"] = "1"
-    env.setdefault(noise.LEVEL, "1")  # TensorFlow's warnings and errors stay
+    env.setdefault(noise.LEVEL, "1")  # hides TensorFlow's info messages, keeps its warnings and errors
     check_integer("devices_per_worker", devices_per_worker, least=1)
     if devices_per_worker is not None:
         env["DTRAIN_DEVICES_PER_WORKER"] = str(devices_per_worker)

@@ -1,7 +1,7 @@
-"""Becomes a given command, after asking Linux to kill it when the launcher dies.
+"""A program that asks Linux to kill it when the launcher dies, and then replaces itself by a given command.
 
-A program of its own, run before the command in the child, because code between fork and exec is unsafe in a
-launcher that has threads; it imports nothing of dtrain, so that it costs a few milliseconds.
+It is a separate program because running Python code between fork and exec is unsafe in a launcher with
+threads. It imports nothing of dtrain, so it takes only a few milliseconds.
 
 Usage: python -I -S exec_child.py LAUNCHER_PID COMMAND [ARGUMENT ...]
 """
@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Arm the kernel, make sure that the launcher lived until then, and become the command."""
+    """Set the parent-death signal, check that the launcher is still alive, and execute the command."""
     launcher, command = int(sys.argv[1]), sys.argv[2:]
     if sys.platform == "linux":
         try:

@@ -1,11 +1,11 @@
-"""Leaves no process of a job behind: finds all of them by a mark in their environment, and kills them.
+"""Kills all processes that a job leaves behind; it finds them by a mark in their environment.
 
-The launcher calls `kill_marked` when the job ends; the program in this file does so when the launcher itself
-was killed. It decides nothing about the job and imports nothing of dtrain.
+The launcher calls `kill_marked` when the job ends. This file is also a program that does the same when the
+launcher itself was killed. It decides nothing about the job and imports nothing of dtrain.
 
-Usage: python -I -S guard.py, with a pipe from the launcher as standard input: a JSON object in a line, with
-the mark and the folders to delete. The pipe's end without RELEASE behind it is the launcher's death.
-Arguments would be shown to every user of the machine.
+Usage: python -I -S guard.py, with a pipe from the launcher as standard input. The first line is a JSON object
+with the mark and the folders to delete. If the pipe then ends without RELEASE, the launcher has died. The
+mark is not an argument because every user of the machine could read it there.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ RELEASE = b"done"
 
 
 def order(mark: str, folders: Sequence[str]) -> bytes:
-    """What tells a guard its job: the mark of its processes, and what to delete after them."""
+    """The launcher's line to a guard: the processes' mark, and the folders to delete after them."""
     return json.dumps({"mark": mark, "folders": list(folders)}).encode() + b"\n"
 
 
 _MEMORY = Path("/dev/shm")
-# The shared memory of MPI libraries, where it cannot be put into a folder of the job's.
+# The shared-memory files of MPI libraries that cannot be placed in a folder of the job.
 _LEFT_IN_MEMORY = ("mpich_shm_*", "Intel_MPI_*", "sm_segment.*")
 
 
 def marked_processes(mark: str) -> list[int]:
-    """The ids of all processes of this user, other than this one, that carry the mark; [] where /proc is not.
+    """The ids of this user's processes, except this one, that carry the mark; [] on systems without /proc.
 
-    The mark stands in MARK_VARIABLE; a job that was started inside another carries both marks.
+    The mark is in MARK_VARIABLE. Processes of a job that was started inside another job carry both marks.
     """
     needle = mark.encode()
     prefix = MARK_VARIABLE.encode() + b"="
@@ -48,7 +48,7 @@ def marked_processes(mark: str) -> list[int]:
             if pid == os.getpid() or entry.stat().st_uid != os.getuid():
                 continue
             variables = (entry / "environ").read_bytes().split(b"\0")
-        except OSError:  # gone meanwhile, or not ours to read
+        except OSError:  # the process has ended, or this user may not read its environment
             continue
         if any(v.startswith(prefix) and needle in v[len(prefix) :].split(b"/") for v in variables):
             found.append(pid)
@@ -59,11 +59,11 @@ def kill_marked(mark: str, *, patience: float = 2.0) -> int:
     """Send SIGKILL to all marked processes until none is left or `patience` seconds are over.
 
     Returns:
-        How many different processes were found.
+        The number of different processes that were sent SIGKILL.
     """
     deadline = time.monotonic() + patience
     killed: set[int] = set()
-    # Again and again, for a process may have made another between our look and our signal.
+    # Repeat, because a process may have started another one between the search and its SIGKILL.
     while found := marked_processes(mark):
         for pid in found:
             try:
@@ -78,7 +78,13 @@ def kill_marked(mark: str, *, patience: float = 2.0) -> int:
 
 
 def remove_shared_memory(since: float) -> None:
-    """Delete what killed ranks leave of MPI's shared memory: files of ours, in nobody's use, not older."""
+    """Delete the shared-memory files that killed MPI ranks leave behind.
+
+    It deletes only this user's files, and only those that no process has mapped.
+
+    Args:
+        since: seconds since the epoch; files last modified over a second earlier are kept.
+    """
     files = {path for name in _LEFT_IN_MEMORY for path in _MEMORY.glob(name) if _is_ours(path, since)}
     if not files:
         return
@@ -99,7 +105,7 @@ def _is_ours(path: Path, since: float) -> bool:
 
 
 def main() -> None:
-    """Wait until the launcher releases this guard or dies; in the second case kill the job."""
+    """Wait for the launcher's release or death; after its death, kill the job and delete its folders."""
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     began = time.time()

@@ -1,4 +1,7 @@
-"""What is said where the system gives this user no more processes, open files or memory for a job."""
+"""Turns the system's refusal of processes, open files or memory into an error with a hint.
+
+It raises no limit and retries nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,11 @@ _LIMITS = (*EXHAUSTED, errno.EAGAIN)
 
 @contextlib.contextmanager
 def system_limits_told() -> Iterator[None]:
-    """Give the system's refusals as errors that say what to do.
+    """Convert the system's refusals inside the `with` block into errors that say what to do.
 
     Raises:
-        ConfigurationError: a process, a pipe or a file could not be had.
+        ConfigurationError: the system refused a process, a pipe, a file or memory. Other errors pass
+            unchanged.
     """
     try:
         yield

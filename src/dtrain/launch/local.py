@@ -1,4 +1,7 @@
-"""One command, once for each task of a job, on this machine: the way in for programs and the command line."""
+"""Runs a command as every task of a job on this machine; programs and `dtrain launch` both enter here.
+
+It only connects the parts: `restarts` runs the attempts, `processes` runs the tasks.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +21,30 @@ from dtrain.launch.synchronous import SynchronousJob
 def launch_local(
     command: Sequence[str], *, stdout: TextIO | None = None, stderr: TextIO | None = None, **options: Any
 ) -> int:
-    """Run a command as every task of a job on this machine, until all have ended.
+    """Run a command as every task of a job on this machine, until all tasks have ended.
 
-    Every line of output is marked with its task. Without parameter servers the tasks are workers: when one
-    fails, all are ended and started again as `restart_rules` says, with fewer workers where that is allowed
-    and one does not come up. With them, a chief is started too, and its end is the job's; what the failure of
-    another means says `parameter_servers`. All attempts of a job have one DTRAIN_JOB, and each its
-    DTRAIN_ATTEMPT, from 0. The last lines of what failed are shown again. No process of the job, nor any that
-    one started, is left when this returns.
+    Each line of output is prefixed with its task. Without parameter servers, all tasks are workers: when one
+    fails, all are ended and restarted under the rules of `restart_rules`, with fewer workers if the job
+    allows it and a worker repeatedly fails before its first step. With parameter servers, the job also has a
+    chief and succeeds when the chief does; `parameter_servers` says what the failure of a task means.
+
+    A job that may be restarted, or has parameter servers, has one DTRAIN_JOB for all attempts and a
+    DTRAIN_ATTEMPT, from 0, for each. After a failure, the last lines of the failed task are shown again. When
+    this function returns, no process of the job is left, nor any process that one of them started.
 
     Args:
         command: the argument vector, such as `[sys.executable, "train.py"]`.
-        stdout, stderr: where the marked lines go; by default this process's own streams.
-        options: the other attributes of `JobSpec`, of which `workers` is needed.
+        stdout, stderr: where the prefixed lines go; by default this process's own streams.
+        options: the other attributes of `JobSpec`; `workers` is required.
 
     Returns:
-        0 if the job ended well; the exit status of the first task that failed, 128 + the signal if one killed
-        it; or 128 + the signal that this process was sent (130 for Ctrl-C), but 75 where every task answered
-        it by saving a checkpoint, so that the job wants to be run again.
+        0 if the job succeeded. If a task failed, the exit status of the first one that did, or 128 + the
+        signal that killed it. If this process received a signal, 128 + that signal (130 for Ctrl-C), or 75
+        if every task answered the signal by saving a checkpoint, so that the job can be run again and resume.
 
     Raises:
-        ConfigurationError: as `JobSpec` says, or there are no free ports.
+        ConfigurationError: an option is invalid (see `JobSpec`), or the system refuses ports, processes or
+            files.
         MPIError: mpi4py or the starter is missing, or the starter failed.
     """
     spec = JobSpec(command=command, **options)

@@ -1,7 +1,7 @@
-"""Which workers does an elastic job run with, now that some do not come up, and when are they tried again?
+"""Tracks which workers an elastic job runs with, and when an absent worker is tried again.
 
-A place is one of the most workers that the job may have; a task's index counts the places that are present.
-It only keeps the list: no process is started here.
+A place is a worker's fixed number, from 0 to the largest number of workers minus 1. A worker's task index
+counts only the places that are present, so it changes between attempts. This module starts no process.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-_PATIENCE = 2  # failures before the first step, one after another, after which a place is given up
+_PATIENCE = 2  # consecutive failures before the first step, after which a place is given up
 
 
 class Members:
     """The places of a job, 0 to `most` - 1.
 
     Args:
-        fewest: with how many the job still runs; `most` where it is not elastic.
-        most: how many there are.
-        rejoin: seconds until a place that was given up is tried again; twice as many each time in vain.
-        clock: the time in seconds; for tests.
+        fewest: the smallest number of workers that the job may run with; `most` if the job is not elastic.
+        most: the number of places.
+        rejoin: seconds until a given-up place is tried again; doubled each time it fails to start again.
+        clock: returns the time in seconds; tests replace it.
     """
 
     def __init__(
@@ -30,12 +30,12 @@ class Members:
         self._rejoin = rejoin
         self._clock = clock
         self._in_vain = dict.fromkeys(range(most), 0)
-        self._delay: dict[int, float] = {}  # of every place that was ever given up, until it works again
-        self._back_at: dict[int, float] = {}  # of the absent ones
+        self._delay: dict[int, float] = {}  # seconds, for each given-up place until it completes a step
+        self._back_at: dict[int, float] = {}  # when each absent place is tried again
 
     @property
     def elastic(self) -> bool:
-        """Whether the job may run with fewer."""
+        """Whether the job may run with fewer than all its workers."""
         return self.fewest < self.most
 
     def present(self) -> list[int]:
@@ -43,25 +43,27 @@ class Members:
         return [place for place in range(self.most) if place not in self._back_at]
 
     def works(self, places: Iterable[int]) -> None:
-        """Note that the workers of these places have completed a step."""
+        """Record that the workers of these places have completed a step; this clears their failures."""
         for place in places:
             self._in_vain[place] = 0
             self._delay.pop(place, None)
 
     def failed_to_start(self, place: int) -> bool:
-        """Note that a worker has ended before its first step; whether its place is to be given up.
+        """Record that a worker ended before its first step.
 
-        One that was given up before has one try, others have two.
+        Returns:
+            Whether to give the place up: after the first such failure of a place that was given up before,
+            otherwise after the second.
         """
         self._in_vain[place] += 1
         return place in self._delay or self._in_vain[place] >= _PATIENCE
 
     def can_lose_one(self) -> bool:
-        """Whether enough are left without one more."""
+        """Whether the job still has enough workers if one more place is given up."""
         return len(self.present()) > self.fewest
 
     def give_up(self, place: int) -> float:
-        """Go on without this place; the seconds until it is tried again."""
+        """Mark a place as absent; returns the seconds until it is tried again."""
         delay = self._delay.get(place, self._rejoin / 2) * 2
         self._delay[place] = delay
         self._back_at[place] = self._clock() + delay
@@ -69,11 +71,11 @@ class Members:
         return delay
 
     def next_return(self) -> float | None:
-        """When the next absent one may be tried again; None where none is absent."""
+        """When the next absent place is due for another try, on the clock; None if none is absent."""
         return min(self._back_at.values(), default=None)
 
     def take_in(self) -> list[int]:
-        """Make those present whose time has come; which they are."""
+        """Mark the absent places whose time has come as present; returns these places, sorted."""
         now = self._clock()
         due = [place for place, at in self._back_at.items() if now >= at]
         for place in due:

@@ -1,6 +1,6 @@
-"""Which MPI starter is there, and how does one call it for ranks of this machine?
+"""Finds the MPI starter, such as `mpirun`, and builds the command that starts ranks on this machine.
 
-It looks and builds a command; it starts no rank.
+It starts no rank; see `mpi_starts`.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from dtrain.cluster import mpi
 from dtrain.errors import MPIError
 
 _NAMES = ("mpirun", "mpiexec")
-_PATIENCE = 30.0  # seconds for a starter to say its version
-# Of a batch system: they would make Open MPI's starter look for its ranks on all machines of the allocation.
+_PATIENCE = 30.0  # seconds for a starter to print its version
+# Variables of batch systems; with them, Open MPI's starter would use all machines of the allocation.
 _OF_BATCH_SYSTEMS = ("SLURM_", "PBS_", "LSB_", "PE_HOSTFILE", "COBALT_", "FLUX_")
 
 
 @dataclass(frozen=True)
 class Starter:
-    """A way to start ranks.
+    """An MPI starter and how to call it.
 
     Attributes:
-        command: the program, and what the user gave it beside.
-        kind: whose it is: Open MPI's, Hydra (MPICH, Intel MPI), or Slurm's.
+        command: the program and the arguments that the user gave.
+        kind: the family: `openmpi`, `hydra` (MPICH, Intel MPI) or `slurm`.
     """
 
     command: Sequence[str]
@@ -40,23 +40,24 @@ class Starter:
         return self.command[0]
 
     def start(self, size: int, program: Sequence[str]) -> list[str]:
-        """The command that runs a program as so many ranks of this machine, as root and on few cores too."""
+        """The command that runs `program` as `size` ranks of this machine, also as root and on few cores."""
         return [*self.command, *self._options(size), *program]
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        """The environment for that command."""
+        """The environment of the starter's command: `env`, without batch-system variables unless Slurm's."""
         if self.kind == "slurm":
             return dict(env)
         return {name: value for name, value in env.items() if not name.startswith(_OF_BATCH_SYSTEMS)}
 
     def for_ranks(self) -> dict[str, str]:
-        """What the ranks find best in their environment, unless the user has set it."""
+        """The variables to set for the ranks, unless the user has set them."""
         found = {
-            # mpi4py by itself would wait, in a process that failed, for those who wait for this process.
+            # By default, mpi4py calls MPI_Finalize in a failed process, which then waits for its peers while
+            # they wait for it.
             "MPI4PY_RC_FINALIZE": "0",
-            # Processes of one machine need no TCP, and looking for its interfaces takes Open MPI a second.
+            # Processes of one machine need no TCP, and searching its interfaces takes Open MPI a second.
             "OMPI_MCA_btl": "self,sm",
-            # A rank that waits leaves its core to TensorFlow's threads, its own and the others'.
+            # A waiting rank yields its core to TensorFlow's threads.
             "OMPI_MCA_mpi_yield_when_idle": "1",
         }
         return {n: value for n, value in found.items() if self.kind == "openmpi" or not n.startswith("OMPI")}
@@ -66,7 +67,7 @@ class Starter:
             root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
             return [*root, "--host", f"localhost:{size}", "--bind-to", "none", "-n", f"{size}"]
         if self.kind == "hydra":
-            # Over a port, for the socket that it would let a rank inherit cannot be handed on.
+            # Over a port, because a task cannot take over a socket that the placeholder inherits.
             return ["-launcher", "fork", "-hosts", "localhost", "-pmi-port", "-n", f"{size}"]
         own = os.environ.get("SLURMD_NODENAME")
         here = ["--nodes=1", *([f"--nodelist={own}"] if own else [])]
@@ -75,13 +76,13 @@ class Starter:
 
 
 def find_starter(given: str | None) -> Starter:
-    """The starter that the user names, or the one beside this Python, or the one in PATH.
+    """The starter that the user names; by default the one beside this Python, else the one in PATH.
 
     Args:
-        given: a path or name, perhaps with arguments of its own; None to look for one.
+        given: a path or name, optionally with arguments; None searches for one.
 
     Raises:
-        MPIError: there is none, or nobody knows how to call it; or mpi4py is not installed.
+        MPIError: no starter is found, its family is unknown, or mpi4py is not installed.
     """
     if not mpi.installed():
         raise MPIError("The job is to be started by MPI, but mpi4py is not installed.", hint=mpi.INSTALL)

@@ -1,8 +1,8 @@
-"""The MPI starts of a job: for each attempt the starter starts its ranks, whose places our processes take.
+"""The MPI starts of a job: for each attempt, a starter starts placeholders, whose ranks the tasks take over.
 
-It runs the starter and hands out environments; who runs in them, and what becomes of them, is not its
-business. A starter ends all ranks when one dies, and says nothing of which; here it has only placeholders to
-end.
+A starter such as `mpirun` ends all ranks when one dies and does not say which one died. So it starts only
+placeholders, and this module returns each rank's environment. The launcher starts the tasks with these
+environments as its own children. This module starts no task.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from dtrain.launch.session import Session, new_mark
 from dtrain.launch.task_process import bound_to_launcher
 
 _PATIENCE = 60.0  # seconds for all ranks to be started
-_GOODBYE = 5.0  # seconds for Slurm to see that a step is over
-_OPEN_FILES = ("HYDI_CONTROL_FD",)  # variables that name files which only the placeholder has open
-_TOLD = 8  # last lines of a starter that failed
+_GOODBYE = 5.0  # seconds for srun to end its job step
+_OPEN_FILES = ("HYDI_CONTROL_FD",)  # variables that name file descriptors of the placeholder alone
+_TOLD = 8  # lines of a failed starter's output that the error message quotes
 
 
 class MPIStarts:
     """Makes the MPI starts of one job, one after another.
 
     Args:
-        starter: who starts the ranks.
-        session: the job's.
+        starter: the MPI starter.
+        session: the launcher's session.
     """
 
     def __init__(self, starter: Starter, session: Session) -> None:
@@ -48,14 +48,16 @@ class MPIStarts:
 
     @contextlib.contextmanager
     def start(self, size: int, env: Mapping[str, str]) -> Iterator[list[dict[str, str]]]:
-        """Start so many ranks; each rank's variables, in their order, valid while the `with` block runs.
+        """Start ranks, and give each rank's environment variables, in rank order.
+
+        The variables are valid inside the `with` block.
 
         Args:
-            size: how many.
+            size: the number of ranks.
             env: the environment of the tasks.
 
         Raises:
-            MPIError: the starter failed, or its ranks are not numbered as this many.
+            MPIError: the starter failed, took over 60 s, or made a start of another size.
         """
         self._count += 1
         folder = self._session.scratch() / f"mpi-{self._count}"
@@ -72,7 +74,7 @@ class MPIStarts:
                     shutil.rmtree(used, ignore_errors=True)
 
     def _memory(self, name: str) -> Path | None:
-        """A folder of the job's own for shared memory, which those who are killed would leave behind."""
+        """A folder for the ranks' shared memory; killed ranks leave files in it, so `start` deletes it."""
         base = self._session.scratch_memory()
         if base is None:
             return None
@@ -81,7 +83,7 @@ class MPIStarts:
 
 
 class _MPIStart:
-    """One start."""
+    """One MPI start: the starter's process and the connections to its placeholders."""
 
     def __init__(
         self, starter: Starter, size: int, env: Mapping[str, str], folder: Path, session: Session
@@ -114,7 +116,7 @@ class _MPIStart:
             )
 
     def ranks(self) -> list[dict[str, str]]:
-        """What the starter has added to each rank's environment."""
+        """The variables that the starter has added to each rank's environment, in rank order."""
         found: dict[int, dict[str, str]] = {}
         deadline = time.monotonic() + _PATIENCE
         while len(found) < self._size:
@@ -129,15 +131,15 @@ class _MPIStart:
         return [found[number] for number in sorted(found)]
 
     def close(self) -> None:
-        """End the start; its ranks have ended, or are ended by somebody else."""
+        """End the starter and its placeholders. The tasks have ended, or `Job` ends them."""
         for connection in self._placeholders:
             connection.close()
         self._listener.close()
-        if self._starter.kind == "slurm":  # it has to tell its daemons
+        if self._starter.kind == "slurm":  # srun tells Slurm's daemons that the job step is over
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_GOODBYE)
         ended = self._process.poll()
-        if ended is not None and ended < 0:  # its ranks cannot have gone on for long
+        if ended is not None and ended < 0:  # the ranks cannot continue for long without their starter
             starter = f"The MPI starter ({self._starter}, process {self._process.pid})"
             self._session.say(f"{starter} {describe_exit(ended)} before its ranks had ended.")
         if ended is None:
@@ -163,12 +165,16 @@ class _MPIStart:
         return own
 
     def _read(self, own: dict[str, str]) -> tuple[int, dict[str, str]]:
-        """The rank's number, and its variables, where a placeholder has sent those that are not ours."""
+        """The rank's number and its variables.
+
+        Args:
+            own: the variables that the placeholder sent, all of them set by the starter.
+        """
         if "PMI_FD" in own:
             raise self._failed("hands each rank a socket, which no other process can take over (use PMIx)")
         for name in _OPEN_FILES:
             own.pop(name, None)
-        if "PMI_ID" in own:  # Hydra with a port does not say it in the usual words
+        if "PMI_ID" in own:  # with -pmi-port, Hydra sets PMI_ID instead of PMI_RANK
             own |= {"PMI_RANK": own["PMI_ID"], "PMI_SIZE": f"{self._size}"}
         start = mpi.start_in(own) or mpi.start_in({**self._env, **own})
         if start is None or start[1] != self._size:

@@ -1,6 +1,6 @@
-"""The children's output on the launcher's own: line by line, each marked with its task.
+"""Copies the tasks' output to the launcher's output, line by line, each line prefixed with its task.
 
-It neither parses nor keeps what the children say, apart from the last lines of each for a failure's report.
+It drops known noise from standard error, and keeps only each task's last lines, for the report of a failure.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dtrain.upstream.noise import is_noise
 from dtrain.upstream.noise import wanted as noise_wanted
 
 _LINE_LIMIT = 64 * 1024  # bytes; longer lines are cut
-_REFRESH = 5.0  # seconds between two looks at a line that is still being overwritten
+_REFRESH = 5.0  # seconds between two displays of a line that is still being overwritten
 
 
 class Console:
-    """The launcher's output streams, shared by all readers so that no line lands inside another.
+    """The launcher's output streams, shared by all readers; a lock keeps lines whole.
 
     Args:
-        stdout, stderr: where lines go.
-        on_broken: called when nobody reads a stream any more, as in `dtrain launch ... | head`.
+        stdout, stderr: the streams to write to.
+        on_broken: called when the reader of a stream is gone, as in `dtrain launch ... | head`.
     """
 
     def __init__(self, stdout: TextIO, stderr: TextIO, *, on_broken: Callable[[], None]) -> None:
@@ -34,7 +34,7 @@ class Console:
         self._lock = threading.Lock()
 
     def write_line(self, line: str, *, to: str = "stdout") -> None:
-        """Write one whole line; it is dropped where the stream is closed."""
+        """Write one whole line to `stdout` or `stderr`; the line is dropped if that stream is closed."""
         stream = self._streams[to]
         with self._lock:
             try:
@@ -46,22 +46,21 @@ class Console:
                 stream.flush()
             except BrokenPipeError:
                 self._on_broken()
-            except (OSError, ValueError):  # closed behind our back: the job matters more than its text
+            except (OSError, ValueError):  # closed by other code: the job must not fail because of its output
                 pass
 
 
 class OutputReader(threading.Thread):
-    """Reads one pipe of one child until its end, and writes its lines to the console.
+    """A thread that reads one pipe of one task until its end and writes the lines to the console.
 
-    A progress bar overwrites its line again and again: what stands there is shown when the line ends, and
-    every few seconds until then.
+    A progress bar overwrites its own line. Its present state is shown every 5 s, and once the line ends.
 
     Args:
         pipe: the file descriptor to read; closed at the end.
-        mark: what to put before each line.
-        console: where lines go.
-        to: `stdout` or `stderr`.
-        tail: gets each finished line; shared by the readers of one task.
+        mark: the prefix of each line.
+        console: where the lines are written.
+        to: the console's stream, `stdout` or `stderr`.
+        tail: collects the finished lines; shared by the readers of one task.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class OutputReader(threading.Thread):
         self._noise_wanted = noise_wanted()
 
     def run(self) -> None:
-        """Read until the pipe ends or `finish` was called and nothing more is there."""
+        """Read until the pipe ends, or until it is empty after `finish` was called."""
         os.set_blocking(self._pipe, False)
         with selectors.DefaultSelector() as selector:
             selector.register(self._pipe, selectors.EVENT_READ)
@@ -97,7 +96,7 @@ class OutputReader(threading.Thread):
         os.close(self._pipe)
 
     def finish(self) -> None:
-        """Ask the thread to end once the pipe is empty, also where someone still holds its other end."""
+        """Ask the thread to end once the pipe is empty, even if another process still holds its write end."""
         self._finishing.set()
 
     def _feed(self, chunk: bytes) -> None:
@@ -113,7 +112,7 @@ class OutputReader(threading.Thread):
             if len(shown) > _LINE_LIMIT // 2:
                 self._finish_line(self._pending)
                 self._pending = b""
-            else:  # a bar that has overwritten itself for long: what it shows is short
+            else:  # a long series of overwrites, of which only the short visible part is kept
                 self._pending = shown.encode() + (b"\r" if self._pending.endswith(b"\r") else b"")
 
     def _finish_line(self, raw: bytes) -> None:
@@ -136,7 +135,7 @@ class OutputReader(threading.Thread):
 
 
 def visible_line(raw: bytes) -> str:
-    """What a terminal would show of one line in which carriage returns and backspaces overwrite."""
+    """The text that a terminal shows for a line with carriage returns and backspaces."""
     text = raw.decode("utf-8", "replace")
     parts = text.split("\r") if "\r" in text else [text]
     shown = next((part for part in reversed(parts) if part.strip(" \b")), "")

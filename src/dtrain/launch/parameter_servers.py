@@ -1,4 +1,7 @@
-"""Jobs with parameter servers: which task's death means what, and what is started again."""
+"""Jobs with parameter servers: what each task's exit means, and which tasks are restarted.
+
+`restarts` runs the attempts; the chief's program loads the checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +21,25 @@ from dtrain.launch.spec import JobSpec
 from dtrain.topology import Task, Topology
 
 LINGER = 5.0
-"""Seconds that servers have to end by themselves once the chief has ended well."""
+"""Seconds that the other tasks have to end by themselves after the chief has succeeded."""
 
 CHIEF_FIRST = 2.0
-"""Seconds in which a chief that has told its servers to end can end well, though one of them did not."""
+"""Seconds that the chief has to exit with 0 after another task failed, so that the job still succeeds.
+
+A chief that has finished shuts its workers and servers down, and one of them may exit with an error.
+"""
 
 
 class ParameterServerAttempt(Attempt):
     """One attempt of a job with a chief, workers and parameter servers.
 
-    - The chief ends with 0: the job has succeeded, whatever becomes of the others.
-    - A worker fails: it is started again alone, as long as the budget lasts.
-    - The chief or a parameter server fails: the attempt has failed. The chief alone knows where the program
-      is, and a parameter server takes its part of the weights with it.
-    - A worker or parameter server ends with 0: the chief has told it to.
-    - The launcher is told that its time is over: a chief that keeps checkpoints saves one, for which it needs
-      its servers, and then all end.
+    - The chief exits with 0: the job has succeeded, whatever the other tasks do.
+    - A worker fails: it alone is restarted, as long as the budget lasts.
+    - The chief or a parameter server fails: the attempt has failed. Only the chief holds the state of the
+      program, and a parameter server's shard of the weights is lost with it.
+    - A worker or parameter server exits with 0: nothing, because the chief has shut it down.
+    - The launcher receives SIGTERM or SIGUSR1: if the chief writes checkpoints, it gets the signal first and
+      saves one, because saving needs the servers. The other tasks get SIGTERM when the chief has ended.
 
     Args:
         spec, record, topologies: as for `Attempt`.
@@ -49,17 +55,17 @@ class ParameterServerAttempt(Attempt):
         self._budget = budget
 
     def on_start(self, task: Task, pid: int) -> str:
-        """Process and address, which those who operate the job need."""
+        """A task was started; the line shows its process id and address, for those who operate the job."""
         super().on_start(task, pid)
         return f"{task} started, process {pid}, {self.addresses[task]}"
 
     def heeds(self, signum: int, running: Sequence[Task]) -> Sequence[Task]:
-        """As the class says."""
+        """The chief first if it saves a checkpoint on this signal, else all tasks at once."""
         chief = [task for task in running if task.job == "chief"]
         return chief if chief and self.answers_signals and signum in NOTICES else running
 
     def judge_exit(self, task: Task, code: int) -> Decision:
-        """As the class says."""
+        """Decide what a task's exit means; see the class."""
         if code == 0:
             return Decision("finish", after=LINGER) if task.job == "chief" else GO_ON
         if task.job == "chief" or code == USAGE:
@@ -72,13 +78,13 @@ class ParameterServerAttempt(Attempt):
 
 
 class ServerRestartRules(RestartRules):
-    """Another try is of no use where the chief raised the very exception of the attempt before.
+    """Stops the restarts when the chief raises the same exception as in the previous attempt.
 
-    Then it is the program's own, and would be raised for ever.
+    The program itself is then the cause, and would raise it in every attempt.
     """
 
     def hopeless(self, failure: Failure) -> str:
-        """As the class says."""
+        """Why another attempt cannot succeed, or ""; see the class."""
         if failure.code == USAGE:
             return "It was called wrongly"
         last = self.before[-1].exception if self.before else None
@@ -87,11 +93,11 @@ class ServerRestartRules(RestartRules):
 
 
 class ParameterServerJob(RestartedJob):
-    """The attempts of a job with parameter servers; all have the same ports.
+    """A job with a chief, workers and parameter servers. All attempts use the same ports.
 
     Args:
         spec: the job.
-        session: the launcher's.
+        session: the launcher's session.
     """
 
     everyone = "The whole job is"
@@ -110,10 +116,10 @@ class ParameterServerJob(RestartedJob):
 
     @contextlib.contextmanager
     def attempt(self, number: int) -> Iterator[tuple[Attempt, Sequence[TaskCommand]]]:
-        """The same tasks again."""
+        """One attempt; the tasks and their addresses are the same in all attempts."""
         attempt = ParameterServerAttempt(self.spec, self.record, self._topologies, self._budget)
         yield attempt, [self.command(topology, number) for topology in self._topologies]
 
     def failure(self, outcome: Outcome, task: Task, exception: str | None, attempt: Attempt) -> Failure:
-        """Only what the chief raised is the program's; where it was then says nothing."""
+        """How an attempt failed. Only an exception of the chief counts, and no step is compared."""
         return Failure(task, outcome.exit_codes[task], exception if task.job == "chief" else None)

@@ -1,6 +1,5 @@
-"""What happens in a job means something for it: the questions, and the answers where every task is needed.
-
-It decides; `processes` does what was decided.
+"""The interface through which `Job` asks what an event means; the default ends the job at the first failure.
+A policy only decides. `processes` carries the decision out.
 """
 
 from __future__ import annotations
@@ -18,19 +17,20 @@ GRACE = 5.0
 
 @dataclass(frozen=True)
 class Decision:
-    """What is to be done.
+    """What `Job` does next.
 
     Attributes:
-        action: `go on`: nothing. `fail`: the job has failed, and the other tasks are told to end. `kill`: it
-            has failed, and the others are killed at once. `wait`: it has ended by its own wish, and the
-            others get time to end by themselves. `finish`: it has succeeded, and they get that time too.
-            `restart`: this task is started again. `signal`: processes are sent a signal.
-        after: seconds until the task is started again; that the others have to end by themselves; or, with
-            `fail` and `kill`, until it is done, unless another task's end changes the judgement.
-        line: what to tell the user, or "".
-        task: whose failure it is; None for the task whose end was judged.
-        reason: how that task failed, in words, where its exit status does not tell.
-        signum, pids: the signal, and the processes that get it.
+        action: `go on`: do nothing. `fail`: the job has failed; ask the other tasks to end. `kill`: the job
+            has failed; kill the other tasks at once. `wait`: the task ended at its own request; give the
+            others time to end by themselves. `finish`: the job has succeeded; give the others time as well.
+            `restart`: start this task again. `signal`: send a signal to some processes.
+        after: seconds. With `restart`: until the task is started again. With `wait` and `finish`: the time
+            that the other tasks get. With `fail` and `kill`: until the action is taken; if another task fails
+            in that time, `on_further_exit` decides anew.
+        line: a line to show to the user, or "".
+        task: the task that failed; None means the task whose exit was judged.
+        reason: how that task failed, in words, if its exit status does not show it.
+        signum, pids: the signal, and the processes that receive it.
     """
 
     action: Literal["go on", "fail", "kill", "wait", "finish", "restart", "signal"]
@@ -46,36 +46,42 @@ GO_ON = Decision("go on")
 
 
 class Policy:
-    """Decides what events mean. This one: the first failure ends the job."""
+    """Decides what events mean for a job. This base class ends the job at the first failure."""
 
     takes_requests = False
-    """Whether tasks may ask for the restart of another."""
+    """Whether one task may ask the launcher to kill another one, as a chief does with a stuck worker."""
 
     def on_start(self, task: Task, pid: int) -> str:
-        """What to tell the user of a task that was started, or ""."""
+        """A task was started as process `pid`; returns a line to show to the user, or ""."""
         return ""
 
     def on_exit(self, task: Task, code: int) -> Decision:
-        """The meaning of a task's end; `code` is negative for a signal. All that it said has been heard."""
+        """Decide what a task's exit means; `code` is negative for a death by signal.
+
+        `on_message` has received all messages of the task before.
+        """
         return Decision("fail" if code else "go on")
 
     def on_further_exit(self, first: Task, task: Task, code: int) -> Decision:
-        """The meaning of a further failure, while the `after` of the first one's decision runs."""
+        """Decide anew when `task` fails during the delay (`after`) of the decision on `first`'s failure."""
         return Decision("fail", task=first)
 
     def on_message(self, message: Message) -> None:
-        """Take note of what a task says."""
+        """Receive a task's message."""
 
     def next_check(self) -> float | None:
-        """When `check` is due, by `time.monotonic()`; None for never."""
+        """When to call `check` next, by `time.monotonic()`; None for never."""
         return None
 
     def check(self) -> Decision:
-        """The meaning of the time that has passed."""
+        """Decide what the time that has passed means, for instance whether a task hangs."""
         return GO_ON
 
     def heeds(self, signum: int, running: Sequence[Task]) -> Sequence[Task]:
-        """Who is told first of a signal that this process got; the others are once these have ended."""
+        """The tasks that receive a signal first when the launcher receives `signum`.
+
+        The other tasks get SIGTERM when these have ended.
+        """
         return running
 
     def grace(self) -> float:

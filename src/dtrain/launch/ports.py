@@ -1,7 +1,7 @@
-"""Free ports of this machine, kept for the tasks of one job until the job ends.
+"""Reserves free ports of this machine for the tasks of one job.
 
-A reservation keeps other jobs and outgoing connections off the port and lets the task itself serve on it;
-it is no protection against a program that asks for that very port.
+A reservation keeps other jobs and outgoing connections off a port, but lets the task listen on it. It does
+not protect against a program that asks for that very port.
 """
 
 from __future__ import annotations
@@ -33,6 +33,6 @@ def reserve_ports(count: int) -> Iterator[list[int]]:
                 hint="Start fewer workers, or raise the limit of open files (ulimit -n).",
             ) from error
         if sys.platform != "linux":
-            # Elsewhere a held port refuses the task as well: only the choice is ours.
+            # Other systems would refuse the port to the task as well, so it is only chosen, not held.
             stack.close()
         yield ports

@@ -1,7 +1,8 @@
-"""What a spare does before its program begins: import what the program will import, and wait for its order.
+"""What a spare does before its program begins: it imports the program's libraries and waits for an order.
 
-Nothing is computed and no device is touched; an order is what changes in the environment, and then Python
-goes on as if it had just been started. What to import, and with which variables, the first tasks have told.
+An order is the set of environment variables that change when the spare becomes a task. Python then continues
+as if it had just started. The first tasks reported what to import and with which variables. A spare computes
+nothing and touches no device.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from dtrain.cluster import settings
 from dtrain.launch import priority
 
 _MODULES = ("numpy", "tensorflow", "keras", "dtrain.channel", "dtrain.progress")
-# All modules of these too: most are imported only where a strategy is made or a checkpoint is kept.
+# All modules of these packages too: programs import most of them late, with a strategy or a checkpoint.
 _PACKAGES = ("dtrain.strategies", "dtrain.keras_engine", "dtrain.checkpoint")
 
 
 def wait_for_order(path: str) -> None:
-    """Import, say that it is done, and return with the environment that was ordered.
+    """Import, report that the imports are done, wait for the order, and apply its environment variables.
 
-    It does not return where no order comes: then the job is over.
+    If the launcher closes the pipe without an order, the job is over and this process exits with 0.
 
     Args:
         path: the PYTHONPATH with which this process was started.
@@ -54,14 +55,18 @@ def wait_for_order(path: str) -> None:
 
 
 def _import_all(found: Mapping[str, Any]) -> dict[str, str]:
-    """Import, with the variables that the task's libraries found; which they are."""
+    """Import the modules with the same variables that the first task's libraries read at their import.
+
+    Returns:
+        The variables of this process that libraries may have read.
+    """
     own = dict(os.environ)
     numbers = random.getstate()
     _change(found["variables"])
     try:
         imported = task_hooks.library_variables()
         for name in itertools.chain(_MODULES, found["modules"], _inside(_PACKAGES)):
-            with contextlib.suppress(Exception):  # the program will say so itself, where it needs it
+            with contextlib.suppress(Exception):  # if the program needs the module, its own import will raise
                 importlib.import_module(name)
     finally:
         random.setstate(numbers)
@@ -78,15 +83,16 @@ def _change(variables: Mapping[str, str | None]) -> None:
 
 
 class _Watch:
-    """Notices that the program, once it runs, sets a variable to another value than the imports have found.
+    """Notices when the program sets a variable to another value than the one that the imports read.
 
-    Libraries would have read that value: so the program is begun anew, by a Python that has imported nothing.
-    From a task's first message on, its variables are its own business.
+    Without the spare, libraries would have read the program's value. So the process then starts the program
+    again in a fresh Python that has imported nothing. After the task's first message to the launcher, changes
+    are no longer checked.
 
     Args:
-        imported: the variables that libraries found.
-        found: what the first tasks set before and after their imports, as in an `ImportsNote`.
-        path: the PYTHONPATH for the new beginning.
+        imported: the variables that the libraries of this process read.
+        found: the variables that the first task set before and after its imports; see `ImportsNote`.
+        path: the PYTHONPATH of the fresh Python.
     """
 
     def __init__(self, imported: Mapping[str, str], found: Mapping[str, Any], path: str) -> None:
@@ -96,7 +102,7 @@ class _Watch:
         self._later: Mapping[str, str | None] = found["later"]
 
     def begin(self) -> None:
-        """Watch from now on: `os.environ` calls these functions for each change."""
+        """Start to watch. `os.environ` calls `os.putenv` and `os.unsetenv` for each change."""
         os.putenv = self._checked(os.putenv)
         os.unsetenv = self._checked(os.unsetenv)
         task_hooks.before_first_message(self._look_at_all)
@@ -110,7 +116,7 @@ class _Watch:
         return checked
 
     def _look_at_all(self) -> None:
-        """The program may also have left out what it set in the first attempt."""
+        """Check all variables once: the program may not have set one that it set in the first attempt."""
         for name in self._set_before:
             self._look(name, os.environ.get(name))
 
@@ -130,7 +136,7 @@ def _inside(packages: Sequence[str]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _dispensable() -> Iterator[None]:
-    """Where the machine runs out of memory meanwhile, let it take this process and not a task."""
+    """Make Linux's out-of-memory killer prefer this process to a task inside the `with` block."""
     score = Path("/proc/self/oom_score_adj")
     try:
         own = score.read_text(encoding="ascii")
@@ -145,7 +151,10 @@ def _dispensable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unimportant() -> Iterator[None]:
-    """Leave the processor to the tasks meanwhile: take what they do not use, where the way back is open."""
+    """Run at the lowest priority inside the `with` block, so that the tasks keep the processor.
+
+    The process's own priority is lowered only with the privilege to raise it again.
+    """
     own = os.getpriority(os.PRIO_PROCESS, 0)
     as_it_was = priority.of_session(os.getpid())
     if _may_rise():

@@ -1,7 +1,7 @@
-"""How much of the processor a process gets beside others.
+"""Reads and sets the scheduling priority of a process and of its session.
 
-Where Linux groups processes by session (`sched_autogroup_enabled`, as most distributions have it), the
-priority of a process counts inside of its session only, and the session has one of its own.
+With `sched_autogroup_enabled`, the default of most distributions, Linux shares the processor between sessions
+first. A process's own priority then counts only within its session. This module decides no priority.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 LEAST = 19
 """The lowest priority, as `nice` counts."""
 
-_TRIES = 50  # the system takes one change of a session's priority in 100 ms, whoever makes it
+_TRIES = 50  # without privileges, Linux accepts one change of a session's priority per 100 ms, system-wide
 _PAUSE = 0.1  # seconds
 
 
 def of_session(pid: int) -> int | None:
-    """The priority of a process' session; None where sessions have none.
+    """The priority of a process's session, on the scale of `nice`; None if sessions have no priority.
 
     Args:
-        pid: of a process.
+        pid: the process id.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(_file(pid).read_text(encoding="ascii").split()[-1])
@@ -30,11 +30,14 @@ def of_session(pid: int) -> int | None:
 
 
 def set_of_session(pid: int, value: int) -> bool:
-    """Sets the priority of a process' session, where it has one; whether it is so now.
+    """Set the priority of a process's session, retrying for about 5 s while the system refuses.
 
     Args:
-        pid: of a process of this user's.
-        value: as `nice` counts; without privileges 0 at least.
+        pid: the id of a process of this user.
+        value: on the scale of `nice`; without privileges, at least 0.
+
+    Returns:
+        Whether the session has this priority now, or has none at all.
     """
     for _ in range(_TRIES):
         if of_session(pid) in (None, value):
@@ -49,15 +52,18 @@ def set_of_session(pid: int, value: int) -> bool:
 
 
 def restore(pid: int, value: int, of_its_session: int | None) -> bool:
-    """Gives a process, with all its threads, and its session their priorities back; whether that worked.
+    """Restore the priorities of a process, of all its threads, and of its session.
 
     Args:
-        pid: of the process.
-        value: its priority.
-        of_its_session: as `of_session` gave it.
+        pid: the process id.
+        value: the priority of the process, on the scale of `nice`.
+        of_its_session: the session's priority as `of_session` returned it; None leaves it unchanged.
+
+    Returns:
+        Whether the session has its priority again; errors for the threads are ignored.
     """
     with contextlib.suppress(OSError):
-        # Threads that a library has started have inherited it.
+        # Linux sets the priority per thread, and threads that a library started inherited the low one.
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, int(thread.name), value)

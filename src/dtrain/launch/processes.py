@@ -1,6 +1,6 @@
-"""Runs the processes of one job on this machine until all have ended, and leaves none behind.
+"""Runs the processes of one job, or of one attempt, on this machine until all have ended; leaves none behind.
 
-It knows commands, signals and exit codes, not what the processes compute or how they find one another.
+It handles commands, signals and exit codes. It does not know what the processes compute or how they connect.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from dtrain.topology import Task
 
 __all__ = ["Job", "Outcome", "TaskCommand"]
 
-_TRACE_PATIENCE = 0.3  # seconds for the last lines of a task that failed to come out of its pipes
+_TRACE_PATIENCE = 0.3  # seconds to read a failed task's last lines from its pipes
 
 
 class Reserve(Protocol):
-    """Processes that are ready to become tasks."""
+    """A supply of processes that are ready to become tasks."""
 
     def take(self, env: Mapping[str, str]) -> TaskProcess | None:
-        """One that goes on as a task with this environment, or None."""
+        """A process that continues as a task with this environment, or None if there is none."""
 
 
 @dataclass
@@ -37,12 +37,12 @@ class Outcome:
     """How a job ended.
 
     Attributes:
-        exit_codes: of every task; negative for a death by signal.
-        first_failure: the task that failed of itself before any other, or None.
-        reason: how it failed, in words, where its exit status does not tell.
-        signal: the signal that the launcher was sent (SIGPIPE: nobody reads its output any more), or None.
-        timed_out: the tasks that still ran when the time was over.
-        tails: the last lines of every task, standard output and error together.
+        exit_codes: the exit code of every task; negative for a death by signal.
+        first_failure: the task whose failure ended the job, or None.
+        reason: how that task failed, in words, if its exit status does not show it.
+        signal: the signal that the launcher received, or None. SIGPIPE means that nobody reads its output.
+        timed_out: the tasks that still ran when the job's timeout expired.
+        tails: the last lines of every task, standard output and standard error together.
     """
 
     exit_codes: dict[Task, int] = field(default_factory=dict)
@@ -54,20 +54,20 @@ class Outcome:
 
 
 class Job:
-    """All the processes of one job, as one thing that is started, watched and ended.
+    """Starts, watches and ends all processes of one job, or of one attempt of a job.
 
-    What events mean is the policy's to say. Where a task's end means the failure of the job, the others get
-    SIGTERM and, after the policy's grace, SIGKILL, or SIGKILL at once. SIGINT, SIGTERM and SIGHUP are passed
-    on to every task, with the same grace; a second one kills at once. Signals are seen where `run` is called
-    in the main thread.
+    The policy decides what events mean. When a task's exit means that the job has failed, the other tasks get
+    SIGTERM and, after the policy's grace, SIGKILL; or SIGKILL at once. SIGINT, SIGTERM and SIGHUP are
+    forwarded to every task, with the same grace; a second signal kills the tasks at once. Signals are only
+    caught if `run` is called in the main thread.
 
     Args:
         commands: the tasks to run.
         policy: by default, the first failure ends the job.
-        timeout: seconds that the job may take, or None.
+        timeout: the seconds that the job may take; None sets no limit.
         stdout, stderr: where the tasks' lines go; by default this process's own streams.
-        session: an open one, where this is one attempt of several; the streams are the session's then.
-        reserve: where processes may come from.
+        session: an open session if this is one attempt of several; its streams replace `stdout`, `stderr`.
+        reserve: a supply of waiting processes, asked before a new process is started.
     """
 
     def __init__(
@@ -93,15 +93,15 @@ class Job:
         self._mark = new_mark()
         self._children: dict[Task, TaskProcess] = {}
         self._due: dict[Task, float] = {}
-        self._failed: tuple[Task, float, Decision] | None = None  # and when the decision is done
+        self._failed: tuple[Task, float, Decision] | None = None  # the float: when to carry the decision out
         self._linger_until: float | None = None
         self._kill_at: float | None = None
         self._waiting = False
-        self._others_after: Sequence[Task] = ()  # whose end the others' follows
+        self._others_after: Sequence[Task] = ()  # when these have ended, the other tasks get SIGTERM
         self._outcome = Outcome()
 
     def run(self, *, after: float = 0.0) -> Outcome:
-        """Start every task, `after` seconds from now, and return when no process of the job is left."""
+        """Start every task `after` seconds from now; return when no process of the job is left."""
         with self._session.opened() if self._own_session else contextlib.nullcontext():
             try:
                 if self._pause(after):
@@ -121,7 +121,7 @@ class Job:
         while True:
             left = until - time.monotonic()
             try:
-                # Without a pause too: a signal may have come since the attempt before.
+                # Also without a pause: a signal may have arrived since the last attempt.
                 event = self._events.get(timeout=left) if left > 0 else self._events.get_nowait()
             except queue.Empty:
                 if left <= 0:
@@ -152,7 +152,7 @@ class Job:
                 self._on_event(event)
             self._check()
         if self._failed is not None and self._kill_at is None and self._linger_until is None:
-            # Nobody is left whose end could change the judgement.
+            # No task is left whose exit could change the decision.
             self._fail(self._failed[0], self._failed[2])
 
     def _on_event(self, event: Event) -> None:
@@ -177,9 +177,9 @@ class Job:
         ended = [child for child in self._children.values() if child.ended_at and not child.judged]
         for child in sorted(ended, key=lambda child: child.ended_at):
             if self._kill_at is not None or self._linger_until is not None:
-                return  # from now on they end because the job does
+                return  # the job is ending, so these exits mean nothing
             if not child.announced:
-                return  # who ended before others is judged before them, once all that it said is heard
+                return  # exits are judged in their order, each after all messages of its task
             child.judged = True
             if child.task is None or child.exit_code is None:
                 continue
@@ -206,7 +206,7 @@ class Job:
             self._children[task].finish_output()
             self._due[task] = time.monotonic() + decision.after
         elif decision.action == "signal":
-            for pid in decision.pids:  # as tasks have said: nobody else's process may get a signal
+            for pid in decision.pids:  # reported by tasks; `signal_member` rejects ids of foreign processes
                 any(child.signal_member(pid, decision.signum) for child in self._children.values())
 
     def _fail(self, task: Task, decision: Decision) -> None:
@@ -224,7 +224,7 @@ class Job:
             return
         if not self._policy.takes_requests:
             return
-        if request.pid is None or request.pid == child.pid:  # another one was started since: it is not meant
+        if request.pid is None or request.pid == child.pid:  # else the request meant an earlier process
             self._session.say(f"{request.task}, process {child.pid}, is killed: {request.reason}")
             child.signal_group(signal.SIGKILL)
 
@@ -232,8 +232,8 @@ class Job:
         if self._outcome.signal is None:
             self._outcome.signal = signum
             if self._waiting:
-                return  # they are ending by their own wish; a second signal could break off what they save
-            # Slurm's notice, and nobody's reading our output, are the wish that the job end.
+                return  # the tasks are saving and ending by themselves; a signal could interrupt a save
+            # Slurm's notice (SIGUSR1) and a closed output stream (SIGPIPE) also mean that the job should end.
             told = signal.SIGTERM if signum in (signal.SIGPIPE, signal.SIGUSR1) else signum
             running = self._running(self._children)
             first = self._policy.heeds(signum, running)

@@ -1,11 +1,11 @@
-"""What an MPI starter starts for each rank: it tells the launcher who the rank is, and lasts as long as it.
+"""The program that an MPI starter runs for each rank: it sends the rank's environment to the launcher.
 
-A task of the launcher's is that rank for the MPI library, with the environment that the starter meant for it.
-So the job's processes are the launcher's children over MPI as they are without it. Run by its path; imports
-nothing of dtrain, so that it costs a few milliseconds.
+The launcher then starts a task with that environment, and the MPI library takes the task for the rank. So
+tasks are children of the launcher with and without MPI. This program only waits for the end and runs no
+training. It is run by its path and imports nothing of dtrain, so it starts in a few milliseconds.
 
-Usage: python -I -S rank_placeholder.py SOCKET KNOWN, a file with a digest of each variable that the launcher
-knows; the others are what the starter has said, and only they are sent.
+Usage: python -I -S rank_placeholder.py SOCKET KNOWN. KNOWN is a file with a digest of each variable that the
+launcher has set. All other variables come from the starter, and only those are sent over SOCKET.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import sys
 
 
 def digest(value: str) -> str:
-    """What tells two values apart and does not show them."""
+    """A hash by which two values can be compared without showing them."""
     return hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def main() -> None:
-    """Hand over the environment, and stay as long as the launcher keeps the connection."""
+    """Send the starter's variables, and wait until the launcher closes the connection."""
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     with open(sys.argv[2], encoding="ascii") as file:  # noqa: PTH123 - pathlib takes long to import

@@ -1,7 +1,7 @@
-"""Watches the rendezvous of a job: which tasks wait there, and which end or stand still meanwhile.
+"""Watches the rendezvous of a job: which tasks wait there, and which ended or were stopped before they came.
 
-Launched tasks wait for each other without a limit, as the launcher knows who lives. A task that does not come
-any more has failed.
+Launched tasks wait for each other without a time limit, because the launcher knows which tasks are alive. A
+task that can no longer come counts as failed. This module only decides; `processes` ends the tasks.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from dtrain.slowness import in_words
 from dtrain.task_messages import ConnectedNote, Message, RendezvousNote
 from dtrain.topology import Task
 
-_STOPPED = 30.0  # seconds after which others wait no longer for a task that is held by SIGSTOP
-_LOOK = 1.0  # seconds between two looks at who is held
+_STOPPED = 30.0  # seconds that others wait for a task that is stopped by SIGSTOP
+_LOOK = 1.0  # seconds between two checks for stopped tasks
 
 
 class RendezvousWatch:
-    """Of one attempt.
+    """The rendezvous of one attempt.
 
     Args:
-        hang_timeout: seconds after which a task that does not come hangs, but at least those that a first
-            step may take; None for no limit.
-        clock: the time in seconds; for tests.
+        hang_timeout: seconds that the others wait for a missing task before it counts as failed, at least
+            `START_LIMIT`; None sets no limit.
+        clock: returns the time in seconds; tests replace it.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class RendezvousWatch:
         self._ended: set[Task] = set()  # with status 0
 
     def note(self, message: Message) -> None:
-        """Hear what a task says."""
+        """Receive a task's message; only those about the rendezvous matter."""
         if isinstance(message, ConnectedNote) or (isinstance(message, RendezvousNote) and message.over):
             self._waiting.pop(message.task, None)
             self._met.add(message.task)
@@ -49,7 +49,7 @@ class RendezvousWatch:
             self._waiting.setdefault(message.task, self._clock())
 
     def started(self, task: Task) -> None:
-        """A task was started, perhaps again: it has not been at the rendezvous yet."""
+        """A task was started, perhaps again: it has not come to the rendezvous yet."""
         self._waiting.pop(task, None)
         self._ended.discard(task)
         self._met.discard(task)
@@ -67,7 +67,7 @@ class RendezvousWatch:
         return self._clock() + _LOOK
 
     def check(self, tasks: Iterable[Task], find: Callable[[Task], TaskProcess | None]) -> Decision:
-        """A task for which others wait in vain has failed, if there is one."""
+        """Decide to kill the attempt if a missing task has ended, is stopped, or exceeds the time limit."""
         if not self._waiting:
             return GO_ON
         waited = self._clock() - min(self._waiting.values())

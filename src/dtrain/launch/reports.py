@@ -1,6 +1,6 @@
-"""How a job ended, in words and as an exit status.
+"""Describes how a job ended, in words and as an exit status.
 
-It reads outcomes; what is done about them is decided elsewhere.
+It only reads outcomes; `restarts` decides what follows.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dtrain.launch.processes import Outcome
 from dtrain.topology import Task
 
 NOTICES = (signal.SIGTERM, signal.SIGUSR1)
-"""The signals that say that this machine is about to be taken away."""
+"""The signals by which a cluster announces that it is about to take this machine away."""
 
 
 def report(outcome: Outcome) -> list[str]:
-    """What to tell the user of how a job ended, line by line; nothing where it ended well."""
+    """The lines that tell the user how a job ended; empty if it succeeded."""
     lines = []
     if outcome.signal is not None:
         name = signal.Signals(outcome.signal).name
@@ -34,7 +34,7 @@ def report(outcome: Outcome) -> list[str]:
 
 
 def trace(outcome: Outcome) -> list[str]:
-    """The last lines of the task that failed, where they say why: it ended with an error of its own."""
+    """The last lines of the failed task; empty if a signal killed it, as its output does not show why."""
     failed = outcome.first_failure
     if failed is None or outcome.exit_codes[failed] < 0:
         return []
@@ -47,10 +47,10 @@ def _tail(outcome: Outcome, task: Task) -> list[str]:
 
 
 def exit_status(outcome: Outcome) -> int:
-    """The status that a launcher should end with: the first failure's, or 128 + the signal it was sent.
+    """The launcher's exit status: the first failed task's, or 128 + the signal that the launcher received.
 
-    Where it was told that its time is over, and every task has saved and wants to be run again, so does it;
-    where there is a chief, the others have nothing to save.
+    It is `RUN_AGAIN` if the launcher received one of `NOTICES` and every task ended with `RUN_AGAIN`. In a
+    job with a chief, only the chief's status counts.
     """
     if outcome.signal in NOTICES and outcome.exit_codes:
         chief = [code for task, code in outcome.exit_codes.items() if task.job == "chief"]
@@ -71,7 +71,7 @@ def _has_chief(outcome: Outcome) -> bool:
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words; negative codes are signals."""
+    """An exit code in words; a negative code is a death by that signal."""
     if code >= 0:
         return f"ended with exit status {code}"
     try:

@@ -1,6 +1,6 @@
-"""When is a synchronous job started again after a failure, and how soon? By rules alone.
+"""Decides whether a job is restarted after a failure, and after what delay.
 
-It sees how attempts failed, one after another, and answers; it starts nothing and shows nothing.
+The rules see only the failures of the attempts, in order. They start no process and show nothing.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dtrain.launch.reports import describe_exit
 from dtrain.topology import Task
 
 USAGE = 2
-"""The exit status of a command that was called wrongly; trying again cannot help."""
+"""The exit status of a command with wrong arguments; a restart cannot help."""
 
-_DEATHS = 3  # of one kind at one step, after which another try is of no use
-# Of SIGKILL: it may come from outside, soon after each start, when the first steps are all that is known.
+_DEATHS = 3  # deaths by the same signal at the same step after which the job is not restarted
+# The same for SIGKILL, which may come from outside soon after each start: equal steps prove less.
 _KILLS = 6
 
 _HOUR = 3600.0
@@ -27,11 +27,11 @@ _LONGEST_DELAY = 30.0
 
 
 class Budget:
-    """The restarts that a job may have: at most `limit` within any hour, of tasks and of the whole job alike.
+    """Limits the restarts of a job to `limit` within any hour, counting those of one task and of all tasks.
 
     Args:
-        limit: 0 allows none.
-        clock: the time in seconds; for tests.
+        limit: the largest number of restarts within an hour; 0 allows none.
+        clock: returns the time in seconds; tests replace it.
     """
 
     def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,11 +40,11 @@ class Budget:
         self._taken: collections.deque[float] = collections.deque()
 
     def take(self) -> float | None:
-        """Take one.
+        """Use one restart of the budget.
 
         Returns:
-            Seconds to wait before the restart: 1, and twice as long for each that the last hour has seen, up
-            to 30; None where the budget is used up.
+            The seconds to wait before the restart: 1, doubled for each earlier restart of the last hour, at
+            most 30; None if the budget is used up.
         """
         now = self._clock()
         while self._taken and now - self._taken[0] > _HOUR:
@@ -59,7 +59,7 @@ class Budget:
 
 
 def back_off(times: int) -> float:
-    """Seconds to wait before the next of so many tries in vain: 1, 2, 4 and so on, at most 30."""
+    """Seconds to wait after `times` failures in a row (at least 1): 1, 2, 4 and so on, at most 30."""
     return float(min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** min(times - 1, 10)))
 
 
@@ -68,13 +68,13 @@ class Failure:
     """How an attempt failed.
 
     Attributes:
-        task: which task failed, before any other.
-        code: its exit status, negative for a death by signal.
-        exception: what its program raised, or None.
-        step: the step of the job at which it was, or None where it had completed none in this attempt.
-        progressed: whether any task had completed a step in this attempt.
-        stepped: whether any task of the job ever had, in whatever attempt.
-        reason: how it failed, in words, where the status does not tell.
+        task: the task that failed first.
+        code: its exit status; negative for a death by signal.
+        exception: the type and message of the exception that its program raised, or None.
+        step: the training step that it had reached, or None if it completed no step in this attempt.
+        progressed: whether any task completed a step in this attempt.
+        stepped: whether any task completed a step in any attempt of the job.
+        reason: how the task failed, in words, if the exit status does not show it.
     """
 
     task: Task
@@ -92,7 +92,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Whether the job is started again, how many seconds from now, and what to say of it."""
+    """Whether the job is restarted, after how many seconds, and the line to show to the user."""
 
     again: bool
     delay: float
@@ -100,10 +100,10 @@ class Judgement:
 
 
 class RestartRules:
-    """Judges the failures of one job, in their order.
+    """Judges the failures of one job, in order.
 
     Args:
-        budget: the restarts that it may have.
+        budget: limits the restarts of the job.
     """
 
     def __init__(self, budget: Budget) -> None:
@@ -112,7 +112,12 @@ class RestartRules:
         self._in_vain = 0
 
     def judge(self, failure: Failure, everyone: str = "All are") -> Judgement:
-        """What is to be done after this failure."""
+        """Decide whether the job is restarted after this failure.
+
+        Args:
+            failure: how the attempt failed.
+            everyone: the subject of the line that announces the restart.
+        """
         line = self.hopeless(failure)
         self.before.append(failure)
         if line:
@@ -128,7 +133,7 @@ class RestartRules:
         return Judgement(True, delay, f"{everyone} started again{when} ({self._budget})")
 
     def hopeless(self, failure: Failure) -> str:
-        """Why another try is of no use, or ""."""
+        """Why another attempt cannot succeed, as the start of a line; "" if it may succeed."""
         if failure.code == USAGE:
             return "It was called wrongly"
         if failure.code == 0:
@@ -139,7 +144,7 @@ class RestartRules:
             return f"It is the same error as before, {_where(failure)}"
         deaths = _KILLS if failure.code == -signal.SIGKILL else _DEATHS
         last = self.before[-deaths + 1 :]
-        # Who is killed before its first step may have been killed from outside: the budget bounds that.
+        # A task that dies before its first step may have been killed from outside; the budget limits that.
         often = len(last) == deaths - 1 and all(_same(failure, other) for other in last)
         if failure.code < 0 and failure.step is not None and often:
             return f"It is the same death {deaths} times in a row, {_where(failure)}"

@@ -1,7 +1,7 @@
-"""Runs the attempts of one job, of whatever kind, until one succeeds or another is of no use.
+"""Runs the attempts of one job, of either kind, until one succeeds or the rules allow no other.
 
-It counts, decides and says so. `Job` runs the processes of an attempt, `restart_rules` judges failures; where
-training goes on from is the program's business, which finds DTRAIN_ATTEMPT above 0 when it is started again.
+`Job` runs the processes of an attempt; `restart_rules` judges failures. Loading a checkpoint is left to the
+program, which finds DTRAIN_ATTEMPT above 0 when it is restarted.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from dtrain.topology import Task, Topology
 
 
 class RestartedJob(ABC):
-    """A job, in as many attempts as it takes. Use it in a `with` block while its session is open.
+    """A job that is restarted after failures. Use it in a `with` block while its session is open.
 
     Args:
         spec: the job.
-        session: the launcher's.
-        tasks: how many it has at most.
-        rules: when it is started again.
+        session: the launcher's session.
+        tasks: the largest number of tasks that an attempt may have.
+        rules: decide whether another attempt follows a failure.
     """
 
     everyone = "All are"
-    """Who is started again, in words."""
+    """The subject of the line that announces a restart."""
 
     reserve: Reserve | None = None
-    """Where processes may come from."""
+    """The supply of waiting processes that may become tasks, or None."""
 
     def __init__(self, spec: JobSpec, session: Session, tasks: int, rules: RestartRules) -> None:
         self.spec = spec
@@ -70,17 +70,23 @@ class RestartedJob(ABC):
 
     @abstractmethod
     def attempt(self, number: int) -> AbstractContextManager[tuple[Attempt, Sequence[TaskCommand]]]:
-        """An attempt and what it runs, given its number from 0; it keeps its ports while open."""
+        """The attempt with this number, from 0, and its tasks' commands; its ports are held while open."""
 
     def command(self, topology: Topology, number: int, own: Mapping[str, str] | None = None) -> TaskCommand:
-        """What one task runs in an attempt, with variables of its `own`."""
+        """The command and environment of one task in an attempt.
+
+        Args:
+            topology: the task's view of the job.
+            number: the attempt's number, from 0.
+            own: variables that only this task gets.
+        """
         env = {**self.common, "TF_CONFIG": topology.to_tf_config()}
         if self.spec.restarts or self.spec.ps:
             env |= {"DTRAIN_JOB": self._name, "DTRAIN_ATTEMPT": str(number)}
         return TaskCommand(topology.task, self.spec.command, {**env, **(own or {})})
 
     def run(self) -> Outcome:
-        """Run attempts until there is no other; what failed in each has been shown."""
+        """Run attempts until no other follows, showing each failure; returns the last outcome."""
         number, delay = 0, 0.0
         while True:
             with self.attempt(number) as (attempt, commands):
@@ -94,14 +100,17 @@ class RestartedJob(ABC):
             number, delay = number + 1, found
 
     def finish(self, outcome: Outcome) -> None:
-        """Once the session is closed: give a last advice, and delete what nobody needs any more."""
+        """Show a final hint and, after success, delete what tasks marked for removal.
+
+        Call it when the session is closed, so that all messages of the tasks are there.
+        """
         self.record.note_all(self.session.left_over())
         self.session.say(self._hint or self.record.connections.advice(outcome))
         if exit_status(outcome) == 0:
             remove_all(self.record.removals)
 
     def _next(self, outcome: Outcome, attempt: Attempt) -> float | None:
-        """After how many seconds there is another attempt; None if there is none."""
+        """The seconds until another attempt, or None if there is none."""
         failed = outcome.first_failure
         if failed is None or outcome.signal is not None:
             self.show(report(outcome))
@@ -110,7 +119,7 @@ class RestartedJob(ABC):
         self._hint = "" if note is None else note.hint
         code = outcome.exit_codes[failed]
         if code == RUN_AGAIN and self.spec.restarts:
-            # Once more at once; but a notice that comes in every attempt would keep us busy for nothing.
+            # Restart at once, but back off if attempts repeatedly end like this without completing a step.
             self._again_in_vain = 0 if attempt.progressed else self._again_in_vain + 1
             delay = back_off(self._again_in_vain - 1) if self._again_in_vain > 1 else 0.0
             line = f"{failed} has saved a checkpoint and wants to be run again. {self.everyone} started again"
@@ -127,7 +136,7 @@ class RestartedJob(ABC):
         return None
 
     def failure(self, outcome: Outcome, task: Task, exception: str | None, attempt: Attempt) -> Failure:
-        """How an attempt failed, as the rules see it."""
+        """The description of an attempt's failure that the rules judge."""
         return Failure(
             task,
             outcome.exit_codes[task],
@@ -139,28 +148,28 @@ class RestartedJob(ABC):
         )
 
     def judge(self, failure: Failure, attempt: Attempt) -> Judgement:
-        """Whether there is another attempt."""
+        """Decide whether another attempt follows."""
         return self.rules.judge(failure, self.everyone)
 
     def introduced(self, outcome: Outcome, failure: Failure) -> str:
-        """Show what failed; what the line begins with that says what is done about it."""
+        """Show what failed; returns the start of the line that announces the restart, or ""."""
         self.show(report(outcome))
         return ""
 
     def from_where(self) -> str:
-        """Where training goes on from, as the end of a line; "" where the program says so itself."""
+        """The end of the line that announces the restart: where training resumes; "" if not known here."""
         return ""
 
     def show(self, lines: Sequence[str]) -> None:
-        """Show lines as they are."""
+        """Write lines to standard error unchanged."""
         for line in lines:
             self.session.console.write_line(line, to="stderr")
 
 
 def remove_all(paths: Sequence[str]) -> None:
-    """Delete what tasks have said nobody needs any more, and the folder around it where that is empty then.
+    """Delete folders that tasks have marked for removal, and the parent of each if it is empty afterwards.
 
-    They are folders of this machine; what cannot be deleted, stays.
+    Only absolute paths on this machine are deleted; URLs are skipped, and errors are ignored.
     """
     for path in dict.fromkeys(paths):
         if "://" not in path and Path(path).is_absolute():

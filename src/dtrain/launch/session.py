@@ -1,6 +1,6 @@
-"""What all attempts of one job share: the console, the channel, the guard, and the signals sent to us.
+"""What all attempts of one job share: the console, the message channel, the guard process, signal handlers.
 
-It lasts as long as the launcher works for the job; it starts no task and decides nothing.
+A session lasts as long as the launcher works for the job. It decides nothing about the job.
 """
 
 from __future__ import annotations
@@ -32,22 +32,24 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _HERE = Path(__file__).parent
 _TASK_START = _HERE / "task_start"
 _MEMORY = Path("/dev/shm")
-_SAID = 2000  # characters of a line; what tasks have said may be part of it
+_SAID = 2000  # characters of a line from the launcher, which may quote a task's message of any length
 _SECRET = "secret"  # the file's name
-_LONGEST = 50  # characters of a folder's name, for a socket in it may have but a hundred
+_LONGEST = 50  # characters of a folder's path: a Unix socket inside it may have about a hundred
 
 
 class Session:
-    """Open it around everything that is done for one job; no process of it is left when it is closed.
+    """The launcher's state for one job. Use `opened` around all work for the job.
+
+    When the session is closed, no process of the job is left.
 
     Args:
         stdout, stderr: where the tasks' lines go; by default this process's own streams.
-        hears_tasks: whether tasks get a channel to this process.
-        notices: further signals that are noted while it is open, beside SIGINT, SIGTERM and SIGHUP.
+        hears_tasks: whether tasks get a message channel to this process.
+        notices: signals to catch while the session is open, in addition to SIGINT, SIGTERM and SIGHUP.
 
     Attributes:
-        events: ends of processes, messages, signals.
-        console: where lines go.
+        events: the queue of process exits, task messages and received signals.
+        console: where lines are written.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class Session:
         hears_tasks: bool = False,
         notices: tuple[signal.Signals, ...] = (),
     ) -> None:
-        # A SimpleQueue may be put to from a signal handler.
+        # SimpleQueue.put is reentrant, so a signal handler may call it.
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.console = Console(
             stdout or sys.stdout, stderr or sys.stderr, on_broken=lambda: self.events.put(signal.SIGPIPE)
@@ -72,7 +74,7 @@ class Session:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Forward signals, guard the job and listen to its tasks while the `with` block runs."""
+        """Catch signals, run the guard and receive messages inside the `with` block."""
         with self._noting_signals(), self._with_folders(), self._guarded(), self._listening():
             try:
                 yield
@@ -80,26 +82,32 @@ class Session:
                 guard.kill_marked(self._mark)
 
     def scratch(self) -> Path:
-        """A folder that is this job's and this user's alone.
+        """A folder for this job only, readable by this user only.
 
-        It is deleted with the job, also where the launcher is killed.
+        It is deleted when the job ends, even if the launcher is killed.
         """
         if self._scratch is None:
             raise RuntimeError("the session is not open")
         return self._scratch
 
     def scratch_memory(self) -> Path | None:
-        """The same in memory that processes can share; None where there is none."""
+        """A folder like `scratch`, in shared memory (/dev/shm); None if the machine has none."""
         return self._scratch_memory
 
     def left_over(self) -> Iterator[Event]:
-        """What has happened and nobody has looked at; once the session is closed, nothing is to follow."""
+        """The events still in the queue. After the session is closed, none are added."""
         with contextlib.suppress(queue.Empty):
             while True:
                 yield self.events.get_nowait()
 
     def start(self, command: Sequence[str], env: Mapping[str, str], *inherited: int) -> TaskProcess:
-        """Start a process that is a task or becomes one, with this environment and these descriptors open."""
+        """Start a process that is a task or a spare.
+
+        Args:
+            command: its argument vector.
+            env: its whole environment.
+            inherited: file descriptors that the process keeps open.
+        """
         listener = self._listener
         if listener is None:
             return TaskProcess(command, env, self.events, inherited)
@@ -113,17 +121,23 @@ class Session:
         )
 
     def environment(self, env: Mapping[str, str], mark: str) -> dict[str, str]:
-        """A task's environment with what it takes to find it, by our mark and its own, and to hear it."""
+        """A task's environment, extended so that the launcher can find the process and receive its messages.
+
+        Args:
+            env: the environment of the task.
+            mark: the mark of an attempt, a spare or an MPI start. `guard` finds processes by it and by the
+                session's mark.
+        """
         marks = [*filter(None, [env.get(guard.MARK_VARIABLE)]), self._mark, mark]
         prepared = {**env, guard.MARK_VARIABLE: "/".join(marks)}
-        prepared.pop(channel.VARIABLE, None)  # that of a job around this one
+        prepared.pop(channel.VARIABLE, None)  # inherited if this launcher is a task of another job
         prepared[secret.VARIABLE] = str(self.scratch() / _SECRET)
         if self._listener is not None:
             prepared[channel.VARIABLE] = self._listener.address
         return prepared
 
     def say(self, line: str) -> None:
-        """Tell the user something, unless it is ""."""
+        """Show a line of the launcher's own to the user; nothing if the line is ""."""
         if line:
             self.console.write_line(f"[dtrain] {cleaned(line, _SAID)}", to="stderr")
 
@@ -134,7 +148,7 @@ class Session:
             try:
                 temporary = tempfile.gettempdir()
                 place = temporary if len(temporary) < _LONGEST else "/tmp"
-                # Made for this user alone, under names that nobody can have known and made before.
+                # mkdtemp gives the folder mode 0700 and a random name, so nobody can have created it before.
                 self._scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
                 stack.callback(shutil.rmtree, self._scratch, ignore_errors=True)
                 secret.write_secret(self._scratch / _SECRET)
@@ -163,7 +177,7 @@ class Session:
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
         if sys.platform != "linux":
-            yield  # without /proc a guard could find nothing
+            yield  # without /proc, the guard could find no process
             return
         folders = [str(folder) for folder in (self._scratch, self._scratch_memory) if folder is not None]
         watcher = subprocess.Popen(
@@ -201,5 +215,5 @@ class Session:
 
 
 def new_mark() -> str:
-    """A word by which processes can be found, as no other job has it."""
+    """A word that is unique to one job or attempt; `guard` finds processes by it."""
     return f"{os.getpid()}-{secrets.token_hex(8)}"

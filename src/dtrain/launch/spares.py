@@ -1,6 +1,6 @@
-"""Processes in waiting: they have imported TensorFlow, and become tasks when a job is started again.
+"""Spares: processes that import TensorFlow in advance and become tasks when a job is restarted.
 
-This is the launcher's side; what happens in a spare is in `task_start/` and `preload.py`.
+This is the launcher's side; the code that runs in a spare is in `task_start/` and `preload.py`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dtrain.task_messages import ImportsNote
 VARIABLE = "DTRAIN_SPARE"
 """The environment variable in which a spare finds its two pipes; see `settings.spare`."""
 
-_DEATHS = 3  # spares that end in waiting, after which no more are started
+_DEATHS = 3  # after this many spares have died while they waited, no more are started
 
 
 class _Spare:
-    """One process in waiting."""
+    """One spare process, with the pipe that sends it its order and the pipe that tells when it is ready."""
 
     def __init__(
         self, command: Sequence[str], env: Mapping[str, str], imports: ImportsNote, session: Session
@@ -51,16 +51,16 @@ class _Spare:
 
     def _wait(self) -> None:
         with os.fdopen(self._ready_pipe, "rb") as pipe:
-            pipe.read()  # it closes its end once it has imported everything
+            pipe.read()  # returns when the spare closes its end, after its imports
         self.ready = True
         self._session.events.put(0)
 
     def send(self, env: Mapping[str, str]) -> bool:
-        """Send it the environment with which it goes on; whether that worked."""
+        """Send the spare the environment of its task; returns whether that worked."""
         changes: dict[str, str | None] = {name: env.get(name) for name in {*env, *self.env}}
         order = json.dumps({n: v for n, v in changes.items() if v != self.env.get(n)}).encode()
         self._hurry()
-        os.set_blocking(self._order, False)  # one that is stuck must not stop us
+        os.set_blocking(self._order, False)  # a stuck spare must not block the launcher
         try:
             return os.write(self._order, order) == len(order)
         except OSError:
@@ -69,13 +69,13 @@ class _Spare:
             self.close()
 
     def _hurry(self) -> None:
-        """One that still imports does so at low priority: it matters now."""
+        """Raise the priority of a spare that still imports, because the job now waits for it."""
         own = os.getpriority(os.PRIO_PROCESS, 0)
         if not self.ready and not priority.restore(self.process.pid, own, priority.of_session(os.getpid())):
             logger.warning("Process %d keeps a low priority: the system refuses.", self.process.pid)
 
     def close(self) -> None:
-        """Close the order's pipe; without an order the spare ends then."""
+        """Close the order's pipe; a spare that has received no order ends then."""
         with contextlib.suppress(OSError):
             os.close(self._order)
 
@@ -84,10 +84,13 @@ class Spares:
     """The spares of one job; close it at the end.
 
     Args:
-        command: what every task of the job runs; a spare of another command is none.
-        env: what all tasks have in common of their environments.
-        count: how many there are to be.
-        session: the job's.
+        command: the command that every task of the job runs.
+        env: the environment that all tasks share.
+        count: the number of spares to keep ready.
+        session: the launcher's session.
+
+    Attributes:
+        allowed: whether spares may be started now; always true if `count` is 0.
     """
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], count: int, session: Session) -> None:
@@ -101,24 +104,24 @@ class Spares:
         self.allowed = count == 0
 
     def learn(self, imports: ImportsNote) -> None:
-        """Hear what the libraries of a task found; tasks that differ can have no spares."""
+        """Record what a task imports and with which variables; if tasks differ, the job has no spares."""
         self._imports = self._imports or imports
         if imports.variables != self._imports.variables:
             self.close()
             self._count = 0
 
     def allow(self) -> None:
-        """Start them from now on, one after another; none where no task has said what to import."""
+        """Start spares from now on, one after another; none if no task has reported its imports."""
         self.allowed = True
         if self._imports is None:
             self._count = 0
 
     def hold(self) -> None:
-        """Start none for now, as while a job starts."""
+        """Start no spares until `allow` is called, for instance while an attempt starts."""
         self.allowed = self._count == 0
 
     def take(self, env: Mapping[str, str]) -> TaskProcess | None:
-        """One that goes on as a task with this environment; None where there is none."""
+        """A spare that continues as a task with this environment; None if there is none."""
         self._drop_dead()
         for spare in sorted(self._spares, key=lambda spare: not spare.ready):
             self._spares.remove(spare)
@@ -128,21 +131,21 @@ class Spares:
         return None
 
     def next_check(self) -> float | None:
-        """Now, where there is something to be done; None otherwise."""
+        """The present time if `look_after` has work to do, else None."""
         useless = any(spare.process.exit_code is not None for spare in self._spares)
         return time.monotonic() if useless or self._lacks_one() else None
 
     def look_after(self) -> None:
-        """Forget those that are dead, and start one where one is missing."""
+        """Remove dead spares, and start one if too few are ready."""
         self._drop_dead()
         if self._imports is not None and self._lacks_one():
             try:
                 self._spares.append(_Spare(self._command, self._env, self._imports, self._session))
-            except OSError:  # no room for another process: the job goes on without
+            except OSError:  # the system allows no further process: the job runs without spares
                 self._count = 0
 
     def close(self) -> None:
-        """End them."""
+        """End all spares."""
         for spare in self._spares:
             spare.close()
             spare.process.discard()

@@ -1,7 +1,7 @@
-"""A function in several worker processes, from a notebook or from any line of a program.
+"""Calls a function in several worker processes, from a notebook or from anywhere in a program.
 
-Each worker is a fresh interpreter that never imports the caller's main module, so no `if __name__` guard is
-needed; functions and results travel by cloudpickle, through files.
+Each worker is a new interpreter that never imports the caller's main module, so the program needs no
+`if __name__` guard. Functions and results are pickled by cloudpickle into files. No worker is ever restarted.
 """
 
 from __future__ import annotations
@@ -41,26 +41,30 @@ def spawn(
 ) -> list[Result]:
     """Call `fn(*args, **kwargs)` in every worker process of a new job on this machine.
 
-    In each of them TF_CONFIG says which worker it is, as under `dtrain launch`. What they print appears here,
-    each line marked with its worker. When one fails, or on Ctrl-C, all are ended; no process is left behind.
+    In each worker, TF_CONFIG says which worker it is, as under `dtrain launch`. This process shows the
+    workers' output, each line prefixed with its worker. When one worker fails, or on Ctrl-C, all are ended.
+    No process is left when this function returns or raises.
 
     Args:
-        fn: a function, lambda or closure that cloudpickle can pickle. Objects of TensorFlow cannot be: make
-            them inside the function.
+        fn: a function, lambda or closure that cloudpickle can pickle. TensorFlow objects cannot be pickled:
+            create them inside the function.
         workers: the number of processes, at least 1.
         args: positional arguments of `fn`.
         kwargs: keyword arguments of `fn`.
-        devices_per_worker: the number of logical devices in each worker; None leaves it to the worker.
-        timeout: seconds that all of it may take; None sets no limit.
+        devices_per_worker: the number of logical devices in each worker; None leaves the choice to the
+            worker.
+        timeout: the seconds that the whole call may take; None sets no limit.
 
     Returns:
-        What the calls returned, in the order of the workers' ranks.
+        The workers' return values, in the order of the workers' indices.
 
     Raises:
-        ConfigurationError: a number is out of range, or `fn` or an argument cannot be pickled.
-        TaskFailedError: a worker raised (its traceback is in the message), was killed, or returned what
-            cannot be pickled.
-        TaskTimeoutError: the time was over.
+        ConfigurationError: a number is out of range, `fn` or an argument cannot be pickled, or the system
+            refuses ports, processes or files.
+        TaskFailedError: a worker raised an exception (its traceback is in the message), was killed, ended the
+            process, or returned an object that cannot be pickled or unpickled.
+        TaskTimeoutError: a worker still ran after `timeout` seconds.
+        KeyboardInterrupt: Ctrl-C was pressed.
     """
     if timeout is not None and timeout <= 0:
         raise ConfigurationError(f"timeout is {timeout!r}, not a positive number of seconds.")
@@ -70,7 +74,7 @@ def spawn(
     with tempfile.TemporaryDirectory(prefix="dtrain-spawn-") as name, reserve_ports(len(tasks)) as ports:
         folder = Path(name)
         child.call_file(folder).write_bytes(payload)
-        # By its path, since dtrain may be importable only after the child has taken over our sys.path.
+        # Run by its path: dtrain may be importable only after the child has set its sys.path to this one.
         command = [sys.executable, "-P", child.__file__, str(folder)]
         job = Job(
             [
@@ -98,7 +102,7 @@ def _pickle(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 
 def _raise_for(outcome: Outcome, folder: Path, timeout: float | None) -> None:
     if outcome.signal is not None:
-        # Now that nothing is left behind, let it do what it would have done: KeyboardInterrupt, for Ctrl-C.
+        # All workers have ended, so the signal may have its usual effect: KeyboardInterrupt for Ctrl-C.
         signal.raise_signal(outcome.signal)
         task, code = next(iter(outcome.exit_codes.items()))
         name = signal.Signals(outcome.signal).name
@@ -136,7 +140,7 @@ def _result(task: Task, folder: Path) -> Any:
             exit_code=os.EX_OK,
             hint="Return from the function instead of ending the process.",
         ) from None
-    except Exception as error:  # unpickling runs the code of whatever was returned
+    except Exception as error:  # unpickling runs code of the returned objects, which may raise anything
         raise TaskFailedError(
             f"What {task} returned cannot be read here: {type(error).__name__}: {error}",
             task=str(task),

@@ -1,4 +1,7 @@
-"""What a job is to be: all that the caller of `launch_local` says of it, checked once and handed on."""
+"""The specification of a job: every option of `launch_local`, checked once at construction.
+
+It starts no process and reads no environment variable.
+"""
 
 from __future__ import annotations
 
@@ -10,39 +13,42 @@ from dataclasses import dataclass
 from dtrain.errors import ConfigurationError
 
 MAX_RESTARTS = 3
-"""How many restarts an hour a job has by default."""
+"""The default limit of a job's restarts within any hour."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """One command, as every task of a job on this machine.
+    """A job on this machine: one command, which every task of the job runs.
 
     Attributes:
         command: the argument vector, such as `[sys.executable, "train.py"]`.
         workers: the number of workers, at least 1.
-        min_workers: with how many of them the job still goes on; None for all. DTRAIN_PLACE says to each
-            worker which of them all it is, whatever its index.
-        ps: the number of parameter servers; with any, there is a chief beside them and the workers.
-        max_restarts: how many restarts any hour may see; None means 3. What a task wants by itself, because
-            its machine is taken away, does not count.
-        spares: how many processes wait with TensorFlow imported, to take part in the next attempt; None means
-            one for each worker of a job that may be started again. Not with parameter servers.
-        hang_timeout: seconds without progress after which a job hangs, and the worker that is stuck has
-            failed; None finds it from how long steps take. Not with parameter servers.
-        devices_per_worker: the number of logical devices in each, at least 1; None leaves it to the process.
-            Not with parameter servers, whose workers have one.
-        gpus: names of GPUs, as CUDA_VISIBLE_DEVICES takes them, one for each worker, which sees no other;
-            none leaves it to the environment. Not with parameter servers.
-        env: what to add to this process's environment, or to replace in it.
-        grace: seconds between asking tasks to end (SIGTERM, or the signal that this process got) and SIGKILL;
-            None means 5, or 30 for tasks that save a checkpoint first.
-        mpi: let MPI's own starter make the workers the ranks of an MPI start, in each attempt anew, so that
-            they can talk over MPI. Not with parameter servers.
-        mpi_starter: its path or name, perhaps with arguments, as "srun --mpi=pmix"; None takes the `mpirun`
-            beside this Python, or the one in PATH. Only with `mpi`.
+        min_workers: the smallest number of workers with which the job continues; None means all of them.
+            A worker's index changes when other workers are absent; its place, from 0 to `workers` - 1, does
+            not. Each worker finds its place in DTRAIN_PLACE. Not with parameter servers.
+        ps: the number of parameter servers. With at least one, the job also has a chief.
+        max_restarts: the limit of restarts within any hour; None means 3. A restart that a task asks for
+            after saving a checkpoint, because its machine is about to be taken away, does not count.
+        spares: the number of processes that import TensorFlow in advance and become tasks of the next
+            attempt, at most one per worker. None means one per worker if the job may be restarted. Not with
+            parameter servers.
+        hang_timeout: seconds without progress after which the job is considered hung and the stuck worker
+            failed; None derives the limit from the duration of the steps. Not with parameter servers.
+        devices_per_worker: the number of logical devices in each worker, at least 1; None leaves the choice
+            to the process. Not with parameter servers, whose workers have one device.
+        gpus: one value of CUDA_VISIBLE_DEVICES per worker, so that each worker sees only its own GPU. If
+            empty, the environment decides. Not with parameter servers.
+        env: variables to add to this process's environment, or to replace in it.
+        grace: seconds between asking tasks to end (SIGTERM, or the signal that this process received) and
+            SIGKILL; None means 5, or 30 for tasks that save a checkpoint first.
+        mpi: let an MPI starter such as `mpirun` make the workers the ranks of an MPI start, a new one for
+            each attempt, so that they can communicate over MPI. Not with parameter servers.
+        mpi_starter: the starter's path or name, optionally with arguments, such as "srun --mpi=pmix"; None
+            takes the `mpirun` beside this Python, or the one in PATH. Only with `mpi`.
 
     Raises:
-        ConfigurationError: a number is out of range, the command is empty, or two exclude each other.
+        ConfigurationError: a number is out of range, the command is empty, or two options exclude each
+            other.
     """
 
     command: Sequence[str]
@@ -83,18 +89,18 @@ class JobSpec:
 
     @property
     def restarts(self) -> int:
-        """How many restarts any hour may see."""
+        """The limit of restarts within any hour."""
         return MAX_RESTARTS if self.max_restarts is None else self.max_restarts
 
     @property
     def spare_count(self) -> int:
-        """How many spares the job is to have."""
+        """The number of spares that the job keeps ready; 0 where spares are impossible or never used."""
         if not self._can_have_spares() or not self.restarts:
             return 0
         return self.workers if self.spares is None else min(self.spares, self.workers)
 
     def _can_have_spares(self) -> bool:
-        """Whether the command is this Python with a script or module: only that can be begun and held."""
+        """Whether the command runs a script or module with this Python; a spare can hold back only those."""
         if sys.platform != "linux" or len(self.command) < 2 or self.command[0] != sys.executable:
             return False
         return not self.command[1].startswith("-") or (self.command[1] == "-m" and len(self.command) > 2)
@@ -149,7 +155,11 @@ class JobSpec:
 
 
 def check_integer(name: str, value: int | None, *, least: int) -> None:
-    """ConfigurationError where a number is not an integer of at least `least`, or None."""
+    """Check an option that is an integer or None.
+
+    Raises:
+        ConfigurationError: the value is neither None nor an integer of at least `least`.
+    """
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
         raise ConfigurationError(f"{name} is {value!r}, not an integer of at least {least}.")
 

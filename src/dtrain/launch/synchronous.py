@@ -1,6 +1,7 @@
-"""Jobs in which every worker is needed: after a failure all are started again, from their last checkpoint.
+"""Jobs in which every worker is needed: after a failure, all workers are restarted from the last checkpoint.
 
-Here is what the end of a task means, who has got how far, and with whom there is another attempt.
+This module decides what a worker's exit means and which workers the next attempt has. `restarts` runs the
+attempts; the program itself loads the checkpoint.
 """
 
 from __future__ import annotations
@@ -31,25 +32,26 @@ from dtrain.launch.watchdog import Watchdog
 from dtrain.task_messages import ImportsNote, Message, Progress
 from dtrain.topology import Task, Topology
 
-_STACKS = 1.0  # seconds for the stacks of a stuck job to be written
-_BLAME = 0.5  # seconds for the task to end that is the cause of another's failure
-_NO_NEWS = 30.0  # seconds after which a job that reports nothing has surely started
+_STACKS = 1.0  # seconds for the tasks of a hung job to dump their stacks
+_BLAME = 0.5  # seconds to wait for the exit of the task that caused another task's failure
+_NO_NEWS = 30.0  # seconds after which a job that reports no progress is assumed to have started
 
 
 class SynchronousAttempt(Attempt):
     """One attempt of a job in which every worker is needed.
 
-    - A worker ends with 0: the others go on. With `RUN_AGAIN`: the others do so as well, and get time for it.
-    - A worker fails: the others cannot go on without it, and are killed at once. They get the usual grace
-      where the job is not started again: it was called wrongly, or raised before any step.
-    - A worker fails because it lost another: that one is to blame, if it is stopped or has failed as well.
-    - No progress for too long: the stacks of all are dumped, and the one that is stuck has failed.
+    - A worker exits with 0: the others continue.
+    - A worker exits with `RUN_AGAIN`, after saving a checkpoint: the others get time to do the same.
+    - A worker fails: the others cannot continue without it and are killed at once. They get the usual grace
+      if the job will not be restarted, because it was called wrongly or raised before any step.
+    - A worker fails because it lost a peer: the peer is blamed if it is stopped or has failed as well.
+    - No progress for too long: all tasks dump their stacks, and the stuck one counts as failed.
 
     Args:
         spec, record, topologies: as for `Attempt`.
         places: the place of each worker, by its index.
-        members: the places, of which absent ones are waited for.
-        spares: processes in waiting, started once this attempt has made its first step.
+        members: the present and absent places of the job.
+        spares: the job's spare processes, started once every worker has completed a step.
     """
 
     def __init__(
@@ -71,24 +73,27 @@ class SynchronousAttempt(Attempt):
         self._stuck: tuple[Task, float] | None = None
 
     def started(self, task: Task) -> bool:
-        """Whether a worker has completed a step; where none ever tells, whether it has run for long."""
+        """Whether a worker has started to train.
+
+        That is a completed step; if no task of the job reports any, 30 s of run time.
+        """
         if task in self.latest:
             return self.latest[task].done > 0
         return not self.record.stepped and time.monotonic() - self._began_at >= _NO_NEWS
 
     def on_start(self, task: Task, pid: int) -> str:
-        """Nothing is shown."""
+        """A task was started; no line is shown."""
         self._watchdog.on_start(task, pid)
         return super().on_start(task, pid)
 
     def on_message(self, message: Message) -> None:
-        """Take note of it."""
+        """Receive a task's message; the imports that a task reports are for the spares."""
         if isinstance(message, ImportsNote):
             self._spares.learn(message)
         super().on_message(message)
 
     def on_progress(self, progress: Progress) -> None:
-        """Take note of it; once all are at work, spares may be started."""
+        """A task has reported its progress; once all tasks train, spares may be started."""
         super().on_progress(progress)
         self._watchdog.on_progress(progress)
         if progress.done:
@@ -98,7 +103,7 @@ class SynchronousAttempt(Attempt):
                 self._spares.allow()
 
     def judge_exit(self, task: Task, code: int) -> Decision:
-        """As the class says."""
+        """Decide what a worker's exit means; see the class."""
         self._watchdog.on_exit(task)
         if code == 0:
             return GO_ON
@@ -114,17 +119,17 @@ class SynchronousAttempt(Attempt):
         return Decision("kill", after=_BLAME if self._lost_peer(task, code) else 0.0)
 
     def on_further_exit(self, first: Task, task: Task, code: int) -> Decision:
-        """Whoever lost a peer is not to blame while there is another."""
+        """Blame the second task, unless it failed because it lost a peer."""
         self._watchdog.on_exit(task)
         return Decision("kill", task=first if self._lost_peer(task, code) else task)
 
     def _lost_peer(self, task: Task, code: int) -> bool:
         note = self.failures.get(task)
-        # MPI libraries end a rank whose peer is gone, without Python's knowing.
+        # An MPI library ends a rank whose peer is gone before Python can send a note.
         return code > 0 and (self.spec.mpi if note is None else note.lost_peer)
 
     def next_check(self) -> float | None:
-        """When the watchdog, a spare, or an absent worker is to be looked after."""
+        """When the rendezvous, the watchdog, a spare or an absent worker needs the next check."""
         if self._stuck is not None:
             return self._stuck[1]
         times = [super().next_check(), self._watchdog.next_check(), self._spares.next_check()]
@@ -135,7 +140,7 @@ class SynchronousAttempt(Attempt):
         return min((at for at in times if at is not None), default=None)
 
     def check(self) -> Decision:
-        """See who hangs, start a spare, ask for the place of an absent worker."""
+        """Look for a hung or slow task, start a spare, end the attempt if an absent worker may return."""
         now = time.monotonic()
         if self._stuck is not None:
             reason = "was stuck, and was killed"
@@ -149,7 +154,7 @@ class SynchronousAttempt(Attempt):
         verdict = self._watchdog.check()
         if verdict is not None and verdict.kind == "hung":
             self._stuck = verdict.task, now + _STACKS
-            # Others would die of the signal: only who has reported progress has a handler.
+            # Only tasks that have reported progress have a handler; the signal would kill the others.
             return Decision("signal", signum=signal.SIGUSR2, pids=self._reporting(), line=verdict.line)
         if verdict is not None:
             return Decision("go on", line=verdict.line)
@@ -161,11 +166,11 @@ class SynchronousAttempt(Attempt):
         return GO_ON
 
     def _may_ask(self) -> bool:
-        """Whether every worker is known to answer the wish that it save and end."""
+        """Whether every worker would now answer a request to save a checkpoint and exit."""
         return self.answers_signals and not self._asked and self._all_at_work()
 
     def _all_at_work(self) -> bool:
-        # Outside of fit nobody answers.
+        # A task outside of fit answers no request to save.
         return len(self.latest) == len(self.places) and all(
             p.done and p.train and p.phase != "idle" for p in self.latest.values()
         )
@@ -179,11 +184,11 @@ class SynchronousAttempt(Attempt):
 
 
 class SynchronousJob(RestartedJob):
-    """The attempts of a job of workers; each has new ports, and an MPI start of its own where it has one.
+    """A job of workers only. Each attempt has new ports and, with `mpi`, its own MPI start.
 
     Args:
         spec: the job.
-        session: the launcher's.
+        session: the launcher's session.
 
     Raises:
         MPIError: mpi4py or the starter is missing.
@@ -202,12 +207,12 @@ class SynchronousJob(RestartedJob):
         self.reserve: Spares = Spares(spec.command, self.common, spec.spare_count, session)
 
     def open(self) -> None:
-        """See that no spare is left."""
+        """Register the spares for clean-up; attempts share nothing else."""
         self.resources.callback(self.reserve.close)
 
     @contextlib.contextmanager
     def attempt(self, number: int) -> Iterator[tuple[Attempt, Sequence[TaskCommand]]]:
-        """The workers that are present, and those whose time has come to be tried again."""
+        """One attempt with the present workers, and with the absent ones that are due for another try."""
         for place in self._members.take_in():
             present = len(self._members.present())
             self.session.say(f"The absent worker (place {place}) is tried again: {present} workers.")
@@ -228,13 +233,13 @@ class SynchronousJob(RestartedJob):
             )
 
     def _of_place(self, place: int) -> dict[str, str]:
-        """What says to a task which of all places of the job is its own, and the GPU that goes with it."""
+        """The variables that tell a task its place and select its GPU."""
         own = {"CUDA_VISIBLE_DEVICES": self.spec.gpus[place]} if self.spec.gpus else {}
         return {"DTRAIN_PLACE": str(place), **own}
 
     @contextlib.contextmanager
     def _ranks(self, size: int) -> Iterator[list[dict[str, str]]]:
-        """What makes each task a rank of an MPI start; nothing where there is none."""
+        """The variables that make each task a rank of a new MPI start; empty without MPI."""
         if self._mpi_starts is None:
             yield [{} for _ in range(size)]
             return
@@ -242,7 +247,11 @@ class SynchronousJob(RestartedJob):
             yield ranks
 
     def judge(self, failure: Failure, attempt: Attempt) -> Judgement:
-        """Where a worker does not come up, whether the job goes on without it; otherwise by the rules."""
+        """Decide whether another attempt follows.
+
+        In an elastic job, a worker that was killed or failed before its first step is tried once more, then
+        left out. All other failures are judged by `RestartRules`.
+        """
         members = self._members
         broken = failure.code in (0, USAGE) or (failure.code > 0 and not failure.stepped)
         if broken or not members.elastic or not isinstance(attempt, SynchronousAttempt):
@@ -251,7 +260,7 @@ class SynchronousJob(RestartedJob):
             return super().judge(failure, attempt)
         place = attempt.places[failure.task.index]
         if not members.failed_to_start(place):
-            # It costs the job's budget nothing: a second time, it is left out.
+            # This restart needs no budget: if the worker fails again, it is left out, so there is no loop.
             delay = back_off(1)
             return Judgement(True, delay, f"It is tried once more: all are started again in {delay:g} s")
         if not members.can_lose_one():
@@ -264,12 +273,12 @@ class SynchronousJob(RestartedJob):
         return Judgement(True, 0.0, f"It does not come up: {later}. The job goes on with {number}")
 
     def introduced(self, outcome: Outcome, failure: Failure) -> str:
-        """The last lines of what failed, where they say why; how it failed begins the line."""
+        """Show the failed task's last lines if it exited by itself; returns the start of the restart line."""
         self.show(trace(outcome))
         return f"{failure}. "
 
     def from_where(self) -> str:
-        """The checkpoint, or why there is none."""
+        """The end of the restart line: the checkpoint that training resumes from, or why there is none."""
         record = self.record
         if record.folder is None and not record.reported:
             return (

@@ -1,6 +1,6 @@
-"""One process of a job: its command, the threads that read its output, and the one that waits for its end.
+"""One process of a job: starts it, reads its output, sends it signals and reports its exit.
 
-It starts and signals the process and says when it has ended; what that means is the job's business.
+What an exit means is not decided here; see `policy`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from dtrain.task_messages import Message
 from dtrain.topology import Task
 
 TAIL_LINES = 20
-"""How many of a task's last lines are kept for the report of its failure."""
+"""The number of a task's last lines that are kept for the report of its failure."""
 
 _HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
 class TaskCommand:
-    """What to run as one task: its argument vector and its whole environment."""
+    """What one task runs: its argument vector and its whole environment."""
 
     task: Task
     command: Sequence[str]
@@ -41,22 +41,23 @@ class TaskCommand:
 
 
 class TaskProcess:
-    """A process that is a task, or a spare that becomes one.
+    """A process that is a task, or a spare that may become one.
 
     Args:
-        command: its argument vector.
-        env: its whole environment.
-        events: gets this object when the process has ended.
-        inherited: the descriptors that it keeps.
-        catch_up: called when it has ended, to hear all that it said before its end is told.
+        command: the argument vector.
+        env: the whole environment of the process.
+        events: the queue that receives this object when the process has ended.
+        inherited: the file descriptors that the process keeps open.
+        catch_up: called when the process has ended, before the exit is put into `events`; it returns when all
+            messages of the process have been received.
 
     Attributes:
-        task: which one it is; None for a spare.
-        announced: whether its end has been taken from `events`.
-        judged: whether the job has taken note of its end.
-        exit_code: negative for a death by signal; None while it runs.
+        task: the task that the process is; None for a spare.
+        announced: whether its exit has been taken from `events`.
+        judged: whether the policy has decided what its exit means.
+        exit_code: the exit code, negative for a death by signal; None while it runs.
         ended_at: when it ended, by `time.monotonic()`; 0 while it runs.
-        tail: its last lines, standard output and error together.
+        tail: its last lines, standard output and standard error together.
     """
 
     def __init__(
@@ -89,11 +90,11 @@ class TaskProcess:
         threading.Thread(target=self._wait, name=f"dtrain-wait {self.pid}", daemon=True).start()
 
     def become(self, task: Task, console: Console) -> None:
-        """Show from now on what it writes, and has written, as this task's lines."""
+        """Make this process a task: its output, also what it wrote so far, is shown as that task's lines."""
         self.task = task
         if self._popen.stdout is None or self._popen.stderr is None:
             raise RuntimeError("subprocess made no pipes")
-        # The reader closes the descriptor; the file object must not close its number a second time.
+        # The reader closes its descriptor, so it gets a duplicate: the file object closes the original.
         self._readers = [
             OutputReader(os.dup(pipe.fileno()), f"[{task}] ", console, to=name, tail=self.tail)
             for name, pipe in (("stdout", self._popen.stdout), ("stderr", self._popen.stderr))
@@ -108,14 +109,18 @@ class TaskProcess:
         self._close_pipes()
 
     def signal_group(self, signum: int) -> None:
-        """Send a signal to the task and all of its process group, unless it has ended."""
+        """Send a signal to the process and its whole process group, unless the process has ended."""
         with self._reap_lock:
             if self._popen.returncode is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._popen.pid, signum)
 
     def signal_member(self, pid: int, signum: int) -> bool:
-        """Send a signal to a process if it is this task's, or one that it started; whether that was done."""
+        """Send a signal to this process or one that it started; other ids are ignored.
+
+        Returns:
+            Whether the signal was sent.
+        """
         if pid == self.pid:
             with self._reap_lock:
                 if self._popen.returncode is None:
@@ -123,7 +128,7 @@ class TaskProcess:
                     return True
             return False
         with contextlib.suppress(OSError, OverflowError, AttributeError, psutil.Error):
-            handle = os.pidfd_open(pid)  # from here on the number cannot pass to another process unseen
+            handle = os.pidfd_open(pid)  # refers to this very process, even if its id is reused
             try:
                 if self.exit_code is None and self._started(pid):
                     signal.pidfd_send_signal(handle, signum)
@@ -139,23 +144,23 @@ class TaskProcess:
         )
 
     def stopped(self) -> bool:
-        """Whether the process is there but held, as by SIGSTOP; False where the system does not tell."""
+        """Whether the process is stopped by SIGSTOP or a debugger; False if the system does not tell."""
         return is_stopped(self.pid)
 
     def uses(self, library: str) -> bool:
-        """Whether it has loaded a library with this in its name; False where /proc does not tell."""
+        """Whether the process has loaded a library whose path contains `library`; False without /proc."""
         with contextlib.suppress(OSError):
             maps = Path(f"/proc/{self.pid}/maps").read_text(encoding="utf-8", errors="replace")
             return library in maps
         return False
 
     def finish_output(self) -> None:
-        """Let the readers end, also where another process still holds the pipes."""
+        """Let the output readers end, even if another process still holds the pipes."""
         for reader in self._readers:
             reader.finish()
 
     def join_output(self, patience: float = 2.0) -> None:
-        """Wait until all that the task wrote has been shown, at most `patience` seconds."""
+        """Wait until all output of the task has been shown, at most `patience` seconds for each stream."""
         self.finish_output()
         for reader in self._readers:
             reader.join(patience)
@@ -168,7 +173,7 @@ class TaskProcess:
     def _wait(self) -> None:
         pid = self._popen.pid
         if hasattr(os, "waitid"):
-            # Not reaped yet, so that the number of the group cannot have passed to a stranger below.
+            # Do not reap the process yet: until then, no other process group can get its id.
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         else:
             self._popen.wait()
@@ -184,11 +189,14 @@ class TaskProcess:
 
 
 Event = TaskProcess | Message | int
-"""What a job waits for: the end of a process, a task's message, a signal's number, or 0, which only wakes."""
+"""An event of a job: an ended process, a task's message, the number of a received signal, or 0.
+
+0 means nothing; it only wakes the thread that waits for events.
+"""
 
 
 def bound_to_launcher() -> list[str]:
-    """What to put before a command that must not outlive this process."""
+    """The arguments to put before a command that must not outlive this process; empty where not on Linux."""
     if sys.platform != "linux":
         return []
     return [sys.executable, "-I", "-S", str(_HERE / "exec_child.py"), str(os.getpid())]

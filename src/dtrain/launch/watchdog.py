@@ -1,6 +1,6 @@
-"""Finds the task that has stopped a synchronous job, or slows it down, by what the tasks report.
+"""Finds the task that blocks a synchronous job, or slows it down, from the progress that the tasks report.
 
-It names it and says why; what becomes of a task is the supervisor's business.
+It names the task and the reason. `synchronous` decides what happens to the task.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from dtrain.task_messages import Progress
 from dtrain.topology import Task
 
 START_LIMIT = 600.0
-"""Seconds that a first step may take at least: it is traced and compiled."""
+"""Seconds without progress that are no hang before the first step, which is traced and compiled."""
 
 LEAST_LIMIT = 30.0
-"""Seconds without progress that are never a hang, unless the user says so."""
+"""Seconds without progress that are never a hang, unless the user sets a shorter `hang_timeout`."""
 
-_STEPS = 10.0  # usual steps without progress that are no hang yet
-_PAUSES = 2.0  # nor is this many times the longest pause that the job has survived
-_SILENT = 3.0  # seconds after which a process that reports every second has stopped
-_CHECK = 1.0  # seconds between two looks
-_NOT_LOOKED = 5.0  # seconds after which it was this process that stood still
-_SUSTAINED = 6.0  # seconds for which it has to be slow: longer than the time over which a mean is taken
-_RECOVERED = 2.0  # times the others' own part, below which a task has to stay
-_RECOVERY = 30.0  # for so many seconds, to be named again when it is slow again
+_STEPS = 10.0  # the limit is at least this many times the usual duration of a step
+_PAUSES = 2.0  # and at least this many times the longest pause after which the job continued
+_SILENT = 3.0  # seconds without a report, due every second, after which a process counts as silent
+_CHECK = 1.0  # seconds between two checks
+_NOT_LOOKED = 5.0  # seconds between two checks that mean that the launcher itself was stopped
+_SUSTAINED = 6.0  # seconds that a task must stay slow; longer than the window of the reported mean
+_RECOVERED = 2.0  # a slow task has recovered when it takes less than this many times the others' time
+_RECOVERY = 30.0  # for this many seconds; only then can it be reported as slow again
 
 _PHASES = {
     "input": "it waits for its next batch",
@@ -44,12 +44,12 @@ _PHASES = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is wrong with a task.
+    """A task that blocks or slows the job.
 
     Attributes:
-        kind: "hung", and the job with it, or "slow".
-        task: the one to blame.
-        line: for the user.
+        kind: "hung" if the whole job makes no progress because of the task, or "slow".
+        task: the task that causes it.
+        line: the line to show to the user.
     """
 
     kind: Literal["hung", "slow"]
@@ -59,14 +59,14 @@ class Verdict:
 
 @dataclass
 class _Record:
-    """What is known of one life of a task."""
+    """What one process of a task has reported; all times are on the watchdog's clock."""
 
     last: Progress
     heard: float  # when it last reported
-    moved: float  # when it last reported something new
-    begun: float | None  # when its first `fit` began, as long as no step of this life is done
-    slow_since: float | None = None  # since when every look has found it slow
-    slow_at: float | None = None  # when it was last seen to be slow, once it was named
+    moved: float  # when it last reported new progress
+    begun: float | None  # when it entered `fit`, `evaluate` or `predict`; None once it has completed a step
+    slow_since: float | None = None  # since when every check has found it slow
+    slow_at: float | None = None  # after it was reported as slow: when it was last seen to be slow
 
     @property
     def inside(self) -> bool:
@@ -78,18 +78,19 @@ class _Record:
 
 
 class Watchdog:
-    """Judges a job by the progress of its tasks.
+    """Detects hung and slow tasks from the progress of all tasks.
 
-    A job hangs if no task of it has made progress for too long while one is inside `fit`, `evaluate` or
-    `predict`: for `hang_timeout`, or else for the longest of 30 s, 10 usual steps and twice the longest pause
-    that the job has survived, its first step included. As long as a task has not completed its first step,
-    or is outside of `fit` while others wait for it, it is 600 s or 10 times the longest first step, if that
-    is more. Jobs with parameter servers are not judged: their steps do not wait for each other.
+    A job hangs if no task has made progress for a time limit while at least one task is inside `fit`,
+    `evaluate` or `predict`. The limit is `hang_timeout`, or by default the longest of 30 s, 10 usual steps,
+    and twice the longest pause after which the job continued, its first step included. While a task has not
+    completed its first step, or is outside of `fit` while others wait for it, the limit is at least 600 s and
+    at least 10 times the longest first step; this does not apply if a task's process is stopped. Jobs with
+    parameter servers are not watched: their workers' steps do not wait for each other.
 
     Args:
-        hang_timeout: seconds, or None.
-        clock: the time in seconds; for tests.
-        stopped: whether a process is stopped by a signal; for tests.
+        hang_timeout: the limit in seconds, or None for the default.
+        clock: returns the time in seconds; tests replace it.
+        stopped: tells whether a process is stopped by a signal; tests replace it.
     """
 
     def __init__(
@@ -108,15 +109,15 @@ class Watchdog:
         self._checked = 0.0
         self._longest_pause = 0.0
         self._longest_start = 0.0
-        self._judged = False  # this hang has been told
+        self._judged = False  # whether the present hang was reported
 
     @property
     def hang_timeout(self) -> float | None:
-        """Seconds that the user has set, or None."""
+        """The limit in seconds that the user has set, or None."""
         return self._given
 
     def on_start(self, task: Task, pid: int) -> None:
-        """A task was started; what was known of its last life is forgotten."""
+        """A task was started, perhaps again: forget what its earlier process reported."""
         self._coordinated |= task.job == "ps"
         self._records.pop(task, None)
         if task in self._ended:
@@ -129,12 +130,12 @@ class Watchdog:
             self._ended.append(task)
 
     def on_progress(self, progress: Progress) -> None:
-        """A task has reported."""
+        """A task has reported its progress."""
         now = self._clock()
         watching = self._watching()
         record = self._records.get(progress.task)
         if record is None or record.last.pid != progress.pid:
-            # A new process also where the program that was started starts the one that trains.
+            # The id can also change because the started program runs the training in a child process.
             record = self._records[progress.task] = _Record(progress, now, now, None)
         elif not _moved(record.last, progress):
             record.last, record.heard = progress, now
@@ -144,7 +145,7 @@ class Watchdog:
         self._job_moved(now, watching)
 
     def next_check(self) -> float | None:
-        """When `check` wants to be called, on the clock; None while there is nothing to watch."""
+        """When to call `check` next, on the clock; None while no task is inside `fit`."""
         if not self._watching():
             return None
         due = self._checked + _CHECK
@@ -152,7 +153,7 @@ class Watchdog:
         return due if self._judged else min(due, max(deadline, self._checked + 0.01))
 
     def check(self) -> Verdict | None:
-        """What is wrong now; each hang is told once, and a slow task once until it has recovered."""
+        """The hung or slow task, if any. Each hang is reported once; a slow task once until it recovers."""
         now = self._clock()
         if not self._watching():
             self._rest(now)
@@ -160,7 +161,7 @@ class Watchdog:
         stood_still = now - self._checked > _NOT_LOOKED
         self._checked = now
         if stood_still:
-            # The launcher itself was stopped, so nothing that it has not heard means anything.
+            # The launcher itself was stopped, so missing reports mean nothing.
             self._moved = now
             for record in self._records.values():
                 record.heard = record.moved = now
@@ -180,7 +181,7 @@ class Watchdog:
     def _job_moved(self, now: float, watching: bool) -> None:
         if not watching:
             self._checked = now
-        elif now - self._checked <= _NOT_LOOKED:  # else it was this process that stood still
+        elif now - self._checked <= _NOT_LOOKED:  # else the launcher itself was stopped
             self._longest_pause = max(self._longest_pause, now - self._moved)
         self._moved = now
         self._judged = False
@@ -193,7 +194,7 @@ class Watchdog:
         return not self._coordinated and any(record.inside for record in self._records.values())
 
     def _limit(self, now: float) -> float:
-        """Seconds without progress that are a hang, as things are."""
+        """The seconds without progress that count as a hang in the present state."""
         usual = [each for r in self._records.values() if (each := r.last.seconds_per_step) is not None]
         limit = self._given
         if limit is None:
@@ -220,7 +221,7 @@ class Watchdog:
         return Verdict("hung", task, line)
 
     def _culprit(self, now: float) -> tuple[Task, str]:
-        """The task that the others wait for, and what it does."""
+        """The task that the others wait for, and what that task is doing."""
         everyone = dict(sorted(self._records.items(), key=lambda item: (item[0].job, item[0].index)))
         for task, record in everyone.items():
             if self._stopped(record.last.pid):
@@ -277,7 +278,7 @@ class Watchdog:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, by SIGSTOP or by a debugger; False where that cannot be told."""
+    """Whether a process is stopped by SIGSTOP or a debugger; False if the system does not tell."""
     try:
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     except (psutil.Error, OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The folder that Python finds first when it starts a task: it holds `sitecustomize.py`, and nothing else.
+"""The first folder on a task's PYTHONPATH; it holds only `sitecustomize.py`, which Python runs at its start.
 
-It is no part of the package's own imports.
+No module of the package imports it.
 """

@@ -1,7 +1,7 @@
-"""Runs in a task before its program begins: Python runs this file on its start, and the program afterwards.
+"""Runs in a task before its program: Python imports `sitecustomize` at its start, then runs the program.
 
-So the program runs as Python itself runs it, in every respect; what is done meanwhile is in `task_hooks.py`
-and, in a spare, in `preload.py`.
+So no wrapper runs the program, which behaves as under plain Python. The work itself is in `task_hooks.py`
+and, for a spare, in `preload.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def _step_aside() -> None:
-    """Leave no trace on the path, and let a `sitecustomize` of the user's own have its turn."""
+    """Remove this folder from `sys.path` and PYTHONPATH, and import the user's own `sitecustomize` if any."""
     here = Path(__file__).parent
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".") != here]
     sys.path_importer_cache.pop(str(here), None)
@@ -28,14 +28,14 @@ def _step_aside() -> None:
     except ModuleNotFoundError as error:
         if error.name != "sitecustomize":
             raise
-        if ours is not None:  # Python looks for it once more when this import ends
+        if ours is not None:  # the import of this file, still in progress, looks itself up when it ends
             sys.modules["sitecustomize"] = ours
 
 
 def _begin(path: str) -> None:
     source = str(Path(__file__).parents[3])
     known = [*sys.path]
-    sys.path.append(source)  # where dtrain is, if it is not installed
+    sys.path.append(source)  # the folder that holds dtrain, in case it is not installed
     spare = "DTRAIN_SPARE" in os.environ
     try:
         hooks = importlib.import_module("dtrain.task_hooks")
@@ -44,7 +44,7 @@ def _begin(path: str) -> None:
         sys.path[:] = known
 
     def tell_failure(error: BaseException) -> None:
-        # Only now, as it takes a while.
+        # Imported only on a failure, because the import takes a while.
         importlib.import_module("dtrain.channel").tell_failure(**hooks.describe(error))
 
     hooks.begin(tell_failure, spare=spare)
