@@ -1,7 +1,8 @@
-"""What a chief and its servers say to one another: how are you, and it is over. TensorFlow carries it.
+"""The control messages between a chief and its servers: status requests, and the end of the program.
 
-A server answers through a Python function that the chief calls by name, as an operation on the server's
-device. It neither starts nor watches anybody.
+They travel over TensorFlow's own connection: the chief runs an operation on the server's device that calls a
+Python function there by name. A server here is a worker or a parameter server. This module starts and watches
+no process.
 """
 
 from __future__ import annotations
@@ -31,27 +32,27 @@ from dtrain.upstream import tensorflow as upstream_tf
 CHIEF = Task("chief", 0)
 """The task that runs the program."""
 
-_TOKEN = "dtrain/control"  # the function's name
-_REASON_SHOWN = 2000  # characters of what the chief says of its failure
-_FAREWELL_TIME = 5.0  # seconds that all servers together have to hear that the chief is done
-_THREAD_END_TIME = 1.0  # seconds that all threads together have to end, once their last question is answered
+_TOKEN = "dtrain/control"  # the name of the Python function on the servers
+_REASON_SHOWN = 2000  # characters shown of the chief's reason for its failure
+_FAREWELL_TIME = 5.0  # seconds in which all servers together must answer that the program has ended
+_THREAD_END_TIME = 1.0  # seconds in which all threads together must end after their last request
 
 
 # --- a server's side
 
 
 class Control:
-    """Answers for this process; TensorFlow calls it in a thread of its own, with a JSON object as text.
-
-    Attributes:
-        told: set when the chief has said that this process should end.
-        failure: why the chief's program failed, if it did.
-        heard: when the chief spoke last, by `time.monotonic`.
-        chief: the chief's address: the cluster's, or what a chief that it does not name has said; None where
-            that is unknown, or cannot be reached from here.
+    """Answers the chief's requests to this server. TensorFlow calls it on one of its own threads.
 
     Args:
-        topology: who this process is.
+        topology: the job as this server sees it.
+
+    Attributes:
+        told: set when the chief has asked this process to end.
+        failure: why the chief's program failed; None if it did not.
+        heard: when the last request arrived, by `time.monotonic`; None before the first.
+        chief: the chief's address, from the cluster or else from the chief's first request. None if the
+            address is unknown or cannot be reached from here.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -65,7 +66,7 @@ class Control:
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "started": time.time(),
-            # A process that was started again has another one, also where it got the same id.
+            # A restarted process has another incarnation, even if it got the same process id.
             "incarnation": secrets.token_hex(8),
         }
         self._answers: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -75,11 +76,11 @@ class Control:
         }
 
     def register(self) -> None:
-        """Be there for the chief, as long as this object lives."""
+        """Let the chief call this object; TensorFlow holds only a weak reference to it."""
         upstream_tf.register_python_function(_TOKEN, self)
 
     def __call__(self, text: Any) -> bytes:
-        """The answer to a message, which is JSON as the answer is."""
+        """Handle a request; the request and the answer are JSON objects as text."""
         self.heard = time.monotonic()
         message = json.loads(_as_text(text))
         answer = self._answers.get(str(message.get("ask")))
@@ -114,14 +115,14 @@ def _as_text(value: Any) -> str:
 
 
 class StockServerError(Exception):
-    """A server is TensorFlow's own and not `serving.serve`: it has no function to ask."""
+    """A server runs TensorFlow's own server instead of `serving.serve`, so it cannot answer requests."""
 
 
 def connect_chief(topology: Topology) -> None:
-    """On the chief, once TensorFlow is connected: let the servers know how the program ends.
+    """On the chief, after TensorFlow is connected: tell the servers at the program's end how it ended.
 
-    When the interpreter ends, `finish` is called: as done, or as failed after an exception that nobody
-    caught or after `note_failure`. Calling it again changes nothing.
+    At the exit of the interpreter, `finish` is called: as failed after an uncaught exception or a call of
+    `note_failure`, otherwise as done. Further calls of this function only record the servers' addresses.
     """
     global _program_end
     _remember(topology)
@@ -130,18 +131,18 @@ def connect_chief(topology: Topology) -> None:
 
 
 def ask(job: str, index: int, message: dict[str, Any], timeout: float) -> dict[str, Any] | None:
-    """On the chief: ask a server something, over TensorFlow's connection; it takes a few milliseconds.
+    """On the chief: send a request to a server over TensorFlow's connection, which takes a few milliseconds.
 
     Args:
         job: `worker` or `ps`.
-        index: which of them.
-        message: `{"ask": "status"}`, to know `task`, `pid`, `host`, `started` (seconds since 1970) and
-            `incarnation` (another one for each process).
-        timeout: seconds to wait.
+        index: the server's index in that job.
+        message: the request. `{"ask": "status"}` returns `task`, `pid`, `host`, `started` (seconds since
+            1970) and `incarnation` (unique to each process).
+        timeout: seconds to wait for the answer.
 
     Returns:
-        The answer, or None where the server gave none: it is gone, stuck, or busy with an earlier question.
-        `{}` where it is TensorFlow's own server, which is there but cannot be asked.
+        The answer; None if the server did not answer, because it is gone, stuck, or busy with an earlier
+        request; `{}` if it is TensorFlow's own server, which is alive but cannot answer.
     """
     answer = _thread_of(Task(job, index)).put(message)
     try:
@@ -150,21 +151,22 @@ def ask(job: str, index: int, message: dict[str, Any], timeout: float) -> dict[s
         answer.cancel()
     except StockServerError:
         return {}
-    except Exception as error:  # whatever TensorFlow makes of a server that is gone
+    except Exception as error:  # TensorFlow raises errors of many types for a server that is gone
         logger.debug("%s %d did not answer: %s", job, index, error)
     return None
 
 
 def finish(topology: Topology, *, failed: bool, reason: str = "") -> None:
-    """On the chief: tell all servers to end, those that can be reached, within 5 seconds for all together.
+    """On the chief: ask all reachable servers to end, and wait at most 5 seconds for all answers together.
 
-    No thread of this module is inside TensorFlow afterwards. Where a server did not answer, that may not be
-    possible, and TensorFlow would wait for that server when the interpreter ends: it is told not to.
+    Afterwards no thread of this module is inside TensorFlow. If a server did not answer, a thread may still
+    wait for it, and so would TensorFlow at the exit of the interpreter. In that case the servers are
+    abandoned, so that TensorFlow does not wait. Only the first call has an effect.
 
     Args:
         topology: the job.
-        failed: whether they should end as failed, rather than with status 0.
-        reason: what they should say then.
+        failed: whether the servers should end as failed; otherwise they end with status 0.
+        reason: why the program failed, for the servers' error messages.
     """
     global _finished
     if _finished:
@@ -181,7 +183,7 @@ def finish(topology: Topology, *, failed: bool, reason: str = "") -> None:
             answer.result(max(0.0, deadline - time.monotonic()))
         except StockServerError:
             stock.append(task)
-        except Exception as error:  # it is gone, or ended before its answer was through
+        except Exception as error:  # the server is gone, or ended before its answer arrived
             complete = False
             logger.debug("%s did not answer the farewell: %s", task, error)
     _tell_of_stock(topology, stock)
@@ -190,7 +192,7 @@ def finish(topology: Topology, *, failed: bool, reason: str = "") -> None:
 
 
 def _tell_of_stock(topology: Topology, stock: list[Task]) -> None:
-    """Say which servers will not end by themselves; those of this very process do."""
+    """Warn about TensorFlow's own servers, which do not end with the chief, unless this process runs them."""
     left = [t for t in stock if not this_process_listens_on(split_address(topology.address_of(t))[1])]
     if left:
         logger.warning(
@@ -202,9 +204,10 @@ def _tell_of_stock(topology: Topology, stock: list[Task]) -> None:
 
 
 def _end_threads() -> bool:
-    """End the threads that carry questions; whether all have ended in time.
+    """End the threads that send requests; returns whether all have ended in time.
 
-    A thread that comes back from TensorFlow's C++ code while the interpreter ends would abort the process.
+    A thread that returns from TensorFlow's C++ code during the exit of the interpreter would abort the
+    process.
     """
     deadline = time.monotonic() + _THREAD_END_TIME
     for thread in _threads.values():
@@ -215,7 +218,7 @@ def _end_threads() -> bool:
 
 
 def note_failure(reason: str) -> None:
-    """Let the servers end as failed, because of this, when the chief's process ends."""
+    """On the chief: make the servers end as failed, for this reason, when the chief's process ends."""
     if _program_end is not None:
         _program_end.failure = reason
 
@@ -231,7 +234,7 @@ def _remember(topology: Topology) -> None:
 
 
 class _ProgramEnd:
-    """Watches how the program ends."""
+    """Records how the chief's program ends, and calls `finish` at its exit."""
 
     def __init__(self, topology: Topology) -> None:
         self.failure: str | None = None
@@ -239,7 +242,8 @@ class _ProgramEnd:
         self._process = os.getpid()
         self._previous_hook = sys.excepthook
         for task in topology.servers():
-            # Now, as an interpreter that is ending may start no thread; and so that each knows that we came.
+            # Start the thread now, because an exiting interpreter may start none. The request also tells each
+            # server the chief's address.
             _thread_of(task).put({"ask": "status", "chief": topology.address})
         sys.excepthook = self._on_exception
         atexit.register(self._on_exit)
@@ -251,12 +255,12 @@ class _ProgramEnd:
         self._previous_hook(kind, error, trace)
 
     def _on_exit(self) -> None:
-        if os.getpid() == self._process:  # not in a child that the program forked
+        if os.getpid() == self._process:  # a child that the program forked must not end the servers
             finish(self._topology, failed=self.failure is not None, reason=self.failure or "")
 
 
 class _AskThread(threading.Thread):
-    """Carries questions to one server, one after the other, so that one that hangs holds up no other."""
+    """A thread that sends requests to one server, in order; a hung server does not block the others."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(name=f"dtrain-ask {task}", daemon=True)
@@ -272,16 +276,17 @@ class _AskThread(threading.Thread):
         return answer
 
     def end(self) -> None:
-        """Have the thread end after the questions that it has."""
+        """End the thread after the requests that are already queued."""
         self._questions.put(None)
 
     def run(self) -> None:
-        """Until `end`."""
+        """Send the queued requests until `end` is called."""
         executor: Any = None
         while (question := self._questions.get()) is not None:
             text, answer = question
             if answer.set_running_or_notify_cancel():
-                # That a server is lost is this thread's to hear, not that of one that reads data meanwhile.
+                # An executor of its own keeps the error of a lost server in this thread; on the shared one,
+                # another thread would raise it.
                 try:
                     executor = executor or upstream_tf.own_executor()
                     answer.set_result(_call(self._task, text))
@@ -302,11 +307,12 @@ def _call(task: Task, text: str) -> dict[str, Any]:
 
     address = _addresses.get(task)
     if address is not None and not answers_at(address):
-        # TensorFlow would wait for it to come back, for as long as that takes.
+        # TensorFlow would wait for the server without a time limit.
         raise ConnectionError(f"nobody answers at {address}")
     try:
-        # Constants made on another process's device, and values read from it, travel under Python's global
-        # lock: a server that hangs would hang this whole process. What operations fetch themselves does not.
+        # TensorFlow holds Python's global lock while it copies a constant to another process's device, or a
+        # value from it, so a hung server would block this whole process. Operations that fetch their inputs
+        # themselves do not hold the lock. So the request is made, and the answer read, on the chief's device.
         with _on(CHIEF):
             question = tf.constant(text)
         with _on(task):
@@ -318,14 +324,14 @@ def _call(task: Task, text: str) -> dict[str, Any]:
             raise StockServerError from error
         if address is None or not answers_at(address):
             raise
-        # It was started again, and TensorFlow has had no reason yet to connect with it anew.
+        # The server was restarted, and TensorFlow has not reconnected to it yet.
         content = _call_directly(task, address, text)
     found: dict[str, Any] = json.loads(_as_text(content))
     return found
 
 
 def _call_directly(task: Task, address: str, text: str) -> Any:
-    """The same in a session of its own, which needs no connection of the running program's."""
+    """Send a request as `_call` does, but in a new TensorFlow session with its own connection."""
     import tensorflow as tf
 
     config = tf.compat.v1.ConfigProto(operation_timeout_in_ms=int(_FAREWELL_TIME * 1000))

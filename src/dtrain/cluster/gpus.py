@@ -1,6 +1,6 @@
-"""Which GPUs may the processes of a job on this machine use? Found without TensorFlow, which would take them.
+"""Lists the GPUs that the processes of a job on this machine may use, from /dev and CUDA_VISIBLE_DEVICES.
 
-It looks at NVIDIA's devices and at CUDA_VISIBLE_DEVICES; it opens no GPU.
+It opens no GPU and does not import TensorFlow, which would reserve the GPUs' memory.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ _DEVICES = Path("/dev")
 
 
 def visible_gpus(devices: Path = _DEVICES) -> list[str]:
-    """Names of the GPUs that a process may see, each of which CUDA_VISIBLE_DEVICES takes.
+    """The names of the visible GPUs, as CUDA_VISIBLE_DEVICES takes them: indices or UUIDs.
 
     Args:
-        devices: where the system lists its devices.
+        devices: the folder in which the system lists its devices.
     """
     matches = [re.fullmatch(r"nvidia(\d+)", each.name) for each in devices.glob("nvidia*")]
     there = sorted(int(match[1]) for match in matches if match)
@@ -25,7 +25,7 @@ def visible_gpus(devices: Path = _DEVICES) -> list[str]:
         return [str(number) for number in there]
     found: list[str] = []
     for name in map(str.strip, chosen.split(",")):
-        if not name or name.startswith("-"):  # CUDA takes none from here on
+        if not name or name.startswith("-"):  # CUDA ignores an invalid name and all names after it
             break
         found.append(name)
     return found

@@ -1,7 +1,7 @@
-"""The environment in which an MPI starter starts the processes: `mpirun`, `mpiexec`, `srun --mpi=...`.
+"""A job whose processes an MPI starter started: `mpirun`, `mpiexec`, `srun --mpi=...`.
 
-Who this process is, is read from the environment; mpi4py is imported, and MPI initialised, where ranks have
-to talk: to agree on TensorFlow's addresses, and for `world`.
+The rank and the size are read from the environment. mpi4py is imported, and MPI initialised, only when ranks
+must communicate: to exchange TensorFlow's addresses, and for `world`. This module starts no process.
 """
 
 from __future__ import annotations
@@ -24,49 +24,50 @@ from dtrain.cluster.sockets import bind_everywhere, loopback_host
 from dtrain.errors import MPIError, PeerMissingError
 from dtrain.topology import Topology
 
-_LEAVING = 7_061  # the tag of a rank's last message
-_LOOK = 0.01  # seconds between two looks whether the others end too
-_NOTHING = bytearray()  # what that message says
-_PATIENCE = 5.0  # seconds for which a rank that has left may still be waited for
+_LEAVING = 7_061  # the MPI tag of a rank's last message, which says that its program ends
+_LOOK = 0.01  # seconds between two checks for the other ranks' last messages
+_NOTHING = bytearray()  # the empty content of the last message
+_PATIENCE = 5.0  # seconds after a rank's last message during which its earlier messages may still arrive
 
 INSTALL = "Install it: pip install 'dtrain[mpi]'."
 
-# The variables of the rank and of the size, by starter. Slurm sets its own in every job step, so they say
-# nothing of MPI by themselves: that is what PMIX_RANK is for, which in turn comes without a size.
+# The variables of the rank and of the size, by starter. Slurm sets its variables in every job step, so they
+# do not show an MPI start; PMIX_RANK does, but comes without a size.
 _STARTS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI
     ("PMI_RANK", "PMI_SIZE"),  # MPICH, Intel MPI and others with Hydra; srun --mpi=pmi2
     ("PMIX_RANK", "SLURM_STEP_NUM_TASKS"),  # srun --mpi=pmix
     ("PMIX_RANK", "SLURM_NTASKS"),
 )
-# What a starter tells a rank of its start, and no user sets (those are OMPI_MCA_ and PMIX_MCA_).
+# The prefixes of the variables that a starter sets for a rank; those in `_OF_USERS` are set by users.
 _OF_A_START = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "HYDRA_", "MPI_LOCAL")
 _OF_USERS = ("OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_")
 
 
 def started_by_mpi() -> bool:
-    """Whether an MPI starter has started this process; not where DTRAIN_MPI=0 says that it does not count."""
+    """Whether an MPI starter started this process; False if DTRAIN_MPI is 0."""
     return settings.heeds_mpi() and start_in(os.environ) is not None
 
 
 def rank() -> int:
-    """This process's rank in the MPI start; 0 where there is none."""
+    """This process's rank in the MPI start; 0 without one."""
     return _start()[0]
 
 
 def size() -> int:
-    """The number of ranks of the MPI start; 1 where there is none."""
+    """The number of ranks of the MPI start; 1 without one."""
     return _start()[1]
 
 
 def world() -> Any:
-    """The job's workers as an mpi4py communicator of its own, ranks in the workers' order.
+    """An mpi4py communicator of the job's workers, with ranks in the workers' order.
 
-    The first call initialises MPI, for calls from several threads at once, and is made by all ranks.
+    The first call initialises MPI with MPI_THREAD_MULTIPLE. It is collective: all ranks must make it.
 
     Raises:
-        MPIError: no MPI starter started this process, mpi4py or its MPI library is missing or of another MPI
-            than the starter, it does not allow threads, or TF_CONFIG describes a job of another size.
+        MPIError: no MPI starter started this process; mpi4py or its MPI library is missing, or belongs to
+            another MPI than the starter; MPI has no support for threads; or TF_CONFIG describes a job of
+            another size.
     """
     global _world
     with _lock:
@@ -76,12 +77,12 @@ def world() -> Any:
 
 
 def topology() -> Topology | None:
-    """The job of an MPI start, each rank a worker; None without such a start, and for a single rank.
+    """The topology of an MPI start, whose ranks are the workers; None without a start or for a single rank.
 
-    The first call is made by all ranks: each picks a free port and tells the others.
+    The first call is collective: each rank picks a free port and sends its address to all others.
 
     Raises:
-        MPIError: the ranks cannot talk, as `world` says.
+        MPIError: the ranks cannot communicate (see `world`), or some rank finds no address for a host.
     """
     global _topology
     if size() == 1:
@@ -93,18 +94,18 @@ def topology() -> Topology | None:
 
 
 def agreed_secret() -> bytes | None:
-    """What only the ranks know of a start in which they told each other their addresses; None elsewhere."""
+    """The secret that the ranks exchanged together with their addresses; None if they did not."""
     return _secret
 
 
 def note_failure() -> None:
-    """Let this process end without waiting for the others, who are waiting for it."""
+    """Let this failed process end without waiting for the other ranks, which may be waiting for it."""
     global _failed
     _failed = True
 
 
 def start_in(env: Mapping[str, str]) -> tuple[int, int] | None:
-    """Rank and size as an environment tells them, or None."""
+    """The rank and the size of the MPI start that an environment describes, or None."""
     for names in _STARTS:
         found = [env.get(name, "").strip() for name in names]
         if all(text.isascii() and text.isdigit() for text in found) and int(found[0]) < int(found[1]):
@@ -113,7 +114,7 @@ def start_in(env: Mapping[str, str]) -> tuple[int, int] | None:
 
 
 def without_start(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what an MPI starter told its rank, for a process that is not that rank."""
+    """An environment without the variables of an MPI start, for a process that is no rank of it."""
     return {
         name: value
         for name, value in env.items()
@@ -122,17 +123,17 @@ def without_start(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def installed() -> bool:
-    """Whether mpi4py is; its MPI library may still be missing."""
+    """Whether mpi4py is installed; its MPI library may still be missing."""
     return importlib.util.find_spec("mpi4py") is not None
 
 
 _lock = threading.RLock()
 _mpi: Any = None
-_finishes = False  # whether the end of Python is prepared for
+_finishes = False  # whether the exit handlers are installed
 _world: Any = None
 _topology: Topology | None = None
 _secret: bytes | None = None
-_held: socket.socket | None = None  # keeps the port that the others were told of
+_held: socket.socket | None = None  # reserves the port that the other ranks know, until this process ends
 _failed = False
 _left: dict[int, float] = {}  # when a rank was first seen to have left, by `time.monotonic`
 
@@ -159,7 +160,7 @@ def _open() -> Any:
 
 
 def _initialised() -> Any:
-    """mpi4py's `MPI`, initialised for threads, with the ranks that the starter speaks of."""
+    """The `mpi4py.MPI` module, initialised for threads and checked against the starter's rank and size."""
     global _mpi
     if _mpi is None:
         _mpi = _initialise()
@@ -172,7 +173,8 @@ def _initialise() -> Any:
     except ImportError as error:
         raise MPIError(f"An MPI starter has started this process, but {error}.", hint=_no_mpi4py()) from error
     if "mpi4py.MPI" not in sys.modules:
-        # By itself it would wait at the end of a process that failed for those who wait for this one.
+        # Otherwise mpi4py would call MPI_Finalize at exit, also in a failed process, which would then wait
+        # for peers that wait for it.
         mpi4py.rc.initialize = False
     try:
         from mpi4py import MPI
@@ -180,7 +182,7 @@ def _initialise() -> Any:
         raise MPIError(f"mpi4py finds no MPI library: {error}.", hint=INSTALL) from error
     ours = not MPI.Is_initialized()
     if ours:
-        # A rank that waits leaves its core to those who have something to do: TensorFlow's threads are many.
+        # A waiting rank should yield its core to TensorFlow's many threads.
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     global _finishes
@@ -211,9 +213,16 @@ def _no_mpi4py() -> str:
 
 
 def _finish_at_exit(mpi: Any, ours: bool) -> None:
-    """Ends MPI when Python ends, if it is `ours` to end; a process that failed waits for nobody."""
+    """Install the handlers that end MPI at the exit of Python.
+
+    A failed process does not wait for the other ranks.
+
+    Args:
+        mpi: the `mpi4py.MPI` module.
+        ours: whether dtrain initialised MPI and so must finalise it.
+    """
     if settings.launched():
-        return  # our launcher sees who ends, and how; nobody has to wait for the others
+        return  # dtrain's launcher watches how each task ends, so no rank has to wait for the others
     previous = sys.excepthook
 
     def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -224,11 +233,11 @@ def _finish_at_exit(mpi: Any, ours: bool) -> None:
         if mpi.Is_finalized():
             return
         if not _failed:
-            # Who waits for whom in the end is for whoever initialised MPI to say.
+            # If other code initialised MPI, that code decides whether to wait for the other ranks.
             _take_leave(wait=ours)
             if ours:
                 mpi.Finalize()
-        elif not ours:  # whoever initialised it would wait now
+        elif not ours:  # otherwise the code that initialised MPI would finalise it, and wait for the peers
             sys.stdout.flush()
             sys.stderr.flush()
             mpi.COMM_WORLD.Abort(1)
@@ -238,7 +247,7 @@ def _finish_at_exit(mpi: Any, ours: bool) -> None:
 
 
 def problem() -> str:
-    """Why MPI cannot be used in a process that an MPI starter started; "" if it can. It initialises MPI."""
+    """Initialise MPI in a process that an MPI starter started; returns why that fails, or ""."""
     try:
         _initialised()
     except MPIError as error:
@@ -247,13 +256,17 @@ def problem() -> str:
 
 
 def check_ended() -> None:
-    """Raises PeerMissingError if another rank has left the program, while this one waits for it."""
+    """Check, while this rank waits for others, that none of them has ended its program.
+
+    Raises:
+        PeerMissingError: a rank sent its last message at least 5 s ago.
+    """
     ranks = range(0 if _world is None else _world.Get_size())
     now = time.monotonic()
     for rank in ranks:
         if rank not in _left and _world.Iprobe(rank, _LEAVING):
             _left[rank] = now
-    # What it sent before it left may still be on its way, and so may others' values.
+    # Messages that the rank sent before it ended may still arrive, and so may those of other ranks.
     if ended := [f"{rank}" for rank, since in sorted(_left.items()) if now - since >= _PATIENCE]:
         raise PeerMissingError(
             f"While this worker waited, worker {', '.join(ended)} ended its program.",
@@ -262,9 +275,12 @@ def check_ended() -> None:
 
 
 def _take_leave(*, wait: bool) -> None:
-    """Tells the other ranks that this one ends, and may wait until all do.
+    """Tell the other ranks that this one ends its program.
 
-    MPI's own end waits for them without a word, and who waits for a value of this one's would never know.
+    MPI_Finalize waits silently for the other ranks, and a rank that waits for this one would wait for ever.
+
+    Args:
+        wait: whether to wait until all other ranks end their programs too.
     """
     if _world is None:
         return
@@ -279,7 +295,7 @@ def _take_leave(*, wait: bool) -> None:
 
 
 def _meet(ranks: Any) -> Topology:
-    """Tells the others an address of this rank, and hears theirs."""
+    """Exchange the ranks' addresses and a secret; returns the topology. Collective."""
     global _held
     _held = bind_everywhere(0)
     mine = socket.gethostname(), _held.getsockname()[1]
@@ -292,16 +308,16 @@ def _meet(ranks: Any) -> Topology:
 
 
 def _agree(ranks: Any) -> None:
-    """Gives all ranks a secret of the first one's."""
+    """Share a random secret of rank 0 with all ranks. Collective."""
     global _secret
     own = secrets.token_hex(32) if ranks.Get_rank() == 0 else ""
     _secret = str(_heard_from_all(ranks, own)[0]).encode()
 
 
 def _heard_from_all(ranks: Any, value: Any) -> list[Any]:
-    """Every rank's value, which JSON can hold; all ranks call it.
+    """All-gather a JSON-serialisable value; returns the values of all ranks, in rank order. Collective.
 
-    mpi4py's own way would unpickle what comes, and so run what it says.
+    mpi4py's `allgather` would unpickle the received bytes, which can run arbitrary code.
     """
     import numpy as np
 
@@ -314,7 +330,7 @@ def _heard_from_all(ranks: Any, value: Any) -> list[Any]:
 
 
 def _reachable(ranks: Any, hosts: set[str]) -> dict[str, str]:
-    """The hosts' names, or numbers for those that some rank does not know by name."""
+    """Map each host to its name, or to its IP address if some rank cannot resolve the name. Collective."""
     unknown = {host for host in hosts if not _resolves(host)}
     own = socket.gethostname(), _own_number()
     heard = _heard_from_all(ranks, (sorted(unknown), own))
@@ -338,10 +354,10 @@ def _resolves(host: str) -> bool:
 
 
 def _own_number() -> str | None:
-    """An address of this machine that is not the loopback's, or None."""
+    """This machine's IPv4 address on the default route, or None if there is none beyond loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing: it asks for the way out
+            probe.connect(("192.0.2.1", 9))  # for UDP, this only chooses the route: nothing is sent
             found: str = probe.getsockname()[0]
         except OSError:
             return None

@@ -1,7 +1,8 @@
-"""The rendezvous of all training tasks before TensorFlow starts: all there, one cluster, all ports free.
+"""The rendezvous of all training tasks before TensorFlow starts: all present, one cluster, all ports free.
 
-TensorFlow itself waits in silence for a peer that never comes, and for many minutes for a port that is taken;
-here each is a typed error on every task. Where the job has a secret, who does not know it changes nothing.
+TensorFlow itself waits silently for a missing peer, and for many minutes for a port that is in use. Here,
+both raise a typed error on every task. If the job has a secret, processes that do not know it are refused.
+This module starts no TensorFlow server.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from dtrain.plain_text import cleaned
 from dtrain.topology import Topology, split_address
 
 _PORT_PATIENCE = 2.0  # seconds that a port may still be held by a process that is just ending
-_FIRST_PAUSE = 0.01  # seconds between two tries to reach the first task: tasks often start together,
-_LONGEST_PAUSE = 0.2  # and where they do not, we look less often
-_REPORT_PATIENCE = 3.0  # seconds spent on telling the others of a port in use
+_FIRST_PAUSE = 0.01  # seconds between the first tries to connect, because tasks often start together
+_LONGEST_PAUSE = 0.2  # the pause grows up to this many seconds
+_REPORT_PATIENCE = 3.0  # seconds to report a port in use to the first task
 _ANSWER_SHOWN = 2000  # characters of the first task's answer that an error shows
-_VERDICT_PATIENCE = 2.0  # seconds for the first task to answer once our own time is over
+_VERDICT_PATIENCE = 2.0  # seconds for the first task's verdict after this task's own time limit
 
-# Ports of this process whose rendezvous is over: TensorFlow may serve there now, and does not stop.
+# Ports of this process whose rendezvous is over. TensorFlow may listen there until the process ends.
 _met: set[int] = set()
 
 
@@ -48,25 +49,25 @@ def check_peers(
     log: Callable[[str], None] | None = None,
     secret: bytes | None = None,
 ) -> None:
-    """Meet the other training tasks; return when all are there and agree, with this task's port free again.
-
-    Every training task must call it, before TensorFlow's servers start. For other tasks, and where TensorFlow
-    already serves in this process after an earlier call, there is nothing to do.
+    """Wait until all training tasks are present and agree on the cluster; then this task's port is free.
+    Every training task must call this before TensorFlow's servers start. It returns at once for other tasks,
+    and if TensorFlow already serves in this process after an earlier call.
 
     Args:
         topology: the job, as this process knows it.
-        timeout: seconds to wait for all; by default `settings.peer_timeout()`.
-        log: gets a line every 10 seconds on who is missing; by default standard error does.
-        secret: what every task of the job knows and nobody else; None takes the job's, and b"" is none.
-            Without one, a process that does not fit is refused and logged, and does not end the rendezvous of
-            the others.
+        timeout: seconds to wait for all tasks; by default `settings.peer_timeout()`.
+        log: gets a line every 10 seconds that names the missing tasks; by default it goes to standard error.
+        secret: bytes that only the job's tasks know; None takes the job's secret, and b"" means no secret.
+            Without a secret, a process that does not fit the job is refused and logged, and the rendezvous of
+            the others continues.
 
     Raises:
         PortInUseError: another process serves on the address of this task, or of a peer.
-        PeerMissingError: not all came in time; the message names who is missing.
-        PeerMismatchError: the clusters differ, or two processes say that they are the same task.
-        ConfigurationError: this process may not open as many connections as it takes.
-        ClusterConfigError: the port of this task is one that this user may not serve on.
+        PeerMissingError: not all tasks came in time; the message names the missing ones.
+        PeerMismatchError: the tasks' clusters differ, or two processes claim to be the same task.
+        ConfigurationError: the system refuses this process a connection, for instance by `ulimit -n`; or the
+            file of the job's secret is invalid.
+        ClusterConfigError: this user may not serve on this task's port.
     """
     if not topology.is_training_task:
         return
@@ -117,10 +118,10 @@ class _Rendezvous:
         self._deadline = time.monotonic() + timeout
         self._next_log = time.monotonic() + LOG_INTERVAL
         self._foreign = False
-        self._missing: list[str] = []  # as the first task last said
+        self._missing: list[str] = []  # the missing tasks that the first task last reported
 
     def serve(self, host: str, port: int) -> None:
-        """The first task's part."""
+        """Run the rendezvous, as the first task."""
         try:
             listener = listen_at(host, port, backlog=max(128, self._topology.world_size))
         except OSError as error:
@@ -135,7 +136,7 @@ class _Rendezvous:
         ).run()
 
     def attend(self) -> None:
-        """Every other task's part: say hello to the first task until it says go."""
+        """Join the rendezvous, as any other task: connect to the first task until it answers "go"."""
         pause = _FIRST_PAUSE
         while True:
             if self._visit(self._deadline):
@@ -147,21 +148,25 @@ class _Rendezvous:
             pause = min(_LONGEST_PAUSE, 1.5 * pause)
 
     def report_port_in_use(self, error: PortInUseError) -> None:
-        """Tell the first task that this one cannot serve, so that nobody waits for it.
+        """Tell the first task that this one cannot serve on its port, so that the others do not wait for it.
 
         Raises:
-            PeerMismatchError: it is the first task that holds our port, so we are one too many.
+            PeerMismatchError: the first task of this job holds the port, so this process is a duplicate.
         """
         problem = "" if self._topology.task == self._first else f"{self._topology.task}: {error.message}"
         deadline = time.monotonic() + min(_REPORT_PATIENCE, self._timeout)
         with contextlib.suppress(PortInUseError, PeerMissingError):
             while time.monotonic() < deadline and not self._visit(deadline, problem):
-                if not problem:  # whoever holds the port has had its chance to be one of us
+                if not problem:  # the process that holds the port is no task of this job
                     return
                 time.sleep(0.2)
 
     def _visit(self, deadline: float, problem: str = "") -> bool:
-        """One connection to the first task, to its end: True for go, False where another try is due."""
+        """Connect once to the first task, until its verdict.
+
+        Returns:
+            True for "go", False if another try is due. Any other verdict is raised as an error.
+        """
         host, port = split_address(self._first_address)
         left = deadline - time.monotonic()
         sock = connect_to(host, port, timeout=max(0.1, min(2.0, left)))
@@ -172,17 +177,17 @@ class _Rendezvous:
             verdict = self._talk(sock, deadline, problem)
         if verdict is None:
             if time.monotonic() < deadline:
-                self._missing = []  # what the first task said before we lost it is stale
+                self._missing = []  # the connection was lost, so the first task's last report is stale
             return False
         if verdict["dtrain"] == "go":
             return True
-        # Only here, outside the `suppress`: some of these errors are OSErrors.
+        # Raised here, outside the `suppress(OSError)`, because some of these errors are OSErrors.
         kind, message, hint = (verdict.get(key) for key in ("kind", "message", "hint"))
         make = ERRORS.get(kind, PeerMismatchError) if isinstance(kind, str) else PeerMismatchError
         raise make(_text(message, "The first task refused this one."), hint=_text(hint, ""))
 
     def _talk(self, sock: socket.socket, deadline: float, problem: str) -> dict[str, Any] | None:
-        """Say hello and wait for the first task's verdict; None where it gives none in our time."""
+        """Send a hello and wait for the first task's verdict; None without one before the deadline."""
         lines = Lines(self._secret, first=False)
         hello: dict[str, Any] = {
             "job": self._topology.task_type,
@@ -198,7 +203,7 @@ class _Rendezvous:
             sock.sendall(lines.encode("hello", **hello))
         while (now := time.monotonic()) < deadline + _VERDICT_PATIENCE:
             if not answered and now >= silent_until:
-                self._foreign = True  # it took our connection, but does not know how to answer
+                self._foreign = True  # the other side accepted the connection but does not speak the protocol
                 return None
             if now >= deadline and not gave_up:
                 gave_up = True
@@ -247,11 +252,15 @@ class _Rendezvous:
 
 
 def hold_port(address: str, port: int) -> socket.socket:
-    """Make sure that this task can serve on its port; the socket keeps others off it until it is closed.
+    """Check that this task can serve on its port, and reserve the port.
+
+    Returns:
+        A bound socket that keeps other processes off the port until it is closed. Outside Linux it is closed
+        already, because it would keep off the task itself.
 
     Raises:
-        PortInUseError: another process serves there, also after two seconds.
-        ClusterConfigError: this user may not serve there.
+        PortInUseError: another process still serves on the port after two seconds.
+        ClusterConfigError: this user may not serve on the port.
     """
     deadline = time.monotonic() + _PORT_PATIENCE
     while True:
@@ -263,7 +272,7 @@ def hold_port(address: str, port: int) -> socket.socket:
                 raise _port_error(address, error) from error
             time.sleep(0.1)
     if sys.platform != "linux":
-        held.close()  # elsewhere a held port could not be listened on
+        held.close()  # other systems would not let this task listen on a held port
     return held
 
 
@@ -282,11 +291,11 @@ def _port_error(address: str, error: OSError) -> PortInUseError | ClusterConfigE
 
 
 def _text(found: Any, instead: str) -> str:
-    """What another process says in an error."""
+    """A text from another process, cleaned for an error message; `instead` if it is no text."""
     return cleaned(found, _ANSWER_SHOWN) if isinstance(found, str) else instead
 
 
 def log_to_stderr(line: str) -> None:
-    """What is said while a process waits, where the caller gave no place for it."""
+    """Write a log line of a waiting process to standard error; the default `log` of the functions here."""
     sys.stderr.write(f"dtrain: {line}\n")
     sys.stderr.flush()

@@ -1,7 +1,8 @@
-"""The lines that tasks say to each other in the rendezvous before training, and how they prove who says them.
+"""The messages that tasks exchange in the rendezvous before training, and their authentication.
 
-A line is JSON. Where the job has a secret, each side signs its lines with it and with a number that the other
-side has just drawn, so that nobody else can say them, nor say again what was heard in another rendezvous.
+A message is one line of JSON. If the job has a secret, each side signs its lines with the secret and with a
+random challenge from the other side, so that nobody else can forge a line or replay one from another
+rendezvous. This module opens no connection.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ ERRORS: Mapping[str, Callable[..., DtrainError]] = {
     "mismatch": PeerMismatchError,
     "port in use": PortInUseError,
 }
-"""What a verdict other than "go" is raised as, on every task."""
+"""The error that every task raises for each kind of verdict other than "go"."""
 
 
 class Verdict(Exception):  # noqa: N818 - an outcome that ends the rendezvous, not an error of the program
-    """Why there will be no job, or no place in it for one process; `kind` is a key of ERRORS."""
+    """Why the rendezvous fails, or why it refuses one process; `kind` is a key of ERRORS."""
 
     def __init__(self, kind: str, message: str, hint: str) -> None:
         super().__init__(message)
@@ -37,12 +38,18 @@ class Verdict(Exception):  # noqa: N818 - an outcome that ends the rendezvous, n
         self.hint = hint
 
     def error(self) -> DtrainError:
-        """What to raise on a task that hears of it."""
+        """The error to raise on a task that receives this verdict."""
         return ERRORS[self.kind](self.message, hint=self.hint)
 
 
 def missing_error(missing: list[str], seconds: float, refused: str = "") -> Verdict:
-    """What to say of tasks that did not come within the time limit, and of who came in their place."""
+    """The verdict for tasks that did not come within the time limit.
+
+    Args:
+        missing: the tasks, in words.
+        seconds: the time limit.
+        refused: a sentence about processes that were refused, or "".
+    """
     return Verdict(
         "missing",
         f"Not every process of the job is there after {seconds:.3g} s. Missing: {', '.join(missing)}."
@@ -53,22 +60,22 @@ def missing_error(missing: list[str], seconds: float, refused: str = "") -> Verd
 
 
 def mismatch(message: str) -> Verdict:
-    """What to say of processes that do not mean the same job."""
+    """The verdict for processes that disagree about the job."""
     return Verdict(
         "mismatch", message, 'Give all processes the same "cluster" in TF_CONFIG, and each its own "task".'
     )
 
 
 class Lines:
-    """Writes and reads the lines of one connection.
+    """Encodes and decodes the lines of one connection.
 
     Args:
-        secret: the job's, or None.
-        first: whether this side is the first task's.
+        secret: the job's secret, or None.
+        first: whether this side is the first task, which runs the rendezvous.
 
     Attributes:
-        challenge: the number that the other side has to sign.
-        proven: whether the last line that was read shows that the other side knows the secret.
+        challenge: the random hexadecimal text that the other side has to sign.
+        proven: whether the last decoded line proves that the other side knows the secret.
     """
 
     def __init__(self, secret: bytes | None, *, first: bool) -> None:
@@ -80,11 +87,11 @@ class Lines:
 
     @property
     def signed(self) -> bool:
-        """Whether the job has a secret, so that lines without a proof count for nothing."""
+        """Whether the job has a secret, so that lines without a valid signature must be ignored."""
         return self._secret is not None
 
     def encode(self, kind: str, /, **content: Any) -> bytes:
-        """One message, signed where there is a secret."""
+        """One message as a line, signed if the job has a secret."""
         message: dict[str, Any] = {"dtrain": kind, "protocol": PROTOCOL, **content}
         if self._secret is not None:
             message[CHALLENGE] = self.challenge
@@ -92,7 +99,7 @@ class Lines:
         return json.dumps(message).encode() + b"\n"
 
     def decode(self, line: bytes) -> dict[str, Any] | None:
-        """The message in a line, or None where it is not one of ours; sets `proven`."""
+        """The message in a line, or None if the line is not a dtrain message; sets `proven`."""
         self.proven = False
         try:
             message = json.loads(line)

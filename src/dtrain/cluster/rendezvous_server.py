@@ -1,7 +1,7 @@
-"""The first training task's side of the rendezvous: who is here, and do all mean the same job?
+"""The first training task's side of the rendezvous: collects all tasks and checks that their clusters agree.
 
-It serves one rendezvous on a listening socket and closes it; it never sees TensorFlow, and what other
-programs send to the port changes nothing.
+It serves one rendezvous on a listening socket and closes the socket. It does not use TensorFlow, and ignores
+what other programs send to the port.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from dtrain.cluster.sockets import accept
 from dtrain.plain_text import cleaned
 from dtrain.topology import Task, Topology
 
-LOG_INTERVAL = 10.0  # seconds between two words on who is missing
-HELLO_PATIENCE = 5.0  # seconds that either side gives the other for its first message
-_LINGER = 5.0  # seconds that the first task stays to tell late comers why there will be no job
-_UNIDENTIFIED = 64  # connections that have said nothing yet; of more, the oldest are closed
-_LOGGED = 10  # refused connections that are logged, and kept for the last error
-_HIGHEST = 1_000_000  # more tasks than a cluster can have
-_SHOWN = 400  # characters of what a process that was refused says
+LOG_INTERVAL = 10.0  # seconds between two log lines that name the missing tasks
+HELLO_PATIENCE = 5.0  # seconds that each side gives the other for its first message
+_LINGER = 5.0  # seconds that the first task stays after a failure, to tell late tasks the reason
+_UNIDENTIFIED = 64  # connections without a hello that may be open; of more, the oldest are closed
+_LOGGED = 10  # refusals that are logged, and repeated in the error if the rendezvous fails
+_HIGHEST = 1_000_000  # an upper bound of task indices
+_SHOWN = 400  # characters shown of a refused process's text
 
 
 @dataclass
 class Peer:
-    """A connection to the listening task: unidentified until it has said a hello that fits this job."""
+    """A connection to the first task; `task` is None until the peer has sent a hello that fits this job."""
 
     sock: socket.socket
     since: float
@@ -51,15 +51,17 @@ class Peer:
 class RendezvousServer:
     """Serves one rendezvous.
 
+    A peer that does not prove that it knows the secret is refused and logged; so is, without a secret, a peer
+    whose hello does not fit the job. Only a peer that knows the secret can end the rendezvous for all by its
+    hello.
+
     Args:
         topology: the job as this task knows it.
-        listener: a listening socket at this task's address; closed when the rendezvous ends.
-        process: this process, for messages.
-        timeout: seconds to wait for all.
-        log: gets a line now and then on who is missing.
-        secret: what every task of the job knows and nobody else. Who does not show that it knows it, or says
-            what does not fit where there is none, is refused, logged, and changes nothing else: only one that
-            knows the secret can end the rendezvous for all.
+        listener: a listening socket at this task's address; it is closed when the rendezvous ends.
+        process: the name of this process, for messages.
+        timeout: seconds to wait for all tasks.
+        log: gets a line every 10 seconds that names the missing tasks.
+        secret: bytes that only the job's tasks know, or None.
     """
 
     def __init__(
@@ -85,17 +87,21 @@ class RendezvousServer:
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> None:
-        """Return when every training task has come.
+        """Run the rendezvous; return when every training task has come.
 
         Raises:
-            PeerMissingError, PeerMismatchError, PortInUseError: as every task that came is told as well.
+            PeerMissingError: not all tasks came in time, or a task gave up waiting.
+            PeerMismatchError: the tasks' clusters differ, or two processes claim to be the same task.
+            PortInUseError: a task cannot serve on its port.
+
+        Every task that came raises the same error.
         """
         self._start = start = time.monotonic()
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
         try:
             self._wait_for_all(start)
-            # Before anybody hears "go": TensorFlow needs the port, and nobody may come to a past rendezvous.
+            # Close it before any task hears "go": TensorFlow needs the port, and late peers must be refused.
             self._close_listener()
             self._tell_all("go")
         except Verdict as verdict:
@@ -123,7 +129,7 @@ class RendezvousServer:
         for key, _ in self._selector.select(timeout=max(0.0, min(seconds, 1.0))):
             if key.fileobj is self._listener:
                 self._accept()
-            elif key.data in self._peers:  # one before it may have taken its place
+            elif key.data in self._peers:  # handling an earlier event may have closed this connection
                 self._read(self._peers[key.data])
         now = time.monotonic()
         for peer in list(self._peers.values()):
@@ -147,7 +153,7 @@ class RendezvousServer:
         return [peer for peer in self._peers.values() if peer.task is None]
 
     def _drop_unidentified(self, most: int) -> None:
-        """Close the oldest of those that have said nothing yet; a task that is meant comes again."""
+        """Close the oldest connections without a hello, down to `most`; a task of the job connects again."""
         unidentified = self._unidentified()
         for peer in unidentified[: max(0, len(unidentified) - most)]:
             self._drop(peer)
@@ -182,7 +188,7 @@ class RendezvousServer:
         job, index, process = message.get("job"), message.get("index"), message.get("process")
         if not (isinstance(job, str) and type(index) is int and isinstance(process, str)):
             return
-        index = max(-1, min(index, _HIGHEST))  # a number of thousands of digits has no place in a message
+        index = max(-1, min(index, _HIGHEST))  # bounds the number of digits that a message would show
         claimed = Task(cleaned(job, 40), index)
         peer.process = cleaned(process, 100)
         try:
@@ -197,7 +203,10 @@ class RendezvousServer:
             self._tell(peer, "waiting", missing=self._described(self._missing()))
 
     def _check(self, peer: Peer, claimed: Task, message: dict[str, Any]) -> None:
-        """Verdict where a hello does not fit this job; a process of another job is dropped."""
+        """Raise a Verdict if a hello does not fit this job.
+
+        A connection of an earlier process of the claimed task is dropped if that process is gone.
+        """
         name = f"{claimed} ({peer.process})"
         if peer.lines.signed and not peer.lines.proven:
             raise Verdict(
@@ -213,7 +222,7 @@ class RendezvousServer:
             raise Verdict("port in use", cleaned(problem, _SHOWN), hint)
         difference = describe_difference(self._topology.jobs, message.get("cluster"), self._own_name(), name)
         if difference and claimed == self._topology.task:
-            # The first task of another job, which was given our port: its mistake, not this job's end.
+            # The peer is the first task of another job with the same address. This job continues.
             address = self._topology.address
             raise Verdict("port in use", f"{address} is in use by {self._own_name()} of another job.", "")
         if difference:
@@ -226,15 +235,15 @@ class RendezvousServer:
             if other is not peer and other.task == claimed:
                 if _is_alive(other.sock):
                     raise _two_claim(claimed, other.process, peer.process)
-                self._drop(other)  # it died and was started again
+                self._drop(other)  # the task's earlier process died, and the task was restarted
 
     def _refuse(self, peer: Peer, claimed: Task, verdict: Verdict) -> None:
-        """Tell one process that there is no place for it, and go on without it."""
+        """Send a verdict to one peer, close its connection, and continue the rendezvous without it."""
         message = cleaned(verdict.message, _SHOWN)
         self._tell(peer, "error", kind=verdict.kind, message=message, hint=verdict.hint)
         self._drop(peer)
         if verdict.kind == "port in use" and claimed == self._topology.task:
-            return  # of another job
+            return  # the first task of another job; not worth a log line
         if message not in self._refused and len(self._refused) < _LOGGED:
             self._refused.append(message)
             more = "; further ones are not shown" if len(self._refused) == _LOGGED else ""
@@ -245,7 +254,7 @@ class RendezvousServer:
         return missing_error(self._described(self._missing()), seconds, refused)
 
     def _dismiss(self, verdict: Verdict) -> NoReturn:
-        """Tell everybody, also those who come within the next seconds, and raise."""
+        """Send a verdict to all tasks, including those that come within the next 5 s, and raise its error."""
         text = {"kind": verdict.kind, "message": verdict.message, "hint": verdict.hint}
         deadline = time.monotonic() + (0.0 if verdict.kind == "missing" else min(_LINGER, self._timeout))
         told: set[Task] = set()
@@ -260,7 +269,7 @@ class RendezvousServer:
             try:
                 self._serve(left)
             except Verdict:
-                continue  # one reason is enough; whoever brought another hears the first
+                continue  # all tasks get the first verdict, also one that caused another
         raise verdict.error() from None
 
     def _missing(self) -> list[Task]:
@@ -282,7 +291,7 @@ class RendezvousServer:
         try:
             peer.sock.settimeout(1.0)
             peer.sock.sendall(peer.lines.encode(kind, **content))
-        except OSError:  # it is gone; its own time limit, or the launcher, tells of it
+        except OSError:  # the peer is gone; its own time limit, or the launcher, reports that
             pass
         finally:
             peer.sock.setblocking(False)
@@ -301,7 +310,13 @@ class RendezvousServer:
 def describe_difference(
     mine: Mapping[str, tuple[str, ...]], other: Any, my_name: str, other_name: str
 ) -> str | None:
-    """What differs between two clusters, in a sentence; None where they are the same."""
+    """The first difference between two clusters, in a sentence; None if they are equal.
+
+    Args:
+        mine: this task's cluster: the addresses of each job.
+        other: the other task's cluster, as decoded from JSON and not validated.
+        my_name, other_name: the two tasks, in words.
+    """
     if not isinstance(other, dict) or not all(_are_addresses(each) for each in other.values()):
         return f"{other_name} did not say what its cluster is."
     for job in sorted({*mine, *other}):
@@ -319,7 +334,7 @@ def _are_addresses(found: Any) -> bool:
 
 
 def giving_up(seconds: float) -> str:
-    """How long is still waited for others, as the end of a line."""
+    """The remaining waiting time as the end of a log line; "" if there is no limit."""
     return f"; giving up in {max(0.0, seconds):.0f} s" if seconds < math.inf else ""
 
 

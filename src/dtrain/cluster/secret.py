@@ -1,6 +1,7 @@
-"""The secret that the processes of one job share: by it each tells the others' words from strangers'.
+"""The secret that the processes of one job share, by which each recognises messages of its peers.
 
-It comes from a file, from an MPI start, or on one machine from a file of this user's. It is shown nowhere.
+It comes from the launcher's file, from an MPI start, or, on one machine, from a file of this user. It
+authenticates messages but does not encrypt them, and it is never shown.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ VARIABLE = "DTRAIN_SECRET_FILE"
 """The environment variable that names the file; see `settings.secret_file`."""
 
 SIZE = 32
-"""Bytes of a secret that dtrain makes, and of a signature."""
+"""The number of random bytes in a secret that dtrain makes, and of bytes in a signature."""
 
-SHARED = Path("/tmp")  # where all processes of a machine look
-_SHORTEST, _LONGEST = 16, 4096  # bytes of one that a user makes
+SHARED = Path("/tmp")  # the same folder for all processes of a machine
+_SHORTEST, _LONGEST = 16, 4096  # bytes of a secret file's content, without surrounding white space
 _HINT = "Make one for this user alone: (umask 077; head -c 32 /dev/urandom | base64 > FILE)."
 
 
 class Secret:
-    """Signs what a process says, and checks what others have signed. It cannot be printed or pickled.
+    """Signs messages and verifies signatures. Neither printing nor pickling reveals the key.
 
     Args:
-        key: what nobody else knows.
-        origin: where it comes from, for messages.
+        key: the secret bytes.
+        origin: where the secret comes from, in words.
     """
 
     __slots__ = ("_key", "origin")
@@ -44,16 +45,16 @@ class Secret:
         self.origin = origin
 
     def sign(self, *parts: bytes | str | int) -> bytes:
-        """The HMAC-SHA256 of these parts; no other list of parts has the same."""
+        """The HMAC-SHA256 of these parts, 32 bytes; each part is prefixed by its length, so lists differ."""
         encoded = [part if isinstance(part, bytes) else str(part).encode() for part in parts]
         return hmac.digest(self._key, b"".join(b"%d:%b" % (len(e), e) for e in encoded), "sha256")
 
     def has_signed(self, signature: bytes, *parts: bytes | str | int) -> bool:
-        """Whether a signature is that of these parts; how wrong it is changes no time."""
+        """Whether a signature is that of these parts, compared in constant time."""
         return hmac.compare_digest(self.sign(*parts), signature)
 
     def derive(self, *parts: bytes | str | int) -> Secret:
-        """Another secret, for one purpose; it does not tell this one."""
+        """A secret for one purpose, derived from this one; this one cannot be computed from it."""
         return Secret(self.sign("derive", *parts), self.origin)
 
     def __repr__(self) -> str:
@@ -64,17 +65,19 @@ class Secret:
 
 
 def job_secret(topology: Topology, shared: Path = SHARED) -> Secret | None:
-    """The secret of the job that this process is part of; None where its processes share none.
+    """The secret of the job that this process is part of, or None if its processes share none.
 
-    DTRAIN_SECRET_FILE comes first, which the launcher sets for its tasks. Then what the ranks of an MPI start
-    have agreed on. Where all addresses are this machine's loopback interface, it is a file of this user's.
+    DTRAIN_SECRET_FILE, which the launcher sets for its tasks, has precedence. Next comes the secret that the
+    ranks of an MPI start have agreed on. Finally, if all addresses are on this machine's loopback interface,
+    all jobs of this user share one file, which is created on first use.
 
     Args:
-        topology: the job's.
-        shared: the folder where all processes of a machine look for this user's file.
+        topology: the job's topology.
+        shared: the folder in which all processes of a machine look for this user's file.
 
     Raises:
-        ConfigurationError: the file of DTRAIN_SECRET_FILE is missing, not this user's alone, or too short.
+        ConfigurationError: the file of DTRAIN_SECRET_FILE is missing, accessible to other users, too short or
+            too long.
     """
     path = settings.secret_file()
     if path is not None:
@@ -86,7 +89,7 @@ def job_secret(topology: Topology, shared: Path = SHARED) -> Secret | None:
 
 
 def on_loopback(topology: Topology) -> bool:
-    """Whether all addresses of a job are this machine's own, which other machines do not reach by them."""
+    """Whether all addresses of a job are loopback addresses, which other machines cannot reach."""
     hosts = {split_address(address)[0] for addresses in topology.jobs.values() for address in addresses}
     return all(_is_loopback(host) for host in hosts)
 
@@ -95,7 +98,8 @@ def read_secret(path: Path) -> Secret:
     """The secret in a file.
 
     Raises:
-        ConfigurationError: the file is missing, not this user's alone, or too short or long.
+        ConfigurationError: the file is missing or no regular file, belongs to or is open to other users, or
+            its content is shorter than 16 or longer than 4096 bytes.
     """
     try:
         wrong, content = _content(path)
@@ -109,10 +113,10 @@ def read_secret(path: Path) -> Secret:
 
 
 def write_secret(path: Path) -> None:
-    """Make a new secret in a new file that only this user can read.
+    """Write a new random secret to a new file that only this user can read.
 
     Raises:
-        OSError: it cannot be made, or is there.
+        OSError: the file exists already, or cannot be created.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -120,11 +124,11 @@ def write_secret(path: Path) -> None:
 
 
 def _content(path: Path) -> tuple[str, bytes]:
-    """What is wrong with a file, "" for nothing, and what it holds then."""
-    # Should it be a pipe, nobody waits for a writer.
+    """A pair: what is wrong with a file, or "", and its content if nothing is wrong."""
+    # O_NONBLOCK: opening a named pipe must not wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        # Of the open file, which nobody can exchange any more.
+        # Check the open file, not the path, which could be replaced between the check and the read.
         wrong = _what_is_wrong(os.fstat(descriptor))
         return wrong, b"" if wrong else os.read(descriptor, _LONGEST + 1).strip()
     finally:
@@ -142,9 +146,9 @@ def _what_is_wrong(status: os.stat_result) -> str:
 
 
 def _of_this_user(shared: Path) -> Secret | None:
-    """One for all jobs of this user on this machine; None where it cannot be kept from others.
+    """The secret that all jobs of this user on this machine share; None if other users could read its file.
 
-    Its place does not depend on variables, which may differ between the processes of a job.
+    The path depends on no environment variable, because those may differ between the processes of a job.
     """
     folder = shared / f"dtrain-secret-{os.geteuid()}"
     path = folder / "secret"

@@ -1,7 +1,7 @@
-"""What workers and parameter servers do all their life: serve the chief, which alone runs the program.
+"""Runs a worker or parameter server until the chief ends it, and lets the chief wait for its servers.
 
-Here is a server's life, from its start to the chief's word that it is over, and the chief's wait for all of
-them. What they say to one another is in `control`; training is the business of the strategy.
+Only the chief runs the program; workers and parameter servers serve it. Their control messages are in
+`control`, and the strategy does the training.
 """
 
 from __future__ import annotations
@@ -38,13 +38,17 @@ __all__ = [
     "with_chief",
 ]
 
-_WATCH_INTERVAL = 2.0  # seconds between two looks whether the chief is there
-_ANSWER_TIME = 0.2  # seconds for TensorFlow to carry the last answer, before the process ends
-_FAREWELL_TIME = 8.0  # seconds that a chief has to end after its goodbye, while its servers are still there
+_WATCH_INTERVAL = 2.0  # seconds between two checks for the chief
+_ANSWER_TIME = 0.2  # seconds for TensorFlow to send the last answer before the process ends
+_FAREWELL_TIME = 8.0  # seconds that servers wait for the chief to end after its last message
 
 
 def check_roles(topology: Topology) -> None:
-    """See that a cluster has what training with parameter servers needs; ClusterConfigError if not."""
+    """Check that a cluster has workers and parameter servers.
+
+    Raises:
+        ClusterConfigError: one of these jobs is missing.
+    """
     missing = [job for job in SERVING_JOBS if job not in topology.jobs]
     if missing:
         raise ClusterConfigError(
@@ -58,20 +62,20 @@ def check_roles(topology: Topology) -> None:
 
 
 def serve(topology: Topology) -> NoReturn:
-    """Serve the chief as this worker or parameter server; it never returns.
+    """Serve the chief as this worker or parameter server; never returns.
 
-    TensorFlow's server has no authentication and listens on every interface: use a network that you trust.
+    TensorFlow's server has no authentication and listens on every interface, so use a trusted network.
 
     Args:
         topology: a job with parameter servers, in which this process is a worker or a parameter server.
 
     Raises:
-        SystemExit: with status 0, once the chief is done.
+        SystemExit: with status 0, when the chief's program has ended without an error.
         TaskFailedError: the chief's program failed.
-        PeerMissingError: the chief did not appear within `settings.peer_timeout()`, or could not be reached
-            for `settings.chief_timeout()`. One that is started again within that time is served again.
+        PeerMissingError: the chief did not appear within `settings.peer_timeout()`, or was then unreachable
+            for `settings.chief_timeout()`. A chief that is restarted within that time is served again.
         PortInUseError: another process serves on this task's address.
-        ClusterConfigError: the cluster lacks a job, or this process is another of its tasks.
+        ClusterConfigError: the cluster has no workers or no parameter servers, or this process is neither.
     """
     check_roles(topology)
     if topology.task not in topology.servers():
@@ -98,13 +102,13 @@ def serve(topology: Topology) -> NoReturn:
 def _start_server(topology: Topology) -> Any:
     import tensorflow as tf
 
-    # TensorFlow tells of a busy port in its log only, and of nothing in its error.
+    # TensorFlow reports a port in use only in its log, not in its error, so check the port here.
     hold_port(topology.address, split_address(topology.address)[1]).close()
     config = tf.compat.v1.ConfigProto()
     config.gpu_options.allow_growth = True
     if topology.task_type == "ps":
         config.device_count["GPU"] = 0
-    # Each client may hold a thread while it waits; with too few of them the servers wait for one another.
+    # Each client may block one thread of this server; with too few threads, servers deadlock.
     clients = len(topology.jobs["worker"]) + 1
     config.inter_op_parallelism_threads = max(multiprocessing.cpu_count(), clients, 4)
     try:
@@ -127,8 +131,8 @@ def _start_server(topology: Topology) -> Any:
 class _ChiefWatch:
     """Notices, by trying to connect, that the chief does not come or is gone.
 
-    In a cluster that names no chief, the chief says where it is. One that cannot be reached from here is
-    served until it says that it is done.
+    If the cluster names no chief, the chief sends its address. A chief whose address cannot be reached from
+    here is served until it sends its last message.
     """
 
     def __init__(self, control: Control) -> None:
@@ -138,13 +142,17 @@ class _ChiefWatch:
         self._next_log = self._last + LOG_INTERVAL
 
     def look(self) -> None:
-        """Try once; PeerMissingError where the chief has been away for too long."""
+        """Check once for the chief.
+
+        Raises:
+            PeerMissingError: the chief has been unreachable for too long.
+        """
         reached = self._reach()
         now = time.monotonic()
         if reached:
             self._here(now)
             return
-        # It may have come and gone between two looks, but then it has said hello.
+        # The chief may have come and gone between two checks, but then it has sent a request.
         if self._control.heard is not None and self._control.heard > self._last:
             self._here(self._control.heard)
         if self._seen and self._control.chief is None:
@@ -158,9 +166,10 @@ class _ChiefWatch:
             log_to_stderr(f"waiting for {self._who()}{giving_up(bound - away)}")
 
     def wait_for_end(self, most: float) -> None:
-        """Until nobody answers at the chief's address, but not longer than `most` seconds.
+        """Wait until nothing answers at the chief's address, at most `most` seconds.
 
-        A chief that ends lets go of what it had on the servers, and complains about each that is not there.
+        At its exit, TensorFlow on the chief releases what it holds on the servers, and logs an error for each
+        server that is gone.
         """
         deadline = time.monotonic() + most
         while time.monotonic() < deadline:
@@ -208,22 +217,24 @@ def wait_for_servers(
     log_every: float = LOG_INTERVAL,
     is_own_port: Callable[[int], bool] = this_process_listens_on,
 ) -> None:
-    """On the chief, before TensorFlow connects: return when every worker and parameter server listens.
+    """On the chief, before TensorFlow connects: wait until every worker and parameter server listens.
 
-    TensorFlow itself would wait for them in silence.
+    TensorFlow itself would wait for them silently.
 
     Args:
         topology: the job; this process is its chief.
-        timeout: seconds to wait for all of them; None is `settings.peer_timeout()`.
-        log: gets a line now and then on who is missing; by default standard error does.
-        log_every: seconds between two lines.
-        is_own_port: whether this process itself listens on a port, as TensorFlow does from the first strategy
-            of a process on.
+        timeout: seconds to wait for all servers; None means `settings.peer_timeout()`.
+        log: gets a line that names the missing servers; by default it goes to standard error.
+        log_every: seconds between two log lines.
+        is_own_port: tells whether this process listens on a port, as TensorFlow does after the first strategy
+            of a process.
 
     Raises:
-        PeerMissingError: not all listened in time; the message names those, with their addresses.
-        PortInUseError: another process serves on the chief's address, where the cluster names one.
-        ClusterConfigError: the cluster lacks a job, or this process is not its chief.
+        PeerMissingError: not all servers listened in time; the message names the missing ones and their
+            addresses.
+        PortInUseError: the cluster names a chief, and another process serves on its address.
+        ClusterConfigError: the cluster has no workers or no parameter servers, or this process is not its
+            chief.
     """
     check_roles(topology)
     if not topology.is_chief:
@@ -250,16 +261,16 @@ def wait_for_servers(
 
 
 def with_chief(topology: Topology) -> Topology:
-    """On the chief: the job in a cluster that names its chief, which takes a free port where it had none.
+    """On the chief: the topology with an address for the chief; without one, the chief takes a free port.
 
-    TensorFlow itself would give the servers `localhost` as the chief's address, whatever the machine.
+    TensorFlow itself would tell the servers that the chief is at `localhost`, whatever the machine.
     """
     if topology.has_address:
         return topology
     return topology.with_chief_at(_own_address(tuple(map(topology.address_of, topology.servers()))))
 
 
-@functools.cache  # TensorFlow serves there from the first strategy on, and the next one must say the same
+@functools.cache  # TensorFlow listens there from the first strategy on, so later ones need the same address
 def _own_address(servers: tuple[str, ...]) -> str:
     with bind_everywhere(0) as sock:
         return f"{host_towards(servers)}:{sock.getsockname()[1]}"

@@ -1,6 +1,6 @@
-"""The environment variables that dtrain itself defines, each as a typed function.
+"""The environment variables that dtrain defines, each read by a typed function.
 
-They are read at every call, so that a test or a notebook may change them; nothing is cached or written.
+A variable is read at every call, so that a test or a notebook may change it. Nothing is cached or written.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CHIEF_TIMEOUT = 60.0
 _STUCK_TIMEOUT = 60.0
 _REJOIN = 60.0
 
-# What says that a process is a task of a job, by how the names begin.
+# The prefixes of the variables that make a process a task of a job.
 _OF_A_TASK = (
     "TF_CONFIG",
     "DTRAIN_ATTEMPT",
@@ -34,7 +34,7 @@ _OF_A_TASK = (
 
 
 def launched() -> bool:
-    """Whether `dtrain launch` or `dtrain.spawn` started this process (DTRAIN_LAUNCHED=1)."""
+    """Whether `dtrain launch` or `dtrain.spawn` started this process (DTRAIN_LAUNCHED is 1)."""
     return os.environ.get("DTRAIN_LAUNCHED") == "1"
 
 
@@ -48,10 +48,10 @@ def typed_command() -> list[str]:
 
 
 def peer_timeout() -> float:
-    """How long to wait for the other processes of the job, in seconds (DTRAIN_PEER_TIMEOUT).
+    """The seconds to wait for the other processes of the job (DTRAIN_PEER_TIMEOUT).
 
-    The default is infinite under `dtrain launch`, which ends the job where one does not come any more, 120
-    under `dtrain.spawn`, which starts all of them at once, and 300 elsewhere.
+    The default is infinite under `dtrain launch`, because the launcher ends the attempt if a process can no
+    longer come; 120 under `dtrain.spawn`, which starts all processes at once; and 300 elsewhere.
 
     Raises:
         ConfigurationError: the variable is not a positive number.
@@ -61,9 +61,9 @@ def peer_timeout() -> float:
 
 
 def chief_timeout() -> float:
-    """How long a worker or parameter server keeps serving a chief that it cannot reach any more.
+    """The seconds that a worker or parameter server keeps serving an unreachable chief.
 
-    In seconds (DTRAIN_CHIEF_TIMEOUT), 60 by default: long enough for a chief to be started again.
+    The variable is DTRAIN_CHIEF_TIMEOUT. The default is 60, long enough for a chief to be restarted.
 
     Raises:
         ConfigurationError: the variable is not a positive number.
@@ -72,9 +72,10 @@ def chief_timeout() -> float:
 
 
 def stuck_timeout() -> float:
-    """How long a worker may be at one block of steps before it is taken to be stuck.
+    """The seconds that a worker may spend on one block of steps before it counts as stuck.
 
-    In seconds (DTRAIN_STUCK_TIMEOUT), 60 by default; slow steps get more, in proportion to what they took.
+    The variable is DTRAIN_STUCK_TIMEOUT, the default 60. If steps are slow, the caller allows more time, in
+    proportion to the duration of earlier steps.
 
     Raises:
         ConfigurationError: the variable is not a positive number.
@@ -83,44 +84,47 @@ def stuck_timeout() -> float:
 
 
 def attempt() -> int:
-    """How often the launcher has started the whole job again until now (DTRAIN_ATTEMPT); 0 at first."""
+    """How many times the launcher has restarted the whole job (DTRAIN_ATTEMPT); 0 in the first attempt."""
     text = os.environ.get("DTRAIN_ATTEMPT", "").strip()
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def restarted_job() -> str | None:
-    """The name that all attempts of a job share whose launcher starts it again (DTRAIN_JOB), or None."""
+    """The name that all attempts of a restartable job share (DTRAIN_JOB), or None."""
     return os.environ.get("DTRAIN_JOB", "").strip() or None
 
 
 def channel() -> tuple[int, int] | None:
-    """The pipe to the launcher, as (descriptor, inode) (DTRAIN_CHANNEL_FD), or None where there is none."""
+    """The pipe to the launcher as (descriptor, inode) (DTRAIN_CHANNEL_FD); None if there is no launcher."""
     descriptor, colon, inode = os.environ.get("DTRAIN_CHANNEL_FD", "").partition(":")
     return (int(descriptor), int(inode)) if colon and descriptor.isdigit() and inode.isdigit() else None
 
 
 def secret_file() -> Path | None:
-    """The file of the secret that the processes of the job share (DTRAIN_SECRET_FILE), or None."""
+    """The file with the secret that the processes of the job share (DTRAIN_SECRET_FILE), or None."""
     text = os.environ.get("DTRAIN_SECRET_FILE", "").strip()
     return Path(text).expanduser() if text else None
 
 
 def spare() -> tuple[int, int] | None:
-    """The pipes of a process in waiting, (that its order comes by, that it is ready by) (DTRAIN_SPARE)."""
+    """A spare's two pipes (DTRAIN_SPARE): the descriptor of its order, and the one to close when ready.
+
+    None if this process is no spare.
+    """
     order, colon, ready = os.environ.get("DTRAIN_SPARE", "").partition(":")
     return (int(order), int(ready)) if colon and order.isdigit() and ready.isdigit() else None
 
 
 def full_workers() -> int | None:
-    """How many workers the job has when none is absent (DTRAIN_WORKERS_MAX), or None where nobody said."""
+    """The number of workers of the job when none is absent (DTRAIN_WORKERS_MAX), or None if unknown."""
     text = os.environ.get("DTRAIN_WORKERS_MAX", "").strip()
     return int(text) if text.isascii() and text.isdigit() and int(text) else None
 
 
 def rejoin_seconds() -> float:
-    """After how many seconds an absent worker of an elastic job is tried again (DTRAIN_REJOIN_SECONDS).
+    """The seconds until an absent worker of an elastic job is tried again (DTRAIN_REJOIN_SECONDS).
 
-    60 by default; each time that it fails to come up again, twice as long.
+    The default is 60. The launcher doubles the time whenever the worker fails to start again.
 
     Raises:
         ConfigurationError: the variable is not a positive number.
@@ -129,33 +133,33 @@ def rejoin_seconds() -> float:
 
 
 def heeds_mpi() -> bool:
-    """Whether a start by MPI counts as the start of a job; DTRAIN_MPI=0 says that it does not."""
+    """Whether processes that an MPI starter started form a job; not if DTRAIN_MPI is 0."""
     return os.environ.get("DTRAIN_MPI", "").strip() != "0"
 
 
 def google_metadata_address() -> str | None:
-    """Where Google Cloud's metadata server is, if it is not at its usual name (GCE_METADATA_IP)."""
+    """The address of Google Cloud's metadata server if not the usual one (GCE_METADATA_IP), or None."""
     return os.environ.get("GCE_METADATA_IP", "").strip() or None
 
 
 def plain_environment() -> dict[str, str]:
-    """The environment of a process that helps this one and is no task of its job; it sees no GPU."""
+    """The environment for a helper process that is no task of the job and sees no GPU."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(_OF_A_TASK)}
     return own | {"CUDA_VISIBLE_DEVICES": "-1"}
 
 
 def log_device_placement() -> bool:
-    """Whether TensorFlow is to say where it puts each operation (DTRAIN_LOG_DEVICE_PLACEMENT=1)."""
+    """Whether TensorFlow logs the device of each operation (DTRAIN_LOG_DEVICE_PLACEMENT is 1)."""
     return os.environ.get("DTRAIN_LOG_DEVICE_PLACEMENT", "").strip() == "1"
 
 
 def data_directory() -> Path:
-    """Where data sets are looked for (DTRAIN_DATA_DIR); the folder `data` in the current one by default."""
+    """The folder of the data sets (DTRAIN_DATA_DIR); `data` in the current folder by default."""
     return Path(os.environ.get("DTRAIN_DATA_DIR", "").strip() or "data").expanduser()
 
 
 def devices_per_worker() -> int | None:
-    """How many logical devices each worker should make of its CPU (DTRAIN_DEVICES_PER_WORKER), if said.
+    """The number of logical devices into which a worker splits its CPU (DTRAIN_DEVICES_PER_WORKER), or None.
 
     Raises:
         ConfigurationError: the variable is not an integer of at least 1.

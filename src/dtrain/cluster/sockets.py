@@ -1,6 +1,6 @@
-"""The few TCP calls that a port of the cluster needs before TensorFlow serves on it.
+"""TCP helpers: bind, listen, connect, and ask whether a port answers, before TensorFlow serves on it.
 
-It holds no protocol: what is said over the sockets is the business of `rendezvous` and `rendezvous_server`.
+It defines no protocol; the messages are those of `rendezvous` and `rendezvous_server`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from dtrain.topology import split_address
 
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _CLOSED = (errno.EBADF, errno.EINVAL)
-_EXHAUSTED_PAUSE = 0.1  # seconds; whoever asks again at once would only keep a core busy
-_EXHAUSTED_LOG = 10.0  # seconds between two lines about it
+_EXHAUSTED_PAUSE = 0.1  # seconds; trying again at once would only keep a core busy
+_EXHAUSTED_LOG = 10.0  # seconds between two log lines about a lack of descriptors
 _exhausted_logged = float("-inf")
 
 
 def bind_everywhere(port: int) -> socket.socket:
-    """A TCP socket bound to a port of every interface, not listening; port 0 picks a free one.
+    """A TCP socket bound to a port on every interface, not listening; port 0 picks a free port.
 
-    SO_REUSEADDR is what makes sharing work on Linux, and TensorFlow's servers set it as well: two such
-    sockets may hold one port as long as neither listens, one of them may begin to, and whoever binds after
-    that is refused. Sockets in TIME_WAIT do not count. So this one call serves to reserve a port, to serve on
-    a reserved one, and to ask whether it is free.
+    The socket has SO_REUSEADDR, as TensorFlow's servers have. On Linux, two such sockets may be bound to one
+    port as long as neither listens. One of them may then listen, and every later bind is refused. Sockets in
+    TIME_WAIT do not count. So this call can reserve a port, serve on a reserved port, and test whether a port
+    is free.
 
     Raises:
-        OSError: the port is taken, or this user may not have it.
+        OSError: the port is in use, or this user may not bind it.
     """
     try:
         return _bind(socket.AF_INET6, "::", port)
@@ -42,7 +42,7 @@ def bind_everywhere(port: int) -> socket.socket:
 
 
 def loopback_host() -> str:
-    """This machine's address for itself, as it stands in `host:port`: IPv6's where it has no other."""
+    """This machine's loopback address, in the form for `host:port`: 127.0.0.1, or [::1] without IPv4."""
     for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         with contextlib.suppress(OSError):
             _bind(family, host, 0).close()
@@ -51,10 +51,13 @@ def loopback_host() -> str:
 
 
 def host_towards(addresses: Iterable[str]) -> str:
-    """This machine's address on the way to others, as it stands in `host:port`; beyond loopback where one is.
+    """The address from which this machine reaches others, in the form for `host:port`.
+
+    It is the source address towards the first of `addresses` that is not reached over loopback. If all are,
+    it is the loopback address.
 
     Args:
-        addresses: of others, as `host:port`; those whose name has no address (yet) do not count.
+        addresses: the others' `host:port`; those whose name cannot be resolved are skipped.
     """
     for address in addresses:
         with contextlib.suppress(OSError):
@@ -67,18 +70,19 @@ def host_towards(addresses: Iterable[str]) -> str:
 def _source_towards(host: str, port: int) -> str:
     family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as sock:
-        sock.connect(place)  # it only looks for the way: nothing is sent
+        sock.connect(place)  # for UDP, this only chooses the route: nothing is sent
         return str(sock.getsockname()[0]).partition("%")[0]
 
 
 def listen_at(host: str, port: int, backlog: int) -> socket.socket:
-    """Listen on an address of this machine; on every interface where `host` is a name or is not ours.
+    """Listen on an IP address of this machine; on every interface if `host` is a name or a foreign address.
 
-    A name is not resolved: on many machines the own one means the loopback interface, where no other machine
-    could reach us. An address that no interface has is one that a router or a container translates.
+    A name is not resolved, because on many machines the machine's own name means the loopback interface,
+    where no other machine could connect. An address that no interface has may be one that a router or a
+    container translates.
 
     Raises:
-        OSError: the port is taken, or this user may not have it.
+        OSError: the port is in use, or this user may not bind it.
     """
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
@@ -107,11 +111,13 @@ def _bind(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
 
 
 def accept(listener: socket.socket, log: Callable[[str], None]) -> socket.socket | None:
-    """The next connection; None where it is gone again, or where the system has no descriptor for it now.
+    """Accept the next connection; None if the peer is gone again, or the system has no free descriptor.
+
+    Without a descriptor, the call pauses for 0.1 s and the connection stays in the queue.
 
     Args:
-        listener: it listens.
-        log: gets a line where descriptors are lacking. The connection waits meanwhile.
+        listener: a listening socket.
+        log: gets a line about missing descriptors, at most every 10 s.
 
     Raises:
         OSError: the listener is closed.
@@ -131,10 +137,10 @@ def accept(listener: socket.socket, log: Callable[[str], None]) -> socket.socket
 
 
 def connect_to(host: str, port: int, timeout: float) -> socket.socket | None:
-    """Connect within `timeout` seconds, or None where nobody answers (yet).
+    """Connect within `timeout` seconds; None if nothing answers, or not yet.
 
     Raises:
-        OSError: the system has no descriptor for it, so that waiting is of no use.
+        OSError: the system has no free descriptor or memory, so trying again would not help.
     """
     try:
         sock = socket.create_connection((host, port), timeout=timeout)
@@ -143,7 +149,7 @@ def connect_to(host: str, port: int, timeout: float) -> socket.socket | None:
             raise
         return None
     try:
-        # Without a listener, a port among those for outgoing connections can be connected to itself.
+        # A socket that connects to an ephemeral port without a listener may get that very port as its own.
         if sock.getsockname() != sock.getpeername():
             return sock
     except OSError:
@@ -153,7 +159,7 @@ def connect_to(host: str, port: int, timeout: float) -> socket.socket | None:
 
 
 def answers_at(address: str) -> bool:
-    """Whether somebody accepts connections at `host:port`, within a second."""
+    """Whether a process accepts a connection at `host:port` within a second."""
     sock = connect_to(*split_address(address), timeout=1.0)
     if sock is None:
         return False
@@ -162,13 +168,13 @@ def answers_at(address: str) -> bool:
 
 
 def this_process_listens_on(port: int) -> bool:
-    """Whether a socket of this very process listens on the port; False where the system does not tell."""
+    """Whether this process listens on the port; False if the system does not tell."""
     return listens(os.getpid(), [port])
 
 
 def listens(pid: int, ports: Collection[int]) -> bool:
-    """Whether a socket of a process listens on one of these ports; False where the system does not tell."""
-    import psutil  # not where the command shows its help
+    """Whether a process listens on one of these TCP ports; False if the system does not tell."""
+    import psutil  # imported late, so that `dtrain --help` stays fast
 
     with contextlib.suppress(psutil.Error, OSError):
         sockets = psutil.Process(pid).net_connections("tcp")

@@ -1,6 +1,6 @@
-"""The environment in which whoever starts the processes sets TF_CONFIG, as TensorFlow asks.
+"""Reads the job from TF_CONFIG, the variable that TensorFlow defines for it.
 
-It only fetches the text; `Topology` judges it.
+It only reads the text; `Topology` parses and validates it.
 """
 
 from __future__ import annotations
@@ -11,5 +11,9 @@ from dtrain.topology import Topology
 
 
 def topology() -> Topology | None:
-    """The topology in TF_CONFIG; None where it is unset, empty or `{}`; ClusterConfigError if it is wrong."""
+    """The topology in TF_CONFIG, or None if the variable is unset, empty or `{}`.
+
+    Raises:
+        ClusterConfigError: TF_CONFIG is invalid.
+    """
     return Topology.from_tf_config(os.environ.get("TF_CONFIG"))
