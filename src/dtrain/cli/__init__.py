@@ -1,7 +1,7 @@
-"""The `dtrain` command: finds the module of the sub-command, and shows errors as one message.
+"""The `dtrain` command: finds the module of a sub-command, runs it, and shows errors as one message.
 
-One file a command, each with `HELP`, `add_arguments(parser)` and `run(args) -> int`, imported only when it is
-asked for; none may import TensorFlow before `run`.
+Each command is a module with `HELP`, `add_arguments(parser)` and `run(args) -> int`. It is imported only when
+it is needed, and it must not import TensorFlow before `run`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ COMMANDS = {
     "strategies": "dtrain.cli.strategies",
     "bench": "dtrain.cli.bench",
 }
-"""Name of each command and its module."""
+"""The module of each command, by the command's name."""
 
-_WORDS = {"help": "--help", "version": "--version"}  # taken as commands, too
+_WORDS = {"help": "--help", "version": "--version"}  # words accepted as commands, and their options
 
 
 class Command(Protocol):
-    """What the module of a command offers."""
+    """The interface of a command's module; `HELP` is its one-line description."""
 
     HELP: str
 
@@ -39,20 +39,21 @@ class Command(Protocol):
         """Declare the command's arguments."""
 
     def run(self, args: argparse.Namespace) -> int:
-        """Do it, and return the exit status."""
+        """Run the command and return its exit status."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `dtrain` with these arguments (by default the process's own) and return its exit status.
 
-    Bad arguments, and every DtrainError that escapes a command, give one message on standard error and 2.
+    Invalid arguments, and every DtrainError that a command raises, print one message to standard error and
+    return 2; Ctrl-C returns 130. Any other exception is raised again after its message.
     """
-    if argv is None and "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow
+    if argv is None and "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
         from dtrain.cli import completion
 
         completion.answer({name: _load(name).add_arguments for name in COMMANDS})
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if argv is None and not settings.launched():  # what a job's processes are told is not what was typed
+    if argv is None and not settings.launched():  # a task's arguments are not what the user typed
         os.environ["DTRAIN_COMMAND"] = json.dumps(["dtrain", *arguments])
     try:
         if arguments and arguments[0] in _WORDS:
@@ -61,19 +62,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run_command(arguments[0], arguments[1:])
         return _run_top(arguments)
     except DtrainError as error:
-        serving.note_failure(error.message)  # those who serve this process should not end as if all were well
+        serving.note_failure(error.message)  # if this process is a chief, its servers must end as failed too
         mpi.note_failure()
         sys.stdout.flush()
         print(f"dtrain: error: {error}", file=sys.stderr)
         return 2
-    except Exception as error:  # its traceback follows, and ends with the same words
+    except Exception as error:  # Python then prints the traceback
         sys.stdout.flush()
         print(f"dtrain: error: {type(error).__name__}: {error}", file=sys.stderr)
         raise
     except KeyboardInterrupt:
         print("dtrain: interrupted", file=sys.stderr)
         return 130
-    except SystemExit as stop:  # argparse leaves this way; a caller of main() wants a number
+    except SystemExit as stop:  # argparse exits by SystemExit, but main() returns a number
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
 
 

@@ -1,6 +1,7 @@
-"""`dtrain bench`: the same model under all strategies that this machine can run, one after the other.
+"""`dtrain bench`: trains the same model under each strategy that this machine can run, and compares them.
 
-It reads the arguments, lets the rows run, says how far it is, and has the files written.
+This module parses the arguments, runs the rows, prints the progress and writes the files; `dtrain.bench`
+plans, runs and evaluates a row.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 HELP = "train the same model under the strategies that this machine can run, and compare them"
 
 _PICTURE = "bench.png"
-_NARROWEST = 120  # characters of a line of the table
-_USUAL_SECONDS = 20.0  # that a run takes, until one has told
+_NARROWEST = 120  # the least width of the table, in characters
+_USUAL_SECONDS = 20.0  # the assumed duration of a run until one has finished
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,14 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print, and write the files.
+    """Measure all rows, print the table and write the files.
 
     Returns:
-        0 if all that can run here did, with the numbers that it promises; 1 if not; 128 + the signal that
-        ended it before that.
+        0 if every row that can run here succeeded, with the numeric results that it promises; 1 if not;
+        128 + the signal that interrupted the measurement.
 
     Raises:
-        ConfigurationError: an argument cannot be used; nothing has been started or written then.
+        ConfigurationError: an argument cannot be used (then nothing was started or written), or the output
+            directory cannot be written to any more.
         UnsupportedVersionError: TensorFlow cannot be imported.
     """
     from dtrain import cluster
@@ -71,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(results: Results, directory: Path) -> int:
-    """Run all rows in all rounds, and write what came of it; 128 + the signal that ended it, or 0."""
+    """Run all rows in all rounds, write the results; returns 0, or 128 + the signal that interrupted it."""
     from dtrain.bench.output import write_data
     from dtrain.bench.runs import Runner, StoppedError
 
@@ -107,7 +109,8 @@ def _rounds(results: Results, runner: Runner, directory: Path, started: float) -
     total = len(rows) * results.asked.rounds
     taken: list[float] = []
     for number in range(results.asked.rounds):
-        for outcome in rows if number % 2 == 0 else rows[::-1]:  # by turns: whom a busy minute hits is chance
+        # Alternate the order, so that a busy minute of the machine does not hit the same row in each round.
+        for outcome in rows if number % 2 == 0 else rows[::-1]:
             each = sum(taken) / len(taken) if taken else _USUAL_SECONDS
             left = each * (total - len(taken))
             _say(
@@ -123,7 +126,7 @@ def _rounds(results: Results, runner: Runner, directory: Path, started: float) -
 
 
 def _one(outcome: Outcome, asked: Asked, runner: Runner, folder: Path) -> None:
-    """One run of one row."""
+    """Run one row once, and record the result in its outcome."""
     from dtrain.bench.measured import UnusableError, read_run
 
     ended = runner.run(outcome.row, folder)

@@ -1,6 +1,6 @@
-"""Completion of `dtrain` in a shell, by argcomplete: `eval "$(register-python-argcomplete dtrain)"`.
+"""Shell completion of `dtrain` by argcomplete: `eval "$(register-python-argcomplete dtrain)"`.
 
-It only tells argcomplete what there is; nothing of it is imported unless a shell asks.
+It only declares the possible words. It is imported only when a shell asks for completions.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _VALUES = {"recipe": list(RECIPES), "strategy": list(NAMES)}
 
 
 class _Values(FilesCompleter):
-    """The words that an argument may be; files where it has none."""
+    """Completes an argument by its known values; by file names if it has none."""
 
     def __call__(self, prefix: str, **facts: Any) -> list[str]:
         return _VALUES.get(facts["action"].dest) or super().__call__(prefix, **facts)
 
 
 def answer(commands: Mapping[str, Callable[[ArgumentParser], None]]) -> None:
-    """Tell the shell what may follow what was typed, and end the process.
+    """Print the completions of the typed words for the shell, and end the process.
 
     Args:
-        commands: the name of each, and what declares its arguments.
+        commands: each command's name, and the function that declares its arguments.
     """
     parser = Parser(prog="dtrain")
     parsers = parser.add_subparsers()

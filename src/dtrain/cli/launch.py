@@ -1,6 +1,6 @@
-"""`dtrain launch`: the user's own script or module, unchanged, in every process of a job on this machine.
+"""`dtrain launch`: runs the user's script or module, unchanged, in every process of a job on this machine.
 
-It only reads the arguments; `dtrain.launch` does the work.
+This module only parses the arguments; `dtrain.launch` runs the job.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DEFAULT_WORKERS = 2
 
 
 class Workers(NamedTuple):
-    """How many workers a job has, and with how many it still goes on."""
+    """The number of workers of a job (`most`), and the smallest number with which it continues (`fewest`)."""
 
     most: int
     fewest: int
@@ -31,7 +31,11 @@ class Workers(NamedTuple):
 
 
 def workers(text: str) -> Workers:
-    """An argument that is a number of workers, or MIN:MAX."""
+    """Parse a number of workers or MIN:MAX; the `type` of an argument of `argparse`.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is neither.
+    """
     fewest, colon, most = text.partition(":")
     if not colon:
         return Workers(positive_integer(text), positive_integer(text))
@@ -59,7 +63,7 @@ def _spares(text: str) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """Which processes a job has beside its workers, and what becomes of them: arguments of `launch_local`."""
+    """The options of `launch_local` that `dtrain launch` and `dtrain train` share, except the workers."""
 
     ps: int | None = option(
         None,
@@ -109,7 +113,7 @@ class JobOptions:
 
 
 def add_job_arguments(parser: argparse.ArgumentParser, *, workers_default: str) -> None:
-    """Declare what says which processes a job has, and what becomes of them."""
+    """Declare `--workers`, the fields of `JobOptions` and `--log-device-placement`."""
     parser.add_argument(
         "-n",
         "--workers",
@@ -127,19 +131,25 @@ def add_job_arguments(parser: argparse.ArgumentParser, *, workers_default: str) 
 
 
 def note_placement(args: argparse.Namespace) -> None:
-    """Passes on, to this process and those that it starts, whether placement is to be logged."""
+    """Turn on the logging of device placement, if asked for, in this process and those that it starts."""
     if args.log_device_placement:
         os.environ["DTRAIN_LOG_DEVICE_PLACEMENT"] = "1"
 
 
 def job_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What was said of `JobOptions`; `auto` is what nobody says."""
+    """The given fields of `JobOptions`, by name; a field that was given as `auto` is left out."""
     given = said(args, own_fields(JobOptions))
     return {name: value for name, value in given.items() if value is not None}
 
 
 def launch(command: list[str], processes: Workers, **options: Any) -> int:
-    """Run a job of so many workers; the options are those of `launch_local`."""
+    """Run a command as a job of `processes` workers; returns the exit status of `launch_local`.
+
+    Args:
+        command: the argument vector.
+        processes: the number of workers.
+        options: further options of `launch_local`.
+    """
     from dtrain.launch import launch_local
 
     least = processes.fewest if processes.fewest < processes.most else None
@@ -168,19 +178,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("script", help="the Python script to run, or with -m the module")
     rest = parser.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
-    rest.required = False  # else a missing script is told together with its arguments
+    rest.required = False  # else the error for a missing script also names the script's arguments
 
 
 def run(args: argparse.Namespace) -> int:
-    """Launch, and return the job's exit status.
+    """Launch the job and return its exit status; see `launch_local`.
 
     Raises:
-        ConfigurationError: there is no such script, or two arguments exclude each other.
+        ConfigurationError: the script does not exist, or two arguments exclude each other.
     """
     note_placement(args)
     if args.is_module:
         target = ["-m", args.script]
-    elif Path(args.script).exists():  # a directory or zip file with a __main__ is as good as a script
+    elif Path(args.script).exists():  # Python also runs a directory or a zip file with a __main__
         target = [args.script]
     else:
         raise ConfigurationError(
@@ -199,7 +209,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _usual_workers(servers: bool) -> tuple[Workers, list[str]]:
-    """How many workers there are where nobody said, and a GPU for each, if there are any. It says so."""
+    """The default number of workers, and the GPU of each if the machine has GPUs; it prints its choice.
+
+    Args:
+        servers: whether the job has parameter servers, whose workers get no GPU of their own.
+    """
     from dtrain.cluster.gpus import visible_gpus
 
     gpus = [] if servers else visible_gpus()

@@ -1,6 +1,6 @@
-"""The parser of the commands: a mistake gives one line, which says what was meant.
+"""The argument parser of the commands: `argparse` with short error messages that suggest the right option.
 
-It is `argparse`, but for what it says of mistakes: no usage of forty lines, and the nearest option.
+An error is one line instead of the whole usage. This module declares no option.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-# What other programs call an option. Where a command has several of a word, the first here is named.
+# Other programs' names for an option. If a name fits several options of a command, the first is suggested.
 _ELSEWHERE = {
     "--accumulation": "gradient-accumulation gradient-accumulation-steps",
     "--data": "dataset",
@@ -32,7 +32,7 @@ _ELSEWHERE = {
     "--workers": "gpus np nproc nproc-per-node num-gpus num-processes num-workers processes world-size",
     "-m": "module",
 }
-# What argparse says, and how it is said here.
+# Patterns of argparse's messages, and their replacements.
 _IN_WORDS = (
     (r"invalid int value: ('.*')$", r"\1 is not an integer"),
     (r"invalid float value: ('.*')$", r"\1 is not a number"),
@@ -42,28 +42,32 @@ _NUMBER = re.compile(r"-\d+(\.\d*)?|-\.\d+")
 
 
 class Parser(argparse.ArgumentParser):
-    """Takes whole names of options only, and names the nearest where one is not known."""
+    """Accepts only complete option names, and suggests the nearest one for an unknown name."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.allow_abbrev = False
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """What the arguments say; it leaves by `SystemExit` where they say nothing that is known."""
+        """Parse the arguments.
+
+        Raises:
+            SystemExit: with status 2 if an argument is invalid; its message is on standard error.
+        """
         if args is not None:
-            # Before argparse, which would take the value of an unknown option for an argument of the command.
+            # Checked before argparse, which would take an unknown option's value for a positional argument.
             self._check_options(args)
         return super().parse_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """One line, and status 2."""
+        """Print one line to standard error and exit with status 2."""
         for pattern, words in _IN_WORDS:
             message = re.sub(pattern, words, message)
         stop = "" if message.endswith(("?", ".")) else "."
         self.exit(2, f"{self.prog}: error: {message}{stop} See {self.prog} --help.\n")
 
     def _check_options(self, arguments: Sequence[str]) -> None:
-        """Goes through the options, up to those of the user's own script."""
+        """Reject unknown options, up to the arguments of the user's own script."""
         owns_rest = any(action.nargs == argparse.REMAINDER for action in self._actions)
         waiting = iter(arguments)
         for word in waiting:
@@ -77,13 +81,13 @@ class Parser(argparse.ArgumentParser):
             action = self._option_string_actions.get(name)
             if action is None:
                 if not word.startswith("--") and word[:2] in self._option_string_actions:
-                    continue  # -n2
+                    continue  # a short option with its value attached, such as -n2
                 self.error(f"there is no option {name}{self._meant(name)}")
             if action.nargs is None and not equals:
                 next(waiting, None)
 
     def _meant(self, name: str) -> str:
-        """The question after the nearest option, if any is near."""
+        """The end of the message that suggests the option that was probably meant, or ""."""
         word = name.lstrip("-").replace("_", "-").lower()
         shown = [name for action in self._actions if action.help is not argparse.SUPPRESS
                  for name in action.option_strings]  # fmt: skip

@@ -1,6 +1,6 @@
-"""`dtrain report`: one page of HTML about one or several runs, from what lies in their directories.
+"""`dtrain report`: writes one HTML page about one or several runs, from the files in their directories.
 
-It reads the arguments, and says what could not be read; `dtrain.monitor` reads the runs and makes the page.
+This module parses the arguments and warns about unreadable runs; `dtrain.monitor` reads them and renders.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page, and return 0 if there was anything to report.
+    """Write the page and return 0.
 
     Raises:
-        ConfigurationError: no directory holds a run that can be read, or the page cannot be written.
+        ConfigurationError: no directory holds a readable run, or the page cannot be written.
     """
     from dtrain.monitor.report import check_output, render, write_output
     from dtrain.monitor.report.text import clean, size
 
     output = _output(args.output, args.run_dir)
-    # Before the reading, which takes its time; but a directory that is missing is the more telling error.
+    # Check the output before the runs are read, which takes long, unless the run directory itself is missing.
     if Path(args.run_dir[0]).is_dir() or args.output:
         check_output(output)
     runs, failed = _read(args.run_dir)
@@ -68,10 +68,10 @@ def _output(asked: str | None, run_dirs: list[str]) -> Path:
 
 
 def _read(run_dirs: list[str]) -> tuple[list[Run], list[tuple[str, str]]]:
-    """The runs, and the directories that hold none, each with the reason.
+    """The runs, and the directories without a readable run, each with the reason.
 
     Raises:
-        ConfigurationError: there is not one run.
+        ConfigurationError: no directory holds a readable run.
     """
     from dtrain.monitor.run_reader import read_run, runs_in
 
@@ -96,7 +96,7 @@ def _read(run_dirs: list[str]) -> tuple[list[Run], list[tuple[str, str]]]:
 
 
 def _names(run_dirs: list[str]) -> dict[Path, str]:
-    """Each directory once, with as much of the end of its path as tells it from the others."""
+    """Each directory once, with its name: the shortest end of its path that no other directory has."""
     paths = list(dict.fromkeys(Path(os.path.normpath(Path(each).absolute())) for each in run_dirs))
     names = {}
     for path in paths:

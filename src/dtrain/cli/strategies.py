@@ -1,6 +1,7 @@
-"""`dtrain strategies`: all strategies in one table, and which of them this machine can run.
+"""`dtrain strategies`: compares all strategies, and shows which of them this machine can run.
 
-It prints what `strategies/facts.py` and `strategies/feasibility.py` know, as text or as JSON.
+It prints the contents of `strategies/facts.py` and the results of `strategies/feasibility.py`, as text or as
+JSON. It decides nothing itself.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table.
+    """Print the tables, or the JSON; return 0.
 
     Raises:
         ConfigurationError: the environment contradicts itself.
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def as_data(facts: Sequence[StrategyFacts], here: dict[str, Feasibility], machine: Machine) -> dict[str, Any]:
-    """What the table says, for JSON."""
+    """The contents of the tables, and the machine, as data for JSON."""
     return {
         "strategies": [
             {
@@ -77,7 +78,7 @@ def as_data(facts: Sequence[StrategyFacts], here: dict[str, Feasibility], machin
 def as_text(
     facts: Sequence[StrategyFacts], here: dict[str, Feasibility], machine: Machine, *, width: int
 ) -> str:
-    """Two tables, in lines of `width` characters: what there is here, and what each is for."""
+    """Two tables in lines of `width` characters: what this machine can run, and what each strategy is for."""
     gpus = {0: "no GPU", 1: "one GPU"}.get(len(machine.gpus), f"{len(machine.gpus)} GPUs")
     on_this = [_on_this_machine(each, here[each.name], each.name == machine.auto) for each in facts]
     about = [
@@ -112,10 +113,10 @@ def _on_this_machine(facts: StrategyFacts, here: Feasibility, chosen: bool) -> l
 
 
 def _plain(text: str) -> str:
-    """Without the marks of Markdown."""
+    """The text without Markdown's backquotes."""
     return text.replace("`", "")
 
 
 def _spaced(rows: Sequence[list[str]]) -> list[list[str]]:
-    """With an empty line behind each row: their cells take several lines."""
+    """The rows, each followed by an empty one, because their cells take several lines."""
     return [each for row in rows for each in (row, [""] * len(row))]

@@ -1,6 +1,6 @@
-"""`dtrain train`: run a built-in recipe, in this process or in as many workers as are asked for.
+"""`dtrain train`: runs a built-in recipe, in this process or in a job of several processes.
 
-It only reads the arguments and decides where the recipe runs; the recipe itself trains.
+This module parses the arguments and decides where the recipe runs; the recipe itself trains.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DEFAULT_DEVICES = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of `dtrain train`: those of all recipes, of which each takes its own."""
+    """Declare the arguments of `dtrain train`, including the options of every recipe."""
     recipes = "; ".join(f"{name}: {recipe.line}" for name, recipe in RECIPES.items())
     declared: dict[str, argparse.Action] = {}
     parser.add_argument("recipe", action=_ChooseRecipe, const=declared, help=f"what to train ({recipes})")
@@ -56,13 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _with_words(recipe: str, field: Field[Any]) -> str:
-    """A recipe, with what an option of its may be where only some words are known."""
+    """A recipe's name and, if its option takes only certain words, those words."""
     words = field.metadata["words"]
     return f"{recipe} ({' or '.join(words)})" if words else recipe
 
 
 class _ChooseRecipe(argparse.Action):
-    """Checks the recipe's name, and narrows a help that is asked for after it to that recipe.
+    """Checks the recipe's name, and restricts a later `--help` to that recipe's options.
 
     `const` holds the actions of all recipes' options, by name.
     """
@@ -79,12 +79,13 @@ class _ChooseRecipe(argparse.Action):
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, and return the exit status of the job.
+    """Train the recipe and return the exit status of the job.
 
     Raises:
-        ConfigurationError: an argument cannot be used; nothing has been started or written then.
+        ConfigurationError: an argument cannot be used; nothing was started or written.
+        DataError: the recipe's data is missing or invalid.
     """
-    # TensorFlow's notes on how it starts would bury the progress; its warnings and errors stay.
+    # Hide TensorFlow's info messages, which would bury the progress; keep its warnings and errors.
     os.environ.setdefault(noise.LEVEL, "1")
     note_placement(args)
     options = _options(args.recipe, args)
@@ -95,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         options.check_run_dir()
         processes = _workers(strategy, args.workers)
         if processes is not None:
-            options.check_data()  # once, and not by every process of the job in its own words
+            options.check_data()  # here, so that an error is shown once and not by every process
             return _launch(args.recipe, options, processes, strategy, args)
         _check_alone(strategy, args)
     else:
@@ -105,7 +106,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _options(recipe: str, args: argparse.Namespace) -> RecipeOptions:
-    """The recipe's options; an error for those that only others have."""
+    """The recipe's options.
+
+    Raises:
+        ConfigurationError: an option was given that only other recipes have, or a value is invalid.
+    """
     for name, by_recipe in options_of_single_recipes().items():
         if recipe not in by_recipe and hasattr(args, name):
             raise ConfigurationError(
@@ -116,7 +121,7 @@ def _options(recipe: str, args: argparse.Namespace) -> RecipeOptions:
 
 
 def _check_servers(strategy: str, args: argparse.Namespace) -> None:
-    """See that what is asked for parameter servers comes with their strategy."""
+    """Check that `--ps` is given only with parameter servers, and `--devices` only without them."""
     if strategy == _PARAMETER_SERVER:
         if args.devices is not None:
             raise ConfigurationError(
@@ -132,7 +137,7 @@ def _check_servers(strategy: str, args: argparse.Namespace) -> None:
 
 
 def _check_alone(strategy: str, args: argparse.Namespace) -> None:
-    """See that nothing is asked for processes that are not started."""
+    """Check that no option of a job is given if the recipe trains in this process."""
     for option, value in _said_of_job(args):
         raise ConfigurationError(
             f"{option} is {value}, but the recipe trains in one process, which nobody watches.",
@@ -141,14 +146,14 @@ def _check_alone(strategy: str, args: argparse.Namespace) -> None:
 
 
 def _said_of_job(args: argparse.Namespace) -> list[tuple[str, Any]]:
-    """The options given for how a job is watched, and their values."""
+    """The given fields of `JobOptions` except `--ps`, as pairs of flag and value."""
     said = job_options(args)
     said.pop("ps", None)
     return [(flag(name), "set" if value is True else value) for name, value in said.items()]
 
 
 def _check_cluster(topology: Topology, args: argparse.Namespace) -> None:
-    """See that the numbers asked for are those of the job that this process is part of."""
+    """Check that the arguments fit the job that this process is already part of."""
     coordinated = topology.is_coordinated
     there = len(topology.jobs.get("worker", ())) if coordinated else topology.world_size
     found, unset = f"TF_CONFIG describes a job of {there}", ", or unset TF_CONFIG"
@@ -173,7 +178,7 @@ def _check_cluster(topology: Topology, args: argparse.Namespace) -> None:
 
 
 def _workers(strategy: str, asked: Workers | None) -> Workers | None:
-    """How many processes to start; None to train in this one."""
+    """The number of workers to start, or None to train in this process."""
     if strategy in _SEVERAL_PROCESSES:
         return asked or Workers(_DEFAULT_WORKERS, _DEFAULT_WORKERS)
     if asked is None or asked.most == 1:
@@ -187,7 +192,7 @@ def _workers(strategy: str, asked: Workers | None) -> Workers | None:
 
 
 def _set_devices(strategy: str, asked: int | None) -> None:
-    """Say to the strategy, which is made later, how many logical devices to make of the CPU."""
+    """Set the number of logical devices for the strategy, which reads it from the environment later."""
     if asked is not None and asked > 1 and strategy in _ONE_DEVICE:
         raise ConfigurationError(
             f"--devices is {asked}, but the strategy {strategy!r} trains on one device.",
