@@ -1,6 +1,6 @@
-"""Complete training programs, each readable as an example; this folder's face is their list.
+"""The recipes: complete training programs, each readable as an example; this module exports their list.
 
-Finding one by name imports neither TensorFlow nor the program itself.
+Looking a recipe up by its name imports neither TensorFlow nor the recipe.
 """
 
 from __future__ import annotations

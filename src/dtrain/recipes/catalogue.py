@@ -1,7 +1,7 @@
-"""The list of recipes, and the options that each takes beyond those common to all.
+"""The list of recipes, and the options of each beyond those that all recipes share.
 
-It imports neither TensorFlow nor a recipe, so that the command line can tell what there is and refuse what
-is not.
+It imports neither TensorFlow nor a recipe, so that the command line can list the recipes and reject wrong
+options quickly.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ from dtrain.words import check_word
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar10Options(RecipeOptions):
-    """What the recipe `cifar10` takes.
+    """The options of the recipe `cifar10`.
 
     Args:
         model: "resnet", or "small" for a CPU.
-        width: filters of the first convolution, for the residual network only.
-        data: where the archive or its directory is; None to look in the usual places.
-        limit: how many examples of each part to use, for trials; None for all.
+        width: the number of filters of the residual network's first convolution; None means 32. Not with
+            "small".
+        data: the path of the archive or of its directory; None searches the usual places.
+        limit: the number of examples of each part to use, for trials; None means all.
+
+    Raises:
+        ConfigurationError: a value is out of range or unknown, or two options contradict each other.
     """
 
     usual_batch: ClassVar[int] = 128
@@ -53,11 +57,15 @@ class Cifar10Options(RecipeOptions):
             )
 
     def filters(self) -> int:
-        """Of the residual network's first convolution."""
+        """The number of filters of the residual network's first convolution."""
         return 32 if self.width is None else self.width
 
     def check_data(self) -> None:
-        """Read the data once; DataError says where it was looked for, or what is wrong with it."""
+        """Read the data once, to check it.
+
+        Raises:
+            DataError: the data is not found (the message lists the places searched) or is invalid.
+        """
         from dtrain.data import load_cifar10
 
         load_cifar10(self.data, limit=self.limit)
@@ -65,21 +73,24 @@ class Cifar10Options(RecipeOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions(RecipeOptions):
-    """What the recipes on texts take.
+    """The options that the recipes on texts share.
 
     Args:
-        model: "embedding" (the mean of the words) or "transformer".
-        vocabulary: how many words of the training texts are known; the rest are one.
-        sequence_length: words after which a text is cut.
-        data: where the texts are.
-        limit: how many texts of each part to use, for trials; None for all.
-        encoding: how the texts are written.
+        model: "embedding" (the mean of the words' vectors) or "transformer".
+        vocabulary: the number of tokens, with the padding and the unknown word; at least 3.
+        sequence_length: the number of words after which a text is cut.
+        data: the path of the texts.
+        limit: the number of texts of each part to use, for trials; None means all.
+        encoding: the character encoding of the texts.
+
+    Raises:
+        ConfigurationError: a value is out of range or unknown, or two options contradict each other.
     """
 
     model: str = option(
         "embedding", "embedding or transformer", metavar="MODEL", words=("embedding", "transformer")
     )
-    # The padding, the unknown word and at least one that is known.
+    # At least 3: the padding, the unknown word, and one known word.
     vocabulary: int = option(10_000, "words that are known", metavar="V", least=3)
     sequence_length: int = option(250, "words after which a text is cut", metavar="L", least=1)
     data: str | None = option(None, "where the texts are", metavar="PATH")
@@ -87,16 +98,23 @@ class TextOptions(RecipeOptions):
     encoding: str = option("utf-8", "how the texts are written", metavar="NAME")
 
     def rate(self) -> float:
-        """0.003 for the embedding, 0.0005 for the transformer."""
+        """The highest learning rate, before scaling.
+
+        The default is 0.003 for "embedding" and 0.0005 for "transformer".
+        """
         return self.learning_rate or {"embedding": 3e-3, "transformer": 5e-4}[self.model]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImdbOptions(TextOptions):
-    """What the recipe `imdb` takes: that of `TextOptions`; `data` is the archive or its directory."""
+    """The options of the recipe `imdb`: those of `TextOptions`; `data` is the archive or its directory."""
 
     def check_data(self) -> None:
-        """Read the reviews once; DataError says where they were looked for, or what is wrong with them."""
+        """Read the reviews once, to check them.
+
+        Raises:
+            DataError: the reviews are not found (the message lists the places searched) or are invalid.
+        """
         from dtrain.data import load_imdb
 
         load_imdb(self.data, limit=self.limit, encoding=self.encoding)
@@ -104,12 +122,15 @@ class ImdbOptions(TextOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TextCsvOptions(TextOptions):
-    """What the recipe `text-csv` takes: that of `TextOptions`, with a file of the user's.
+    """The options of the recipe `text-csv`: those of `TextOptions`, and the columns of the user's file.
 
     Args:
-        data: the CSV file.
-        text_columns: the columns whose texts are joined, divided by commas.
-        label_column: the column of the label, a number or a word.
+        data: the path of the CSV file; required.
+        text_columns: the names of the columns whose texts are joined, separated by commas.
+        label_column: the name of the label's column; a label is a number or a word.
+
+    Raises:
+        ConfigurationError: `data` is missing, or as for `TextOptions`.
     """
 
     text_columns: str = option("title,text", "columns with the text, divided by commas", metavar="NAMES")
@@ -124,11 +145,15 @@ class TextCsvOptions(TextOptions):
             )
 
     def columns(self) -> tuple[str, ...]:
-        """The names of the text columns."""
+        """The names of the text columns, in order."""
         return tuple(name.strip() for name in self.text_columns.split(","))
 
     def check_data(self) -> None:
-        """Read the file once; DataError says what is wrong with it."""
+        """Read the file once, to check it.
+
+        Raises:
+            DataError: the file is missing or invalid.
+        """
         from dtrain.data import load_text_csv
 
         load_text_csv(str(self.data), text=self.columns(), label=self.label_column, encoding=self.encoding)
@@ -136,20 +161,25 @@ class TextCsvOptions(TextOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticOptions(RecipeOptions):
-    """What the recipe `synthetic` takes.
+    """The options of the recipe `synthetic`.
 
     Args:
-        model: "cnn" on images, or "transformer" on numbers that stand for words.
-        size: how many examples to train on; a quarter as many are for validation, and for the test.
-        classes: how many there are to tell apart.
-        image_size: height and width of an image, for the cnn only.
-        sequence_length: words in a text, for the transformer only.
-        vocabulary: words that there are, for the transformer only.
-        width: of the widest convolution, or of a word's vector; a multiple of 8.
+        model: "cnn" on images, or "transformer" on sequences of tokens.
+        size: the number of training examples; validation and test have a quarter as many each.
+        classes: the number of classes; None means 10 for "cnn" and 2 for "transformer".
+        image_size: the height and width of an image in pixels, at least 16; None means 32. Only for "cnn".
+        sequence_length: the number of tokens of a text; None means 128. Only for "transformer".
+        vocabulary: the number of tokens, at least the number of classes + 2; None means 10000. Only for
+            "transformer".
+        width: the number of filters of the widest convolution, or the size of a token's vector; a multiple of
+            8.
+
+    Raises:
+        ConfigurationError: a value is out of range or unknown, or two options contradict each other.
     """
 
     usual_rate: ClassVar[float] = 1e-3
-    # What each model takes that the other has no use for, and its usual value.
+    # The options that only one of the models has, and their defaults.
     own: ClassVar[dict[str, dict[str, int]]] = {
         "cnn": {"image_size": 32},
         "transformer": {"sequence_length": 128, "vocabulary": 10_000},
@@ -198,21 +228,21 @@ class SyntheticOptions(RecipeOptions):
             )
 
     def class_count(self) -> int:
-        """How many classes there are to tell apart."""
+        """The number of classes."""
         return self.classes or {"cnn": 10, "transformer": 2}[self.model]
 
     def number(self, name: str) -> int:
-        """What was said of `image_size`, `sequence_length` or `vocabulary`, or the usual value."""
+        """The value of `image_size`, `sequence_length` or `vocabulary`, or its default."""
         given = getattr(self, name)
         return int(self.own[self.model][name] if given is None else given)
 
 
 class Recipe(NamedTuple):
-    """What is known of a recipe before it is imported.
+    """What the list says about a recipe without importing it.
 
     Attributes:
-        line: what it trains, in one line.
-        options: what it can be told.
+        line: what the recipe trains, in one line.
+        options: the class of the recipe's options.
     """
 
     line: str
@@ -226,17 +256,17 @@ RECIPES = {
     "text-csv": Recipe("texts of your own with labels, in a CSV file", TextCsvOptions),
     "synthetic": Recipe("a CNN or a transformer of any size on made-up data", SyntheticOptions),
 }
-"""Every recipe by its name; `dtrain.recipes.<name>`, with underscores, is its module."""
+"""All recipes by name. A recipe's module is `dtrain.recipes.<name>`, with underscores for hyphens."""
 
 
 def check_recipe(name: str) -> str:
-    """See that a recipe of this name exists, written with hyphens or underscores.
+    """Check that a recipe of this name exists; the name may have hyphens or underscores.
 
     Returns:
-        The name as it stands in `RECIPES`.
+        The name as in `RECIPES`, with hyphens.
 
     Raises:
-        ConfigurationError: it does not; the message lists those that do, and the nearest.
+        ConfigurationError: there is no such recipe; the message lists all recipes, and the nearest name.
     """
     canonical = name.replace("_", "-")
     check_word("recipe", canonical, RECIPES)
@@ -251,13 +281,13 @@ def load_recipe(name: str) -> ModuleType:
         a summary to print.
 
     Raises:
-        ConfigurationError: no recipe has this name.
+        ConfigurationError: there is no such recipe.
     """
     return importlib.import_module(f"dtrain.recipes.{check_recipe(name).replace('-', '_')}")
 
 
 def options_of_single_recipes() -> dict[str, dict[str, Field[Any]]]:
-    """Each option that not all recipes have: its name, and the field of each recipe that has it."""
+    """The options that not all recipes have: for each name, the field in each recipe that has it."""
     found: dict[str, dict[str, Field[Any]]] = {}
     for name, recipe in RECIPES.items():
         for each in own_fields(recipe.options, beyond=RecipeOptions):

@@ -1,18 +1,17 @@
-"""CIFAR-10: a residual network learns 60,000 small photographs of ten kinds of things, flipped and cropped.
+"""CIFAR-10: a residual network classifies small photographs into ten classes, with random flips and crops.
 
 Run it alone (`python -m dtrain.recipes.cifar10`), as `dtrain train cifar10`, or in many processes (`dtrain
-launch --workers 2 -m dtrain.recipes.cifar10`); `--data` names the archive as it is published, or its
-directory.
+launch --workers 2 -m dtrain.recipes.cifar10`). `--data` names the published archive or its directory.
 
-For a test accuracy above 0.9, train on accelerators with what is the default here: `--model resnet`, 60
-epochs of AdamW in batches of 128, a rate that rises to 0.001 in five epochs and falls to zero with a
-cosine, weight decay, labels smoothed by 0.1. The network is that of D. Page, "How to train your ResNet",
-which reports 0.94 for it, with half as many filters; `--width 64` is its size. For larger batches add
-`--scaling sqrt`. It was not trained to its end where there were CPUs only; there it takes hours, and
-`--model small` (two convolutions and a hidden layer) is for trying things out.
+The defaults aim at a test accuracy above 0.9: `--model resnet`, 60 epochs of AdamW in batches of 128, a
+learning rate that rises to 0.001 in five epochs and falls to zero along a cosine, weight decay, and label
+smoothing of 0.1. The network is that of D. Page, "How to train your ResNet", which reports 0.94, but with
+half as many filters; `--width 64` gives its size. For larger batches, add `--scaling sqrt`. This recipe needs
+accelerators: it has not been trained to the end, because that takes hours on CPUs. On a CPU, use
+`--model small` (two convolutions and a hidden layer) for trials.
 
-Every synchronous strategy trains both models to one device's numbers: what is random in an image depends on
-the seed, the epoch and the image only, and BatchNorm is computed over all replicas.
+Every synchronous strategy trains both models to the numbers of one device: random augmentation depends only
+on the seed, the epoch and the image, and BatchNorm is computed over all replicas.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ _SIDE, _MARGIN = 32, 4
 _LABEL_SMOOTHING = 0.1
 _WEIGHT_DECAY = 0.05
 _MOMENTUM = (
-    0.9  # of BatchNorm; with Keras' 0.99, short runs would be tested with statistics of their first steps
+    0.9  # of BatchNorm; with Keras' 0.99, a short run would be tested with statistics of its first steps
 )
 
 
 def one_hot(example: Any) -> Any:
-    """The image as it is, in bytes; its label as (10,)."""
+    """The image unchanged (uint8), and its label as a one-hot vector (10,)."""
     image, label = example
     return image, tf.one_hot(label, _CLASSES)
 
 
 def flip_and_crop(example: Any, seed: Any) -> Any:
-    """The image mirrored or not, and moved by up to 4 pixels; `seed` (2,) decides both."""
+    """The image randomly flipped left to right and shifted by up to 4 pixels; `seed` (2,) decides both."""
     image, label = example
     flip, crop = tf.unstack(tf.random.split(seed, 2))
     image = tf.image.stateless_random_flip_left_right(image, flip)
@@ -54,7 +53,10 @@ def flip_and_crop(example: Any, seed: Any) -> Any:
 
 
 def make_data(cifar10: Cifar10, batch: int, seed: int) -> Data:
-    """Batches of images (b, 32, 32, 3) in bytes, and smoothed labels' one-hot form (b, 10)."""
+    """The data sets: batches of images (b, 32, 32, 3), uint8, and one-hot labels (b, 10).
+
+    The loss smooths the labels.
+    """
     images, labels = cifar10.train
     train, validation = hold_out(labels)
     return Data(
@@ -70,7 +72,7 @@ def make_data(cifar10: Cifar10, batch: int, seed: int) -> Data:
 
 
 def small_cnn() -> keras.Model:
-    """Two convolutions and a hidden layer."""
+    """Two convolutions and a hidden layer, from images (b, 32, 32, 3) to logits (b, 10)."""
     return keras.Sequential(
         [
             keras.Input((_SIDE, _SIDE, 3)),
@@ -88,11 +90,14 @@ def small_cnn() -> keras.Model:
 
 
 def resnet(width: int, *, synchronized: bool) -> keras.Model:
-    """Eight convolutions and a dense layer: four in a row, two of them followed by a residual pair.
+    """Eight convolutions and a dense layer: four in sequence, two of them followed by a residual pair.
 
     Args:
-        width: filters of the first convolution; the last has eight times as many.
-        synchronized: whether BatchNorm takes its means over all replicas.
+        width: the number of filters of the first convolution; the last has eight times as many.
+        synchronized: whether BatchNorm computes its statistics over all replicas.
+
+    Returns:
+        A model from images (b, 32, 32, 3) to logits (b, 10).
     """
 
     def convolution(x: Any, filters: int) -> Any:
@@ -110,20 +115,20 @@ def resnet(width: int, *, synchronized: bool) -> keras.Model:
     x = layers.MaxPooling2D()(convolution(x, 4 * width))
     x = residual(layers.MaxPooling2D()(convolution(x, 8 * width)))
     x = layers.Dense(_CLASSES, use_bias=False)(layers.GlobalMaxPooling2D()(x))
-    # Small logits at first, as in the source.
+    # The factor keeps the initial logits small, as in Page's network.
     return keras.Model(image, layers.Rescaling(0.125, dtype="float32")(x), name="resnet")
 
 
 def build_model(
     options: Cifar10Options, rate: Any, accumulation: int | None = None, *, replicas: int = 1
 ) -> keras.Model:
-    """The compiled model that the options ask for.
+    """The compiled model that the options choose.
 
     Args:
-        options: which, and how wide.
-        rate: a learning rate, or a schedule of it.
-        accumulation: micro-batches behind one update; None for one.
-        replicas: over how many BatchNorm takes its means.
+        options: the recipe's options; `model` and `width` are used.
+        rate: a learning rate or a schedule.
+        accumulation: the number of micro-batches of one weight update; None means one.
+        replicas: the number of replicas; with more than one, BatchNorm is synchronized.
     """
     if options.model == "small":
         model = small_cnn()
@@ -143,15 +148,15 @@ def build_model(
 
 
 def train(options: Cifar10Options) -> str:
-    """Train, test, and leave the files of the run. Every process of the job calls this.
+    """Train and test the model, and write the files of the run. Every process of the job must call this.
 
     Returns:
-        A summary of the run; the same on every process, by when all files are whole.
+        A summary of the run, the same in every process. All files are complete when this returns.
 
     Raises:
-        DataError: the archive is not there, or not whole.
+        DataError: the archive is missing or incomplete.
         ConfigurationError: before training, if the batches do not fit the number of replicas or the run
-            directory cannot take the run.
+            directory cannot be used for the run.
     """
     run = TrainingRun("cifar10", options)
     cifar10 = load_cifar10(options.data, limit=options.limit)

@@ -1,9 +1,9 @@
 """A complete training program: a small CNN learns handwritten digits under any strategy.
 
-It is an example to read and to copy from, not a framework: ordinary Keras, and around it what every recipe
-does (`running.py`). Run it alone (`python -m dtrain.recipes.digits`), as `dtrain train digits`, or in many
-processes (`dtrain launch --workers 2 -m dtrain.recipes.digits`; with `--ps 1`, on parameter servers). Where
-the launcher starts it again, it goes on after its last whole epoch.
+It is an example to read and to copy from, not a framework: ordinary Keras, and the steps that all recipes
+share (`running.py`). Run it alone (`python -m dtrain.recipes.digits`), as `dtrain train digits`, or in many
+processes (`dtrain launch --workers 2 -m dtrain.recipes.digits`; with `--ps 1`, on parameter servers). When
+the launcher restarts it, it resumes from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _CLASSES = 10
 
 
 def make_data(digits: Digits, batch: int) -> Data:
-    """Batches of images (b, 8, 8, 1) and one-hot labels (b, 10).
+    """The data sets: batches of images (b, 8, 8, 1) and one-hot labels (b, 10).
 
-    The training images come in a new order each epoch; it follows from `keras.utils.set_random_seed`, and is
+    The order of the training images changes each epoch. It depends on `keras.utils.set_random_seed`, so it is
     the same in every process.
     """
 
@@ -43,11 +43,11 @@ def make_data(digits: Digits, batch: int) -> Data:
 def build_model(rate: Any, accumulation: int | None = None) -> keras.Model:
     """A compiled CNN of 4 convolutions.
 
-    It has no random layer, so that every strategy trains it to the same numbers.
+    It has no random layer, so every synchronous strategy trains it to the same numbers.
 
     Args:
-        rate: a learning rate, or a schedule of it.
-        accumulation: micro-batches behind one update; None for one.
+        rate: a learning rate or a schedule.
+        accumulation: the number of micro-batches of one weight update; None means one.
     """
     layers = keras.layers
     model = keras.Sequential(
@@ -60,7 +60,7 @@ def build_model(rate: Any, accumulation: int | None = None) -> keras.Model:
             layers.Conv2D(96, 3, padding="same", activation="relu"),
             layers.Conv2D(96, 3, padding="same", activation="relu"),
             layers.Flatten(),
-            layers.Dense(_CLASSES, dtype="float32"),  # also where the rest computes in 16 bits
+            layers.Dense(_CLASSES, dtype="float32"),  # float32 also with mixed precision
         ]
     )
     model.compile(
@@ -72,14 +72,14 @@ def build_model(rate: Any, accumulation: int | None = None) -> keras.Model:
 
 
 def train(options: RecipeOptions) -> str:
-    """Train, test, and leave the files of the run. Every process of the job calls this.
+    """Train and test the model, and write the files of the run. Every process of the job must call this.
 
     Returns:
-        A summary of the run; the same on every process, by when all files are whole.
+        A summary of the run, the same in every process. All files are complete when this returns.
 
     Raises:
         ConfigurationError: before training, if the batches do not fit the number of replicas or the run
-            directory cannot take the run.
+            directory cannot be used for the run.
     """
     run = TrainingRun("digits", options)
     data = make_data(load_digits(), run.batches.micro_batch)

@@ -1,8 +1,8 @@
-"""IMDb: 50,000 film reviews, good or bad, told apart by their words or by a small transformer.
+"""IMDb: classifies 50,000 film reviews as good or bad, by the mean of their words or by a small transformer.
 
 Run it alone (`python -m dtrain.recipes.imdb`), as `dtrain train imdb`, or in many processes
-(`dtrain launch --workers 2 -m dtrain.recipes.imdb`); `--data` names the archive as it is published, or its
-directory. A tenth of the training reviews is kept for validation. `model.keras` takes reviews as they are.
+(`dtrain launch --workers 2 -m dtrain.recipes.imdb`). `--data` names the published archive or its directory. A
+tenth of the training reviews is held out for validation. `model.keras` takes the text of a review.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _CLASSES = 2
 
 
 def train(options: ImdbOptions) -> str:
-    """Train, test, and leave the files of the run. Every process of the job calls this.
+    """Train and test the model, and write the files of the run. Every process of the job must call this.
 
     Returns:
-        A summary of the run; the same on every process, by when all files are whole.
+        A summary of the run, the same in every process. All files are complete when this returns.
 
     Raises:
-        DataError: the reviews are not there, or cannot be read.
+        DataError: the reviews are missing or cannot be read.
         ConfigurationError: before training, if the batches do not fit the number of replicas or the run
-            directory cannot take the run.
+            directory cannot be used for the run.
     """
     run = TrainingRun("imdb", options)
     reviews = load_imdb(options.data, limit=options.limit, encoding=options.encoding)

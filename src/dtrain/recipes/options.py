@@ -1,6 +1,6 @@
-"""What every recipe can be told, from the command line or from Python, checked before anything starts.
+"""The options that all recipes share, from the command line or from Python, checked at construction.
 
-It checks; it imports no TensorFlow. What one recipe takes beyond this stands in `catalogue.py`.
+It imports no TensorFlow. The further options of single recipes are in `catalogue.py`.
 """
 
 from __future__ import annotations
@@ -23,24 +23,27 @@ _LARGEST_SEED = 2**32 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions:
-    """The settings of one training run. What is None follows from the rest, or is the recipe's own choice.
+    """The options of one training run. An option that is None gets the recipe's default, or is derived.
+
+    Any two of `global_batch`, `per_replica_batch` and `accumulation` determine the third.
 
     Args:
-        strategy: a name that `dtrain.strategy` knows.
-        epochs: how often the training data is gone through; at least 1.
-        global_batch: examples behind one update, over all replicas; at least one for each.
-        per_replica_batch: examples that one replica computes at a time.
-        accumulation: micro-batches behind one update; divides the global batch.
-        learning_rate: the highest of the run, before scaling.
-        scaling: how the rate grows with the global batch over `base_batch`: "none", "linear" or "sqrt".
-        base_batch: the global batch that the rate is meant for.
-        warmup: epochs, also parts of one, in which the rate rises to its highest.
+        strategy: a name that `dtrain.strategy` accepts.
+        epochs: the number of passes over the training data, at least 1.
+        global_batch: the examples of one weight update over all replicas, at least one per replica.
+        per_replica_batch: the examples that one replica processes at once.
+        accumulation: the number of micro-batches whose gradients make one weight update.
+        learning_rate: the highest learning rate of the run, before scaling.
+        scaling: how the learning rate grows with the ratio of the global batch to `base_batch`: "none",
+            "linear" or "sqrt".
+        base_batch: the global batch for which the learning rate is meant. Only with a scaling.
+        warmup: the epochs in which the learning rate rises to its highest value; may be a fraction.
         precision: "float32", "mixed_float16" or "mixed_bfloat16".
-        seed: of the initial weights and of the order of the examples; 0 to 4294967295.
-        run_dir: where the run's files go; None for a new directory under `runs/`.
+        seed: the seed of the initial weights and of the order of the examples, from 0 to 4294967295.
+        run_dir: the directory of the run's files; None means a new directory under `runs/`.
 
     Raises:
-        ConfigurationError: a value is out of range or not known, or two contradict each other.
+        ConfigurationError: a value is out of range or unknown, or two options contradict each other.
     """
 
     usual_batch: ClassVar[int] = 64
@@ -115,7 +118,11 @@ class RecipeOptions:
             )
 
     def batches(self, replicas: int) -> BatchSizes:
-        """The sizes of the batches with this number of replicas; ConfigurationError if they do not fit."""
+        """The batch sizes on this number of replicas.
+
+        Raises:
+            ConfigurationError: the sizes do not fit the number of replicas.
+        """
         usual = self.usual_batch if self.per_replica_batch is None else None
         return plan_batches(
             replicas=replicas,
@@ -130,11 +137,11 @@ class RecipeOptions:
         return self.usual_rate if self.learning_rate is None else self.learning_rate
 
     def warmup_epochs(self) -> float:
-        """How long the rate rises. The recipe's own choice is at most a tenth of a short run."""
+        """The length of the warm-up in epochs; a recipe's default is limited to a tenth of all epochs."""
         return min(self.usual_warmup, self.epochs / 10) if self.warmup is None else self.warmup
 
     def settings(self) -> dict[str, Any]:
-        """What a run's record tells of these options."""
+        """These options as the run's record shows them, with defaults filled in and without `run_dir`."""
         told = {f.name: getattr(self, f.name) for f in own_fields(type(self)) if f.name != "run_dir"}
         return {
             "strategy_asked": told.pop("strategy"),
@@ -144,24 +151,41 @@ class RecipeOptions:
         }
 
     def check_run_dir(self) -> None:
-        """See that the run directory can take a run; ConfigurationError if not. It makes nothing."""
+        """Check that the run directory can be used for a run; creates nothing.
+
+        Raises:
+            ConfigurationError: it cannot be used.
+        """
         check_run_directory(self.run_dir, again=True)
 
     def check_data(self) -> None:
-        """See that the recipe's data is there and can be trained on; DataError if not."""
+        """Check that the recipe's data exists and can be trained on; recipes with data files override this.
+
+        Raises:
+            DataError: the data is missing or invalid.
+        """
 
     def to_arguments(self) -> list[str]:
-        """The command-line arguments that `parse` turns into these options again."""
+        """The command-line arguments from which `parse` makes equal options."""
         return to_arguments(self)
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> Self:
-        """The options in what a parser that declares these fields has parsed; ConfigurationError as above."""
+        """The options in the result of a parser that declares these fields.
+
+        Raises:
+            ConfigurationError: as for the class.
+        """
         return cls(**said(arguments, own_fields(cls)))
 
     @classmethod
     def parse(cls, argv: Sequence[str] | None = None) -> Self:
-        """The options on a command line of their own; None means this process' own."""
+        """The options on a command line; None means this process's own arguments.
+
+        Raises:
+            ConfigurationError: as for the class.
+            SystemExit: an argument is unknown or malformed.
+        """
         parser = argparse.ArgumentParser(allow_abbrev=False)
         declare(parser, own_fields(cls))
         return cls.from_arguments(parser.parse_args(argv))

@@ -1,6 +1,7 @@
 """What every recipe does around its own data and model: strategy, seeds, files, callbacks, test, summary.
 
-It is a program in steps, meant to be read; it knows no data and no model, and adds no loop to Keras'.
+It is a sequence of steps, meant to be read. It knows no data set and no model, and trains with Keras' `fit`,
+without a loop of its own.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from dtrain.monitor.run_files import ended_record, run_callbacks, write_end
 from dtrain.optim import precision, scaled_rate
 from dtrain.recipes.options import RecipeOptions
 
-_SAVE_SECONDS = 60.0  # between two checkpoints, beside those at the end of each epoch
+_SAVE_SECONDS = 60.0  # seconds between two checkpoints within an epoch; each epoch also ends with one
 
 
 class Data(NamedTuple):
-    """What `fit` and `evaluate` take, in batches over all replicas.
+    """The data sets of a run, in batches of `BatchSizes.micro_batch` examples.
 
     Attributes:
-        train: what the weights are fitted to.
-        validation: what is looked at after every epoch.
-        test: what is looked at once, at the end.
-        examples: how many there are in `train`.
+        train: the data that the model is trained on.
+        validation: the data that is evaluated after every epoch.
+        test: the data that is evaluated once, after training.
+        examples: the number of examples in `train`.
     """
 
     train: tf.data.Dataset | Pipeline
@@ -42,18 +43,18 @@ class Data(NamedTuple):
 
 
 class TrainingRun:
-    """One run of a recipe. Make it first: making a strategy decides what TensorFlow does after.
+    """One run of a recipe. Create it before any other use of TensorFlow, because it makes the strategy.
 
     Args:
-        recipe: its name, for the record.
-        options: what it was told.
+        recipe: the recipe's name, for the run's record.
+        options: the recipe's options.
 
     Attributes:
-        strategy: what it trains under.
-        batches: the sizes of its batches.
+        strategy: the strategy of the run.
+        batches: the batch sizes of the run.
 
     Raises:
-        ConfigurationError: the options do not fit the number of replicas.
+        ConfigurationError: the batch sizes do not fit the number of replicas.
     """
 
     def __init__(self, recipe: str, options: RecipeOptions) -> None:
@@ -61,17 +62,19 @@ class TrainingRun:
         self.recipe, self.options = recipe, options
         self.strategy = dtrain.strategy(options.strategy)
         replicas = self.strategy.num_replicas_in_sync
-        # Where a worker of an elastic job is absent, the batches stay, and those that are there do more.
+        # If a worker of an elastic job is absent, the batches stay the same, and each present worker's shard
+        # grows.
         self.batches = options.batches(job.full_size(replicas)).on(replicas)
         keras.utils.set_random_seed(options.seed)
 
     def schedule(self, steps_per_epoch: int) -> keras.optimizers.schedules.LearningRateSchedule:
-        """A rate that rises over the warm-up, and then falls to zero with a cosine until the end.
+        """A learning rate that rises during the warm-up and then falls to zero along a cosine.
 
-        It rises from the unscaled rate where it is scaled (Goyal et al., arXiv:1706.02677), else from 0.
+        With scaling, the warm-up starts from the unscaled rate (Goyal et al., arXiv:1706.02677), else from 0.
 
         Args:
-            steps_per_epoch: micro-batches in an epoch; Keras asks a schedule by these, not by updates.
+            steps_per_epoch: the number of micro-batches in an epoch. Keras counts the steps of a schedule in
+                micro-batches, not in weight updates.
         """
         options = self.options
         highest = self._highest_rate()
@@ -95,7 +98,7 @@ class TrainingRun:
 
     @property
     def accumulation(self) -> int | None:
-        """What a Keras optimizer takes as `gradient_accumulation_steps`."""
+        """The value for a Keras optimizer's `gradient_accumulation_steps`; None without accumulation."""
         return self.batches.accumulation if self.batches.accumulation > 1 else None
 
     def train(
@@ -105,18 +108,20 @@ class TrainingRun:
         *,
         save: Callable[[keras.Model, RunDirectory], None] | None = None,
     ) -> str:
-        """Train, test, and leave the files of the run. Every process of the job calls this.
+        """Train and test the model, and write the files of the run. Every process of the job must call this.
+
+        An interrupted run in the same directory is resumed from its last checkpoint.
 
         Args:
-            data: what to train and test on.
-            make_model: makes the compiled model; called once, in the strategy's scope.
-            save: writes the trained model; by default `model.save`.
+            data: the data sets.
+            make_model: creates the compiled model; called once, in the strategy's scope.
+            save: writes the trained model; called by every process. By default `model.save`.
 
         Returns:
-            A summary of the run; the same on every process, by when all files are whole.
+            A summary of the run, the same in every process. All files are complete when this returns.
 
         Raises:
-            ConfigurationError: before training, if the run directory cannot take the run.
+            ConfigurationError: before training, if the run directory cannot be used for the run.
         """
         record = monitor.describe_run(self.recipe, self.strategy, self._settings())
         run = monitor.open_run_directory(
@@ -135,7 +140,7 @@ class TrainingRun:
             callbacks=[
                 RateLogs(),
                 *run_callbacks(run, record),
-                # They stay until the record is written: a run that is killed before then goes on.
+                # Keep the checkpoints until the record is written, so that a run killed before can resume.
                 dtrain.BackupAndRestore(run.backups, save_seconds=_SAVE_SECONDS, delete_checkpoint=False),
             ],
         )
@@ -154,12 +159,12 @@ class TrainingRun:
         return monitor.summarize(record, run)
 
     def _decisive(self) -> list[str]:
-        """What in the record must be as it was for an interrupted run to go on; the workers may be others."""
+        """The settings that must be unchanged for an interrupted run to resume; the workers may differ."""
         free = ("strategy_asked", "per_replica_batch")
         return [name for name in self._settings() if name not in free]
 
     def _settings(self) -> dict[str, Any]:
-        """What the record tells of the options, with what followed from them."""
+        """The settings for the run's record: the options, and the values that follow from them."""
         return {
             **self.options.settings(),
             "global_batch": self.batches.global_batch,
@@ -170,7 +175,7 @@ class TrainingRun:
 
 
 def show(summary: str) -> None:
-    """Print the summary of a run, once for the whole job."""
+    """Print the summary of a run, on the chief only."""
     if dtrain.is_chief():
         print(summary)
 

@@ -1,6 +1,7 @@
-"""Which examples of a training part are kept for validation, where the published data has no such part.
+"""Splits a validation part off the training part of a published data set that has none.
 
-It chooses by place alone, so that every process and every run keeps the same ones.
+It selects examples by their index only, so every process and every run selects the same ones. It does not
+shuffle.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ _EVERY = 10
 
 
 def hold_out(labels: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Every tenth example of each class for validation, the rest to train on; at least one of each.
+    """Hold out every tenth example of each class for validation; if no class has ten, the last example.
 
     Args:
-        labels: (n,), of all examples in their order.
+        labels: the labels (n,) of all examples.
 
     Returns:
-        The places of those to train on, and of those for validation; both ascending.
+        The indices of the training examples and those of the validation examples, both ascending and not
+        empty.
 
     Raises:
-        DataError: there are fewer than 2.
+        DataError: there are fewer than 2 examples.
     """
     if len(labels) < 2:
         raise DataError(

@@ -1,11 +1,10 @@
-"""A CNN or a transformer of any size, on data made up as it starts: for trying machines and strategies.
+"""A CNN or a transformer of any size on generated data, for trying out machines and strategies.
 
-What they learn means nothing, but it can be learned. Run it alone (`python -m dtrain.recipes.synthetic`),
-as `dtrain train synthetic`, or in many processes (`dtrain launch --workers 2 -m dtrain.recipes.synthetic`).
+The data has no meaning, but a model can learn it. Run it alone (`python -m dtrain.recipes.synthetic`), as
+`dtrain train synthetic`, or in many processes (`dtrain launch --workers 2 -m dtrain.recipes.synthetic`).
 
-The transformer trains to the same numbers under every synchronous strategy. The CNN does not: it has
-dropout, which differs by replica, and BatchNorm, which normalises each replica's part of the batch by
-itself.
+The transformer trains to the same numbers under every synchronous strategy. The CNN does not: its dropout
+differs between replicas, and its BatchNorm normalises each replica's shard of the batch separately.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _BLOCKS, _HEADS = 4, 8
 
 
 def make_data(options: SyntheticOptions, batch: int) -> Data:
-    """Batches of images (b, p, p, 3) or tokens (b, l), and integer labels (b,)."""
+    """The data sets: batches of images (b, p, p, 3) or tokens (b, l), and integer labels (b,)."""
     train, validation, test = (
         make_examples(options, count, options.seed + part)
         for part, count in enumerate((options.size, options.size // 4, options.size // 4))
@@ -39,7 +38,10 @@ def make_data(options: SyntheticOptions, batch: int) -> Data:
 
 
 def make_examples(options: SyntheticOptions, count: int, seed: int) -> tuple[Any, Any]:
-    """Images (n, p, p, 3) or tokens (n, l), and labels (n,). Another seed gives more of the same task."""
+    """Images (n, p, p, 3) or tokens (n, l), and labels (n,).
+
+    Another seed gives other examples of the same task.
+    """
     if options.model == "cnn":
         side = options.number("image_size")
         images = synthetic_images(count, shape=(side, side, 3), classes=options.class_count(), seed=seed)
@@ -55,7 +57,16 @@ def make_examples(options: SyntheticOptions, count: int, seed: int) -> tuple[Any
 
 
 def cnn(side: int, classes: int, width: int) -> keras.Model:
-    """Three pairs of convolutions of `width / 4`, `width / 2` and `width` filters, and a hidden layer."""
+    """Three pairs of convolutions with `width // 4`, `width // 2` and `width` filters, and a hidden layer.
+
+    Args:
+        side: the height and width of an image in pixels.
+        classes: the number of classes.
+        width: the number of filters of the widest convolution.
+
+    Returns:
+        A model from images (b, side, side, 3) to float32 logits (b, classes).
+    """
     model = keras.Sequential([keras.Input((side, side, 3))], name="cnn")
     for filters in (width // 4, width // 2, width):
         model.add(layers.Conv2D(filters, 3, padding="same", activation="relu"))
@@ -71,7 +82,7 @@ def cnn(side: int, classes: int, width: int) -> keras.Model:
 
 
 def build_model(options: SyntheticOptions, rate: Any, accumulation: int | None = None) -> keras.Model:
-    """The compiled model that the options ask for."""
+    """The compiled model that the options choose; other arguments as for `texts.build_model`."""
     if options.model == "cnn":
         model = cnn(options.number("image_size"), options.class_count(), options.width)
     else:
@@ -92,14 +103,14 @@ def build_model(options: SyntheticOptions, rate: Any, accumulation: int | None =
 
 
 def train(options: SyntheticOptions) -> str:
-    """Train, test, and leave the files of the run. Every process of the job calls this.
+    """Train and test the model, and write the files of the run. Every process of the job must call this.
 
     Returns:
-        A summary of the run; the same on every process, by when all files are whole.
+        A summary of the run, the same in every process. All files are complete when this returns.
 
     Raises:
         ConfigurationError: before training, if the batches do not fit the number of replicas or the run
-            directory cannot take the run.
+            directory cannot be used for the run.
     """
     run = TrainingRun("synthetic", options)
     data = make_data(options, run.batches.micro_batch)

@@ -1,9 +1,9 @@
-"""Texts of your own: any CSV file with columns for the text and for a label, such as title, text and label.
+"""Classifies the texts of any CSV file with columns for text and label, such as title, text and label.
 
 Run it alone (`python -m dtrain.recipes.text_csv --data FILE.csv`), as `dtrain train text-csv`, or in many
-processes (`dtrain launch --workers 2 -m dtrain.recipes.text_csv`). A tenth of the texts is kept for
-validation and a fifth for the test, the same ones in every run. `model.keras` takes texts as they are, with
-their columns joined by a space; `classes.txt` names what its outputs stand for.
+processes (`dtrain launch --workers 2 -m dtrain.recipes.text_csv`). A tenth of the texts is held out for
+validation and a fifth for the test, the same ones in every run. `model.keras` takes a text, whose columns are
+joined by a space; `classes.txt` names the class of each output.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _FILE = "classes.txt"
 
 
 def train(options: TextCsvOptions) -> str:
-    """Train, test, and leave the files of the run. Every process of the job calls this.
+    """Train and test the model, and write the files of the run. Every process of the job must call this.
 
     Returns:
-        A summary of the run; the same on every process, by when all files are whole.
+        A summary of the run, the same in every process. All files are complete when this returns.
 
     Raises:
-        DataError: the file is not there, or cannot be read.
+        DataError: the file is missing or cannot be read.
         ConfigurationError: before training, if the batches do not fit the number of replicas or the run
-            directory cannot take the run.
+            directory cannot be used for the run.
     """
     run = TrainingRun("text-csv", options)
     texts = load_text_csv(

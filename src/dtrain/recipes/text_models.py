@@ -1,7 +1,7 @@
 """The models of the recipes on texts: the mean of the words' vectors, and a small transformer.
 
-They are made of Keras' own layers only, so that `keras.models.load_model` loads them where dtrain is not
-installed. Neither has a random layer: every strategy trains them to the same numbers.
+They consist of Keras' own layers only, so that `keras.models.load_model` loads them without dtrain. Neither
+has a random layer, so every synchronous strategy trains them to the same numbers. Nothing is trained here.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ _PADDING = 0
 
 
 def embedding_model(vocabulary: int, classes: int, *, width: int = 16) -> keras.Model:
-    """The mean of the words' vectors, one hidden layer, and a number for each class.
+    """The mean of the words' vectors, one hidden layer, and one logit per class.
 
     Args:
-        vocabulary: how many different tokens there are, 0 (padding) among them.
-        classes: how many to tell apart.
-        width: of a word's vector and of the hidden layer.
+        vocabulary: the number of different tokens, including 0 (padding).
+        classes: the number of classes.
+        width: the size of a word's vector and of the hidden layer.
 
     Returns:
-        A model from tokens (b, any) to float32 logits (b, classes).
+        A model from tokens (b, any length) to float32 logits (b, classes).
     """
     tokens = keras.Input((None,), dtype="int32", name="tokens")
     x = _mean_of_words(layers.Embedding(vocabulary, width)(tokens), tokens)
@@ -34,21 +34,24 @@ def embedding_model(vocabulary: int, classes: int, *, width: int = 16) -> keras.
 def transformer(
     vocabulary: int, classes: int, *, length: int, width: int = 64, blocks: int = 2, heads: int = 4
 ) -> keras.Model:
-    """Blocks of attention and a hidden layer, each added to its input and normalised; then as above.
+    """A transformer encoder with learned positions, the mean of its outputs, and one logit per class.
+
+    Each block has an attention layer and a hidden layer, both with a residual connection and LayerNorm after
+    it.
 
     Args:
-        vocabulary: how many different tokens there are, 0 (padding) among them.
-        classes: how many to tell apart.
-        length: of the longest text; places are learned.
-        width: of a word's vector; a multiple of `heads`.
-        blocks: how many.
-        heads: of the attention in each.
+        vocabulary: the number of different tokens, including 0 (padding).
+        classes: the number of classes.
+        length: the number of positions; no text may be longer.
+        width: the size of a word's vector; a multiple of `heads`.
+        blocks: the number of blocks.
+        heads: the number of attention heads of each block.
 
     Returns:
         A model from tokens (b, up to `length`) to float32 logits (b, classes).
     """
     tokens = keras.Input((None,), dtype="int32", name="tokens")
-    # Computed from the input, so that the places belong to the model, and for a batch of any length.
+    # Computed from the input, so that the positions are part of the model and fit a batch of any length.
     places = ops.cumsum(ops.ones_like(tokens), axis=1) - 1
     x = layers.Embedding(vocabulary, width)(tokens) + layers.Embedding(length, width)(places)
     seen = ops.expand_dims(ops.not_equal(tokens, _PADDING), axis=1)
@@ -62,7 +65,7 @@ def transformer(
 
 
 def _mean_of_words(x: Any, tokens: Any) -> Any:
-    """The mean over the places that are no padding; zero for a text without words."""
+    """The mean of `x` (b, length, width) over the positions that are no padding; zero without words."""
     weights = ops.expand_dims(ops.cast(ops.not_equal(tokens, _PADDING), "float32"), axis=-1)
     total = ops.sum(ops.cast(x, "float32") * weights, axis=1)
     return total / ops.maximum(ops.sum(weights, axis=1), 1.0)

@@ -1,6 +1,5 @@
-"""From texts to batches of numbers and back to a model that takes texts: what the recipes on texts share.
-
-The words are learned from the training texts, by Keras' TextVectorization; no downloaded vocabulary.
+"""What the recipes on texts share: encode texts as tokens, train, and save a model that takes texts.
+Keras' TextVectorization learns the vocabulary from the training texts; no vocabulary is downloaded.
 """
 
 from __future__ import annotations
@@ -25,14 +24,17 @@ _FILE = "vocabulary.txt"
 
 
 def learn_words(texts: Sequence[str], vocabulary: int, length: int) -> keras.layers.TextVectorization:
-    """The most frequent words of the texts, each with its number; 0 is padding and 1 any other word.
+    """Learn the most frequent words of the texts; token 0 is padding, and token 1 is any other word.
 
-    The same texts give the same numbers in every process.
+    The same texts give the same tokens in every process.
 
     Args:
-        texts: what to learn from.
-        vocabulary: how many numbers there are at most.
-        length: words after which a text is cut.
+        texts: the training texts.
+        vocabulary: the largest number of tokens, including tokens 0 and 1.
+        length: the number of words after which a text is cut.
+
+    Returns:
+        A layer from texts (b,) to tokens (b, length).
     """
     words = keras.layers.TextVectorization(max_tokens=vocabulary, output_sequence_length=length)
     words.adapt(tf.data.Dataset.from_tensor_slices(list(texts)).batch(_AT_A_TIME))
@@ -40,7 +42,11 @@ def learn_words(texts: Sequence[str], vocabulary: int, length: int) -> keras.lay
 
 
 def encode(words: keras.layers.TextVectorization, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-    """The numbers of each text's words, without padding; a text without words is one padding."""
+    """The tokens of each text, without padding; a text without words is a single padding token.
+
+    Returns:
+        For each text an array (number of words,).
+    """
     rows: list[NDArray[np.int32]] = []
     for start in range(0, len(texts), _AT_A_TIME):
         padded = words(tf.constant(list(texts[start : start + _AT_A_TIME]))).numpy().astype(np.int32)
@@ -57,7 +63,7 @@ def make_data(
     run_batch: int,
     seed: int,
 ) -> Data:
-    """Batches of tokens (b, longest of the batch), padded with 0, and integer labels (b,)."""
+    """The data sets: batches of tokens (b, longest text of the batch), padded with 0, and labels (b,)."""
 
     def pipeline(part: Texts, *, shuffle: bool) -> Pipeline:
         return Pipeline(
@@ -75,14 +81,14 @@ def make_data(
 def build_model(
     options: TextOptions, vocabulary: int, classes: int, rate: Any, accumulation: int | None = None
 ) -> keras.Model:
-    """The compiled model that the options ask for.
+    """The compiled model that the options choose.
 
     Args:
-        options: which, and for texts of what length.
-        vocabulary: how many different tokens there are.
-        classes: how many to tell apart.
-        rate: a learning rate, or a schedule of it.
-        accumulation: micro-batches behind one update; None for one.
+        options: the recipe's options; `model` and `sequence_length` are used.
+        vocabulary: the number of different tokens.
+        classes: the number of classes.
+        rate: a learning rate or a schedule.
+        accumulation: the number of micro-batches of one weight update; None means one.
     """
     if options.model == "embedding":
         model = embedding_model(vocabulary, classes)
@@ -97,10 +103,10 @@ def build_model(
 
 
 def save_reader(model: keras.Model, words: keras.layers.TextVectorization, run: RunDirectory) -> None:
-    """Write `model.keras` as a model that takes texts (b,), and beside it `vocabulary.txt`.
+    """Write `model.keras`, a model that takes texts (b,), and `vocabulary.txt` to the run's directory.
 
-    The model in the file is the trained one behind `words`, on one device and without the optimizer's state;
-    it can be evaluated on texts and labels at once.
+    The saved model consists of `words` and the trained model, on one device and without the optimizer's
+    state. It is compiled, so it can be evaluated on texts and labels without further steps.
     """
     plain = keras.models.clone_model(model)
     plain.set_weights(model.get_weights())
@@ -121,17 +127,17 @@ def train_on(
     classes: int,
     also: Callable[[RunDirectory], None] = lambda run: None,
 ) -> str:
-    """Learn the words of the training texts, then train and test the model that the options ask for.
+    """Learn the vocabulary of the training texts, then train and test the model that the options choose.
 
     Args:
-        run: of the recipe.
-        options: what it was told.
-        train, validation, test: texts and labels of each part.
-        classes: how many to tell apart.
-        also: writes more beside the trained model; only the chief calls it.
+        run: the recipe's run.
+        options: the recipe's options.
+        train, validation, test: the texts and labels of each part.
+        classes: the number of classes.
+        also: writes further files next to the trained model; called only on the chief.
 
     Returns:
-        A summary of the run, as `TrainingRun.train` gives it.
+        A summary of the run; see `TrainingRun.train`.
     """
     words = learn_words(train.texts, options.vocabulary, options.sequence_length)
     data = make_data(train, validation, test, words, run.batches.micro_batch, options.seed)
