@@ -1,7 +1,7 @@
 """dtrain: distributed training for Keras 3 on TensorFlow.
 
-The public names, loaded when they are first used: importing dtrain does not import TensorFlow and changes
-nothing for models that are not under a strategy of dtrain's.
+This module holds the public names and loads each on first use. Importing dtrain does not import TensorFlow,
+and changes nothing for models outside of a dtrain strategy.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ if TYPE_CHECKING:
     from dtrain.trainer import Trainer
 
 
-# Names of `tf.distribute` that are TensorFlow's own here too, so that a program may say `dtrain` for it.
+# Names that are TensorFlow's own objects, so that a program can use `dtrain` in place of `tf.distribute`.
 _FROM_TENSORFLOW = (
     "CrossDeviceOps",
     "DistributedDataset",
@@ -176,11 +176,11 @@ _FROM_TENSORFLOW = (
 )
 
 
-# Modules of public names that are loaded when they are first named.
+# Public modules that are imported on first use.
 _MODULES = ("checkpoint", "data", "errors", "experimental", "monitor", "optim")
 
 
-if not TYPE_CHECKING:  # a type checker would take any name for one of these
+if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in _PUBLIC and name not in _FROM_TENSORFLOW and name not in _MODULES:
@@ -195,7 +195,7 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of these
         except ModuleNotFoundError:
             from dtrain.upstream.versions import installed_tensorflow
 
-            installed_tensorflow()  # where TensorFlow is what is missing, say how to install it
+            installed_tensorflow()  # if TensorFlow is missing, the error says how to install it
             raise
 
 

@@ -1,6 +1,6 @@
-"""`python -m dtrain`: the same as the command `dtrain`, for where the command is not on the path.
+"""`python -m dtrain`: the command `dtrain`, for environments where the command is not in PATH.
 
-It adds nothing of its own.
+It adds nothing to the command.
 """
 
 import sys

@@ -1,7 +1,6 @@
-"""How many examples does a step see? Global batch = per-replica batch x accumulation x replicas.
+"""Computes the batch sizes of a step: global batch = per-replica batch x accumulation x replicas.
 
-It only calculates, without TensorFlow: who splits a batch over the replicas is the engine, and who
-accumulates is the optimizer.
+It only calculates. The engine splits batches over the replicas, and the optimizer accumulates gradients.
 """
 
 from __future__ import annotations
@@ -12,17 +11,18 @@ from dataclasses import dataclass
 from dtrain.errors import ConfigurationError
 
 DEFAULT_PER_REPLICA = 32
-"""Examples on a replica where nothing is said: what Keras' `fit` takes for a batch."""
+"""The default per-replica batch, in examples: the default batch size of Keras' `fit`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSizes:
-    """The sizes that belong to one update of the weights.
+    """The batch sizes of one weight update; all sizes are in examples.
 
     Attributes:
-        micro_batch: examples of all replicas at once; data is batched by it, and `fit` takes it as its batch.
-        accumulation: micro-batches whose gradients make one update.
-        replicas: how many compute at the same time.
+        micro_batch: the examples that all replicas together process at once; the batch size of the dataset
+            and of `fit`.
+        accumulation: the number of micro-batches whose gradients make one update.
+        replicas: the number of replicas.
     """
 
     micro_batch: int
@@ -31,16 +31,16 @@ class BatchSizes:
 
     @property
     def per_replica(self) -> int:
-        """Examples that a replica computes with at once; where they cannot be shared evenly, the most."""
+        """The examples that one replica processes at once; with uneven shards, the size of the largest."""
         return -(-self.micro_batch // self.replicas)
 
     @property
     def global_batch(self) -> int:
-        """Examples in one update."""
+        """The examples of one weight update."""
         return self.micro_batch * self.accumulation
 
     def on(self, replicas: int) -> BatchSizes:
-        """The same batches on another number of replicas, which then have larger or smaller parts."""
+        """The same batches on another number of replicas, so that each replica's shard changes."""
         return dataclasses.replace(self, replicas=replicas)
 
 
@@ -52,21 +52,21 @@ def plan_batches(
     accumulation: int | None = None,
     uneven: bool = False,
 ) -> BatchSizes:
-    """The sizes that follow from those that are given, on so many replicas.
+    """Compute all batch sizes from those that are given.
 
-    Of the three any two decide the third. With one alone, nothing is accumulated; with `accumulation` alone,
-    or nothing, a replica has 32 examples.
+    Any two of global batch, per-replica batch and accumulation determine the third. With only one of the two
+    batches, the accumulation is 1. With only `accumulation`, or with nothing, the per-replica batch is 32.
 
     Args:
-        replicas: how many compute at the same time.
-        global_batch: examples in one update.
-        per_replica: examples that a replica computes with at once.
-        accumulation: micro-batches whose gradients make one update.
-        uneven: whether replicas may get parts of unequal size where `per_replica` is not given.
+        replicas: the number of replicas.
+        global_batch: the examples of one weight update.
+        per_replica: the examples that one replica processes at once.
+        accumulation: the number of micro-batches whose gradients make one update.
+        uneven: whether replicas may get shards of unequal size if `per_replica` is not given.
 
     Raises:
-        ConfigurationError: a size is below 1, the global batch does not divide, or all three are given and
-            do not agree.
+        ConfigurationError: a size is no integer or below 1, the global batch is not divisible as required or
+            has fewer examples than there are replicas, or all three are given and disagree.
     """
     for name, value in (
         ("global batch", global_batch),
@@ -110,10 +110,10 @@ def plan_batches(
 
 
 def check_batches(global_batch: int | None, per_replica: int | None, accumulation: int | None) -> None:
-    """See that the sizes, each at least 1, can fit each other on some number of replicas.
+    """Check that the sizes, each at least 1 or None, are compatible on some number of replicas.
 
     Raises:
-        ConfigurationError: the global batch is no multiple of the other two.
+        ConfigurationError: the global batch is no multiple of the product of the other two.
     """
     if global_batch is not None:
         parts = [f"{per_replica} examples a replica"] if per_replica else []

@@ -1,7 +1,7 @@
-"""What the tasks of a job tell the launcher that started them, over a pipe that they inherit.
+"""The message channel from the tasks of a job to their launcher: a pipe that the tasks inherit.
 
-One line of JSON a message, one way. It says what can be asked for and what is reported; what comes of it is
-the launcher's to decide. No TensorFlow, and nothing on a network.
+It is one-way, with one line of JSON per message. The launcher decides what a message leads to. This module
+uses neither TensorFlow nor the network.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from dtrain.task_messages import REASON_LIMIT, Message, parse
 from dtrain.topology import Task
 
 VARIABLE = "DTRAIN_CHANNEL_FD"
-"""The environment variable in which a task finds the pipe; see `Listener.address`."""
+"""The environment variable that holds the pipe's address; see `Listener.address`."""
 
 RUN_AGAIN = 75
-"""The exit status (EX_TEMPFAIL) of a task that saved a checkpoint and wants its job to be run again."""
+"""The exit status (EX_TEMPFAIL) of a task that saved a checkpoint and asks for its job to be run again."""
 
-_LINE_LIMIT = 4096  # bytes that Linux writes to a pipe in one piece, whoever else writes
-_CATCH_UP = 1.0  # seconds for the launcher to read what lies in the pipe
-_LAST_WORDS = 5.0  # seconds that a process that ends waits for a launcher that does not listen
+_LINE_LIMIT = 4096  # bytes (PIPE_BUF) that Linux writes to a pipe atomically
+_CATCH_UP = 1.0  # seconds for the launcher to read the pipe's content
+_LAST_WORDS = 5.0  # seconds that an exiting process waits for a launcher that does not read
 
 
 def request_restart(job: str, index: int, reason: str, *, pid: int | None = None) -> bool:
-    """Ask the launcher to kill a task that is stuck, and to start it again by the rules for its failures.
+    """Ask the launcher to kill a stuck task, and to restart it as after any failure.
 
     Args:
         job: the task's job, such as `worker`.
-        index: its index there.
-        reason: what is wrong with it, as the launcher shows it to the user.
-        pid: the process that is meant, so that no newer one is killed; None for whichever runs.
+        index: the task's index in that job.
+        reason: what is wrong with the task, for the line that the launcher shows; cut at 500 characters.
+        pid: the id of the process to kill, so that a newer process of the task is spared; None for any.
 
     Returns:
-        Whether there is a launcher that takes requests; not yet that it has done anything.
+        Whether the request was sent or queued; the launcher may still ignore it.
     """
     return _notes.send(_line({"restart": f"{job}:{index}", "reason": reason[:REASON_LIMIT], "pid": pid}))
 
@@ -61,10 +61,10 @@ def tell_progress(
     own_input: float | None = None,
     own_callbacks: float | None = None,
 ) -> bool:
-    """Tell the launcher where this task is; arguments as the attributes of `Progress`. It never waits.
+    """Report this task's progress to the launcher without blocking; the arguments are those of `Progress`.
 
     Returns:
-        Whether it was sent: not where no launcher listens, nor while one does not read.
+        Whether the report was sent; False without a launcher, or while the launcher does not read the pipe.
     """
     message = {
         "progress": _myself(),
@@ -80,7 +80,7 @@ def tell_progress(
     }
     _introduce()
     descriptor = _pipe()
-    with contextlib.suppress(OSError):  # full, or the launcher is gone
+    with contextlib.suppress(OSError):  # the pipe is full, or the launcher is gone
         if descriptor is not None:
             _write(descriptor, _line(message))
             return True
@@ -88,53 +88,56 @@ def tell_progress(
 
 
 def tell_checkpoint(step: int, folder: str) -> bool:
-    """Tell the launcher that a checkpoint was committed; arguments as the attributes of `CheckpointNote`.
+    """Tell the launcher that a checkpoint was committed; the arguments are those of `CheckpointNote`.
 
-    It never waits. Where the launcher does not read now, it is told as soon as it does.
+    It does not block. If the launcher does not read the pipe now, a thread sends the message later.
 
     Returns:
-        Whether there is a launcher.
+        Whether the message was sent or queued; False without a launcher.
     """
     return _notes.send(_line({"checkpoint": _myself(), "step": step, "folder": folder}))
 
 
 def tell_removal(path: str) -> bool:
-    """Ask the launcher to delete a path once the job has ended well; otherwise as `tell_checkpoint`."""
+    """Ask the launcher to delete a path after the job has succeeded; otherwise as `tell_checkpoint`."""
     return _notes.send(_line({"remove": path}))
 
 
 def tell_connected() -> bool:
-    """Tell the launcher that this task is connected to the others; otherwise as `tell_checkpoint`."""
+    """Tell the launcher that this task is connected to its peers; otherwise as `tell_checkpoint`."""
     return _notes.send(_line({"connected": _myself()}))
 
 
 @contextlib.contextmanager
 def rendezvous() -> Iterator[None]:
-    """Tell the launcher that this task waits for the others, while the `with` block runs."""
+    """Tell the launcher that this task waits for its peers while the `with` block runs.
+
+    If the block raises, the launcher is not told that the wait is over: the task has not met its peers.
+    """
     _notes.send(_line({"rendezvous": _myself(), "over": False}))
     yield
     _notes.send(_line({"rendezvous": _myself(), "over": True}))
 
 
 def tell_failure(exception: str, *, lost_peer: bool = False, hint: str = "") -> bool:
-    """Tell the launcher why this task ends; arguments as the attributes of `FailureNote`."""
+    """Tell the launcher why this task fails; the arguments are those of `FailureNote`."""
     text = exception[:REASON_LIMIT]
     return _notes.send(_line({"failure": _myself(), "exception": text, "lost_peer": lost_peer, "hint": hint}))
 
 
 def _introduce() -> None:
-    """Tell the launcher, before the first message, what the libraries of this task found at their import."""
+    """Before the first message, send the imports of this task and the variables that they read."""
     if (found := task_hooks.imports()) is not None:
         _notes.send(_line({"imports": _myself(), **found}))
 
 
 def connected() -> bool:
-    """Whether this process is a task of a launcher that listens."""
+    """Whether this process is a task with a message channel to its launcher."""
     return _pipe() is not None
 
 
 def own_task() -> Task:
-    """Which task this process is; `worker 0` where it is the only one."""
+    """The task that this process is; `worker 0` without a job."""
     with contextlib.suppress(DtrainError):
         if (topology := cluster.current()) is not None:
             return topology.task
@@ -142,15 +145,19 @@ def own_task() -> Task:
 
 
 class _Notes:
-    """Sends what must arrive: at once where the pipe has room, otherwise from a thread that waits for it."""
+    """Sends messages that must arrive: at once if the pipe has room, otherwise later from a thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a signal handler may send while its own thread does
+        self._lock = threading.RLock()  # reentrant: a signal handler may interrupt a `send` of its own thread
         self._waiting: collections.deque[tuple[int, bytes]] = collections.deque()
         self._thread: threading.Thread | None = None
 
     def send(self, line: bytes) -> bool:
-        """Whether there is a pipe to send a line over, now or later; no line is longer than the limit."""
+        """Send or queue a line.
+
+        Returns:
+            False if there is no launcher, or the line is longer than the limit; the line is dropped then.
+        """
         _introduce()
         descriptor = _pipe()
         if descriptor is None or len(line) > _LINE_LIMIT:
@@ -171,7 +178,7 @@ class _Notes:
         return True
 
     def flush(self, patience: float = _LAST_WORDS) -> None:
-        """Wait until everything is sent, at most `patience` seconds."""
+        """Wait until all queued lines are sent, at most `patience` seconds."""
         thread = self._thread
         if thread is not None:
             thread.join(patience)
@@ -183,10 +190,10 @@ class _Notes:
                 select.select([], [descriptor], [])
                 _write(descriptor, line)
             except BlockingIOError:
-                time.sleep(0.01)  # another task was quicker
+                time.sleep(0.01)  # another task has filled the pipe again
                 continue
             except (OSError, ValueError):
-                pass  # the launcher is gone, and nobody is left to be told
+                pass  # the launcher is gone: drop the line
             with self._lock:
                 self._waiting.popleft()
                 if not self._waiting:
@@ -197,22 +204,25 @@ class _Notes:
 _notes = _Notes()
 atexit.register(_notes.flush)
 
-# The inherited pipe's (descriptor, inode), and this process's own way to it.
+# The (descriptor, inode) of the inherited pipe, and the descriptor that this process opened for it.
 _opened: tuple[tuple[int, int], int] | None = None
 
 
 def _pipe() -> int | None:
-    """A descriptor of the pipe that never blocks, or None where no launcher listens."""
+    """A non-blocking descriptor of the pipe to the launcher, or None without a launcher.
+
+    If the system cannot open the pipe anew, it is the inherited descriptor, which may block.
+    """
     global _opened
     found = settings.channel()
     if found is None:
         return None
     if _opened is not None and _opened[0] == found and _is_pipe(*found):
         return _opened[1]
-    # A program started by a task has the variable, but not the pipe: the number may mean anything there.
+    # A program that a task started inherits the variable but not the pipe, so the number may be another file.
     if not _is_pipe(*found):
         return None
-    # The way that was inherited is shared with the launcher and all tasks, and so would be its mode.
+    # The inherited descriptor is shared with the launcher and all tasks, and so would be its blocking mode.
     try:
         own = os.open(f"/proc/self/fd/{found[0]}", os.O_WRONLY | os.O_NONBLOCK)
     except OSError:  # no /proc, or no reader left
@@ -225,7 +235,7 @@ def _pipe() -> int | None:
 
 
 def _write(descriptor: int, line: bytes) -> None:
-    """Writes a line in one piece or raises BlockingIOError, also where the descriptor itself would block."""
+    """Write a line atomically; raises BlockingIOError if the pipe is full, even if the descriptor may block."""
     if not select.select([], [descriptor], [], 0)[1]:
         raise BlockingIOError
     os.write(descriptor, line)
@@ -244,15 +254,19 @@ def _myself() -> str:
 
 
 def _line(message: dict[str, Any]) -> bytes:
-    # Where a character cannot be encoded, Python's escape is JSON's too.
+    # For a character that UTF-8 cannot encode, Python's backslash escape is valid JSON as well.
     return json.dumps(message, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
 class Listener:
-    """The launcher's end: hears what the tasks say, in a thread of its own.
+    """The launcher's end of the channel: a thread that receives the tasks' messages.
 
     Args:
-        on_message: called in that thread with everything that can be understood.
+        on_message: called in that thread with each valid message.
+
+    Attributes:
+        descriptor: the pipe's write end, which tasks inherit.
+        address: the pipe's descriptor and inode, as `VARIABLE` holds them.
     """
 
     def __init__(self, on_message: Callable[[Message], None]) -> None:
@@ -268,7 +282,7 @@ class Listener:
         self._thread.start()
 
     def catch_up(self) -> None:
-        """Return when `on_message` was called with all that was said until now, or after a second."""
+        """Wait until `on_message` has been called for all messages sent so far, at most about a second."""
         with self._closing:
             if not self._closed and select.select([], [self.descriptor], [], _CATCH_UP)[1]:
                 self._marked.clear()
@@ -276,8 +290,8 @@ class Listener:
                 self._marked.wait(_CATCH_UP)
 
     def close(self) -> None:
-        """Hear what was said until now, and nothing more. Call it when no task is left."""
-        # A stranger may still hold the other end, so that the pipe alone would not end.
+        """Receive the messages sent so far, and stop. Call it when no task is left."""
+        # Another process may still hold the write end, so closing it here might not end the pipe.
         with self._closing:
             self._closed = True
             if select.select([], [self.descriptor], [], _CATCH_UP)[1]:

@@ -1,7 +1,8 @@
-"""Every exception that dtrain raises on purpose, and the hint of those about an unknown word.
+"""Every exception that dtrain raises on purpose, and the hint for an unknown word.
 
-Each says what was set, what was found and, in its hint, what to do. All derive from `DtrainError`
-and from the built-in class that a caller would expect, so `except ValueError` keeps working.
+A message says what was set and what was found; its hint says what to do. All classes derive from
+`DtrainError` and from the built-in class that a caller would expect, so `except ValueError` keeps working.
+This module raises nothing itself.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from collections.abc import Iterable, Mapping
 
 
 def known_are(known: Iterable[str], word: str, meanings: Mapping[str, str] | None = None) -> str:
-    """The hint for a word that is not known: the nearest known one, if any is near, and all of them.
+    """The hint for an unknown word: the nearest known word, if any is near, and the list of known words.
 
     Args:
         known: the words to list.
-        word: what was set instead.
-        meanings: where more words are understood than are listed, what each of them stands for.
+        word: the unknown word.
+        meanings: further words that may have been meant, each with the known word to suggest for it.
     """
     known = list(known)
     meanings = {each: each for each in known} | dict(meanings or {})
@@ -33,7 +34,7 @@ class DtrainError(Exception):
         hint: what the user can do about it; shown on a line of its own.
     """
 
-    # Raised inside a `tf.function` of the user's, TensorFlow would put an error of its own in its place.
+    # Without this, TensorFlow would replace an error that is raised inside a user's `tf.function`.
     ag_pass_through = True
 
     def __init__(self, message: str, *, hint: str = "") -> None:
@@ -51,7 +52,7 @@ class UnknownStrategyError(ConfigurationError):
 
 
 class ClusterConfigError(ConfigurationError):
-    """`TF_CONFIG` (or what stands for it) is malformed or contradicts itself."""
+    """`TF_CONFIG`, or another description of the cluster, is malformed or contradicts itself."""
 
 
 class PeerMissingError(DtrainError, TimeoutError):
@@ -63,11 +64,11 @@ class PeerMismatchError(DtrainError, RuntimeError):
 
 
 class AuthenticationError(DtrainError, RuntimeError):
-    """What is said in a job's name was not signed with its secret, or processes have different secrets."""
+    """A message was not signed with the job's secret, or the processes of a job have different secrets."""
 
 
 class PortInUseError(DtrainError, OSError):
-    """The address that this task must serve on is taken by another process."""
+    """Another process uses the address on which this task must serve."""
 
 
 class TPUNotFoundError(DtrainError, RuntimeError):
@@ -91,27 +92,27 @@ class ScopeError(DtrainError, ValueError):
 
 
 class StepError(DtrainError, ValueError):
-    """A model's own step does what several replicas cannot do as one device does it."""
+    """A model's own training step cannot give the results of one device on several replicas."""
 
 
 class CompilationError(ConfigurationError):
-    """A function that XLA compiles would have to talk to other replicas."""
+    """A function that XLA compiles would have to communicate with other replicas."""
 
 
 class DataError(DtrainError, ValueError):
-    """The data cannot be trained on as given: batch, shape, or length."""
+    """The data is missing, cannot be read, or cannot be trained on because of its batch, shape or length."""
 
 
 class CheckpointError(DtrainError, RuntimeError):
-    """A checkpoint is torn, cut off or changed, or could not be written."""
+    """A checkpoint is incomplete or corrupted, or could not be written."""
 
 
 class TaskFailedError(DtrainError, RuntimeError):
     """A process of a launched job ended with an error.
 
     Attributes:
-        task: its name, such as `worker 1`.
-        exit_code: the status it ended with; negative for a signal.
+        task: the name of the process's task, such as `worker 1`.
+        exit_code: its exit status; negative for a death by signal.
     """
 
     def __init__(self, message: str, *, task: str, exit_code: int, hint: str = "") -> None:
@@ -121,8 +122,8 @@ class TaskFailedError(DtrainError, RuntimeError):
 
 
 class TaskTimeoutError(TaskFailedError, TimeoutError):
-    """A process of a launched job still ran when the time given to the job was over."""
+    """A process of a launched job still ran when the job's time limit expired."""
 
 
 class MPIError(DtrainError, RuntimeError):
-    """MPI was asked for, and is not there or cannot be used."""
+    """MPI was asked for, but is not installed or cannot be used."""

@@ -1,7 +1,7 @@
-"""What the engine does, as typed events, for those who listen: time breakdown, launcher, a run's files.
+"""The engine's typed events, and their delivery to listeners such as the time breakdown and a run's files.
 
-`emit` calls the listeners at once, in the thread that emits. An event says what has happened; what follows
-from it is the listeners' business, so the engine knows none of them.
+`emit` calls the listeners synchronously, in the emitting thread. An event only says what has happened. The
+engine does not know the listeners, and this module reacts to no event itself.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from typing import Any, NamedTuple
 
 
 class LoopBegins(NamedTuple):
-    """A `fit`, `evaluate` or `predict` begins; `outer` is the one that it runs inside of, or "".
+    """A loop begins.
 
-    `step` tells how many steps the optimizer has counted before the first one of this `fit`.
+    Attributes:
+        kind: "fit", "evaluate" or "predict".
+        outer: the kind of the loop that this one runs inside of, or "".
+        step: returns the optimizer's step count before the first step of this `fit`; None for other loops.
     """
 
     kind: str
@@ -24,39 +27,41 @@ class LoopBegins(NamedTuple):
 
 
 class LoopEnds(NamedTuple):
-    """A `fit`, `evaluate` or `predict` ends, with or without an error."""
+    """A loop ends, with or without an error; the attributes are those of `LoopBegins`."""
 
     kind: str
     outer: str
 
 
 class TrainingFrom(NamedTuple):
-    """The next training step is the one after `step`, as a checkpoint says."""
+    """Training resumes from a checkpoint: `step` steps are done, and the next step is `step` + 1."""
 
     step: int
 
 
 class InputBegins(NamedTuple):
-    """The next batch is being read from `source`, an iterator."""
+    """The engine begins to read the next batch from `source`, an iterator."""
 
     source: Any
 
 
 class StepBegins(NamedTuple):
-    """The batch is there, and the step begins."""
+    """The batch was read, and the step begins."""
 
 
 class StepsEnd(NamedTuple):
-    """Some steps, mostly one, are done.
+    """One or more steps are done.
 
     Attributes:
-        steps: how many.
-        train: whether they trained.
-        usual: whether their times are usual ones: nothing was traced or compiled for them.
-        inside: seconds since `StepBegins` in which batches were read between the steps.
-        waiting: seconds in which they waited for other workers; None if that is not measured.
-        communication: seconds that they spent on other replicas, `waiting` included; None for `waiting`.
-        examples: in their batches, over all workers; None or less than 0 if that is not known.
+        steps: the number of steps.
+        train: whether they were training steps.
+        usual: whether their times are typical: nothing was traced or compiled for them.
+        inside: the seconds since `StepBegins` that went into reading batches between the steps.
+        waiting: the seconds that the steps waited for other workers; None if that is not measured.
+        communication: the seconds that the steps spent on communication with other replicas, including
+            `waiting`; None means the same as `waiting`.
+        examples: the number of examples in the steps' batches, over all workers; None or a negative number
+            if unknown.
     """
 
     steps: int = 1
@@ -69,12 +74,12 @@ class StepsEnd(NamedTuple):
 
 
 class CallEnds(NamedTuple):
-    """The function that `fit` or `evaluate` calls returns, its logs computed.
+    """The train or test function that `fit` or `evaluate` calls has returned its logs.
 
     Attributes:
-        train: whether it trained.
+        train: whether it was the train function.
         usual: as in `StepsEnd`, for the whole call.
-        communication: seconds that computing the logs spent on the other replicas.
+        communication: the seconds that computing the logs spent on communication with other replicas.
     """
 
     train: bool
@@ -83,33 +88,49 @@ class CallEnds(NamedTuple):
 
 
 class BatchesTaken(NamedTuple):
-    """So many more steps train somewhere else, on so many examples (None: not known)."""
+    """Batches were given to other processes, the workers of parameter servers, which train on them.
+
+    Attributes:
+        steps: the number of steps, one per batch.
+        examples: the number of examples in the batches; None if unknown.
+    """
 
     steps: int
     examples: int | None
 
 
 class BetweenSteps(NamedTuple):
-    """`done` steps of the running epoch are done; 0 before its first."""
+    """The loop is between two steps; `done` steps of the running epoch are done, 0 before the first."""
 
     done: int
 
 
 class PartChanges(NamedTuple):
-    """From here on, the time is spent on another of `time_breakdown.PARTS`."""
+    """From now on, time belongs to another of `time_breakdown.PARTS`."""
 
     part: str
 
 
 class PartBegins(NamedTuple):
-    """All that follows is of this part, until `PartEnds`; `doing` says what a launcher is told meanwhile."""
+    """All time until the matching `PartEnds` belongs to one part, whatever begins within it.
+
+    Attributes:
+        part: one of `time_breakdown.PARTS`.
+        doing: the part from which the launcher's progress reports take the phase meanwhile.
+    """
 
     part: str
     doing: str
 
 
 class PartEnds(NamedTuple):
-    """The end of what the last `PartBegins` began; its seconds are also kept under `name`, if it has one."""
+    """The part of the last `PartBegins` ends.
+
+    Attributes:
+        part: one of `time_breakdown.PARTS`.
+        name: a name under which the seconds are recorded as well, or "".
+        seconds: the duration.
+    """
 
     part: str
     name: str
@@ -117,20 +138,25 @@ class PartEnds(NamedTuple):
 
 
 class EpochEnds(NamedTuple):
-    """An epoch has ended: its entry in `History.time_report`, which may come again, and Keras' logs."""
+    """An epoch has ended.
+
+    Attributes:
+        record: the epoch's entry in `History.time_report`. The event may be emitted again for one epoch.
+        logs: Keras' logs.
+    """
 
     record: dict[str, Any]
     logs: dict[str, Any]
 
 
 class Alarm(NamedTuple):
-    """Something that a user should look at.
+    """Something that the user should look at.
 
     Attributes:
         alarm: "nan", "spike" or "slow_checkpoint".
-        value: the number that is wrong.
-        text: a sentence.
-        place: `epoch` and `epoch_step`, or `step`.
+        value: the number that raised the alarm.
+        text: the alarm in a sentence.
+        place: when it happened: `epoch` and `epoch_step`, or `step`.
     """
 
     alarm: str
@@ -140,7 +166,13 @@ class Alarm(NamedTuple):
 
 
 class CheckpointSaved(NamedTuple):
-    """The checkpoint of a step counts from now on; `seconds` is how long training stood still for it."""
+    """A checkpoint was committed.
+
+    Attributes:
+        step: the training step that it holds.
+        seconds: how long training was blocked by saving.
+        text: the checkpoint in words.
+    """
 
     step: int
     seconds: float
@@ -148,13 +180,18 @@ class CheckpointSaved(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """`fit` has trained to its end, on all workers; its last record is still to come."""
+    """`fit` has trained all epochs on all workers; the record of its last epoch has not been emitted yet."""
 
     history: Any
 
 
 class FitEnds(NamedTuple):
-    """`fit` is over: "finished", with what it returns, "interrupted" or "failed"."""
+    """`fit` is over.
+
+    Attributes:
+        status: "finished", "interrupted" or "failed".
+        history: what `fit` returns, if it has finished.
+    """
 
     status: str
     history: Any = None
@@ -169,7 +206,7 @@ _loops: list[str] = []
 
 
 def emit(event: NamedTuple) -> None:
-    """Tells an event to all who listen to its type; nobody need."""
+    """Call all listeners of the event's type, if there are any."""
     kind = type(event)
     for handle in _always.get(kind, ()):
         handle(event)
@@ -179,19 +216,20 @@ def emit(event: NamedTuple) -> None:
 
 
 def listen(listener: object) -> None:
-    """Calls an object's methods for events until the running `fit` is over.
+    """Register a listener until the running `fit` is over.
 
-    A `fit` inside of another has listeners of its own. Outside of any, nothing is listened to.
+    A `fit` inside of another has its own listeners. Outside of any `fit`, this call has no effect.
 
     Args:
-        listener: for each event that it wants it has a method, such as `_handle_steps_end` for `StepsEnd`.
+        listener: an object with one method for each event that it handles, such as `_handle_steps_end` for
+            `StepsEnd`.
     """
     if _fits:
         _register(listener, _fits[-1])
 
 
 def listen_always(listener: object) -> None:
-    """Like `listen`, as long as the process lives. Who listens first is called first."""
+    """Register a listener until the process ends. Listeners are called in the order of registration."""
     _register(listener, _always)
 
 
@@ -206,7 +244,7 @@ def _register(listener: object, handlers: _Handlers) -> None:
 
 @contextlib.contextmanager
 def one_fit() -> Iterator[None]:
-    """A `fit`: whoever begins to listen within it hears what is emitted within it, and no longer."""
+    """The scope of one `fit`: a listener registered inside it is removed when the scope ends."""
     handlers: _Handlers = {}
     _fits.append(handlers)
     try:
@@ -217,7 +255,7 @@ def one_fit() -> Iterator[None]:
 
 @contextlib.contextmanager
 def loop(kind: str, step: Callable[[], int] | None = None) -> Iterator[None]:
-    """The loop of a `fit`, `evaluate` or `predict`; `step` as in `LoopBegins`."""
+    """The scope of one loop: emits `LoopBegins` and `LoopEnds`, whose attributes are the arguments."""
     outer = _loops[-1] if _loops else ""
     _loops.append(kind)
     emit(LoopBegins(kind, outer, step))
@@ -235,12 +273,12 @@ def in_loop() -> bool:
 
 @contextlib.contextmanager
 def part(part: str, name: str = "", *, doing: str = "") -> Iterator[None]:
-    """While it lasts, all time is of one part.
+    """A scope whose whole time belongs to one part: emits `PartBegins` and `PartEnds`.
 
     Args:
         part: one of `time_breakdown.PARTS`.
-        name: under which its seconds are kept, too.
-        doing: the part that a launcher is told, if not this one.
+        name: a name under which the seconds are recorded as well, or "".
+        doing: the part that progress reports show instead of this one, or "".
     """
     emit(PartBegins(part, doing or part))
     begun = time.perf_counter()
@@ -251,5 +289,5 @@ def part(part: str, name: str = "", *, doing: str = "") -> Iterator[None]:
 
 
 def waiting_for_others() -> contextlib.AbstractContextManager[None]:
-    """While this process waits for the other workers, between two steps or outside of any."""
+    """A scope in which this process waits for the other workers, between two steps or outside of steps."""
     return part("communication")

@@ -1,7 +1,8 @@
-"""In which order do examples come? Orders computed from a seed and the number of the epoch.
+"""Computes the order of examples from a seed and the number of the epoch.
 
-A permutation is computed place by place and never stored, so any process can ask for any batch of any epoch.
-Only Keras' own order of arrays, with a global seed, is drawn as a whole. No example is read here.
+A permutation is computed position by position and never stored, so any process can compute any batch of any
+epoch. The exception is Keras' own order of arrays with a global seed, which is drawn as a whole. This module
+reads no example.
 """
 
 from __future__ import annotations
@@ -12,30 +13,30 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# TensorFlow's own `index_shuffle` uses 4 rounds of its cipher: of a million places neighbours then stay
-# neighbours (a correlation of 0.46). From 8 rounds on there was no correlation.
+# TensorFlow's own `index_shuffle` uses 4 rounds of its cipher. With a million positions, neighbours then stay
+# close to each other (a correlation of 0.46). With 8 rounds or more, no correlation was measured.
 _ROUNDS = 16
 LARGEST_SEED = 2**31 - 1
-"""Numbers of a seed of `ArrayOrder` are below it."""
+"""The exclusive upper bound of the numbers in a seed of `ArrayOrder`."""
 
 _MASK = (1 << 64) - 1
 _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of SplitMix64
 
 _as_is = tf.autograph.experimental.do_not_convert
 
-# The purpose of a random number: two purposes must not get the same numbers from one seed and epoch.
+# The purposes of random numbers: one seed and epoch must give different numbers for each purpose.
 EXAMPLES, BATCHES, FILES, BLOCKS, AUGMENT = range(5)
 
 
 @dataclass(frozen=True)
 class BatchSpan:
-    """Where one global batch lies in the order; int64 scalars.
+    """The span of one global batch in the order; all attributes are int64 scalars.
 
     Attributes:
-        start: its first place, within its bucket.
-        rows: its examples; 0 after the end of the epoch.
+        start: the position of its first example within its bucket.
+        rows: the number of its examples; 0 after the end of the epoch.
         bucket: the number of its bucket; 0 without buckets.
-        bound: the length that its examples are padded to; -1 for the length of the longest.
+        bound: the length to which its examples are padded; -1 means the length of the longest.
     """
 
     start: Any
@@ -45,14 +46,14 @@ class BatchSpan:
 
 
 class PlainOrder:
-    """The examples of a source in batches, each epoch in another order.
+    """The order of a source's examples in batches, with another permutation in each epoch.
 
     Args:
-        examples: how many there are.
-        batch: rows of a full batch.
-        steps: batches of an epoch; those after the last example are empty.
-        seed: of the order; None keeps the source's own order.
-        salt: makes orders with the same seed differ, such as those of workers with files of their own.
+        examples: the number of examples.
+        batch: the number of examples in a full batch.
+        steps: the number of batches of an epoch; batches after the last example are empty.
+        seed: the seed of the order; None keeps the source's own order.
+        salt: makes orders with the same seed differ, such as those of workers with different files.
     """
 
     def __init__(self, examples: int, batch: int, steps: int, seed: int | None, salt: int = 0) -> None:
@@ -68,20 +69,23 @@ class PlainOrder:
         return self.steps * self.batch <= self._examples
 
     def at(self, epoch: Any, step: Any) -> BatchSpan:
-        """Where the batch of a step lies; all int64 scalars."""
+        """The span of a step's batch; `epoch` and `step` are int64 scalars."""
         start = step * self.batch
         rows = tf.clip_by_value(self._examples - start, 0, self.batch)
         zero = tf.zeros([], tf.int64)
         return BatchSpan(start, rows, zero, zero - 1)
 
     def indices(self, epoch: Any, at: BatchSpan, places: Any) -> Any:
-        """Which examples are at some places of a batch.
+        """The indices of the examples at some positions of a batch.
 
         Args:
             epoch: int64 scalar.
-            at: where the batch lies.
-            places: int64 of shape (n,), counted from the batch's first; a place after its end gives an
-                arbitrary example.
+            at: the span of the batch.
+            places: the positions, int64 of shape (n,), counted from the batch's first example. A position
+                after the batch's end gives an arbitrary example.
+
+        Returns:
+            The examples' indices in the source, int64 of shape (n,).
         """
         places = tf.minimum(at.start + places, self._examples - 1)
         if self._seed is None:
@@ -91,13 +95,13 @@ class PlainOrder:
 
 
 class BucketOrder:
-    """Batches of examples of like lengths; every example is in one batch.
+    """Batches of examples of similar lengths.
 
-    Batches hold examples of one bucket, and those of different buckets come mixed.
+    Each batch holds examples of one bucket. With a seed, batches of different buckets come in random order.
 
     Args:
-        lengths: of each example, int64 of shape (examples,).
-        bounds: the buckets' upper bounds, ascending; longer examples make one more bucket.
+        lengths: the length of each example, int64 of shape (examples,).
+        bounds: the buckets' inclusive upper bounds, ascending; longer examples form one more bucket.
         batch: rows of a full batch.
         seed: of the order; None keeps the source's own within a bucket, shortest bucket first.
         drop_remainder: leave out the last, short batch of every bucket.
@@ -128,7 +132,7 @@ class BucketOrder:
         self._seed = seed
 
     def at(self, epoch: Any, step: Any) -> BatchSpan:
-        """As `PlainOrder.at`."""
+        """The span of a step's batch; see `PlainOrder.at`."""
         if self._seed is not None:
             key = mixed(self._seed, BATCHES, epoch)
             step = permuted(step[None], self.steps, key)[0]
@@ -138,7 +142,7 @@ class BucketOrder:
         return BatchSpan(start, rows, bucket, tf.gather(self._bounds, bucket))
 
     def indices(self, epoch: Any, at: BatchSpan, places: Any) -> Any:
-        """As `PlainOrder.indices`."""
+        """The indices of the examples at some positions of a batch; see `PlainOrder.indices`."""
         size = tf.gather(self._sizes, at.bucket)
         places = tf.minimum(at.start + places, size - 1)
         if self._seed is not None:
@@ -149,22 +153,22 @@ class BucketOrder:
 class ArrayOrder:
     """The order in which Keras' `fit` reads arrays.
 
-    With a global seed Keras draws the same order in every epoch, and this is that order. Without one each
-    pass over the arrays has another order, computed from the seed given here.
+    With a global seed, Keras draws the same order in every epoch, and this class gives that order. Without
+    one, each pass over the arrays has another order, computed from `seed`.
 
     Args:
-        rows: of the arrays.
-        batch: rows of a full batch.
-        shuffle: the argument of `fit`: False, True, or "batch" to mix rows within each batch.
+        rows: the number of rows of the arrays.
+        batch: the number of rows in a full batch.
+        shuffle: the argument of `fit`: False, True, or "batch" to shuffle rows within each batch.
         seed: two numbers below `LARGEST_SEED`.
         fixed: whether every pass has the order that Keras draws with this seed.
 
     Attributes:
-        steps: batches of a pass.
-        same_each_pass: whether all passes have one order.
-        one_by_one: whether each batch is drawn by itself, so that rows of several cannot be asked for at
-            once.
-        random_access: whether the rows of any batch can be had without those of the batches before it.
+        steps: the number of batches of a pass.
+        same_each_pass: whether all passes have the same order.
+        one_by_one: whether each batch is drawn separately, so that one call cannot give rows of several
+            batches.
+        random_access: whether a batch's rows can be computed without those of the batches before it.
     """
 
     def __init__(self, rows: int, batch: int, shuffle: Any, seed: tuple[int, int], *, fixed: bool) -> None:
@@ -178,20 +182,23 @@ class ArrayOrder:
         self.random_access = not (self.one_by_one and self._drawn)
 
     def drawn(self) -> Any:
-        """The rows of a whole pass where Keras draws them at once; else none. int64 of shape (n,)."""
+        """All rows of a pass if Keras draws them at once, else an empty tensor; int64 of shape (n,)."""
         draws = self._drawn and not self.one_by_one
         rows = tf.range(self._rows if draws else 0, dtype=tf.int64)
         return self._keras_shuffled(rows) if draws else rows
 
     def rows_at(self, places: Any, step: Any, number: Any, drawn: Any) -> Any:
-        """The rows at some places of a pass.
+        """The rows at some positions of a pass. Not for an order without `random_access`.
 
         Args:
-            places: int64 of shape (n,), counted from the first of the pass. All lie in the batch `step` if
-                the order is `one_by_one`.
-            step: number of their batch, an int64 scalar.
-            number: of the pass, an int64 scalar.
-            drawn: what `drawn` gave for this pass.
+            places: the positions, int64 of shape (n,), counted from the first row of the pass. If the order
+                is `one_by_one`, all must lie in the batch `step`.
+            step: the number of their batch, an int64 scalar.
+            number: the number of the pass, an int64 scalar.
+            drawn: the result of `drawn` for this pass.
+
+        Returns:
+            The rows' indices, int64 of shape (n,).
         """
         if not self._shuffle:
             return places
@@ -204,24 +211,30 @@ class ArrayOrder:
         return permute(places, self._rows, self._seed_with(tf.constant(self._seed[1], tf.int64), number))
 
     def batches(self, number: Any, first: Any, drawn: Any) -> tf.data.Dataset:
-        """The rows of each batch of a pass, from the batch `first` on."""
+        """A dataset of the row indices of each batch of a pass, from the batch `first` on.
+
+        Args:
+            number: the number of the pass, an int64 scalar.
+            first: the number of the first batch, an int64 scalar.
+            drawn: the result of `drawn` for this pass.
+        """
         if self.random_access:
 
             def rows(step: Any) -> Any:
                 return self._shaped(self.rows_at(self.places(step), step, number, drawn))
 
             return tf.data.Dataset.range(first, self.steps).map(_as_is(rows))
-        # One operation draws for all batches of a pass, one after the other.
+        # One stateful operation draws all batches of a pass in order, so skipped batches are drawn as well.
         batches = tf.data.Dataset.range(self.steps).map(_as_is(self.places)).map(_as_is(self._keras_shuffled))
         return batches.skip(first).map(_as_is(self._shaped))
 
     def places(self, step: Any, batches: int = 1) -> Any:
-        """The places of so many batches, from the batch `step` on: int64 of shape (n,)."""
+        """The positions of `batches` batches, from the batch `step` on: int64 of shape (n,)."""
         start = step * self._batch
         return tf.range(start, tf.minimum(start + batches * self._batch, self._rows))
 
     def _keras_shuffled(self, rows: Any) -> Any:
-        """As Keras' `tf.random.shuffle` orders them: each iterator draws the same numbers anew."""
+        """The rows in the order of Keras' `tf.random.shuffle`; each new iterator repeats the same draws."""
         return tf.raw_ops.RandomShuffle(value=rows, seed=self._seed[0], seed2=self._seed[1])
 
     def _seed_with(self, *numbers: Any) -> Any:
@@ -233,45 +246,51 @@ class ArrayOrder:
 
 
 def permute(places: Any, size: Any, seed: Any) -> Any:
-    """The images of some places under a random permutation of `size` places.
+    """The images of some positions under a random permutation of `size` positions.
 
-    The permutation is a cipher over the places (Simon, applied until the result lies inside), so nothing of
-    the size of the whole is stored.
+    The permutation is a cipher over the positions (Simon, applied until the result is below `size`), so no
+    array of `size` elements is stored.
 
     Args:
-        places: int64 of shape (n,), below `size`; n is at least 1.
-        size: at least 1; an integer or an int64 scalar.
+        places: the positions, int64 of shape (n,), below `size`; n is at least 1.
+        size: the number of all positions, at least 1; an integer or an int64 scalar.
         seed: int32 of shape (3,).
+
+    Returns:
+        int64 of shape (n,).
     """
     size = tf.cast(size, tf.int64)
     return tf.raw_ops.RandomIndexShuffle(index=places, seed=seed, max_index=size - 1, rounds=_ROUNDS)
 
 
 def permuted(places: Any, size: Any, key: Any) -> Any:
-    """As `permute`; `key` is a uint64 scalar such as `mixed` gives."""
+    """As `permute`, with a uint64 scalar as the key, such as `mixed` returns."""
     # A bitcast loses its shape in a graph, and the operation must know it.
     return permute(places, size, tf.reshape(tf.concat([tf.bitcast(key, tf.int32), [0]], axis=0), [3]))
 
 
 def example_seeds(seed: int, epoch: Any, numbers: Any) -> Any:
-    """A seed for the augmentation of each example in an epoch: int32 of shape (n, 2).
+    """A seed for the augmentation of each example in an epoch.
 
     Args:
-        seed: the pipeline's.
+        seed: the pipeline's seed.
         epoch: int64 scalar.
-        numbers: of the examples in the whole source, int64 of shape (n,).
+        numbers: the indices of the examples in the whole source, int64 of shape (n,).
+
+    Returns:
+        int32 of shape (n, 2).
     """
     return tf.bitcast(mixed(seed, AUGMENT, epoch, numbers), tf.int32)
 
 
 def mixed(*numbers: Any) -> Any:
-    """A hash of several numbers: uint64, of their common shape.
+    """A hash of several numbers, uint64 in their broadcast shape.
 
     It applies SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014) once
     for each number.
 
     Args:
-        numbers: Python integers, which should come first, and int64 tensors.
+        numbers: Python integers and int64 tensors. Leading integers are hashed in Python, which is cheaper.
     """
     state: Any = 0
     for number in numbers:

@@ -1,6 +1,6 @@
-"""The names of `tf.distribute.experimental`, so that a program may say `dtrain` for `tf.distribute`.
+"""The names of `tf.distribute.experimental`, so that a program can use `dtrain` in place of `tf.distribute`.
 
-Strategies are dtrain's; everything else is TensorFlow's own.
+Strategies are dtrain's; all other names are TensorFlow's own objects. Nothing is defined here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Who this process is in its job, and the two ways for processes to meet outside of training.
+"""This process's rank in its job, and two collective calls outside of training: `barrier` and `broadcast`.
 
-Alone, a process is the chief of a job of one. So is the chief of a job with parameter servers: its workers
-and servers never come past the making of the strategy. Values in a training step go through the strategy.
+A process without a job has rank 0 of 1. So has the chief of a job with parameter servers, because its workers
+and servers do not run the program past the creation of the strategy. Values inside a training step are the
+strategy's task, not this module's.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from dtrain.topology import Topology
 
 
 def rank() -> int:
-    """This process' number among those that run the program; 0 when alone.
+    """The rank of this process among those that run the program; 0 without a job.
 
     Raises:
-        ClusterConfigError: this process does not run it (a parameter server, its worker, an evaluator).
+        ClusterConfigError: this process does not run the program, because it is a parameter server, a worker
+            of a job with parameter servers, or an evaluator.
     """
     topology = current()
     if topology is None:
@@ -26,7 +28,7 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """How many processes run the program; 1 when alone, and with parameter servers, where it is the chief.
+    """The number of processes that run the program; 1 without a job, and on the chief of parameter servers.
 
     Raises:
         ClusterConfigError: this process serves the chief of a job with parameter servers.
@@ -38,54 +40,61 @@ def world_size() -> int:
 
 
 def is_chief() -> bool:
-    """Whether this is the process that writes what is to be written once."""
+    """Whether this process is the chief, which writes files and logs that are written once per job."""
     topology = current()
     return topology is None or topology.is_chief
 
 
 def barrier(*, timeout: float | None = None) -> None:
-    """Returns when every training process has called it.
+    """Wait until every training process has called this function.
 
     Args:
-        timeout: seconds to wait for the others; None waits as long as they are alive.
+        timeout: seconds to wait for the other processes; None waits as long as they are alive.
 
     Raises:
         PeerMissingError: a process did not call it in time.
-        ConfigurationError: the job has several processes, but no strategy connects them yet, or this one
+        ConfigurationError: the job has several processes, but no strategy connects them yet; or this process
             serves the chief of a job with parameter servers.
     """
     _exchange(None, timeout)
 
 
 def broadcast(value: Any, *, timeout: float | None = None) -> Any:
-    """The chief's value, in every training process; each must call it.
+    """Return the chief's value in every training process; each process must call this function.
 
     Args:
-        value: anything that can be pickled; only the chief's matters. Where the processes share no secret
-            (docs/security.md), numbers, text, bytes, NumPy arrays, and containers of them.
+        value: any object that can be pickled; only the chief's value is used. If the processes share no
+            secret (docs/security.md), only numbers, text, bytes, NumPy arrays, and containers of them.
         timeout: as for `barrier`.
+
+    Returns:
+        The chief's value.
 
     Raises:
         PeerMissingError: the chief did not call it in time.
-        AuthenticationError: what is there in the chief's name was not signed by it.
+        AuthenticationError: the received value was not signed with the job's secret.
         ConfigurationError: the value cannot be sent; or the job has several processes, but no strategy
-            connects them yet, or this one serves the chief of a job with parameter servers.
+            connects them yet; or this process serves the chief of a job with parameter servers.
     """
     return _exchange(value if is_chief() else None, timeout)[0]
 
 
 def full_size(replicas: int) -> int:
-    """How many replicas there are when no worker of an elastic job is absent (`--workers MIN:MAX`).
+    """The number of replicas when no worker of an elastic job (`--workers MIN:MAX`) is absent.
 
     Args:
-        replicas: how many there are now.
+        replicas: the present number of replicas.
     """
     full, now = settings.full_workers(), world_size()
     return replicas if full is None else replicas * full // now
 
 
 def _runs_alone(topology: Topology) -> bool:
-    """Whether this is the chief of a job with parameter servers; an error on its workers and servers."""
+    """Whether this process is the chief of a job with parameter servers.
+
+    Raises:
+        ClusterConfigError: this process is a worker or parameter server of such a job.
+    """
     if not topology.is_coordinated:
         return False
     if not topology.is_chief and topology.task_type != "evaluator":

@@ -1,4 +1,4 @@
-"""The one logger of dtrain. It only logs: where the lines go is the application's choice."""
+"""dtrain's only logger. It has no handler: the application decides where log lines go."""
 
 from __future__ import annotations
 

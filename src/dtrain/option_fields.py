@@ -1,7 +1,7 @@
-"""A frozen dataclass as command-line options and back: one field an option, with its help and its limits.
+"""Converts a frozen dataclass to command-line options and back; each field is one option.
 
-A field says the help, the type, the least value and the known words of its option once. It knows no command
-and no recipe; rules across several fields are the dataclass's own.
+A field declares the help, the type, the least value and the known words of its option in one place. This
+module knows no command and no recipe; rules across several fields are checked by the dataclass itself.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ def option(
     near: Mapping[str, str] | None = None,
     noun: str = "",
 ) -> Any:
-    """A field that is an option of the command line too.
+    """A dataclass field that is also a command-line option.
 
     Args:
-        default: its value where it is not given.
-        help: what it means; the default is added to it by itself.
-        metavar: what stands for the value in the help.
-        type: makes the value of its text; by default the type of the default, or `str`. An option of `bool`
-            takes no value.
-        least: the least value, of a number.
-        words: the words that it may be.
-        near: other words, each with the known one to suggest.
-        noun: what an error calls it; by default its name.
+        default: the value if the option is not given.
+        help: the option's help; the default is appended automatically.
+        metavar: the placeholder for the value in the help.
+        type: converts the option's text to its value; by default the type of `default`, or `str` if that is
+            None. An option of type `bool` is a flag without a value.
+        least: the least value, for a number.
+        words: the only values that are allowed; empty allows all.
+        near: further words that may have been meant, each with the allowed word to suggest for it.
+        noun: the option's name in error messages; by default the field's name.
     """
     kind = type or (str if default is None else default.__class__)
     limits = {"least": least, "words": tuple(words), "near": near, "noun": noun}
@@ -46,21 +46,33 @@ def option(
 
 
 def positive_integer(text: str) -> int:
-    """The value of an option that counts something, so is an integer of at least 1."""
+    """Parse an integer of at least 1; the `type` of an argument of `argparse`.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is no such integer.
+    """
     if not (text.isascii() and text.isdigit() and int(text) >= 1):
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
     return int(text)
 
 
 def count(text: str) -> int:
-    """The value of an option that counts something which there may be none of."""
+    """Parse an integer of at least 0; the `type` of an argument of `argparse`.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is no such integer.
+    """
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 0")
     return int(text)
 
 
 def seconds(text: str) -> float:
-    """The value of an option that is a time."""
+    """Parse a positive, finite number of seconds; the `type` of an argument of `argparse`.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is no such number.
+    """
     try:
         found = float(text)
     except ValueError:
@@ -71,21 +83,21 @@ def seconds(text: str) -> float:
 
 
 def flag(name: str) -> str:
-    """How the field of this name is written on the command line."""
+    """The command-line flag of a field, such as `--run-dir` for `run_dir`."""
     return "--" + name.replace("_", "-")
 
 
 def own_fields(options: type, *, beyond: type | None = None) -> list[Field[Any]]:
-    """The fields of a dataclass that are options, without those of another, its base."""
+    """The fields of a dataclass that are options, without those of the base class `beyond`."""
     known = {f.name for f in fields(beyond)} if beyond is not None else set()
     return [f for f in fields(options) if f.metadata and f.name not in known]
 
 
 def check(options: Any) -> None:
-    """Check the limits of each option by itself.
+    """Check each option separately against its own limits.
 
     Raises:
-        ConfigurationError: a number is below its least value, or a word is not known.
+        ConfigurationError: a number is below its least value, or a word is not allowed.
     """
     for each in own_fields(type(options)):
         value, limits = getattr(options, each.name), each.metadata
@@ -100,12 +112,12 @@ def check(options: Any) -> None:
 
 
 def declare(parser: argparse._ActionsContainer, options: list[Field[Any]]) -> dict[str, argparse.Action]:
-    """Declare one option a field, in a parser or in a group of it.
+    """Declare one option per field, in a parser or in one of its groups.
 
-    What the command line does not say does not come into the parsed arguments.
+    An option that is not given does not appear in the parsed arguments.
 
     Returns:
-        The name of each field, and what stands for it in the parser.
+        The parser's action for each field's name.
     """
     declared = {}
     for each in options:
@@ -119,17 +131,17 @@ def declare(parser: argparse._ActionsContainer, options: list[Field[Any]]) -> di
 
 
 def help_of(option: Field[Any]) -> str:
-    """What the help says of an option, with its default where it has one."""
+    """The help of an option, followed by its default if it has one."""
     default = "" if option.default in (None, False) else f" (default: {option.default})"
     return f"{option.metadata['help']}{default}".replace("%", "%%")
 
 
 def said(arguments: argparse.Namespace, options: list[Field[Any]]) -> dict[str, Any]:
-    """Name and value of those options that the command line holds."""
+    """The names and values of those options that were given on the command line."""
     return {f.name: getattr(arguments, f.name) for f in options if hasattr(arguments, f.name)}
 
 
 def to_arguments(options: Any) -> list[str]:
-    """The command-line arguments that say the same."""
+    """The command-line arguments that give the same options; not for options of type `bool`."""
     values = {f.name: getattr(options, f.name) for f in own_fields(type(options))}
     return [f"{flag(name)}={value}" for name, value in values.items() if value is not None]

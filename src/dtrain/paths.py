@@ -1,6 +1,6 @@
-"""Refuses paths that no file system takes where they are given, and replaces files as a whole.
+"""Validates paths where they are given, and replaces files atomically.
 
-What lies at a path is the business of who reads or writes it.
+It does not look at what is at a path.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ def checked_path(name: str, path: str | os.PathLike[str]) -> str:
     """A path as text.
 
     Args:
-        name: of the argument that it was given as.
+        name: the name of the argument that gave the path, for the error.
         path: the path.
 
     Raises:
-        ConfigurationError: it is no path, is empty or holds a NUL.
+        ConfigurationError: the value is no path, is empty, or contains a NUL character.
     """
     found: object = path.__fspath__() if isinstance(path, os.PathLike) else path
     if not isinstance(found, str) or not found or "\0" in found:
@@ -31,7 +31,10 @@ def checked_path(name: str, path: str | os.PathLike[str]) -> str:
 
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Gives a path beside a file, to write to; it replaces the file when the block ends without an error."""
+    """Give a temporary path next to a file; what is written there replaces the file atomically.
+
+    The file stays unchanged if the `with` block raises.
+    """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield unfinished

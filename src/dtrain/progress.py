@@ -1,7 +1,7 @@
-"""Tells the launcher, if there is one, what this process is doing in `fit`, `evaluate` or `predict`.
+"""Reports to the launcher, if there is one, what this process is doing in `fit`, `evaluate` or `predict`.
 
-A thread tells it; noting costs the training well under a microsecond. It judges nothing: what is a hang and
-who is slow is the launcher's to say.
+A separate thread sends the reports; recording the progress costs the training thread well under a
+microsecond. The launcher, not this module, decides which task hangs or is slow.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from dtrain.step_counts import StepCounter, Totals, counter
 from dtrain.time_breakdown import TimeBreakdown, breakdown
 
 REPORT_SECONDS = 0.2
-"""Seconds between two reports while something happens."""
+"""Seconds between two reports while there is progress."""
 
 ALIVE_SECONDS = 1.0
-"""Seconds between two reports while nothing happens; without them, it is stopped or its GIL held."""
+"""Seconds between two reports without progress. A process that sends none is stopped, or its GIL is held."""
 
 STACKS_SIGNAL = getattr(signal, "SIGUSR2", None)
-"""A process that is watched answers this signal with the stacks of all its threads, on standard error."""
+"""On this signal, a process that reports its progress dumps all its threads' stacks to standard error."""
 
-_WINDOW_STEPS = 20  # numbers per step are means over as many steps,
-_WINDOW_SECONDS = 5.0  # and over as much time,
-_LONGEST_WINDOW = 10.0  # or over this
+# A mean covers at least `_WINDOW_STEPS` steps and `_WINDOW_SECONDS`, or else `_LONGEST_WINDOW` seconds.
+_WINDOW_STEPS = 20
+_WINDOW_SECONDS = 5.0
+_LONGEST_WINDOW = 10.0
 _STDERR = 2
 _PHASES = {
     "input": "input",
@@ -38,35 +39,35 @@ _PHASES = {
     "validation": "evaluate",
     "checkpoint": "checkpoint",
 }
-"""What a launcher is told of a part of the time; "callbacks" of all others."""
+"""The reported phase for each part of the time breakdown; "callbacks" for all other parts."""
 
 
 class ProgressReporter:
-    """What is reported: the thread that trains writes it, another one sends it.
+    """The progress of this process: the training thread records it, and a second thread sends it.
 
     Args:
-        breakdown: says what the process is doing.
-        counter: says what its steps take.
+        breakdown: knows which part of the time the process is in.
+        counter: knows how long the steps take.
 
     Attributes:
-        step: of training: the optimizer's count, where it is known.
-        done: steps of any kind in this process' life.
-        reads: tells whether steps of one call wait for a batch now; None where that cannot be told.
+        step: the training step: the optimizer's count, if it is known.
+        done: the steps of any kind that this process has completed.
+        reads: tells whether the steps of the running call wait for a batch now; None if unknown.
     """
 
     def __init__(self, breakdown: TimeBreakdown, counter: StepCounter) -> None:
         self.step = self.done = 0
         self.reads: Callable[[], bool] | None = None
         self._breakdown, self._counter = breakdown, counter
-        self._kind = ""  # of the innermost loop that runs
-        self._first_step: Callable[[], int] | None = None  # where the running `fit` begins, not asked yet
-        self._between = (0, 0)  # what `BetweenSteps` said last, and `done` then
+        self._kind = ""  # the kind of the innermost running loop
+        self._first_step: Callable[[], int] | None = None  # as in `LoopBegins`; None once called
+        self._between = (0, 0)  # the count of the last `BetweenSteps` event, and `self.done` at that time
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
 
     @property
     def phase(self) -> str:
-        """What the process does: "input", "step", "callbacks", "evaluate", "checkpoint" or "idle"."""
+        """The present phase: "input", "step", "callbacks", "evaluate", "checkpoint" or "idle"."""
         if not self._kind:
             return "idle"
         found = _PHASES.get(self._breakdown.doing, "callbacks")
@@ -82,7 +83,7 @@ class ProgressReporter:
     def _handle_loop_ends(self, event: events.LoopEnds) -> None:
         self._kind = event.outer
         if not event.outer and self._thread is not None:
-            # At once: it may have ended by an error, and the step tells the launcher whether it is the same.
+            # Send now: the loop may have ended by an error, and the launcher compares the steps of failures.
             channel.tell_progress(self.step, "idle", train=event.kind == "fit", done=self.done)
         self._wake.set()
 
@@ -107,14 +108,14 @@ class ProgressReporter:
         self.step += steps if train else 0
         self.done += steps
         if self.done == steps:
-            self._wake.set()  # the first of this life is told at once
+            self._wake.set()  # report the first step of this process at once
 
     def _start(self) -> None:
-        """Begins to report, once a process; a child that was forked begins anew."""
+        """Start the reporting thread, once per process; a forked child starts its own."""
         if (self._thread is not None and self._thread.is_alive()) or not channel.connected():
             return
         if STACKS_SIGNAL is not None and signal.getsignal(STACKS_SIGNAL) == signal.SIG_DFL:
-            # Into the descriptor itself: a deadlock may hold the lock of the file object, and the GIL.
+            # Write to the descriptor directly: a deadlock may hold the file object's lock and the GIL.
             faulthandler.register(STACKS_SIGNAL, file=_STDERR, all_threads=True)
         self._thread = threading.Thread(target=self._report, name="dtrain-progress", daemon=True)
         self._thread.start()
@@ -145,14 +146,19 @@ class ProgressReporter:
 
 
 class StepMeans:
-    """Means per step over the last steps: enough of them, or enough time."""
+    """Means per step over a window of the most recent steps."""
 
     def __init__(self) -> None:
         self._seen: collections.deque[tuple[float, Totals]] = collections.deque()
         self._known: tuple[float | None, ...] = (None,) * 4
 
     def after(self, now: float, totals: Totals) -> tuple[float | None, ...]:
-        """What `Totals.per_step` says of the last steps; None where unknown."""
+        """The means of `Totals.per_step` over the most recent window; None where unknown.
+
+        Args:
+            now: the time in seconds, by `time.monotonic`.
+            totals: the present totals.
+        """
         if not self._seen or totals.steps != self._seen[-1][1].steps:
             self._seen.append((now, totals))
             while len(self._seen) > 1 and self._enough(self._seen[1], now, totals):
@@ -167,6 +173,6 @@ class StepMeans:
 
 
 reporter = ProgressReporter(breakdown, counter)
-"""That of this process."""
+"""The reporter of this process."""
 
 events.listen_always(reporter)

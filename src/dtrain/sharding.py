@@ -1,7 +1,6 @@
-"""Who reads which example? The rules by which the workers of a job divide a source, as plain functions.
+"""The rules by which the workers of a job divide a data source: which worker reads which examples.
 
-It reads nothing itself: what a source is made of is `data/`'s, and how a batch is split over the replicas of
-one worker the engine's.
+It reads no data. `data/` reads the sources, and the engine splits a batch over the replicas of one worker.
 """
 
 from __future__ import annotations
@@ -12,24 +11,24 @@ from dataclasses import dataclass
 from dtrain.errors import ConfigurationError, DataError
 
 WORDS = ("auto", "data", "file", "function", "off")
-# A worker whose files hold much more than the mean makes its batches larger by as much; beyond a quarter
-# reading everything everywhere is taken to be the smaller evil.
+# If a worker's files hold more examples than the mean, its batches are larger by the same factor. Above 1.25
+# times, it is better that every worker reads everything.
 _MOST_OVER_MEAN = 1.25
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceKind:
-    """What of a source decides how it can be divided.
+    """The properties of a source that decide how it can be divided.
 
     Attributes:
-        name: what it is called in messages: "arrays", "array-record files", "TFRecord files", "a function".
-        random_access: whether single examples can be fetched.
-        counts: examples in each file; empty where there are no files.
-        function: whether a function of the user's makes a worker's share.
-        cached: whether all that a worker reads stays in its memory.
+        name: the source in messages: "arrays", "array-record files", "TFRecord files", "a function".
+        random_access: whether single examples can be read by index.
+        counts: the number of examples in each file; empty for a source without files.
+        function: whether a user's function makes each worker's shard.
+        cached: whether a worker keeps all that it reads in memory.
         shuffled: whether the order of examples is free.
-        padded: whether a batch must be known as a whole, as for padding to its longest text.
-        bucketed: whether batches are made of examples of like lengths.
+        padded: whether a worker needs the whole global batch, for instance to pad to its longest text.
+        bucketed: whether batches consist of examples of similar lengths.
     """
 
     name: str
@@ -47,8 +46,8 @@ class Choice:
     """How a source is divided.
 
     Attributes:
-        word: one of `WORDS` but "auto".
-        reason: why, in half a sentence.
+        word: one of `WORDS`, but not "auto".
+        reason: the reason, as part of a sentence.
     """
 
     word: str
@@ -57,15 +56,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class Shares:
-    """How many rows each worker gives to each step, where each has examples of its own.
+    """The number of rows that each worker contributes to each step if each worker has its own examples.
 
-    All workers make the same number of steps and end together; one that is out of examples gives empty
-    batches to the last of them.
+    All workers make the same number of steps. A worker without further examples contributes empty batches to
+    the last steps.
 
     Attributes:
-        counts: examples of each worker.
-        batches: rows that each gives to a step, as long as it has them.
-        steps: batches of an epoch.
+        counts: the number of examples of each worker.
+        batches: the rows that each worker contributes to a step while it has examples.
+        steps: the number of steps of an epoch.
     """
 
     counts: tuple[int, ...]
@@ -73,19 +72,19 @@ class Shares:
     steps: int
 
     def rows(self, worker: int, step: int) -> int:
-        """The rows of one worker's part of a step."""
+        """The number of rows that one worker contributes to a step."""
         return max(0, min(self.batches[worker], self.counts[worker] - step * self.batches[worker]))
 
     def total(self, step: int) -> int:
-        """The rows of a step over all workers."""
+        """The number of rows of a step over all workers."""
         return sum(self.rows(worker, step) for worker in range(len(self.counts)))
 
 
 def check_word(word: str) -> None:
-    """Refuses a way of sharding that is not known.
+    """Check that `word` is one of `WORDS`.
 
     Raises:
-        ConfigurationError: listing those that are.
+        ConfigurationError: it is not; the message lists them.
     """
     if word not in WORDS:
         raise ConfigurationError(
@@ -94,20 +93,23 @@ def check_word(word: str) -> None:
 
 
 def choose(word: str, kind: SourceKind, workers: int) -> Choice:
-    """How a source is divided over the workers.
+    """Choose how a source is divided over the workers.
 
-    "auto" takes "function" for a function and "data" wherever single examples can be fetched. Files that are
-    read from their beginning to their end are divided by "file" if the order of the examples is free, there
-    are at least as many files as workers, and no worker would get more than 1.25 times the mean; else it is
-    "off", and every worker reads everything.
+    "auto" chooses "function" for a function ("off" with buckets), and "data" if single examples can be read
+    by index. Files that are read sequentially are divided by "file" if the order of the examples is free, no
+    padding or buckets need whole global batches, there are at least as many files as workers, and no worker
+    would get more than 1.25 times the mean. Other files get "data" if they are cached, else "off".
+
+    With "off", every worker reads everything; a single worker always gets "off". "data" also becomes "off"
+    for files that are read sequentially without a cache.
 
     Args:
-        word: what the user asked for, one of `WORDS`.
-        kind: what the source is.
-        workers: processes that train together.
+        word: the user's choice, one of `WORDS`.
+        kind: the properties of the source.
+        workers: the number of workers that train together.
 
     Raises:
-        ConfigurationError: the word is not known, or the source cannot be divided that way.
+        ConfigurationError: the word is unknown, or the source cannot be divided that way.
     """
     check_word(word)
     if word != "auto":
@@ -115,7 +117,7 @@ def choose(word: str, kind: SourceKind, workers: int) -> Choice:
     if workers == 1:
         return Choice("off", "one process reads everything")
     if word == "data" and not (kind.random_access or kind.cached):
-        # What TensorFlow's own sharding by data does, too: whoever reads in turn cannot leave rows out.
+        # As in TensorFlow's own sharding by data: a sequential reader cannot skip rows without reading them.
         return Choice("off", f"{kind.name} are read in turn: each worker reads all and takes its own rows")
     if word != "auto":
         return Choice(word, "as set")
@@ -147,7 +149,7 @@ def _auto_sequential(kind: SourceKind, workers: int) -> Choice:
 
 
 def _check_possible(word: str, kind: SourceKind) -> None:
-    """Raises where a source cannot be divided in the way that was asked for."""
+    """Raise ConfigurationError if the source cannot be divided in the way that was set."""
     problem, hint = "", ""
     if word == "function" and not kind.function:
         problem = f"the source is {kind.name}, not a function"
@@ -166,7 +168,7 @@ def _check_possible(word: str, kind: SourceKind) -> None:
 
 
 def steps_of(examples: int, batch: int, *, drop_remainder: bool) -> int:
-    """Batches of an epoch.
+    """The number of batches of an epoch.
 
     Raises:
         DataError: there are no examples, or dropping the remainder leaves no batch.
@@ -184,19 +186,22 @@ def steps_of(examples: int, batch: int, *, drop_remainder: bool) -> int:
 
 
 def divide_files(counts: Sequence[int], workers: int) -> tuple[tuple[int, ...], ...]:
-    """Which files each worker reads: every file once, examples as even as whole files allow.
+    """Divide files over workers: each file goes to one worker, and the numbers of examples are nearly equal.
 
-    The largest file goes first, to whoever has least so far; ties go to the lower number. Each worker's
-    files are in their own order.
+    It assigns files from the largest to the smallest, each to the worker with the fewest examples so far;
+    ties go to the lower number.
 
     Args:
-        counts: examples in each file.
-        workers: how many share them; some get none where the files are fewer.
+        counts: the number of examples in each file.
+        workers: the number of workers; with fewer files than workers, some get no file.
+
+    Returns:
+        The indices of each worker's files, ascending.
     """
     loads = [0] * workers
     taken: list[list[int]] = [[] for _ in range(workers)]
     for file in sorted(range(len(counts)), key=lambda file: (-counts[file], file)):
-        # Empty files go round too: by how many files there are, where the examples are equal.
+        # With equal examples, the worker with fewer files gets the file, so that empty files are spread too.
         worker = min(range(workers), key=lambda w: (loads[w], len(taken[w]), w))
         loads[worker] += counts[file]
         taken[worker].append(file)
@@ -204,19 +209,20 @@ def divide_files(counts: Sequence[int], workers: int) -> tuple[tuple[int, ...], 
 
 
 def shares(counts: Sequence[int], batch: int, *, drop_remainder: bool) -> Shares:
-    """What workers with examples of their own give to each step.
+    """The rows that workers with their own examples contribute to each step.
 
-    The number of steps is one device's. Each worker spreads what it has over them: its batches are in
-    proportion to its examples, and together about `batch`, `batch + workers - 1` at most.
+    The number of steps is the same as on one device. Each worker spreads its examples over all steps, so the
+    size of its batches is proportional to its number of examples. Together the workers' batches have about
+    `batch` rows, at most `batch + workers - 1`.
 
     Args:
-        counts: examples of each worker.
-        batch: examples of a global batch.
-        drop_remainder: every batch of a worker has the same size; what does not fill it is left out, up
-            to one example a step and worker.
+        counts: the number of examples of each worker.
+        batch: the number of examples of a global batch.
+        drop_remainder: whether all batches of a worker have the same size. Examples that do not fill the
+            batches are left out, less than one per step and worker.
 
     Raises:
-        DataError: there is nothing to train on.
+        DataError: there are no examples, or dropping the remainder leaves no batch.
     """
     steps = steps_of(sum(counts), batch, drop_remainder=drop_remainder)
     if drop_remainder:

@@ -1,32 +1,33 @@
-"""When is a worker slow, by its own part of a step and that of the others? The rule alone, and its words."""
+"""The rule that decides whether a worker is slow, and the line that reports it. It measures nothing."""
 
 from __future__ import annotations
 
 SLOW = 3.0
-"""How many times as long as the others' a slow worker's own part of a step is."""
+"""A worker is slow if its own time per step is more than this many times the others'."""
 
-_LEAST_DIFFERENCE = 0.002  # seconds a step that are worth a line
-_LEAST_PART = 0.15  # of the step, likewise
+_LEAST_DIFFERENCE = 0.002  # seconds per step; smaller differences are not reported
+_LEAST_PART = 0.15  # a slow worker's own time is more than this fraction of the step
 
 
 def is_slow(mine: float, usual: float, step: float) -> bool:
-    """Whether a worker holds up the others.
+    """Whether a worker is so slow that the others wait for it.
 
     Args:
-        mine: its own part of a step, in seconds: without waiting for others.
-        usual: that of the others, their median.
-        step: the whole of a step.
+        mine: the worker's own seconds per step, without waiting for other workers.
+        usual: the median of the other workers' own seconds per step.
+        step: the seconds of a whole step.
     """
     return mine > SLOW * usual and mine - usual > _LEAST_DIFFERENCE and mine > _LEAST_PART * step
 
 
 def slow_line(who: str, mine: float, usual: float, *, reading: float, between: float) -> str:
-    """A line about a slow worker.
+    """The line that reports a slow worker and what it spends most of its own time on.
 
     Args:
-        who: its name.
+        who: the worker's name.
         mine, usual: as for `is_slow`.
-        reading, between: of its own part, until its batch was there, and in callbacks.
+        reading: the part of `mine` that the worker waits for its next batch.
+        between: the part of `mine` that it spends in callbacks.
     """
     parts = {
         "waiting for its next batch": reading,
@@ -42,7 +43,7 @@ def slow_line(who: str, mine: float, usual: float, *, reading: float, between: f
 
 
 def in_words(seconds: float) -> str:
-    """A time of seconds or less, with two figures."""
+    """A duration in seconds as text, with two significant digits below 10 s and whole seconds above."""
     if seconds >= 10:
         return f"{seconds:.0f} s"
     return f"{round(seconds, 1):g} s" if seconds >= 1 else f"{seconds:.2g} s"

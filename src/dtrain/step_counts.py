@@ -1,6 +1,6 @@
-"""How many steps and examples this process has trained on, and what the usual steps took, by kind of time.
+"""Counts the steps and examples that this process has trained on, and the seconds of the steps by kind.
 
-It listens to the engine's events. What follows from the numbers is for others to say.
+It listens to the engine's events. It computes no rate; `training_rate` does.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dtrain.time_breakdown import TimeBreakdown, breakdown
 
 
 class Totals(NamedTuple):
-    """Seconds spent on training steps so far, by kind. Steps for which something was traced do not count.
+    """The seconds spent on training steps so far, by kind; steps that were traced or compiled do not count.
 
     Attributes:
-        steps: how many.
-        reading: until the next batch was there.
-        stepping: in the step itself, waiting for the other workers included.
-        waiting: of that, for the other workers.
-        together: in computing the logs, and between steps in waiting for the other workers.
-        between: the rest from one step's end to the next one's begin: callbacks.
-        measured: whether waiting was measured.
+        steps: the number of steps.
+        reading: the seconds until the next batch was read.
+        stepping: the seconds in the steps themselves, including the time they waited for other workers.
+        waiting: the part of `stepping` that the steps waited for other workers.
+        together: the seconds of computing the logs, and of waiting for other workers between steps.
+        between: the other seconds between two steps, which callbacks take.
+        measured: whether `waiting` was measured.
     """
 
     steps: int = 0
@@ -35,13 +35,16 @@ class Totals(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """The total of all kinds."""
         return self.reading + self.stepping + self.together + self.between
 
     def per_step(self, earlier: Totals) -> tuple[float | None, ...]:
-        """Seconds a step since earlier totals: all, without waiting, of that reading, and in callbacks.
+        """The mean seconds per step since earlier totals.
 
-        None for what is not known.
+        Returns:
+            Four numbers: the whole step, the part without waiting for other workers, and of that part the
+            reading and the callbacks. All are None without further steps; the last three are None if waiting
+            was not measured.
         """
         steps = self.steps - earlier.steps
         if steps <= 0:
@@ -55,26 +58,28 @@ class Totals(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """Examples that training has seen: those that were counted, and how many steps did not say.
+    """The number of examples in the job's training steps since this process started.
 
-    They are those of the whole job's steps, in this process' life.
+    Attributes:
+        counted: the number of examples, over all workers.
+        unsaid: the number of reports without a known number of examples.
     """
 
     counted: int = 0
     unsaid: int = 0
 
     def since(self, earlier: Examples) -> int | None:
-        """How many came since; None if a step did not say."""
+        """The number of examples since an earlier count; None if a report since then did not know it."""
         return self.counted - earlier.counted if self.unsaid == earlier.unsaid else None
 
     def more(self, examples: int | None) -> Examples:
-        """With those of further steps; None or less than 0 where that is not known."""
+        """This count plus the examples of one more report; None or a negative number if unknown."""
         if examples is None or examples < 0:
             return Examples(self.counted, self.unsaid + 1)
         return Examples(self.counted + examples, self.unsaid)
 
     def without(self, others: Examples) -> Examples:
-        """These, but for others."""
+        """This count minus another one."""
         return Examples(self.counted - others.counted, self.unsaid - others.unsaid)
 
 
@@ -82,9 +87,9 @@ class Counts(NamedTuple):
     """Training steps so far.
 
     Attributes:
-        steps: how many.
-        examples: that they saw.
-        reading: seconds until their batches were there.
+        steps: the number of steps.
+        examples: the examples in them.
+        reading: the seconds until their batches were read; 0 if it is not counted.
     """
 
     steps: int = 0
@@ -92,32 +97,32 @@ class Counts(NamedTuple):
     reading: float = 0.0
 
     def more(self, steps: int, examples: int | None, reading: float = 0.0) -> Counts:
-        """With further steps."""
+        """This count plus further steps."""
         return Counts(self.steps + steps, self.examples.more(examples), self.reading + reading)
 
 
 class StepCounter:
-    """Counts the steps of a process; the thread that trains writes it, others read it.
+    """Counts the steps of this process; the training thread writes it, and other threads may read it.
 
     Args:
-        breakdown: listens to the same events before it.
+        breakdown: the time breakdown; it must listen to the same events before this object.
 
     Attributes:
-        totals: what usual steps took.
-        trained: all training steps of this life, without those of a `fit` inside of another that has ended.
-        traced: of them, those in whose calls something was traced or compiled: their times tell nothing of
-            others. All that they took but their reading counts as `start`.
+        totals: the seconds of the usual training steps.
+        trained: all training steps of this process, except those of a `fit` inside of another loop.
+        traced: the part of `trained` that was traced or compiled, whose times are not typical. The time
+            breakdown counts these steps as `start`, except their reading.
     """
 
     def __init__(self, breakdown: TimeBreakdown) -> None:
         self.totals = Totals()
         self.trained = self.traced = Counts()
         self._breakdown = breakdown
-        self._outer: list[tuple[Counts, Counts]] = []  # what was counted when each running loop began
-        self._source: Any = None  # of the last batch; another one means that a pause lies between
+        self._outer: list[tuple[Counts, Counts]] = []  # `trained` and `traced` when each running loop began
+        self._source: Any = None  # the source of the last batch; another source means a pause between steps
         self._begun = self._ended = 0.0
         self._reading = self._between = 0.0
-        self._waited = 0.0  # between steps, for the other workers
+        self._waited = 0.0  # seconds of waiting for other workers since the last step
 
     def _handle_loop_begins(self, event: events.LoopBegins) -> None:
         self._outer.append((self.trained, self.traced))
@@ -126,7 +131,7 @@ class StepCounter:
     def _handle_loop_ends(self, event: events.LoopEnds) -> None:
         before = self._outer.pop()
         self._source = None
-        if event.outer:  # what a `fit` inside of another did is none of the other's
+        if event.outer:  # the steps of an inner loop do not count for the outer one
             self.trained, self.traced = before
 
     def _handle_input_begins(self, event: events.InputBegins) -> None:
@@ -175,6 +180,6 @@ class StepCounter:
 
 
 counter = StepCounter(breakdown)
-"""That of this process."""
+"""The step counter of this process."""
 
 events.listen_always(counter)

@@ -1,7 +1,7 @@
-"""What the launcher adds to the Python of a task, so that it hears how the task began and why it ended.
+"""The hooks that the launcher installs in a task, to learn what the task imports and why it fails.
 
-`launch/task_start/` calls `begin` before the program's first line. It is imported in every task, so it
-imports next to nothing itself.
+`launch/task_start/` calls `begin` before the program's first line. Every task imports this module, so it
+imports almost nothing itself. It sends no messages; `channel` does.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
-# Variables that libraries read when they are imported: with other values they may compute other numbers.
+# The prefixes of variables that libraries read at their import; with other values, results may differ.
 _READ_AT_IMPORT = ("TF_", "XLA_", "KERAS_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "CUDA_", "GRPC_", "TPU_")
 
-# What programs use beside TensorFlow, and what starts nothing when it is imported (MPI would).
+# Common libraries beside TensorFlow whose import has no side effects (importing mpi4py may start MPI).
 _HARMLESS = {"h5py", "matplotlib", "numpy", "pandas", "PIL", "scipy", "sklearn", "tqdm", "yaml"}
 
-# What an exception says in whose process another task is gone: TensorFlow's and dtrain's types, then words of
-# TensorFlow's connections and of MPI libraries.
+# What shows that an exception was caused by a lost peer: TensorFlow's and dtrain's types, then words from the
+# messages of TensorFlow's connections and of MPI libraries.
 _LOST_PEER_TYPES = {
     "UnavailableError",
     "AbortedError",
@@ -35,7 +35,7 @@ _LOST_PEER_WORDS = (
     *(f"MPI_ERR_{name}" for name in ("OTHER", "INTERN", "UNKNOWN", "PROC_FAILED", "REVOKED")),
 )
 
-# What Keras 3 says where a model is trained under one of TensorFlow's own strategies.
+# Errors of Keras 3 under TensorFlow's own strategies, and the dtrain strategy to use instead.
 _INSTEAD = {
     "distribute.values.PerReplica'>) to a Tensor": "MultiWorkerMirroredStrategy",
     "pass this dataset to ClusterCoordinator.create_per_worker_dataset": "ParameterServerStrategy",
@@ -43,28 +43,29 @@ _INSTEAD = {
 
 Variables = Mapping[str, str | None]
 
-_at_start: dict[str, str] | None = None  # None where nobody asks: in a spare, or without a launcher
+_at_start: dict[str, str] | None = None  # the variables at start; None in a spare or without a launcher
 _at_import: dict[str, str] | None = None
 _told = False
 _check: Callable[[], None] | None = None
 
 
 def is_library_variable(name: str) -> bool:
-    """Whether libraries may read a variable when they are imported. TF_CONFIG is read later."""
+    """Whether libraries may read a variable at their import; not TF_CONFIG, which is read later."""
     return name.startswith(_READ_AT_IMPORT) and name != "TF_CONFIG"
 
 
 def library_variables() -> dict[str, str]:
-    """The variables of this process that libraries may read when they are imported."""
+    """The variables of this process that libraries may read at their import."""
     return {name: value for name, value in os.environ.items() if is_library_variable(name)}
 
 
 def begin(tell_failure: Callable[[BaseException], None], *, spare: bool) -> None:
-    """Report an uncaught exception, and note the environment now and when TensorFlow is imported.
+    """Report uncaught exceptions, and record the environment now and at TensorFlow's import.
 
     Args:
-        tell_failure: tells the launcher of an exception.
-        spare: whether that is known, as this process is to import it before its program begins.
+        tell_failure: sends an exception to the launcher.
+        spare: whether this process is a spare; then the environment is not recorded, because the launcher
+            already knows it.
     """
     global _at_start
     if not spare:
@@ -81,7 +82,7 @@ def begin(tell_failure: Callable[[BaseException], None], *, spare: bool) -> None
 
 
 class _ImportWatch:
-    """Asked by Python where a module is; finds none, but learns when TensorFlow is imported."""
+    """A finder in `sys.meta_path` that finds no module; it records the variables at TensorFlow's import."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> None:
@@ -91,9 +92,9 @@ class _ImportWatch:
 
 
 def imports() -> dict[str, Any] | None:
-    """What a task tells the launcher first, `task_messages.ImportsNote`'s attributes; None afterwards.
+    """The attributes of the `ImportsNote` that a task sends before its first message.
 
-    None too where no launcher has begun this process, or knows it all, as of a spare.
+    It is None after the first call, in a spare, and in a process without a launcher.
     """
     global _told
     first, _told = not _told, True
@@ -103,7 +104,7 @@ def imports() -> dict[str, Any] | None:
         return None
     now = library_variables()
     found = now if _at_import is None else _at_import
-    # Packages and what lies directly in them: that brings the rest.
+    # Only packages and their direct modules, whose import brings the rest.
     names = [".".join(name.split(".")[:2]) for name in [*sys.modules] if name.partition(".")[0] in _HARMLESS]
     return {
         "variables": _changes(_at_start, found),
@@ -113,13 +114,13 @@ def imports() -> dict[str, Any] | None:
 
 
 def before_first_message(check: Callable[[], None]) -> None:
-    """Have this called before this process tells the launcher anything."""
+    """Register a function that is called before this process sends its first message to the launcher."""
     global _check
     _check = check
 
 
 def told() -> bool:
-    """Whether the program has come so far that it has told the launcher something."""
+    """Whether this process has begun to send its first message to the launcher."""
     return _told
 
 
@@ -128,7 +129,7 @@ def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> Variables:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """What the launcher is told of an exception, `task_messages.FailureNote`'s attributes."""
+    """The attributes of the `FailureNote` for an exception, except the task."""
     kind, text = type(error), str(error)
     line = text.partition("\n")[0]
     name = (

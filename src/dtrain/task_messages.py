@@ -1,7 +1,7 @@
-"""What tasks tell the launcher that started them, and how a line of the channel becomes such a message.
+"""The messages from tasks to their launcher, and the parser of the channel's lines.
 
-A line is a JSON object that begins with the kind of the message. What comes over it may be anybody's: what
-cannot be understood is nothing.
+A line is a JSON object in which one key is the kind of the message. Any process with the pipe may write to
+it, so invalid lines are ignored. Sending and receiving is in `channel`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from dtrain.plain_text import cleaned
 from dtrain.topology import KNOWN_JOBS, Task
 
 REASON_LIMIT = 500
-"""Characters of what a task says in words."""
+"""The largest number of characters of a text in a message."""
 
-_COUNT_LIMIT = 1 << 63  # no step has a higher number
+_COUNT_LIMIT = 1 << 63  # step counts are smaller
 
 
 @dataclass(frozen=True)
 class Request:
-    """The wish that a task be killed, and so started again where the job's rules say so.
+    """A request to kill a stuck task; the job's rules then decide whether it is restarted.
 
     Attributes:
-        task: which one.
-        reason: what is wrong with it, for the user.
-        pid: the process that is meant, so that one which took its place meanwhile is spared; None for any.
+        task: the task to kill.
+        reason: what is wrong with the task, for the user.
+        pid: the id of the process to kill, so that a newer process of the task is spared; None for any.
     """
 
     task: Task
@@ -39,20 +39,21 @@ class Request:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a task is in its `fit`, `evaluate` or `predict`.
+    """The progress of a task in its `fit`, `evaluate` or `predict`.
 
     Attributes:
-        task: which one.
-        pid: its process.
-        step: training steps completed: the optimizer's count, so that it goes on where a checkpoint ended.
+        task: the task.
+        pid: the id of its process.
+        step: the training steps completed: the optimizer's count, which continues after a checkpoint.
         phase: "input", "step", "callbacks", "evaluate", "checkpoint" or "idle".
-        seconds_per_step: its usual step, from one to the next, or None where too few are known.
-        own_seconds: what of that it does not spend waiting for the other workers, or None if not measured.
-        train: whether it trains; otherwise it evaluates or predicts.
-        done: steps of any kind completed in this life of the process; whoever does not count them is taken
-            to have done as many as `step` says.
-        own_input: what of `own_seconds` is spent on getting the next batch, or None.
-        own_callbacks: what of it is spent between two steps, or None.
+        seconds_per_step: the mean duration of a step, including the time between steps; None if too few
+            steps are known.
+        own_seconds: the part of `seconds_per_step` without waiting for other workers; None if not measured.
+        train: whether the task trains; otherwise it evaluates or predicts.
+        done: the steps of any kind that this process has completed; if the message has none, it equals
+            `step`.
+        own_input: the part of `own_seconds` that the task waits for its next batch, or None.
+        own_callbacks: the part of `own_seconds` between two steps, which callbacks take, or None.
     """
 
     task: Task
@@ -69,13 +70,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class CheckpointNote:
-    """A checkpoint was committed.
+    """A checkpoint was committed, or a task has begun to use a folder of checkpoints.
+
+    A task that sends this message saves a checkpoint when it receives SIGTERM.
 
     Attributes:
-        task: who says so.
-        step: the training step that it holds; -1 while a folder is in use and nothing saved yet, which also
-            says that the task answers SIGTERM by saving.
-        folder: the checkpoints' folder.
+        task: the task that sent the message.
+        step: the training step of the checkpoint; -1 if the folder has no checkpoint yet.
+        folder: the folder of the checkpoints.
     """
 
     task: Task
@@ -85,25 +87,25 @@ class CheckpointNote:
 
 @dataclass(frozen=True)
 class RemoveNote:
-    """A path that nobody needs any more once the job has ended well."""
+    """A path to delete after the job has succeeded."""
 
     path: str
 
 
 @dataclass(frozen=True)
 class ConnectedNote:
-    """A task has made a strategy that connects it to the others of its job."""
+    """A task has created a strategy that connects it to its peers."""
 
     task: Task
 
 
 @dataclass(frozen=True)
 class RendezvousNote:
-    """A task waits for the others of its job before training.
+    """A task waits for its peers before training.
 
     Attributes:
-        task: which one.
-        over: whether all are there.
+        task: the task.
+        over: whether the wait is over because all peers have come.
     """
 
     task: Task
@@ -112,13 +114,13 @@ class RendezvousNote:
 
 @dataclass(frozen=True)
 class FailureNote:
-    """An exception that nobody caught ends the task's program.
+    """An uncaught exception ends the task's program.
 
     Attributes:
-        task: which one.
-        exception: its type and the first line of its message.
-        lost_peer: whether it says that another task is gone.
-        hint: what to write instead, or "".
+        task: the task.
+        exception: the exception's type and the first line of its message.
+        lost_peer: whether the exception shows that a peer is gone.
+        hint: what to write in the program instead, or "".
     """
 
     task: Task
@@ -129,13 +131,14 @@ class FailureNote:
 
 @dataclass(frozen=True)
 class ImportsNote:
-    """What the libraries of a task found when they were imported; see `task_hooks`.
+    """What a task has imported, and the environment variables that it changed; see `task_hooks`.
 
     Attributes:
-        task: which one.
-        variables: those that libraries read at import and the program had changed until then; None: deleted.
-        later: those that it has changed since.
-        modules: what it has imported, of what may be imported before a program begins.
+        task: the task.
+        variables: the library variables that the program changed before TensorFlow's import, with their new
+            values; None for a deleted variable.
+        later: those that it changed after the import, likewise.
+        modules: the imported modules that a spare may import before its program begins.
     """
 
     task: Task
@@ -157,7 +160,7 @@ Message = (
 
 
 def parse(line: bytes) -> Message | None:
-    """The message in a line, or None where there is none that can be understood."""
+    """The message in a line, or None if the line is invalid."""
     try:
         found = json.loads(line)
         kind = next(kind for kind in _KINDS if kind in found)
@@ -213,10 +216,10 @@ def _variables(found: Any) -> dict[str, str | None]:
     return {_text(name): None if value is None else _text(value) for name, value in found.items()}
 
 
-# 0, 1 and negative numbers of processes mean others to `os.kill`.
+# `os.kill` takes 0 and negative ids for process groups, and 1 is the init process.
 _pid, _count = _number(2, 1 << 31), _number(0, _COUNT_LIMIT)
 
-# How a line begins; what it becomes, which of the attributes stands at the beginning, and how each is read.
+# For each kind of line: the message's class, the attribute that is the kind's value, the attributes' parsers.
 _KINDS: dict[str, tuple[Callable[..., Message], str, dict[str, Callable[[Any], Any]]]] = {
     "restart": (
         Request,

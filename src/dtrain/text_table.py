@@ -1,4 +1,4 @@
-"""A table as lines of text for a terminal, long cells wrapped, or in Markdown. It knows no content."""
+"""Formats a table as text for a terminal, with long cells wrapped, or as Markdown. It makes no content."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ def lines_of(
     """The table's lines, with a rule below the heads.
 
     Args:
-        heads: of the columns.
-        rows: a cell a column; a row with fewer cells than columns lets its last one run on to the right.
-        width: characters that a line may have, if the columns that may be wrapped can be made so narrow.
-        right: the columns that are set to the right, as numbers are.
-        wrapped: the columns whose cells may take several lines; the others are as wide as they need.
+        heads: the heads of the columns.
+        rows: the cells of each row. In a row with fewer cells than columns, the last cell spans the rest.
+        width: the characters of a line, unless the wrapped columns cannot be made so narrow.
+        right: the indices of the right-aligned columns.
+        wrapped: the indices of the columns whose cells may take several lines; other columns are as wide as
+            their longest cell.
     """
     whole = [row for row in rows if len(row) == len(heads)]
     widths = [max(len(cell) for cell in column) for column in zip(heads, *whole, strict=True)]
@@ -36,7 +37,7 @@ def lines_of(
 
 
 def markdown_of(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The table in Markdown; all columns but the first are set to the right."""
+    """The table in Markdown; all columns but the first are right-aligned."""
 
     def line(cells: Sequence[str]) -> str:
         filled = [*cells, *[""] * (len(heads) - len(cells))]
@@ -47,7 +48,7 @@ def markdown_of(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _narrow(widths: list[int], heads: Sequence[str], wrapped: Sequence[int], width: int) -> None:
-    """Take from the widest of the columns that may be wrapped until the line is short enough."""
+    """Narrow the widest wrapped column, repeatedly, until the line is short enough."""
     least = {column: max(map(len, heads[column].split())) for column in wrapped}
     while sum(widths) + len(_GAP) * (len(widths) - 1) > width:
         wide = [column for column in wrapped if widths[column] > max(least[column], 8)]
@@ -57,7 +58,7 @@ def _narrow(widths: list[int], heads: Sequence[str], wrapped: Sequence[int], wid
 
 
 def _row(cells: Sequence[str], widths: Sequence[int], right: set[int]) -> list[str]:
-    """A row, in as many lines as its longest cell needs."""
+    """A row as lines of text, as many as its longest cell needs."""
     own = list(widths[: len(cells)])
     own[-1] = sum(widths[len(cells) - 1 :]) + len(_GAP) * (len(widths) - len(cells))
     parts = [

@@ -1,6 +1,6 @@
-"""Where the time of this process goes: every moment belongs to one part, so they add up to the wall time.
+"""Divides the wall time of the training thread into parts; every moment belongs to exactly one part.
 
-It listens to the engine's events and judges nothing. An event costs it well under a microsecond.
+It listens to the engine's events, which takes well under a microsecond per event. It only measures.
 """
 
 from __future__ import annotations
@@ -23,46 +23,53 @@ PARTS = (
 )
 """The parts.
 
-`input` is the time until batches were there; `compute` the steps themselves; `communication` what a step
-spent on the other replicas, the waiting for them included; `checkpoint` what training stood still for;
-`callbacks` all others, and Keras' loop; `validation` the evaluations of `fit`; `start` building, tracing and
-compiling; `other` what lies outside of `fit`.
+`input`: waiting for batches. `compute`: the steps themselves. `communication`: communication with other
+replicas, including waiting for them. `checkpoint`: the time for which saving blocks training. `callbacks`:
+other callbacks, and Keras' loop. `validation`: the evaluations of `fit`. `start`: building, tracing and
+compiling. `other`: outside of `fit`.
 """
 
 
 class TimeBreakdown:
-    """The seconds of the thread that trains, by part. Other threads may read it; theirs are not counted.
+    """The seconds of the training thread by part. Other threads may read it; their own time is not counted.
 
     Attributes:
-        doing: the part that began last, also where it counts for another one that was pushed.
-        reading: seconds until the batches of the newest steps were there.
+        doing: the part that began last, even if its time counts for an enclosing part.
+        reading: the seconds until the batches of the newest steps were read.
     """
 
     def __init__(self) -> None:
         self.doing = "other"
         self.reading = 0.0
         self._seconds = dict.fromkeys(PARTS, 0.0)
-        self._before_steps = dict(self._seconds)  # when the newest steps, or what follows them, began
+        self._before_steps = dict(self._seconds)  # `_seconds` when the newest steps began, or when they ended
         self._named: dict[str, float] = {}
         self._parts_of_names: dict[str, str] = {}
         self._part = "other"
         self._since = time.perf_counter()
         self._owner = threading.get_ident()
-        self._pushed: list[tuple[str, str]] = []  # what `_part` and `doing` were before each
+        self._pushed: list[tuple[str, str]] = []  # `_part` and `doing` before each `push`
 
     def enter(self, part: str, doing: str = "") -> None:
-        """Another part begins now; `doing` as in `push`."""
+        """Begin another part now. Inside of `push`, only `doing` changes.
+
+        Args:
+            part: one of `PARTS`.
+            doing: as for `push`.
+        """
         if threading.get_ident() == self._owner:
             self.doing = doing or part
             if not self._pushed:
                 self._change(part)
 
     def push(self, part: str, doing: str = "") -> None:
-        """All that follows counts for this part, whatever begins within it; until `pop`.
+        """Count all time until `pop` for this part, whatever begins within it.
+
+        In nested calls, the outermost part counts.
 
         Args:
             part: one of `PARTS`.
-            doing: the part that is told to those who ask what goes on, if not this one.
+            doing: the value of the attribute `doing` meanwhile, if not this part.
         """
         if threading.get_ident() == self._owner:
             self._pushed.append((self._part, self.doing))
@@ -71,7 +78,7 @@ class TimeBreakdown:
                 self._change(part)
 
     def pop(self) -> None:
-        """The end of what the last `push` began."""
+        """End the last `push`."""
         if self._pushed and threading.get_ident() == self._owner:
             part, self.doing = self._pushed.pop()
             if not self._pushed:
@@ -80,36 +87,36 @@ class TimeBreakdown:
     def move(
         self, source: str, target: str, seconds: float | None = None, *, since: Mapping[str, float]
     ) -> None:
-        """Says of seconds that were counted for one part that they were another's.
+        """Move seconds that were counted for one part to another part. No effect inside of `push`.
 
         Args:
             source: the part that they were counted for.
             target: the part that they belong to.
-            seconds: how many; None for all.
-            since: what `seconds` said at an earlier moment. No more is moved than was counted after it, so
-                that no part of any time becomes negative.
+            seconds: the number of seconds; None moves all since `since`.
+            since: the result of `seconds()` at an earlier time. At most the seconds that were counted since
+                then are moved, so that no interval becomes negative.
         """
         if self._pushed or threading.get_ident() != self._owner:
             return
-        self._change(self._part)  # what the running part has so far is counted, too
+        self._change(self._part)  # also count the running part up to now
         most = max(0.0, self._seconds[source] - since[source])
         moved = most if seconds is None else min(max(seconds, 0.0), most)
         self._seconds[source] -= moved
         self._seconds[target] += moved
 
     def seconds(self) -> dict[str, float]:
-        """By part, until now."""
+        """The seconds by part, up to now."""
         part, since = self._part, self._since
         found = dict(self._seconds)
         found[part] += time.perf_counter() - since
         return found
 
     def named(self) -> dict[str, float]:
-        """Seconds by name, of what has ended."""
+        """The seconds by name, of the parts with a name that have ended."""
         return dict(self._named)
 
     def part_of(self, name: str) -> str:
-        """The part that a name's seconds belong to; "" for a name that was never noted."""
+        """The part that a name's seconds belong to; "" for an unknown name."""
         return self._parts_of_names.get(name, "")
 
     def _change(self, part: str) -> None:
@@ -122,7 +129,7 @@ class TimeBreakdown:
         doing = "callbacks" if fit else "validation"
         if event.outer:
             self.push("validation", doing)
-        else:  # from now on it is this thread's time that counts
+        else:  # from now on, this thread is the training thread
             self._owner = threading.get_ident()
             self._pushed.clear()
             self.enter("start" if fit else "other", doing)
@@ -154,9 +161,10 @@ class TimeBreakdown:
         self._communicated(event.communication, usual=event.usual)
 
     def _communicated(self, seconds: float, *, usual: bool) -> None:
-        """Says which part of the newest steps was not computing.
+        """Move the part of the newest steps that was not computing from `compute` to its own part.
 
-        Of unusual ones nothing but reading was usual; nor the waiting: others traced, too.
+        If the steps were traced or compiled, all their time except reading moves to `start`; so does their
+        communication, because other workers were tracing as well.
         """
         if not usual:
             self.move("compute", "start", since=self._before_steps)
@@ -178,6 +186,6 @@ class TimeBreakdown:
 
 
 breakdown = TimeBreakdown()
-"""That of this process."""
+"""The time breakdown of this process."""
 
 events.listen_always(breakdown)

@@ -1,7 +1,7 @@
-"""The shape of a job: which tasks exist, where each one serves, and which of them this process is.
+"""The topology of a job: its tasks, their addresses, and which of them this process is.
 
-It reads and writes the text form that TensorFlow calls TF_CONFIG and checks it; it never looks at the
-environment, opens no socket and starts no process.
+It parses, validates and writes the text of TF_CONFIG, TensorFlow's description of a cluster. It reads no
+environment variable, opens no socket and starts no process.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 from dtrain.errors import ClusterConfigError
 
 TRAINING_JOBS = ("chief", "worker")
-"""The jobs whose tasks train; ranks count them in this order."""
+"""The jobs whose tasks train, in the order of their ranks."""
 
 SERVING_JOBS = ("worker", "ps")
-"""The jobs whose tasks serve, where the chief alone runs the program."""
+"""The jobs whose tasks serve the chief if the chief alone runs the program."""
 
 KNOWN_JOBS = (*TRAINING_JOBS, "ps", "evaluator")
 """Every job that a cluster may name."""
@@ -28,7 +28,7 @@ _EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type
 
 @dataclass(frozen=True)
 class Task:
-    """One process of a job; written `worker 1`."""
+    """One process of a job, such as `worker 1`."""
 
     job: str
     index: int
@@ -39,19 +39,19 @@ class Task:
 
 @dataclass(frozen=True)
 class Topology:
-    """The tasks of a job and which of them this process is.
+    """The tasks of a job, and which of them this process is.
 
-    Training tasks are the chief (if there is one) and the workers; `rank` counts them, the chief first.
+    Training tasks are the chief, if there is one, and the workers. Their ranks start with the chief.
     Parameter servers (`ps`) and the `evaluator` belong to the cluster but have no rank. As in TensorFlow, the
-    chief of parameter servers may stand outside the cluster: it then has no address.
+    chief of parameter servers may be outside the cluster; it then has no address.
 
     Args:
-        jobs: for each job name its addresses (`host:port`), in the order of their index.
-        task_type: the job of this process.
-        task_index: its index within that job.
+        jobs: the addresses (`host:port`) of each job's tasks, in the order of their index.
+        task_type: the name of this process's job.
+        task_index: the index of this process within that job.
 
     Raises:
-        ClusterConfigError: the parts do not form a cluster; the message names the part.
+        ClusterConfigError: the arguments describe no valid cluster; the message names what is wrong.
     """
 
     jobs: Mapping[str, tuple[str, ...]] = field(hash=False)
@@ -66,7 +66,7 @@ class Topology:
 
     @property
     def task(self) -> Task:
-        """This process."""
+        """The task that this process is."""
         return Task(self.task_type, self.task_index)
 
     @property
@@ -76,7 +76,7 @@ class Topology:
 
     @property
     def rank(self) -> int:
-        """The position among the training tasks, from 0.
+        """The rank of this process among the training tasks, from 0.
 
         Raises:
             ClusterConfigError: this process is a parameter server or an evaluator.
@@ -95,27 +95,27 @@ class Topology:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is the training task of rank 0, which speaks and writes for all."""
+        """Whether this process is the training task of rank 0, which logs and writes files for the job."""
         return self.is_training_task and self.rank == 0
 
     @property
     def is_coordinated(self) -> bool:
         """Whether the chief alone runs the program, while workers and parameter servers serve it.
 
-        In a cluster that names no chief, only a process outside the cluster can tell: it is that chief.
+        If the cluster names no chief, this is true only in the chief itself, which is outside the cluster.
         """
         return "ps" in self.jobs and ("chief" in self.jobs or self.task_type == "chief")
 
     def servers(self) -> tuple[Task, ...]:
-        """The tasks that serve the chief where the job is coordinated: workers, then parameter servers."""
+        """The tasks that serve the chief of a coordinated job: workers, then parameter servers."""
         return tuple(task for task in self.tasks() if task.job in SERVING_JOBS)
 
     @property
     def address(self) -> str:
-        """Where this process serves, as `host:port`.
+        """The address on which this process serves, as `host:port`.
 
         Raises:
-            ClusterConfigError: this is an evaluator or a chief that the cluster does not list.
+            ClusterConfigError: this process is an evaluator or a chief that the cluster does not list.
         """
         return self.address_of(self.task)
 
@@ -125,11 +125,15 @@ class Topology:
         return self.task in self.tasks()
 
     def with_chief_at(self, address: str) -> Topology:
-        """The same job, in a cluster that names its chief."""
+        """The same topology with this address (`host:port`) for the chief."""
         return replace(self, jobs={**self.jobs, "chief": (address,)})
 
     def address_of(self, task: Task) -> str:
-        """Where a task serves, as `host:port`; ClusterConfigError if the cluster does not list it."""
+        """The address on which a task serves, as `host:port`.
+
+        Raises:
+            ClusterConfigError: the cluster does not list the task.
+        """
         addresses = self.jobs.get(task.job, ())
         if not 0 <= task.index < len(addresses):
             raise ClusterConfigError(
@@ -139,7 +143,7 @@ class Topology:
         return addresses[task.index]
 
     def tasks(self) -> tuple[Task, ...]:
-        """Every task with an address: chief, workers, parameter servers, evaluator, in this order."""
+        """All tasks with an address: chief, workers, parameter servers, evaluator, in this order."""
         return tuple(Task(job, i) for job, addresses in self.jobs.items() for i in range(len(addresses)))
 
     def training_tasks(self) -> tuple[Task, ...]:
@@ -149,13 +153,13 @@ class Topology:
 
     @classmethod
     def from_tf_config(cls, text: str | None) -> Topology | None:
-        """Read the text of TF_CONFIG.
+        """Parse the text of TF_CONFIG.
 
         Returns:
-            The topology, or None where the text is None, blank or `{}`: no cluster.
+            The topology; None if there is no cluster, because the text is None, blank or `{}`.
 
         Raises:
-            ClusterConfigError: what is wrong in the text, by name, and what to write instead.
+            ClusterConfigError: the text is invalid; the message names what is wrong and what to write.
         """
         if text is None or not text.strip():
             return None
@@ -168,7 +172,7 @@ class Topology:
             raise ClusterConfigError(f"TF_CONFIG is wrong: {error.message}", hint=error.hint) from None
 
     def to_tf_config(self) -> str:
-        """The text to put in TF_CONFIG for this process."""
+        """The text of TF_CONFIG for this process."""
         return json.dumps(
             {
                 "cluster": {job: list(addresses) for job, addresses in self.jobs.items()},
@@ -241,7 +245,7 @@ def _check_addresses(jobs: Mapping[str, tuple[str, ...]]) -> None:
                 host, port = split_address(address)
             except ClusterConfigError as error:
                 raise ClusterConfigError(f"the address of {task}: {error.message}", hint=error.hint) from None
-            # The two names of this machine that are most often mixed in one file.
+            # `localhost` and 127.0.0.1 are often mixed in one file, so they count as equal.
             place = ("127.0.0.1" if host.lower() == "localhost" else host.lower(), port)
             if place in seen:
                 raise ClusterConfigError(
@@ -262,8 +266,8 @@ def _check_task(jobs: Mapping[str, tuple[str, ...]], job: Any, index: Any) -> No
             hint="Write the index as a plain number, such as 0.",
         )
     if job not in jobs:
-        # TensorFlow lets these stand outside the cluster: nobody connects to the evaluator, and a chief of
-        # parameter servers connects to them, and takes an address then.
+        # TensorFlow allows these outside the cluster. No task connects to the evaluator. A chief of parameter
+        # servers connects to its servers itself, and only then takes an address.
         if index == 0 and (job == "evaluator" or (job == "chief" and "ps" in jobs)):
             return
         raise ClusterConfigError(
@@ -283,7 +287,7 @@ def _parse(text: str) -> dict[str, Any]:
         config = json.loads(text, object_pairs_hook=_unique_keys)
     except ClusterConfigError:
         raise
-    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or too deep a nest
+    except (ValueError, RecursionError) as error:  # also for huge numbers and deep nesting
         raise ClusterConfigError(
             f"it is not JSON ({error}): {_shorten(text)}", hint=f"It should look like {_EXAMPLE}."
         ) from None
@@ -296,7 +300,7 @@ def _parse(text: str) -> dict[str, Any]:
 
 
 def _unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    # json keeps the last of two equal keys without a word; half a cluster would be lost.
+    # Of two equal keys, json silently keeps only the last, so a part of the cluster would be lost.
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:

@@ -1,6 +1,6 @@
-"""`Trainer`: one object for those who want one, which makes, trains, tests and goes on with a model.
+"""`Trainer`: an optional single object that compiles, trains, resumes and evaluates a model.
 
-It is a thin face, without a loop, a callback class or a model class of its own.
+It is a thin wrapper around dtrain's strategies and Keras' `fit`, with no loop, callback or model of its own.
 """
 
 from __future__ import annotations
@@ -23,33 +23,37 @@ from dtrain.trainer_run import NoRun, TrainerRun
 
 
 class Trainer:
-    """Trains a Keras model under a strategy. Make it first, at the top of the program.
+    """Trains a Keras model under a strategy. Create it at the top of the program, before any model.
+
+    Any two of `global_batch`, `per_replica_batch` and `accumulation` determine the third. With none of them,
+    the per-replica batch is 32 and the accumulation is 1.
 
     Args:
-        strategy: a name that `dtrain.strategy` knows, or any `tf.distribute.Strategy`.
-        precision: what is computed in: "float32", "mixed_float16" or "mixed_bfloat16"; None for Keras'
-            global policy.
-        global_batch: examples in one update of the weights, over all replicas and micro-batches.
-        per_replica_batch: examples that one replica computes with at once.
-        accumulation: micro-batches whose gradients make one update. Of these three any two decide the
-            third; with none of them a replica has 32 examples and nothing is accumulated.
+        strategy: a name that `dtrain.strategy` accepts, or any `tf.distribute.Strategy`.
+        precision: the dtype policy: "float32", "mixed_float16" or "mixed_bfloat16"; None means Keras' global
+            policy.
+        global_batch: the examples of one weight update, over all replicas and micro-batches.
+        per_replica_batch: the examples that one replica processes at once.
+        accumulation: the number of micro-batches whose gradients make one weight update.
         scaling: how the learning rate grows with the global batch: "none", "linear" (Goyal et al.,
             arXiv:1706.02677) or "sqrt".
-        base_batch: the global batch that the rate is right for; the per-replica batch if it is not given.
-        warmup_steps: updates over which the rate rises to its scaled value, from the unscaled one; from 0
-            with "none". The paper takes five epochs.
-        run_dir: where the run's files go; None writes none.
-        save_freq: when the run is saved: "epoch", or a number of micro-batches.
-        seed: of initial weights, random layers and the order of arrays; None for another one each time.
+        base_batch: the global batch for which the learning rate is meant; by default the per-replica batch.
+        warmup_steps: the number of weight updates in which the learning rate rises to its scaled value. It
+            starts from the unscaled value, or from 0 with the scaling "none". The paper uses five epochs.
+        run_dir: the directory of the run's files; None writes no files.
+        save_freq: when a checkpoint is saved: "epoch", or every so many micro-batches.
+        seed: the seed of the initial weights, the random layers and the order of arrays; None draws a new one
+            for each run.
 
     Attributes:
-        strategy: the strategy itself.
-        batches: the three sizes, and `micro_batch`, by which a `tf.data.Dataset` must be batched.
-        model: what `compile` made; None before.
-        learning_rate: the scaled rate that training reaches, or None before `compile` and for a schedule.
+        strategy: the strategy.
+        batches: the batch sizes; a `tf.data.Dataset` must have batches of `batches.micro_batch` examples.
+        model: the model that `compile` made; None before.
+        learning_rate: the scaled learning rate after the warm-up; None before `compile` and for a schedule.
 
     Raises:
-        ConfigurationError: a word is not known, or the sizes do not fit each other or the replicas.
+        ConfigurationError: a value is unknown or out of range, or the batch sizes do not fit each other or
+            the number of replicas.
     """
 
     def __init__(
@@ -76,7 +80,8 @@ class Trainer:
             )
         self.strategy = make_strategy(strategy) if isinstance(strategy, str) else strategy
         replicas = self.strategy.num_replicas_in_sync
-        # Where a worker of an elastic job is absent, the batches stay, and those that are there do more.
+        # If a worker of an elastic job is absent, the batches stay the same, and each present worker's shard
+        # grows.
         self.batches: BatchSizes = plan_batches(
             replicas=job.full_size(replicas),
             global_batch=global_batch,
@@ -102,27 +107,28 @@ class Trainer:
         shard_optimizer: bool = False,
         **options: Any,
     ) -> Any:
-        """Makes and compiles the model, in the strategy's scope and in the precision.
+        """Create and compile the model, in the strategy's scope and with the trainer's precision.
 
         Args:
-            model_fn: makes the model; called once. What it returns gives float32.
-            loss: as Keras' `compile` takes it.
-            optimizer: a name, an optimizer of Keras', its class, or a function of the rate. One of the same
-                configuration is made, with the rate and the accumulation of this trainer.
-            learning_rate: for `base_batch`; a number, or a Keras schedule, which counts micro-batches and is
-                not scaled. None for the optimizer's own.
-            metrics: as Keras' `compile` takes them.
-            rematerialize: "full" and other words of `dtrain.optim.rematerialize`: forward results are
-                computed again in the backward pass, rather than kept.
-            shard_optimizer: whether each part of the optimizer's state is held by one replica only
+            model_fn: creates the model; called once. The model's outputs are converted to float32.
+            loss: as for Keras' `compile`.
+            optimizer: a name, a Keras optimizer, an optimizer class, or a function of the learning rate. The
+                model gets a new optimizer of the same configuration, with this trainer's learning rate and
+                accumulation.
+            learning_rate: the learning rate for `base_batch`: a number, or a Keras schedule, which counts
+                micro-batches and is not scaled. None means the optimizer's own.
+            metrics: as for Keras' `compile`.
+            rematerialize: "full" or another word of `dtrain.optim.rematerialize`: activations are recomputed
+                in the backward pass instead of being stored. None stores them.
+            shard_optimizer: whether to shard the optimizer's state over the replicas
                 (`dtrain.optim.shard_state`).
-            **options: more that Keras' `compile` takes.
+            **options: further arguments of Keras' `compile`.
 
         Returns:
-            The model.
+            The compiled model.
 
         Raises:
-            ConfigurationError: the optimizer cannot be used, or a schedule is to be scaled.
+            ConfigurationError: the optimizer cannot be used, or a schedule would have to be scaled.
         """
         if self._seed is not None:
             keras.utils.set_random_seed(self._seed)
@@ -139,18 +145,20 @@ class Trainer:
         return model
 
     def resume(self) -> int:
-        """Goes on with the run in the run directory, where its last checkpoint was; call it after `compile`.
+        """Resume the run in the run directory from its last checkpoint. Call it after `compile`.
 
-        The model has its weights when this returns. `fit` then trains what is left, from the very step, with
-        all that the checkpoint holds (`dtrain.BackupAndRestore`); its `History` and `metrics.csv` hold all
-        epochs. A program that always calls it can be started again with the same command.
+        When this returns, the model has the checkpoint's weights. `fit` then restores everything else that
+        the checkpoint holds (`dtrain.BackupAndRestore`) and trains the remaining steps. Its `History` and
+        `metrics.csv` contain all epochs. A program that always calls `resume` can be run again with the same
+        command.
 
         Returns:
-            How many whole epochs are done; 0 where the directory holds no run yet.
+            The number of completed epochs; 0 if the directory holds no run yet.
 
         Raises:
-            ConfigurationError: there is no run directory, its run had other batches, another precision or
-                another seed, or another process is at it.
+            ConfigurationError: the trainer has no run directory, the directory's run has other settings (such
+                as batches, precision, optimizer, learning rate or seed), or another process uses it.
+            CheckpointError: the checkpoint is of another model.
         """
         return self._files.resume(self._compiled(), self._settings())
 
@@ -164,22 +172,25 @@ class Trainer:
         verbose: int | None = None,
         **options: Any,
     ) -> keras.callbacks.History:
-        """Trains until `epochs` are done, with those before `resume()` counted.
+        """Train until `epochs` epochs are done, including those before `resume()`.
 
         Args:
-            train: a `dtrain.data.Pipeline`; arrays as `(x, y)` or `(x, y, sample_weight)`, which are batched
-                and shuffled anew each epoch; a `tf.data.Dataset` in batches of `batches.micro_batch`; or
+            train: a `dtrain.data.Pipeline`; arrays as `(x, y)` or `(x, y, sample_weight)`, which are batched,
+                and shuffled in each epoch; a `tf.data.Dataset` in batches of `batches.micro_batch`; or
                 anything else that Keras' `fit` takes.
-            validation: the same, or None.
-            epochs: passes over the data, at least 1.
-            callbacks: Keras' own kind.
-            verbose: as Keras takes it; None shows progress on the chief.
-            **options: more that Keras' `fit` takes.
+            validation: data of the same kinds, or None.
+            epochs: the total number of passes over the data, at least 1.
+            callbacks: Keras callbacks.
+            verbose: as for Keras' `fit`; None shows progress on the chief only.
+            **options: further arguments of Keras' `fit`.
+
+        Returns:
+            Keras' `History`.
 
         Raises:
-            ConfigurationError: `compile` was not called, the batches are of another size, or the run
+            ConfigurationError: `compile` was not called, the data has batches of another size, or the run
                 directory holds another run.
-            DataError: the data is not batched.
+            DataError: the dataset is not batched.
         """
         model = self._compiled()
         if epochs < 1:
@@ -203,7 +214,18 @@ class Trainer:
         return history
 
     def evaluate(self, data: Any, **options: Any) -> dict[str, float]:
-        """The loss and the metrics by name, over data as `fit` takes it."""
+        """Evaluate the model.
+
+        Args:
+            data: data of the kinds that `fit` takes.
+            **options: further arguments of Keras' `evaluate`.
+
+        Returns:
+            The loss and the metrics by name.
+
+        Raises:
+            ConfigurationError: `compile` was not called.
+        """
         found = self._plain(data)
         options = {"verbose": 0, "return_dict": True} | options
         if isinstance(found, tuple):
@@ -214,7 +236,15 @@ class Trainer:
         return self._compiled().evaluate(found, **options)
 
     def predict(self, data: Any, **options: Any) -> Any:
-        """The model's outputs for inputs: an array, a `Pipeline`, or what else Keras' `predict` takes."""
+        """The model's outputs.
+
+        Args:
+            data: the inputs: an array, a `Pipeline`, or anything else that Keras' `predict` takes.
+            **options: further arguments of Keras' `predict`.
+
+        Raises:
+            ConfigurationError: `compile` was not called.
+        """
         options = {"verbose": 0} | options
         if not isinstance(data, Pipeline | tf.data.Dataset):
             options = {"batch_size": self.batches.micro_batch} | options
@@ -230,7 +260,7 @@ class Trainer:
         return self.model
 
     def _settings(self) -> dict[str, Any]:
-        """What decides a run, for its record."""
+        """The settings that determine the run's results, for its record."""
         return {
             "global_batch": self.batches.global_batch,
             "per_replica_batch": self.batches.per_replica,
@@ -263,18 +293,18 @@ class Trainer:
         )
         reached: Any = self.learning_rate
         if self._warmup_steps:
-            # Keras' schedules count micro-batches.
+            # A Keras schedule counts micro-batches, not weight updates.
             steps = self._warmup_steps * batches.accumulation
             reached = optim.WarmUp(reached, steps, start=0.0 if self._scaling == "none" else rate)
         return with_settings(base, learning_rate=reached, accumulation=batches.accumulation)
 
     def _source(self, data: Any) -> Any:
-        """Training data, with arrays made a pipeline; what is batched has the size of a micro-batch."""
+        """The training data, with arrays converted to a pipeline; checks the size of batched data."""
         expected = self.batches.micro_batch
         if isinstance(data, tuple):
             seed = self._seed
             if seed is None:
-                # All workers see the same order.
+                # The chief's seed, so that all workers use the same order.
                 seed = self._order_seed = job.broadcast(self._files.order_seed())
             return Pipeline(data, batch=expected, seed=seed)
         found = data.batch if isinstance(data, Pipeline) else _batch_of(data, expected)
@@ -287,12 +317,16 @@ class Trainer:
         return data
 
     def _plain(self, data: Any) -> Any:
-        """Data to evaluate, as Keras takes it: a tuple of arrays stays one."""
+        """Data as Keras' `evaluate` takes it: a pipeline becomes a dataset, other data stays as it is."""
         return data.dataset() if isinstance(data, Pipeline) else data
 
 
 def _batch_of(data: Any, expected: int) -> int | None:
-    """The size of a dataset's batches, where its spec tells it; None for other data."""
+    """The batch size of a dataset if its element spec states it; None for other data.
+
+    Raises:
+        DataError: the dataset yields single examples.
+    """
     if not isinstance(data, tf.data.Dataset):
         return None
     shapes = [getattr(spec, "shape", None) for spec in tf.nest.flatten(data.element_spec)]

@@ -1,6 +1,7 @@
-"""The files of a `Trainer`'s run, and going on with a run whose files are there.
+"""The files of a `Trainer`'s run, and resuming a run from its files.
 
-`NoRun` stands where no directory was asked for, so that the trainer need not ask.
+`NoRun` replaces `TrainerRun` if there is no run directory, so that the trainer needs no case distinction. The
+model is trained elsewhere.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dtrain.monitor.run_files import ended_record, run_callbacks, write_end
 
 _NAME = "trainer"
 _KEPT = 2
-# What must be the same for the numbers to go on as they would have; the optimizer's state is of no use else.
+# The settings that must be unchanged for a resumed run to give the same numbers as an uninterrupted one.
 _SAME = (
     "global_batch",
     "accumulation",
@@ -38,45 +39,49 @@ _SAME = (
 
 
 class NoRun:
-    """Nothing is written, and training begins at the beginning.
+    """A run without a directory: it writes no files and cannot be resumed.
 
     Attributes:
-        done: epochs that are done: none.
+        done: the number of completed epochs, always 0.
     """
 
     done = 0
 
     def order_seed(self) -> int:
-        """The seed of the order of arrays where none was set."""
+        """A random seed for the order of arrays, used if the trainer has no seed."""
         return random.randrange(2**31)
 
     def resume(self, model: Any, settings: Mapping[str, Any]) -> int:
-        """There is nothing to go on with."""
+        """A run without a directory cannot be resumed.
+
+        Raises:
+            ConfigurationError: always.
+        """
         raise ConfigurationError(
             "The trainer has no run directory, so there is nothing to go on from.",
             hint="Give it one: dtrain.Trainer(run_dir=...), when the run begins and when it goes on.",
         )
 
     def begin(self, strategy: Any, settings: Mapping[str, Any]) -> None:
-        """Nothing."""
+        """Does nothing; see `TrainerRun.begin`."""
 
     def callbacks(self, own: list[Any]) -> list[Any]:
-        """Those of the user."""
+        """The user's callbacks, unchanged."""
         return own
 
     def end(self, model: Any, history: Any) -> None:
-        """Nothing."""
+        """Does nothing; see `TrainerRun.end`."""
 
 
 class TrainerRun:
     """The directory of one run: its record, metrics, curves, model, and its newest checkpoints.
 
     Args:
-        path: where.
-        save_freq: as `dtrain.BackupAndRestore` takes it.
+        path: the directory.
+        save_freq: as for `dtrain.BackupAndRestore`.
 
     Attributes:
-        done: whole epochs that are done.
+        done: the number of completed epochs.
     """
 
     def __init__(self, path: str | os.PathLike[str], save_freq: str | int) -> None:
@@ -90,10 +95,14 @@ class TrainerRun:
         self.done = 0
 
     def resume(self, model: Any, settings: Mapping[str, Any]) -> int:
-        """Gives the model the weights of the run that is there; every worker calls it.
+        """Load the weights of the directory's run into the model. Every worker must call it.
+
+        Returns:
+            The number of completed epochs; 0 if the directory holds no run yet.
 
         Raises:
-            ConfigurationError: that run had other settings, or another process is at it.
+            ConfigurationError: the directory's run has other settings, or another process uses it.
+            CheckpointError: the checkpoint is of another model.
         """
         run = monitor.RunDirectory(self._path)
         earlier, problem = job.broadcast(_earlier(run, settings) if job.is_chief() else None)
@@ -110,7 +119,7 @@ class TrainerRun:
         return self.done
 
     def order_seed(self) -> int:
-        """The seed of the order of arrays where none was set: that of the run which goes on, or a new one."""
+        """The seed of the order of arrays if the trainer has none: the resumed run's seed, or a new one."""
         earlier = self._earlier
         if not earlier and environment.attempt():  # the launcher has started the job again
             earlier = monitor.read_record(monitor.RunDirectory(self._path)) or {}
@@ -118,7 +127,7 @@ class TrainerRun:
         return int(found) if isinstance(found, int) else random.randrange(2**31)
 
     def begin(self, strategy: Any, settings: Mapping[str, Any]) -> None:
-        """Claims the directory, unless this run has it; every worker calls it.
+        """Claim the directory for this run, unless `resume` already has. Every worker must call it.
 
         Raises:
             ConfigurationError: the directory holds another run, or cannot be written to.
@@ -129,7 +138,7 @@ class TrainerRun:
             self._run = monitor.open_run_directory(self._path, name=_NAME, record=self._record)
 
     def callbacks(self, own: list[Any]) -> list[Any]:
-        """The user's, and those that write the run's files."""
+        """The user's callbacks, and those that write the run's files."""
         self._trained = False
         return [
             RateLogs(),
@@ -140,11 +149,11 @@ class TrainerRun:
         ]
 
     def end(self, model: Any, history: Any) -> None:
-        """Writes what a finished run leaves."""
+        """Write the model, the record and the curves of a finished run. Every worker must call it."""
         run = self._files
         self.done = len(history.epoch)
         if not self._trained and self._earlier.get("status") == "finished":
-            return  # all was done before, and its record stands
+            return  # a finished run was resumed and nothing was trained, so its files stay
         model.save(run.model)
         job.barrier()
         record = ended_record(self._record, model, history, begun=self._begun)
@@ -168,7 +177,7 @@ class TrainerRun:
 
 
 def _earlier(run: monitor.RunDirectory, settings: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
-    """The record of the run that is there, or None; and in what it is not the one that is asked for."""
+    """A pair: the record of the directory's run, or None; and why that run cannot be resumed, or ""."""
     if not run.record.exists():
         return None, ""
     try:

@@ -1,7 +1,7 @@
-"""How fast training is between two moments: a mark at each, and what lies between them.
+"""Computes the training rate between two marks; all rates and step times that dtrain reports come from here.
 
-Only steps count, with what they waited for: no validation, no callbacks, and no steps for which something was
-traced or compiled. All rates and step times that dtrain reports are computed here.
+Only training steps count, including their waiting times. Validation, callbacks, and steps that were traced or
+compiled do not count. This module measures nothing itself.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from dtrain.step_counts import Counts, counter
 from dtrain.time_breakdown import breakdown
 
 NAME = "examples_per_second"
-"""The rate's name in logs and files."""
+"""The name of the training rate in logs and files."""
 
 TRAINING = ("input", "compute", "communication")
-"""The parts of the time that are steps."""
+"""The parts of the time breakdown that belong to training steps."""
 
 
 class Figures(NamedTuple):
-    """Some steps.
+    """The duration and size of a number of steps.
 
     Attributes:
-        steps: how many.
-        seconds: that they took.
-        examples: in them; None where they were not counted.
-        waiting: of the seconds, until batches were there.
+        steps: the number of steps.
+        seconds: the seconds that they took.
+        examples: the number of examples in them; None if unknown.
+        waiting: the part of `seconds` that they waited for batches.
     """
 
     steps: int
@@ -37,29 +37,29 @@ class Figures(NamedTuple):
 
     @property
     def step_seconds(self) -> float | None:
-        """A step; None if there was none."""
+        """The mean seconds per step; None without steps."""
         return self.seconds / self.steps if self.steps > 0 else None
 
     @property
     def examples_per_second(self) -> float | None:
-        """The rate; None where examples were not counted."""
+        """The examples per second; None if the number of examples is unknown, or without steps."""
         known = self.examples is not None and self.steps > 0 and self.seconds > 0
         return self.examples / self.seconds if known and self.examples is not None else None
 
     @property
     def data_wait(self) -> float | None:
-        """The share of the time in which training waited for data, 0.0 to 1.0; None if there was no step."""
+        """The fraction of the time in which training waited for data, 0.0 to 1.0; None without steps."""
         return self.waiting / self.seconds if self.seconds > 0 else None
 
 
 class Mark(NamedTuple):
-    """Where the training of this process stands.
+    """A snapshot of this process's training counters.
 
     Attributes:
-        at: when, by `time.perf_counter`.
-        parts: seconds so far, by part.
-        trained: all steps so far.
-        traced: of them, those for which something was traced.
+        at: the time, by `time.perf_counter`.
+        parts: the seconds so far, by part of the time breakdown.
+        trained: all training steps so far.
+        traced: the part of them that was traced or compiled.
     """
 
     at: float
@@ -68,11 +68,11 @@ class Mark(NamedTuple):
     traced: Counts
 
     def since(self, earlier: Mark, *, start: bool = False) -> Figures:
-        """What lies between two marks.
+        """The steps between an earlier mark and this one.
 
         Args:
-            earlier: the first of them.
-            start: whether steps for which something was traced count, too, with all that this took.
+            earlier: the earlier mark.
+            start: whether traced and compiled steps count as well, with the time that this took.
         """
         traced = Counts() if start else self.traced
         traced_before = Counts() if start else earlier.traced
@@ -89,12 +89,12 @@ class Mark(NamedTuple):
 
 
 def mark() -> Mark:
-    """Now."""
+    """A mark of the present moment."""
     return Mark(time.perf_counter(), breakdown.seconds(), counter.trained, counter.traced)
 
 
 def of_epoch(record: Mapping[str, Any]) -> Figures:
-    """The steps of an epoch, from its entry in a `time_report` or in `events.jsonl`."""
+    """The steps of an epoch, from its entry in `History.time_report` or in `events.jsonl`."""
     steady, parts = record.get("steady"), record["parts"]
     if steady is None:  # written by an earlier version
         seconds = sum(parts.get(part, 0.0) for part in TRAINING)
@@ -103,9 +103,9 @@ def of_epoch(record: Mapping[str, Any]) -> Figures:
 
 
 def of_run(epochs: Iterable[Figures]) -> Figures:
-    """The steps of all epochs but the first that has any, or of that if it is alone.
+    """The steps of all epochs with steps, except the first; if there is only one, the steps of that one.
 
-    The first also starts the input and finds out how many steps to make at a time.
+    The first is left out because it also starts the input and tunes the number of steps per call.
     """
     found = [each for each in epochs if each.steps > 0]
     found = found[1:] or found
@@ -119,9 +119,10 @@ def of_run(epochs: Iterable[Figures]) -> Figures:
 
 
 def of_report(epochs: Sequence[Mapping[str, Any]]) -> float:
-    """Examples a second of a `time_report`, as `of_run` counts them; NaN where they were not counted.
+    """The examples per second of a `History.time_report`, over the steps that `of_run` selects.
 
-    Of a run in which something was traced for every step, it is the rate with that.
+    If all steps of the run were traced or compiled, the rate includes the time of tracing and compiling. NaN
+    if the number of examples is unknown.
     """
     counted = [each for each in epochs if each["examples"] is not None]
     rate = of_run(map(of_epoch, counted)).examples_per_second

@@ -1,7 +1,7 @@
-"""Is a word that a user wrote one of those known? If not, an error names them and the nearest.
+"""Checks that a user's word is one of the known words; the error lists them and names the nearest.
 
-The words that several files share stand here too. What a word means is said in the file that knows it. It
-imports no TensorFlow.
+It also holds the words that several modules share. The module that uses a word defines its meaning. It does
+not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dtrain.errors import ConfigurationError, known_are
 
 SCALINGS = ("linear", "sqrt", "none")
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
-# What is often written, and the word that is most likely meant.
+# Common short forms, and the word that each most likely means.
 SHORT_PRECISIONS = {
     "bf16": "mixed_bfloat16",
     "bfloat16": "mixed_bfloat16",
@@ -27,16 +27,16 @@ SHORT_PRECISIONS = {
 def known_word(
     argument: str, word: Any, known: Collection[str], *, near: Mapping[str, str] | None = None
 ) -> str:
-    """The known word that was meant: case and dashes do not matter.
+    """The known word that equals `word` in lower case with underscores for hyphens.
 
     Args:
-        argument: the name of the argument that was set, for the error.
-        word: what it was set to.
-        known: the words.
-        near: other words, each with the known one to suggest.
+        argument: the name of the argument, for the error.
+        word: the value of the argument.
+        known: the known words.
+        near: further words that may have been meant, each with the known word to suggest for it.
 
     Raises:
-        ConfigurationError: listing the known words and the nearest.
+        ConfigurationError: the word is unknown; the message lists the known words and the nearest.
     """
     key = word.strip().lower().replace("-", "_") if isinstance(word, str) else ""
     if key in known:
@@ -49,6 +49,15 @@ def known_word(
 def check_word(
     noun: str, word: str, known: Collection[str], *, near: Mapping[str, str] | None = None
 ) -> None:
-    """See that a word of the command line is one of those known, as it is written; else the same error."""
+    """Check that a word from the command line is exactly one of the known words.
+
+    Args:
+        noun: the option's name in the error.
+        word: the value of the option.
+        known, near: as for `known_word`.
+
+    Raises:
+        ConfigurationError: the word is unknown; the message lists the known words and the nearest.
+    """
     if word not in known:
         raise ConfigurationError(f"The {noun} {word!r} is not known.", hint=known_are(known, word, near))
