@@ -235,7 +235,7 @@ def _pipe() -> int | None:
 
 
 def _write(descriptor: int, line: bytes) -> None:
-    """Write a line atomically; raises BlockingIOError if the pipe is full, even if the descriptor may block."""
+    """Write a line atomically; raises BlockingIOError if the pipe is full, even on a blocking descriptor."""
     if not select.select([], [descriptor], [], 0)[1]:
         raise BlockingIOError
     os.write(descriptor, line)

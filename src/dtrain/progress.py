@@ -99,7 +99,7 @@ class ProgressReporter:
         self._count(event.steps, train=event.train)
 
     def _handle_between_steps(self, event: events.BetweenSteps) -> None:
-        """Counts the steps of functions that do not emit `StepsEnd` themselves."""
+        """Count a step of a train or test function that does not emit `StepsEnd` itself."""
         if event.done > self._between[0] and self.done == self._between[1]:
             self._count(1, train=self._kind == "fit")
         self._between = event.done, self.done

@@ -109,7 +109,7 @@ class StepCounter:
 
     Attributes:
         totals: the seconds of the usual training steps.
-        trained: all training steps of this process, except those of a `fit` inside of another loop.
+        trained: all training steps of this process, except those of an inner `fit` that has ended.
         traced: the part of `trained` that was traced or compiled, whose times are not typical. The time
             breakdown counts these steps as `start`, except their reading.
     """

@@ -160,7 +160,7 @@ def _of_this_user(shared: Path) -> Secret | None:
         if not path.exists():
             mine = folder / secrets.token_hex(8)
             write_secret(mine)
-            with contextlib.suppress(FileExistsError):  # another process was first
+            with contextlib.suppress(FileExistsError):  # another process has created it meanwhile
                 os.link(mine, path)
             mine.unlink()
         return read_secret(path)

@@ -50,7 +50,10 @@ class Connections:
             self.made |= any(listens(process.pid, ports) for process in running)
 
     def advice(self, outcome: Outcome) -> str:
-        """The warning for the end of a job; "" if its tasks connected, never loaded TensorFlow, or failed."""
+        """The warning to show at the end of a job.
+
+        It is "" if the tasks connected, never loaded TensorFlow, or the job failed or was interrupted.
+        """
         tasks = outcome.exit_codes
         over = outcome.first_failure is not None or outcome.signal is not None
         if self.made or not self.tensorflow or over:

@@ -16,10 +16,9 @@ from dtrain.errors import ConfigurationError
 
 @contextlib.contextmanager
 def reserve_ports(count: int) -> Iterator[list[int]]:
-    """Reserve free ports of this machine while the `with` block runs.
-
+    """Reserve `count` free ports of this machine while the `with` block runs; gives their numbers.
     Raises:
-        ConfigurationError: the machine has not that many free ports or open files.
+        ConfigurationError: the system refuses so many ports or open files.
     """
     with contextlib.ExitStack() as stack:
         ports: list[int] = []

@@ -35,9 +35,9 @@ class RendezvousWatch:
     ) -> None:
         self._limit = None if hang_timeout is None else max(hang_timeout, START_LIMIT)
         self._clock = clock
-        self._waiting: dict[Task, float] = {}  # since when
+        self._waiting: dict[Task, float] = {}  # since when each task waits
         self._met: set[Task] = set()
-        self._ended: set[Task] = set()  # with status 0
+        self._ended: set[Task] = set()  # the tasks that have ended with status 0
 
     def note(self, message: Message) -> None:
         """Receive a task's message; only those about the rendezvous matter."""
@@ -55,13 +55,13 @@ class RendezvousWatch:
         self._met.discard(task)
 
     def ended(self, task: Task, code: int) -> None:
-        """A task has ended."""
+        """A task has ended; `code` is its exit code, negative for a death by signal."""
         self._waiting.pop(task, None)
         if code == 0:
             self._ended.add(task)
 
     def next_check(self) -> float | None:
-        """When `check` wants to be called, on the clock; None while nobody waits."""
+        """When to call `check` next, on the clock; None while no task waits at the rendezvous."""
         if not self._waiting:
             return None
         return self._clock() + _LOOK

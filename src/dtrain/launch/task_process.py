@@ -138,7 +138,7 @@ class TaskProcess:
         return False
 
     def _started(self, pid: int) -> bool:
-        """Whether a process is of this task's session, or was started by it or by one that it started."""
+        """Whether a process is in this process's session, or is one of its descendants."""
         return os.getsid(pid) == self.pid or any(
             each.pid == self.pid for each in psutil.Process(pid).parents()
         )
