@@ -43,7 +43,7 @@ class SynchronousAttempt(Attempt):
     - A worker exits with 0: the others continue.
     - A worker exits with `RUN_AGAIN`, after saving a checkpoint: the others get time to do the same.
     - A worker fails: the others cannot continue without it and are killed at once. They get the usual grace
-      if the job will not be restarted, because it was called wrongly or raised before any step.
+      if the job will not be restarted: it allows no restarts, was called wrongly, or raised before any step.
     - A worker fails because it lost a peer: the peer is blamed if it is stopped or has failed as well.
     - No progress for too long: all tasks dump their stacks, and the stuck one counts as failed.
 
@@ -207,7 +207,7 @@ class SynchronousJob(RestartedJob):
         self.reserve: Spares = Spares(spec.command, self.common, spec.spare_count, session)
 
     def open(self) -> None:
-        """Register the spares for clean-up; attempts share nothing else."""
+        """Register the spares, so that they are ended when the job is closed."""
         self.resources.callback(self.reserve.close)
 
     @contextlib.contextmanager
