@@ -1,7 +1,7 @@
-"""What is trained on? The sources, each as NumPy arrays or texts, one file a source, and the input pipeline.
+"""Training data: data sets as NumPy arrays or texts (one file a data set), record files, the input pipeline.
 
-It knows no strategy: how a batch is trained on, and by whom, is the engine's. Sources do without TensorFlow;
-the pipeline and record files bring it in when they are first used.
+It knows no strategy: the engine decides how replicas train on a batch. The data sets need no TensorFlow; the
+pipeline and the record files import it when they are first used.
 """
 
 from __future__ import annotations

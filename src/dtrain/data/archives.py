@@ -1,7 +1,7 @@
-"""The files of a data set, read from a tar archive or from the folder that it was extracted to.
+"""Reads the files of a data set from a tar archive, or from the folder that the archive was extracted to.
 
-Nothing is ever extracted to disk, so nothing is written over and no name or link can lead outside. What an
-archive says of itself is bounded before it costs memory or time.
+It never extracts to disk, so it overwrites nothing, and no name or link can lead outside. Sizes and lengths
+that an archive declares are checked against limits before they cost memory or time.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import IO, Protocol, Self, cast
 from dtrain.errors import DataError
 from dtrain.plain_text import cleaned
 
-_BLOCK = 512  # bytes; all in a tar archive is a multiple of it
+_BLOCK = 512  # bytes; headers and files in a tar archive fill multiples of it
 _CHUNK = 1 << 20
 _OPENERS: dict[bytes, Callable[[IO[bytes]], object]] = {
     b"\x1f\x8b": gzip.open,
     b"BZh": bz2.open,
     b"\xfd7zXZ\x00": lzma.open,
 }
-# The last ones are what `tarfile` raises for numbers and headers that nobody writes.
+# From `struct.error` on: what `tarfile` raises for malformed numbers and headers.
 _DAMAGE = (
     EOFError,
     zlib.error,
@@ -42,12 +42,12 @@ _DAMAGE = (
     RecursionError,
 )
 
-# Several times what the published data sets hold.
+# The limits are several times the sizes of the published data sets.
 MOST_BYTES = 2 << 30
-"""Bytes of an archive once it is decompressed; those of a hostile one could be a million times its own."""
+"""Limit of the bytes of a decompressed archive; a hostile archive could grow to a million times its size."""
 
 LARGEST = 512 << 20
-"""Bytes of one file in an archive or a folder; it is read into memory as a whole."""
+"""Limit of the bytes of one file in an archive or a folder; a file is read into memory as a whole."""
 
 _MOST_MEMBERS = 500_000
 _LONGEST_HEADER = 256 << 10  # bytes of all headers of one entry
@@ -56,13 +56,13 @@ _PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 
 
 class Files(Protocol):
-    """Named files, wherever they are."""
+    """Files that are read by name, from an archive or from a folder."""
 
     def names(self) -> list[str]:
-        """All names, relative and with `/`, numbers in them sorted as numbers: the same on every machine."""
+        """The relative names of all files, with `/`; numbers in names sort as numbers, on every machine."""
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        """Name and content of each, in the order of `names`."""
+        """Yield the name and the content of each file, in the order of `names`."""
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def open_files(path: Path) -> Iterator[Files]:
     """Open a folder, or a tar archive that is plain or compressed with gzip, bzip2 or xz.
 
     Raises:
-        DataError: a file that is no tar archive, is cut off, or is damaged; all of it is checked here.
+        DataError: the file is no tar archive, is cut off, or is damaged. The whole archive is checked here.
     """
     if path.is_dir():
         yield _Folder(path)
@@ -91,16 +91,16 @@ def by_number(name: str) -> tuple[str | tuple[int, str], ...]:
 
 
 def _by_value(digits: str) -> tuple[int, str]:
-    # As text: Python makes no number of thousands of digits.
+    # Compared as text: Python refuses to convert thousands of digits to an integer.
     significant = digits.lstrip("0")
     return len(significant), significant
 
 
 class _Metered:
-    """A stream of which only so many bytes are read: `tarfile` believes what headers say of their length.
+    """Limits how many bytes `tarfile` reads from a stream, because it trusts the lengths in headers.
 
     Args:
-        stream: what is read.
+        stream: the stream to read.
 
     Attributes:
         left: bytes that may still be read.
@@ -111,7 +111,7 @@ class _Metered:
         self.left = _LONGEST_HEADER
 
     def read(self, size: int = -1) -> bytes:
-        """As a file does."""
+        """Read as a file does; `tarfile.ReadError` beyond the limit."""
         self.left -= size
         if size < 0 or self.left < 0:
             raise tarfile.ReadError(f"the headers of one entry have more than {_LONGEST_HEADER} bytes")
@@ -127,7 +127,7 @@ class _Metered:
 
 
 class _Header(tarfile.TarInfo):
-    """A header whose size can be true; with a negative one `tarfile` would go round in circles."""
+    """A header that refuses a negative size, with which `tarfile` would loop for ever."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -138,13 +138,13 @@ class _Header(tarfile.TarInfo):
 
 
 def _members(path: Path, tar: tarfile.TarFile, metered: _Metered) -> list[tarfile.TarInfo]:
-    """What is in an archive, as long as it stays within bounds."""
+    """List the entries of an archive; an error if the archive exceeds the limits."""
     found: list[tarfile.TarInfo] = []
     names = end = 0
     while (member := tar.next()) is not None:
         found.append(member)
         names += len(member.name) + len(member.linkname) + sum(map(len, member.pax_headers.values()))
-        # `offset` is where the next header is sought: never before the end of this one.
+        # `offset` is where `tarfile` looks for the next header: it must come after this entry.
         if member.size < 0 or tar.offset <= end:
             raise tarfile.ReadError(f"the header of entry {len(found)} leads backwards")
         end, metered.left = tar.offset, _LONGEST_HEADER
@@ -158,7 +158,7 @@ def _members(path: Path, tar: tarfile.TarFile, metered: _Metered) -> list[tarfil
 
 
 def too_large(what: str) -> DataError:
-    """The error for what no data set of this kind holds."""
+    """The error for an archive or a file that exceeds the limits."""
     return DataError(
         f"{what}; at most {MOST_BYTES >> 20} MiB in {_MOST_MEMBERS} entries are read, of {LARGEST >> 20} MiB "
         "each.",
@@ -199,8 +199,8 @@ class _Tar:
         self._path = path
         self._tar = tar
         self._metered = metered
-        # A link could name any file of the machine; only what is itself in the archive, with all of its
-        # bytes, is read: one with holes could be of any size.
+        # Links are left out: a link could name any file of the machine. Sparse files are left out: a file
+        # with holes could declare any size.
         self._members = {
             member.name.removeprefix("./"): member
             for member in members
@@ -213,7 +213,7 @@ class _Tar:
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
         wanted = list(names)
         contents: dict[str, bytes] = {}
-        # To go back in a compressed file is to begin again, so all are read in the archive's order.
+        # Seeking backwards in a compressed file decompresses it from its start: read in the archive's order.
         for name in sorted(wanted, key=lambda each: self._members[each].offset_data):
             self._metered.left = self._members[name].size + _LONGEST_HEADER
             with _damage_reported(self._path):
@@ -235,12 +235,12 @@ def _decompressed(path: Path, raw: IO[bytes]) -> IO[bytes]:
 
 
 def _check_end(path: Path, raw: IO[bytes], stream: IO[bytes], members: list[tarfile.TarInfo]) -> None:
-    """Find the end mark, a block of zeros: without it the archive is cut off between two files.
+    """Check for the end mark, a block of zeros; without it the archive is cut off between two files.
 
-    `tarfile` ends in silence there, and at a header that is damaged. A compressed archive is read to its last
-    byte, because the sum that shows damage is behind it.
+    `tarfile` stops without an error where an archive is cut off, and at a damaged header. A compressed
+    archive is read to its last byte, because the checksum that shows damage comes last.
     """
-    # Folders and links have a header, but no data; of a file with holes, not all is there.
+    # Folders and links have a header but no data; a sparse file stores only a part of its size.
     plain = [member.isreg() and member.sparse is None for member in members]
     sizes = [
         -(-member.size // _BLOCK) * _BLOCK if whole else 0
@@ -269,7 +269,7 @@ def _damage_reported(path: Path) -> Iterator[None]:
         raise
     except (*_DAMAGE, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # the disk's or the system's, which names the file itself
+            raise  # an error of the disk or the system; its message names the file
         with path.open("rb") as file:
             start = file.read(24)
         raise DataError(

@@ -1,6 +1,6 @@
-"""Checks what a pipeline is given: whole numbers, and functions that can be called as they will be.
+"""Checks the arguments of a pipeline: integers, and functions that accept the arguments they will get.
 
-What a source holds is checked where it is read.
+It does not check the content of a source; the code that reads the source does.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dtrain.errors import ConfigurationError
 
 
 def is_function(source: Any) -> bool:
-    """Whether a source is a function, and not an array or dataset that can be called."""
+    """Whether a source is a function; arrays and datasets are none, even if they are callable."""
     return callable(source) and not hasattr(source, "__array__") and not isinstance(source, tf.data.Dataset)
 
 
 def whole_number(value: Any, name: str, least: int | None = None) -> int:
-    """An integer of any type, NumPy's too; no boolean.
+    """Convert an integer of any type, NumPy's included, to `int`; booleans are refused.
 
     Raises:
-        ConfigurationError: it is something else, or less than `least`.
+        ConfigurationError: the value is not an integer, or is less than `least`.
     """
     try:
         found = value.__index__() if not isinstance(value, bool) else None
@@ -35,12 +35,12 @@ def whole_number(value: Any, name: str, least: int | None = None) -> int:
 
 
 def taking(function: Any, count: int, name: str, what: str) -> Any:
-    """A function of the user's as a `tf.function`, if it can be called with so many arguments.
+    """Wrap a user's function as a `tf.function`, after checking that it takes `count` arguments.
 
-    So AutoGraph converts it, wherever it is called.
+    AutoGraph then converts the function wherever it is called.
 
     Raises:
-        ConfigurationError: it cannot.
+        ConfigurationError: the argument is no function, or the function does not take `count` arguments.
     """
     if function is None:
         return None

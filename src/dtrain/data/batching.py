@@ -1,7 +1,7 @@
-"""Makes the batches of one epoch, each as the parts of this process' replicas.
+"""Makes the batches of one epoch, each already divided over the replicas of this process.
 
-It is given the order, the reader and who reads what; which epoch it is, and how `fit` gets the batches, is
-the pipeline's.
+It takes the order, the reader and the sharding as given. The pipeline decides which epoch it is, and hands
+the batches to `fit`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from dtrain.sharding import Shares
 
 @dataclass(frozen=True, kw_only=True)
 class Stages:
-    """What is done to each example on its way.
+    """The user's functions that each example passes through.
 
     Attributes:
-        prepare: example -> example, the same every time; None: nothing.
-        augment: (example, seed) -> example; None: nothing.
-        seed: the pipeline's.
+        prepare: example -> example, deterministic; None leaves the example as it is.
+        augment: (example, seed) -> example, after `prepare`; None leaves the example as it is.
+        seed: the pipeline's seed, from which each example's seed is computed.
     """
 
     prepare: Callable[[Any], Any] | None
@@ -45,7 +45,7 @@ class Stages:
     seed: int
 
     def applied(self, example: Any, seed: Any) -> Any:
-        """An example after both."""
+        """Apply `prepare`, then `augment`, to an example."""
         if self.prepare is not None:
             example = self.prepare(example)
         if self.augment is not None:
@@ -54,23 +54,24 @@ class Stages:
 
     @property
     def nothing(self) -> bool:
-        """Whether examples pass as they are."""
+        """Whether neither function is set."""
         return self.prepare is None and self.augment is None
 
 
 class TableBatches:
-    """Batches of a table, of which this process fetches its own rows only.
+    """Batches of a table; this process fetches only the rows of its own replicas.
 
     Args:
-        table: where the examples are.
-        places: their order, an `order.PlainOrder` or `order.BucketOrder`.
-        layout: how the replicas are spread over which a batch of the order is divided.
-        stages: what is done to an example.
+        table: the examples.
+        places: the order of the examples, an `order.PlainOrder` or `order.BucketOrder`.
+        layout: the replicas over which each batch of the order is divided.
+        stages: the functions that each example passes through.
         padding: how examples of different lengths are padded; None leaves them ragged.
-        totals: rows of each step over all workers; None: those of the order.
+        totals: the plan from which the rows of a step over all workers are computed; None if a batch of the
+            order is the global batch.
 
     Attributes:
-        steps: batches of an epoch.
+        steps: number of batches in an epoch.
     """
 
     def __init__(
@@ -89,16 +90,16 @@ class TableBatches:
         self._padding = padding
         self._totals = totals
         self.steps: int = places.steps
-        # Every batch is laid out in as many slots a replica as its largest part has rows.
+        # Every replica gets the same number of slots: the rows of the largest part.
         self._slots = -(-places.batch // layout.replicas)
 
     def dataset(self, epochs: Any, first_step: int = 0, *, whole: bool = False) -> tf.data.Dataset:
-        """The batches of an epoch from a step on, as (parts, total).
+        """The batches of an epoch from `first_step` on, as (parts, total).
 
         Args:
             epochs: attaches the epoch, as `EpochCounter` does.
             first_step: number of the first batch.
-            whole: give the only part alone.
+            whole: with one local replica, give the batch itself instead of (parts, total).
         """
         self._table.open()
         steps = epochs.attach(tf.data.Dataset.range(first_step, self._order.steps))
@@ -113,7 +114,7 @@ class TableBatches:
         return batches.map(unconverted(lambda batch, each: _given(self._gathered(batch, each), whole)))
 
     def _fetched(self, epoch: Any, step: Any) -> Any:
-        """A step's parts, fetched at once."""
+        """The parts of a step, fetched as one batch (no `prepare`, no `augment`)."""
         at = self._order.at(epoch, step)
         batch = self._table.fetch(self._indices(epoch, at))
         if self._padding is not None:
@@ -122,12 +123,12 @@ class TableBatches:
         return self._cut(batch, sizes), total
 
     def _raw(self, epoch: Any, step: Any) -> Any:
-        """What `_example` needs of each row of a step."""
+        """For each row of a step: the raw example, its seed, and (epoch, step, widths...)."""
         at = self._order.at(epoch, step)
         indices = self._indices(epoch, at)
         seeds = order.example_seeds(self._stages.seed, epoch, self._table.numbers(indices))
         count = self._slots * self._layout.local_replicas
-        # Never of no columns: TensorFlow's `unbatch` crashes on rows of no bytes.
+        # At least one column: TensorFlow's `unbatch` crashes on rows without bytes.
         widths = tf.zeros([1], tf.int64)
         if self._padding is not None and self._padding.leaves:
             widths = self._widths(epoch, at)
@@ -141,13 +142,13 @@ class TableBatches:
         return example, each[:2]
 
     def _gathered(self, batch: Any, each: Any) -> Any:
-        """A step's parts, from the rows that were made one by one."""
+        """The parts of a step, from rows that were prepared one by one."""
         epoch, step = each[0][0], each[0][1]
         sizes, total = self._sizes(self._order.at(epoch, step), step)
         return self._cut(batch, sizes), total
 
     def _indices(self, epoch: Any, at: order.BatchSpan) -> Any:
-        """The examples in the slots of this process' replicas; those in empty slots are cut off later."""
+        """The indices of the examples in this process' slots; `_cut` drops the rows of unused slots."""
         starts = [self._bounds(at.rows, r)[0] for r in self._local]
         places = tf.stack(starts)[:, None] + tf.range(self._slots, dtype=tf.int64)[None]
         places = tf.clip_by_value(places, 0, tf.maximum(at.rows - 1, 0))
@@ -159,7 +160,7 @@ class TableBatches:
         return self._padding.widths(at, self._order.indices(epoch, at, tf.range(tf.maximum(at.rows, 1))))
 
     def _sizes(self, at: order.BatchSpan, step: Any) -> Any:
-        """The rows of each local part, int32 of shape (local replicas,), and of the whole step."""
+        """The row counts of the local parts, int32 of shape (local replicas,), and of the global batch."""
         sizes = []
         for r in self._local:
             start, end = self._bounds(at.rows, r)
@@ -179,7 +180,7 @@ class TableBatches:
         return tuple(parts)
 
     def _bounds(self, rows: Any, replica: int) -> tuple[Any, Any]:
-        """The first row of a local replica's part and the one behind its last, int64 scalars."""
+        """The first row of a local replica's part, and the row after its last one: int64 scalars."""
         number = self._layout.first_replica + replica
         start, end = bounds(tf.cast(rows, tf.int32), number, self._layout.replicas)
         return tf.cast(start, tf.int64), tf.cast(end, tf.int64)
@@ -193,12 +194,12 @@ class StreamBatches:
     """Batches of a stream.
 
     Args:
-        stream: where the examples come from.
+        stream: the examples.
         batch: rows of a full batch.
-        stages: what is done to an example.
-        shuffle_seed: of the order; None keeps the stream's own.
-        pad: value to pad with; None: examples have one length.
-        buckets: bounds of lengths, or None.
+        stages: the functions that each example passes through.
+        shuffle_seed: seed of the order; None keeps the stream's own order.
+        pad: value to pad with; None does not pad.
+        buckets: upper bounds of the buckets' lengths, or None.
         drop_remainder: leave out batches that are not full.
     """
 
@@ -222,7 +223,7 @@ class StreamBatches:
         self._drop = drop_remainder
 
     def dataset(self, epochs: Any, first_step: int = 0) -> tf.data.Dataset:
-        """Whole batches; those before `first_step` are read and thrown away.
+        """Undivided batches; batches before `first_step` are read and thrown away.
 
         Args:
             epochs: attaches the epoch, as `EpochCounter` does.
@@ -246,12 +247,12 @@ class StreamBatches:
     def endless_parts(
         self, epochs: Any, layout: ReplicaLayout, total: int, first_step: int
     ) -> tf.data.Dataset:
-        """The batches as (parts, total), where each worker has a stream of its own that never ends.
+        """The batches as (parts, total), where each worker has its own infinite stream.
 
         Args:
             epochs: as for `dataset`.
-            layout: how the replicas are spread.
-            total: rows of a step over all workers.
+            layout: the replicas of the job and of this process.
+            total: rows of a global batch.
             first_step: number of the first batch.
         """
         batches = self.dataset(epochs, first_step)
@@ -263,16 +264,17 @@ class StreamBatches:
         return batches.map(unconverted(one))
 
     def parts(self, epochs: Any, layout: ReplicaLayout, share: Shares) -> tf.data.Dataset:
-        """The batches as (parts, total), where each worker has a stream of its own.
+        """The batches as (parts, total), where each worker has its own finite stream.
 
         Args:
             epochs: as for `dataset`.
-            layout: how the replicas are spread.
-            share: what each worker gives to each step; steps without rows are filled up with empty batches.
+            layout: the replicas of the job and of this process.
+            share: the rows of each worker in each step. In a step without rows a worker gets an empty batch,
+                so that all workers make the same number of steps.
         """
         mine = _steps_with_rows(share, layout.worker)
         steps = tf.data.Dataset.range(share.steps)
-        # The epoch must go on here too where there is nothing to read.
+        # A worker without rows must count the epoch too: the counter is then attached to the steps.
         numbered = epochs.attach(steps) if mine == 0 else NoEpochs().attach(steps)
         batches = self.dataset(NoEpochs() if mine == 0 else epochs)
         empty = tf.data.Dataset.from_tensors(map_leaves(_empty, batches.element_spec))
@@ -296,9 +298,9 @@ def total_rows(share: Shares | None, rows: Any, step: Any) -> Any:
     """The rows of a step over all workers: int64 scalar.
 
     Args:
-        share: the plan, where each worker has examples of its own; else None.
-        rows: of the batch itself.
-        step: int64 scalar.
+        share: the plan if each worker has its own examples; else None.
+        rows: the rows of the batch itself, returned if `share` is None.
+        step: the number of the step, int64 scalar.
     """
     if share is None:
         return rows
@@ -314,7 +316,7 @@ def planned_rows(share: Shares, worker: int, step: Any) -> Any:
 def batched(
     examples: tf.data.Dataset, batch: int, *, drop_remainder: bool = False, dense: bool = False
 ) -> tf.data.Dataset:
-    """Batches; unless all are to be `dense`, vectors whose length is open become ragged."""
+    """Batch examples; vectors of unknown length become ragged, unless `dense` is set."""
     leaves = tf.nest.flatten(examples.element_spec)
     is_open = [not leaf.shape.is_fully_defined() for leaf in leaves]
     vectors = all(leaf.shape.rank == 1 for leaf, o in zip(leaves, is_open, strict=True) if o)
@@ -328,19 +330,19 @@ def _given(parts_and_total: Any, whole: bool) -> Any:
 
 
 def _steps_with_rows(share: Shares, worker: int) -> int:
-    """In how many steps a worker has rows."""
+    """The number of steps in which a worker has rows."""
     if share.batches[worker] == 0:
         return 0
     return min(share.steps, -(-share.counts[worker] // share.batches[worker]))
 
 
 def _divided(batch: Any, layout: ReplicaLayout) -> tuple[Any, ...]:
-    """A worker's batch, over its own replicas."""
+    """Divide a worker's batch over its own replicas."""
     return split_batch(batch, ReplicaLayout(local_replicas=layout.local_replicas)).parts
 
 
 def _empty(spec: Any) -> Any:
-    """A batch of no rows."""
+    """A batch without rows."""
     inner = [n or 0 for n in spec.shape[1:]]
     if isinstance(spec, tf.RaggedTensorSpec):
         values = tf.zeros([0, *inner[1:]], spec.dtype)
@@ -349,19 +351,19 @@ def _empty(spec: Any) -> Any:
 
 
 def finished(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """A dataset with the options that all of a pipeline's have, read ahead."""
+    """Set the options that all datasets of a pipeline have, and prefetch."""
     options = tf.data.Options()
     options.deterministic = True
-    # TensorFlow would else look for files in the dataset and divide what it takes for their names.
+    # With another policy TensorFlow would search the dataset for files and shard what it takes for names.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
 
 
 def rows_of_worker(batch: int, layout: ReplicaLayout) -> int:
-    """The rows of a full batch that are this worker's.
+    """The number of rows of a full global batch that this worker reads.
 
     Raises:
-        ConfigurationError: there are fewer rows than workers; the same on all of them.
+        ConfigurationError: the batch has fewer rows than the job has workers; all workers raise it.
     """
     if batch < layout.workers:
         raise ConfigurationError(

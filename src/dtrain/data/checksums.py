@@ -1,6 +1,6 @@
-"""Is an archive what was published, or what its owner says it is? Compares MD5 and SHA-256 sums of files.
+"""Compares the MD5 or SHA-256 sum of an archive with the published sum and with sums that the user gives.
 
-It does not look inside a file: what an archive holds is checked by who reads it.
+It does not look inside the archive; the code that reads the archive checks the content.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class PublishedArchive(NamedTuple):
 
     Attributes:
         name: its file name.
-        url: where it can be had.
+        url: where to download it.
         size: in bytes.
-        md5: its MD5 sum, in small hexadecimal digits.
+        md5: its MD5 sum, in lower-case hexadecimal digits.
     """
 
     name: str
@@ -45,12 +45,12 @@ def check_archive(path: Path, *, given: str | None, published: Sequence[Publishe
     Args:
         path: the archive.
         given: `md5:<digits>` or `sha256:<digits>`, or None.
-        published: archives whose sum must be right if the size is theirs. Smaller ones are subsets that
-            somebody made in the same format, and are not held to it.
+        published: the published archives. An archive of the same size as one of them must have its sum. An
+            archive of another size is taken for a subset in the same format, and not compared.
 
     Raises:
         ConfigurationError: `given` is malformed.
-        DataError: a sum is another one, or a sum file beside the archive has none.
+        DataError: a sum differs, or a sum file beside the archive does not hold exactly one sum for it.
     """
     expected = [_given(given)] if given is not None else []
     expected += [
@@ -84,7 +84,7 @@ def _given(text: str) -> _Expected:
 
 
 def _beside(sums: Path, path: Path, algorithm: str) -> _Expected:
-    """What a file such as `<archive>.md5` says: a sum alone, or lines of md5sum's or of BSD's form."""
+    """The sum in a file such as `<archive>.md5`: the sum alone, or lines as md5sum or BSD md5 print them."""
     with sums.open(encoding="utf-8", errors="replace") as file:
         lines = file.read(_SUMS).splitlines()
     pattern = re.compile(f"(?<![0-9a-f])[0-9a-f]{{{_LENGTHS[algorithm]}}}(?![0-9a-f])", re.IGNORECASE)

@@ -1,6 +1,7 @@
 """CIFAR-10: 60000 real colour photographs in ten classes, from the files that its authors publish.
 
-Both published archives are read, and what tensorflow-datasets makes of them; nothing is fetched or scaled.
+It reads both published archives and the folders that tensorflow-datasets prepares. It downloads nothing and
+does not scale pixels.
 Source: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
 """
 
@@ -32,11 +33,12 @@ _BATCH_FILE = re.compile(r"(data_batch_([1-9][0-9]{0,5})|test_batch)(\.bin)?")
 
 
 class Cifar10(NamedTuple):
-    """The two parts that the authors made; no image is in both.
+    """The training and the test images, as the authors divided them; no image is in both.
 
     Attributes:
-        train: 50000 images, uint8 of shape (n, 32, 32, 3), red, green and blue from 0 to 255; labels int64.
-        test: 10000 images of the same form.
+        train: 50000 images, uint8 of shape (n, 32, 32, 3), red, green and blue from 0 to 255; labels int64 of
+            shape (n,), from 0 to 9.
+        test: 10000 images and labels of the same types.
     """
 
     train: Examples
@@ -75,21 +77,22 @@ def load_cifar10(
     """Load CIFAR-10, in the order of its files; that order is the same on every machine.
 
     Args:
-        path: `cifar-10-python.tar.gz` or `cifar-10-binary.tar.gz` (also unpacked, or as `.tar`), the folder
-            `cifar-10-batches-py` or `cifar-10-batches-bin`, one that tensorflow-datasets prepared, or the
-            folder that one of these is in. None looks in `DTRAIN_DATA_DIR` (`data` in the current folder if
-            it is not set) and in `~/.keras/datasets`.
-        limit: load only the first so many images of each part.
-        checksum: what the archive's sum must be, as `md5:<digits>` or `sha256:<digits>`. One of the published
-            size must have the published sum, and a file such as `<archive>.md5` beside it is heeded too.
+        path: one of `cifar-10-python.tar.gz` or `cifar-10-binary.tar.gz` (also as `.tgz` or `.tar`); the
+            folder `cifar-10-batches-py` or `cifar-10-batches-bin` that they extract to; a folder that
+            tensorflow-datasets prepared; or the folder that contains one of these. None looks in
+            `DTRAIN_DATA_DIR` (`data` in the current folder if it is not set) and in `~/.keras/datasets`.
+        limit: load at most this many images of each part.
+        checksum: the archive's expected sum, as `md5:<digits>` or `sha256:<digits>`. Two more sums are
+            always compared: the published sum if the archive has the published size, and the sum in a file
+            such as `<archive>.md5` beside it.
 
     Returns:
-        `Cifar10(train, test)`; smaller archives of the same form give fewer images.
+        `Cifar10(train, test)`; smaller archives in the same format give fewer images.
 
     Raises:
-        DataError: the data is missing, cut off, damaged, or something else.
-        ConfigurationError: `limit` or `checksum` cannot be used.
-        UnsupportedVersionError: a prepared folder is to be read without tensorflow-datasets.
+        DataError: the data is missing, cut off, damaged, or of another data set.
+        ConfigurationError: `limit` or `checksum` is malformed, or `checksum` was given for a folder.
+        UnsupportedVersionError: the folder was prepared by tensorflow-datasets, which is not installed.
     """
     check_limit(limit)
     found = locate(_PUBLISHED, path, checksum)
@@ -115,9 +118,9 @@ def _from_batches(found: Located, limit: int | None) -> Cifar10:
 
 
 def _joined(files: Files, names: list[str], path: Path, limit: int | None) -> Examples:
-    """The images of batches one after the other, of no more batches than the limit needs."""
+    """Concatenate the images of the batch files; reads no more files than `limit` needs."""
     batches: list[Examples] = []
-    # All at once where all are wanted: an archive is then read through once.
+    # Without a limit all files are read in one call, so that the archive is decompressed once.
     for group in [names] if limit is None else [[name] for name in names]:
         if limit is None or sum(len(batch.labels) for batch in batches) < limit:
             for name, raw in files.read(group):
@@ -129,7 +132,7 @@ def _joined(files: Files, names: list[str], path: Path, limit: int | None) -> Ex
 def _batch_files(names: list[str], path: Path) -> tuple[list[str], list[str]]:
     """The names of the training batches, in order, and of the test batch."""
     found = [(match, name) for name in names if (match := _BATCH_FILE.fullmatch(name.rpartition("/")[2]))]
-    # Where both forms are there, the one is as good as the other, and bytes are simpler than pickles.
+    # If a folder holds both formats, the binary one is read: it is simpler than pickles.
     binary = any(match[3] for match, _ in found)
     kept = [(match, name) for match, name in found if bool(match[3]) == binary]
     train = sorted((name for match, name in kept if match[2]), key=lambda name: by_number(Path(name).name))
@@ -153,7 +156,7 @@ def _batch_files(names: list[str], path: Path) -> tuple[list[str], list[str]]:
 def _parse(raw: bytes, where: str, *, binary: bool) -> Examples:
     rows, labels = _binary_records(raw, where) if binary else _pickled_batch(raw, where)
     _check_labels(labels, where)
-    # Stored a colour after the other; what trains takes the colours of a pixel side by side.
+    # Stored channels first; Keras on TensorFlow trains on channels last.
     images = rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return Examples(np.ascontiguousarray(images), labels)
 
@@ -181,7 +184,7 @@ def _binary_records(raw: bytes, where: str) -> tuple[NDArray[Any], NDArray[np.in
 
 def _pickled_batch(raw: bytes, where: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
     try:
-        # Python 2 wrote the keys as bytes; who writes such a file today may have written text.
+        # The published files, written by Python 2, have bytes as keys; a newer file may have text.
         fields = {k.decode() if isinstance(k, bytes) else k: v for k, v in load_arrays(raw).items()}
         data, labels = _array(fields.get("data")), _array(fields.get("labels"))
     except Exception as error:  # a damaged pickle may raise anything
@@ -202,7 +205,7 @@ def _pickled_batch(raw: bytes, where: str) -> tuple[NDArray[Any], NDArray[np.int
 
 
 def _array(field: Any) -> NDArray[Any]:
-    """What a field holds. A list is one of numbers: lists in lists could be of any size together."""
+    """A field as an array. A list may hold integers only: nested lists could make an array of any size."""
     if isinstance(field, list) and not all(isinstance(each, int | np.integer) for each in field):
         raise ValueError("it holds a list of something else than whole numbers")
     return np.asarray(field)

@@ -1,7 +1,6 @@
 """Arrays as a table of examples: columns of one length, each dense or ragged, fetched by row number.
 
-It checks that they fit together. In which order rows are fetched, and what is done to them, is decided
-elsewhere.
+It checks that the columns fit together. It decides neither the order of the rows nor what is done to them.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ class Column:
     """One column of a table.
 
     Attributes:
-        values: dense: of shape (examples, ...); ragged: all rows' values after each other.
-        splits: where each row begins and the last one ends, int64 of shape (examples + 1,); None if dense.
+        values: dense: of shape (examples, ...); ragged: the values of all rows, concatenated.
+        splits: row splits of a ragged column, int64 of shape (examples + 1,): where each row begins, and
+            where the last one ends. None if dense.
     """
 
     values: np.ndarray
@@ -30,7 +30,7 @@ class Column:
 
     @property
     def examples(self) -> int:
-        """How many rows it has."""
+        """The number of rows."""
         return len(self.values) if self.splits is None else len(self.splits) - 1
 
     @property
@@ -47,11 +47,11 @@ def columns_of(source: Any) -> Any:
 
     Args:
         source: NumPy arrays, tensors or lists, alone or in tuples, named tuples and dictionaries. A list is
-            a column, of numbers, texts or, for ragged data, of lists.
+            one column of numbers, of texts or, for ragged data, of lists.
 
     Raises:
-        DataError: saying which column is not an array, is empty, or has another length than the first.
-        ConfigurationError: the source is of another kind.
+        DataError: a column is not an array, columns differ in length, or there are no examples.
+        ConfigurationError: the source is of another kind, such as a `tf.data.Dataset`.
     """
     _check_kind(source)
     columns = _nest(source, "the source")
@@ -71,7 +71,7 @@ def columns_of(source: Any) -> Any:
 
 
 def named_columns(nest: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of a nest of columns, each with its name: `image`, `0`, or `inputs/0` where nested."""
+    """Yield the leaves of a nest of columns, each with its name: `image`, `0`, or `inputs/0` if nested."""
     if isinstance(nest, dict):
         items = [(str(key), nest[key]) for key in sorted(nest)]
     elif isinstance(nest, tuple):
@@ -88,12 +88,16 @@ class ColumnTable:
 
     Args:
         columns: a nest of `Column`s of one length.
-        numbers: of each example in the whole source, int64 of shape (examples,); None where this is the
-            whole of it.
+        numbers: the number of each example in the whole source, int64 of shape (examples,); None if the table
+            holds the whole source in order.
 
     Attributes:
-        columns, examples: as given; how many.
+        columns: as given.
+        examples: number of rows.
         spec: a nest of `tf.TensorSpec`, of one example.
+
+    Raises:
+        DataError: the rows of a column have no values.
     """
 
     def __init__(self, columns: Any, numbers: np.ndarray | None = None) -> None:
@@ -107,13 +111,13 @@ class ColumnTable:
         self._tensors: Any = None
 
     def open(self) -> None:
-        """Makes tensors of the arrays, once. Eagerly, so that no graph gets a copy of its own."""
+        """Converts the arrays to tensors, once and eagerly, so that no graph holds a copy of its own."""
         if self._tensors is None:
             with tf.init_scope(), tf.device("CPU:0"):
                 self._tensors = map_columns(_tensor, self.columns)
 
     def fetch(self, indices: Any) -> Any:
-        """Some rows: a nest of tensors, ragged where the column is.
+        """The rows at `indices`: a nest of tensors, ragged where the column is ragged.
 
         Args:
             indices: int64 of shape (n,).
@@ -121,7 +125,7 @@ class ColumnTable:
         return map_columns(lambda tensor: tf.gather(tensor, indices), self._tensors)
 
     def numbers(self, indices: Any) -> Any:
-        """The numbers of some rows in the whole source."""
+        """The numbers, in the whole source, of the rows at `indices`: int64 of shape (n,)."""
         return indices if self._numbers is None else tf.gather(tf.constant(self._numbers), indices)
 
 
@@ -211,7 +215,7 @@ def _from_rows(rows: Any, name: str) -> Column:
     if len({part.shape for part in parts}) <= 1:
         return _dense(np.asarray(parts), name)
     splits = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
-    # An empty list is of floats to NumPy; it must not make floats of its neighbours.
+    # NumPy makes a float array of an empty list; it must not turn integer rows into floats.
     full = [part for part in parts if part.size]
     values = np.concatenate(full) if full else np.concatenate(parts)
     return Column(_dense(values, name).values, splits)

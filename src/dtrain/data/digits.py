@@ -1,6 +1,6 @@
 """Handwritten digits: the 1797 real images that come with the package, split for training.
 
-Nothing is downloaded, and nothing here is random from one call to the next: it is a source, not a pipeline.
+It downloads nothing, and equal arguments give equal arrays: it is a data set, not an input pipeline.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from numpy.typing import NDArray
 
 from dtrain.errors import DataError
 
-_LARGEST_PIXEL = 16.0  # the source counts the dark pixels in blocks of 4 x 4
+_LARGEST_PIXEL = 16.0  # a value counts the dark pixels in a block of 4 x 4
 
 
 class Examples(NamedTuple):
     """Images and their labels, in the same order.
 
     Attributes:
-        images: float32 of shape (n, 8, 8, 1), from 0 (paper) to 1 (ink).
-        labels: int64 of shape (n,), from 0 to 9.
+        images: of shape (n, height, width, channels). The digits are float32 of shape (n, 8, 8, 1), from 0
+            (paper) to 1 (ink); other data sets state their own.
+        labels: int64 of shape (n,), from 0; the digits' labels go to 9.
     """
 
     images: NDArray[np.float32]
@@ -33,9 +34,9 @@ class Digits(NamedTuple):
     """The three parts of the data; no image is in two of them.
 
     Attributes:
-        train: what the weights are fitted to.
-        validation: what is looked at while training.
-        test: what is looked at once, at the end.
+        train: examples to train on.
+        validation: examples to evaluate during training.
+        test: examples to evaluate once, at the end.
     """
 
     train: Examples
@@ -44,19 +45,19 @@ class Digits(NamedTuple):
 
 
 def load_digits(*, validation: int = 180, test: int = 360, split_seed: int = 0) -> Digits:
-    """Load the digits, split at random but with every digit's share the same in all three parts.
+    """Load the digits, split at random, with the same class proportions in all three parts.
 
     Args:
-        validation: how many images are taken from the training part for validation.
-        test: how many images are kept for the test.
-        split_seed: seed of the split. It is apart from the seed of the training, so that runs with
-            different seeds are measured on the same test images.
+        validation: number of validation images.
+        test: number of test images.
+        split_seed: seed of the split. It is separate from the training seed, so that runs with different
+            training seeds are evaluated on the same test images.
 
     Returns:
         Three `Examples`; with the default sizes 1257, 180 and 360 images.
 
     Raises:
-        DataError: a part would hold fewer than the ten digits.
+        DataError: a part would hold fewer than ten images, one of each digit.
     """
     source = np.load(io.BytesIO((resources.files(__package__) / "digits.npz").read_bytes()))
     images = (source["images"] / _LARGEST_PIXEL).astype(np.float32)[..., np.newaxis]
@@ -75,10 +76,10 @@ def load_digits(*, validation: int = 180, test: int = 360, split_seed: int = 0) 
 
 
 def _split(source: Examples, held: int, seed: int) -> tuple[Examples, Examples]:
-    """The rest, and `held` examples: those that scikit-learn's `train_test_split(stratify=labels)` draws.
+    """Split off `held` examples; returns (the remaining examples, the held ones).
 
-    It draws the same random numbers in the same order, so that results are comparable with those of others
-    who split the digits by it.
+    The split equals scikit-learn's `train_test_split(stratify=labels)`: it draws the same random numbers in
+    the same order, so that results are comparable with those of others who use scikit-learn's split.
     """
     draw = np.random.RandomState(seed)
     counts = np.bincount(source.labels)
@@ -96,7 +97,7 @@ def _split(source: Examples, held: int, seed: int) -> tuple[Examples, Examples]:
 
 
 def _shares(counts: NDArray[np.int64], size: int, draw: np.random.RandomState) -> NDArray[np.int64]:
-    """How many of each label are among `size` examples: its share, rounded so that all are `size`."""
+    """How many examples of each label to draw: in proportion to `counts`, rounded to sum to `size`."""
     exact = counts / counts.sum() * size
     found = np.floor(exact)
     rests = exact - found

@@ -1,7 +1,7 @@
-"""Which epoch is it? A counter inside a dataset: every new iteration over the dataset is the next epoch.
+"""Counts epochs inside a dataset: every new iteration over the dataset is the next epoch.
 
-It is a variable that the dataset's operations read, so `repeat`, `fit` and TensorFlow's own strategies count
-in the same way. The order of an epoch is decided in `example_order.py`.
+The counter is a variable that the dataset's operations read, so `repeat`, `fit` and TensorFlow's own
+strategies count in the same way. It does not decide the order of an epoch; `example_order.py` does.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class EpochCounter:
 
     Args:
         first: the number of the first epoch.
-        only: whether it is the only epoch, so that reading another one is an error.
+        only: whether the dataset holds this epoch only; reading another epoch is then an error.
     """
 
     def __init__(self, first: int, *, only: bool = False) -> None:
         self._first = first
         self._only = only
-        # Not a tf.Variable: under a strategy's scope that would be the strategy's.
+        # Not a tf.Variable: in a strategy's scope the strategy would create and replicate it.
         with tf.init_scope(), tf.device("CPU:0"):
             self._handle = upstream_tf.unnamed_variable_handle(tf.int64, [])
             tf.raw_ops.AssignVariableOp(resource=self._handle, value=tf.constant(first, tf.int64))
@@ -39,14 +39,14 @@ class EpochCounter:
         return int(tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=tf.int64))
 
     def seek(self, epoch: int) -> None:
-        """Has the next iteration be this epoch."""
+        """Makes `epoch` the epoch of the next iteration."""
         with tf.init_scope(), tf.device("CPU:0"):
             tf.raw_ops.AssignVariableOp(resource=self._handle, value=tf.constant(epoch, tf.int64))
 
     def attach(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """A dataset of (epoch, element); an epoch begins when its first element is taken.
+        """A dataset of (epoch, element); an epoch begins when its first element is read.
 
-        So an iterator that is never read does not count; Keras makes such iterators.
+        An iterator that is never read therefore does not count; Keras makes such iterators.
         """
 
         def scan(epoch: Any, element: Any) -> Any:
@@ -56,8 +56,8 @@ class EpochCounter:
         return dataset.scan(tf.constant(_NOT_BEGUN, tf.int64), unconverted(scan))
 
     def _now(self, epoch: Any) -> Any:
-        """The epoch; a new one if it has not begun."""
-        # Without cond or loop: for those TensorFlow prepares a graph for each iterator, which takes longer
+        """The epoch of this iteration; its first element reads the counter and raises it by one."""
+        # No `cond` and no loop: TensorFlow would prepare their graphs for each iterator, which takes longer
         # than the first step of a small model.
         begins = epoch == _NOT_BEGUN
         counted = tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=tf.int64)
@@ -75,12 +75,12 @@ class EpochCounter:
 
 
 class EpochPositions:
-    """How a dataset that counts its epochs begins elsewhere; see `keras_engine.protocol.Positions`.
+    """Lets a dataset with an epoch counter resume at a position; see `keras_engine.protocol.Positions`.
 
     Args:
-        counter: the dataset's.
-        dataset: makes one from `first_epoch` and `first_step` on.
-        fingerprint: what decides the order.
+        counter: the dataset's epoch counter.
+        dataset: a function that makes the dataset from `first_epoch` and `first_step` on.
+        fingerprint: the settings that decide the order of the examples.
     """
 
     def __init__(
@@ -96,16 +96,16 @@ class EpochPositions:
         return self._counter.next
 
     def seek(self, epoch: int) -> None:
-        """Has the next iteration be this epoch."""
+        """Makes `epoch` the epoch of the next iteration."""
         self._counter.seek(epoch)
 
     def rest(self, epoch: int, step: int) -> tf.data.Dataset:
-        """The epoch's batches from a step on."""
+        """The batches of `epoch` from `step` on."""
         return self._dataset(first_epoch=epoch, first_step=step)
 
 
 class NoEpochs:
-    """Replaces a counter if all examples are read once, in the order of the source."""
+    """Takes the place of an `EpochCounter` where epochs do not matter: the epoch is always 0."""
 
     def attach(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """A dataset of (0, element)."""

@@ -1,6 +1,6 @@
-"""IMDb: 50000 real reviews of films, half of them for and half against, as their collectors publish them.
+"""IMDb: 50000 real film reviews, half of them positive and half negative, as their collectors publish them.
 
-Texts stay as they were written; words are split, and numbers made of them, by who trains.
+It returns the texts as they were written; it does not split them into words or tokens.
 Source: Maas et al., "Learning Word Vectors for Sentiment Analysis", 2011.
 """
 
@@ -28,11 +28,11 @@ _PARTS = ("train", "test")
 
 
 class Imdb(NamedTuple):
-    """The two parts that the collectors made; no film is in both.
+    """The training and the test reviews, as the collectors divided them; no film is in both.
 
     Attributes:
-        train: 25000 reviews; the label is 0 where it is against the film and 1 where it is for it.
-        test: 25000 more.
+        train: 25000 reviews; label 0 is negative, 1 positive.
+        test: 25000 reviews with the same labels.
     """
 
     train: Texts
@@ -62,27 +62,29 @@ def load_imdb(
     checksum: str | None = None,
     encoding: str = "utf-8",
 ) -> Imdb:
-    """Load the reviews with labels; those without (`unsup`) are left out.
+    """Load the labelled reviews; reviews without a label (`unsup`) are left out.
 
-    The order is the same on every machine: by number, a review against and one for a film in turn, so that
-    the first n are balanced. What tensorflow-datasets prepared keeps the order that it has there.
+    The order is the same on every machine: by number, negative and positive reviews alternating, so that the
+    first n are balanced. A folder that tensorflow-datasets prepared keeps its own order.
 
     Args:
-        path: `aclImdb_v1.tar.gz` (also unpacked, or as `.tar`), the folder `aclImdb`, one that
-            tensorflow-datasets prepared, or the folder that one of these is in. None looks in
+        path: `aclImdb_v1.tar.gz` (also as `.tgz` or `.tar`); the folder `aclImdb` that it extracts to; a
+            folder that tensorflow-datasets prepared; or the folder that contains one of these. None looks in
             `DTRAIN_DATA_DIR` (`data` in the current folder if it is not set) and in `~/.keras/datasets`.
-        limit: load only the first so many reviews of each part.
-        checksum: what the archive's sum must be, as `md5:<digits>` or `sha256:<digits>`. One of the published
-            size must have the published sum, and a file such as `<archive>.md5` beside it is heeded too.
-        encoding: of the texts.
+        limit: load at most this many reviews of each part.
+        checksum: the archive's expected sum, as `md5:<digits>` or `sha256:<digits>`. Two more sums are
+            always compared: the published sum if the archive has the published size, and the sum in a file
+            such as `<archive>.md5` beside it.
+        encoding: encoding of the texts. Prepared folders are always UTF-8.
 
     Returns:
-        `Imdb(train, test)`; smaller archives of the same form give fewer reviews.
+        `Imdb(train, test)`; smaller archives in the same format give fewer reviews.
 
     Raises:
-        DataError: the data is missing, cut off, damaged, in another encoding, or something else.
-        ConfigurationError: `limit`, `checksum` or `encoding` cannot be used.
-        UnsupportedVersionError: a prepared folder is to be read without tensorflow-datasets.
+        DataError: the data is missing, cut off, damaged, in another encoding, or of another data set.
+        ConfigurationError: `limit`, `checksum` or `encoding` is malformed, or `checksum` was given for a
+        folder. UnsupportedVersionError: the folder was prepared by tensorflow-datasets, which is not
+        installed.
     """
     check_limit(limit)
     check_encoding(encoding)
@@ -99,12 +101,12 @@ def load_imdb(
 
 
 def _reviews(names: list[str], path: Path) -> dict[str, list[tuple[str, int]]]:
-    """For each part the files in order, and their labels."""
+    """For each part, the names of its files in order, each with its label."""
     files: dict[tuple[str, ...], list[str]] = {(part, kind): [] for part in _PARTS for kind in _CLASSES}
     for name in names:
         folders, _, file = name.rpartition("/")
         where = tuple(folders.split("/")[-2:])
-        # A name with a dot first is what some systems add to archives, not a review.
+        # Some systems add hidden files, whose names begin with a dot, to archives.
         if where in files and file.endswith(".txt") and not file.startswith("."):
             files[where].append(name)
     for where, found in files.items():

@@ -1,7 +1,7 @@
-"""The input pipeline: prepare, cache, shuffle, augment, batch; every example once an epoch over all workers.
+"""The input pipeline: prepare, cache, shuffle, augment, batch; each example once an epoch over all workers.
 
-It puts the parts together and gives `fit` a `tf.data.Dataset`; the parts are `readers.py`,
-`example_order.py`, `batching.py` and `text_batches.py`.
+It combines `readers.py`, `example_order.py`, `batching.py` and `text_batches.py`, and gives `fit` a
+`tf.data.Dataset`. It does not itself read files, compute orders or make batches.
 """
 
 from __future__ import annotations
@@ -31,47 +31,47 @@ from dtrain.log import logger
 
 
 class Pipeline:
-    """Examples as batches for `fit`, `evaluate` and `predict`, the same under every strategy.
+    """Batches of examples for `fit`, `evaluate` and `predict`, the same under every strategy.
 
-    Each epoch has another order, computed from the seed and the number of the epoch: it is the same in every
-    process and in every run, and no buffer is filled for it. The stages come in this order: `transform`,
-    cache, shuffle, `augment`, batch, prefetch. TFRecord files that are not cached are read from beginning to
-    end: shuffling changes the order of the files by epoch, reads four of them in turn, and mixes records
-    within blocks of about 64 MB. The order of a function's dataset is the function's own.
+    Each epoch has its own order, computed from the seed and the number of the epoch. The order is the same in
+    every process and in every run, and needs no shuffle buffer. The stages run in this order: `transform`,
+    cache, shuffle, `augment`, batch, prefetch. TFRecord files that are not cached are read sequentially:
+    shuffling then changes the order of the files each epoch, interleaves four files, and permutes records
+    within blocks of about 64 MB. If the source is a function, its dataset decides the order.
 
-    Make it anywhere, and give it to `fit`, `evaluate` and `predict` as it is, or call `dataset()`, after the
-    strategy was made, for a loop of one's own.
+    Make a pipeline before or after the strategy, and pass it to `fit`, `evaluate` and `predict`. For a custom
+    training loop, call `dataset()` after the strategy was made.
 
     Args:
-        source: arrays, or lists, of one length in a tuple, named tuple or dictionary; `tfrecords(...)` or
-            `array_records(...)`; or a function `InputContext -> tf.data.Dataset` of single examples, to be
-            divided by `context.num_input_pipelines` and `context.input_pipeline_id`.
-        batch: examples in a batch, over all replicas; 64 by default.
+        source: arrays or lists of one length in a tuple, named tuple or dictionary; `tfrecords(...)` or
+            `array_records(...)`; or a function `InputContext -> tf.data.Dataset` of single examples, which
+            divides them by `context.num_input_pipelines` and `context.input_pipeline_id`.
+        batch: examples in a global batch, over all replicas; 64 by default.
         batch_size: Keras' word for `batch`.
-        shuffle: another order each epoch; else the source's own.
-        seed: of the order and of `augment`.
-        transform: example -> example, the same every time, of TensorFlow operations. An example is what one
-            row of the source is: a tuple where the source is one.
+        shuffle: give each epoch its own order; if False, every epoch has the source's order.
+        seed: seed of the order and of `augment`.
+        transform: example -> example, deterministic, of TensorFlow operations. An example has the structure
+            of the source: it is a tuple if the source is a tuple.
         augment: (example, seed) -> example; `seed` is an int32 tensor of shape (2,) for TensorFlow's
-            stateless random functions, from the pipeline's seed, the epoch and the example's number: the
-            same under every strategy, and for any number of workers.
-        cache: keep all prepared examples in memory. Also makes files that are read in turn into a table, of
-            which any row can be fetched. With sharding "file" and "function" a worker keeps only its own
-            share: a loop of one's own over `dataset()` then reads and prepares all examples each time.
-        sharding: who reads what, if there are several workers. "data": each fetches its own rows of every
-            global batch (of files that are read in turn: reads all and takes them), and the batches are one
-            device's. "file": each reads its own files, so batches have other examples than one device's.
-            "function": each calls the function. "off": all read everything and take their part. "auto"
-            chooses: see `sharding.choose`.
-        pad: value that examples of different lengths are padded with, to the longest of the global batch;
-            True is 0. Under sharding "file" and "function": to the longest of the worker's own part.
-        buckets: upper bounds of lengths, such as [16, 32, 64]: batches have examples of one bucket, padded
-            to its bound. Longer ones make one more bucket, padded to the longest of a batch. Every bucket
-            has a last, short batch.
-        drop_remainder: leave out what does not fill a batch.
+            stateless random functions. It is computed from the pipeline's seed, the epoch and the example's
+            number, so it is the same under every strategy and for any number of workers.
+        cache: keep all prepared examples in memory. Records of TFRecord files can then be fetched in any
+            order. Under sharding "file" and "function" a worker keeps only its own share: a custom loop over
+            `dataset()` then reads and prepares all examples in each epoch.
+        sharding: how the workers divide the source. "data": each worker fetches its own rows of every global
+            batch (from TFRecord files: reads all records and keeps its rows); the batches are the same as on
+            one device. "file": each worker reads its own files, so batches hold other examples than on one
+            device. "function": each worker calls the function. "off": each worker reads everything and takes
+            its part of each batch. "auto" chooses: see `sharding.choose`.
+        pad: value to pad examples of different lengths with, up to the longest of the global batch; True is
+            0. Under sharding "file" and "function": up to the longest of the worker's own part.
+        buckets: upper bounds of lengths, such as [16, 32, 64]: each batch holds examples of one bucket,
+            padded to its bound. Examples above the last bound make one more bucket, padded to the longest of
+            a batch. The last batch of each bucket may be short.
+        drop_remainder: leave out batches that are not full.
 
     Raises:
-        ConfigurationError: an argument is not what it should be, or the source cannot be divided that way.
+        ConfigurationError: an argument is malformed, or the source cannot be divided by that sharding.
         DataError: the source is empty, or its arrays do not fit together.
     """
 
@@ -116,21 +116,21 @@ class Pipeline:
         if self.examples is not None:
             rules.steps_of(self.examples, self.batch, drop_remainder=self._drop)
         self._kept: dict[Any, Any] = {}
-        with contextlib.suppress(BackendError):  # where there is no `fit` that could take it
+        with contextlib.suppress(BackendError):  # on another backend than TensorFlow no `fit` can take it
             install()
 
     @property
     def examples(self) -> int | None:
-        """How many examples an epoch has; None where only the source's function knows."""
+        """The number of examples in an epoch; None if the source is a function."""
         if self._records is not None:
             return self._records.examples
         return self._columns.examples if self._columns is not None else None
 
     def __len__(self) -> int:
-        """Batches of an epoch.
+        """The number of batches in an epoch.
 
         Raises:
-            TypeError: it is not known beforehand.
+            TypeError: the number is not known before the source is read.
         """
         if self._buckets or self.examples is None:
             steps = self._whole_batches()[1]
@@ -141,10 +141,13 @@ class Pipeline:
         return steps
 
     def explain(self, workers: int | None = None) -> str:
-        """One line on how the source is divided, and why.
+        """One line that says how the workers divide the source, and why.
 
         Args:
-            workers: processes that train together; None: those of this job.
+            workers: number of workers; None takes the number of this job.
+
+        Raises:
+            ConfigurationError: so many workers cannot divide the source by the chosen sharding.
         """
         workers = world_size() if workers is None else workers
         choice = rules.choose(self._sharding, self._kind, workers)
@@ -153,15 +156,15 @@ class Pipeline:
         return f"{self._kind.name}, {many}: sharding={choice.word!r}{asked}, {choice.reason}"
 
     def dataset(self, *, first_epoch: int = 0, first_step: int = 0) -> tf.data.Dataset:
-        """What `fit` takes: global batches; each new iteration over it is the next epoch.
+        """A dataset of global batches, as `fit` takes it; each new iteration over it is the next epoch.
 
         Args:
-            first_epoch: the number of its first epoch, for a run that goes on.
-            first_step: begin the first epoch at this batch. The dataset is then the rest of this epoch and
-                no more. Nothing is read for what was left out, but where files are read in turn.
+            first_epoch: number of the first epoch, for a run that resumes.
+            first_step: begin the first epoch at this batch. The dataset then ends with this epoch. Skipped
+                batches are not read, except from TFRecord files and functions, which are read sequentially.
 
         Raises:
-            ConfigurationError: there is no such epoch or step.
+            ConfigurationError: an argument is negative, or the epoch has no batch `first_step`.
         """
         first_epoch = whole_number(first_epoch, "first_epoch", 0)
         first_step = whole_number(first_step, "first_step", 0)
@@ -183,10 +186,11 @@ class Pipeline:
         return dataset
 
     def dtrain_dataset(self, used_by: str) -> tf.data.Dataset:
-        """What Keras gets in this object's place; see `keras_engine.protocol.datasets_in_place`.
+        """The dataset that Keras gets for this pipeline; see `keras_engine.protocol.datasets_in_place`.
 
         Raises:
-            ConfigurationError: predictions would come in another order than the examples have.
+            ConfigurationError: `predict` was given a pipeline that shuffles, so that the predictions would
+                not be in the order of the examples.
         """
         if used_by == "predict" and self._shuffle:
             raise ConfigurationError(
@@ -196,7 +200,7 @@ class Pipeline:
         return self.dataset()
 
     def _keeps_shares(self) -> bool:
-        """Whether the workers of this job keep a share each, so that no one should keep all examples."""
+        """Whether each worker caches only its own share, so that no process may cache all examples."""
         word = rules.choose(self._sharding, self._kind, world_size()).word
         return self._cache and word in ("file", "function")
 
@@ -224,9 +228,10 @@ class Pipeline:
     def _reader(
         self, files: tuple[int, ...] | None = None, context: Any = None, *, keep: bool = True
     ) -> tuple[Any, Stages]:
-        """A table or a stream of a worker's share, and what is left to be done to its examples.
+        """The reader (a table or a stream) of a share of the source, and the stages that it has not applied.
 
-        `files` and `context` say which share: None, all. Without `keep`, `cache` is left for others to do.
+        `files` and `context` choose the share; None is the whole source. With `keep=False` the examples are
+        not cached, even if `cache` is set.
         """
         if self._columns is not None:
             reader: Any = self._columns
@@ -274,7 +279,7 @@ class Pipeline:
         return self._kept["padding", key]
 
     def _whole_batches(self) -> tuple[Callable[[Any, int], tf.data.Dataset], int | None, bool]:
-        """The global batches of an epoch, how many, and whether they never end."""
+        """A function that makes the global batches, their number or None, and whether they are endless."""
         reader, stages = self._reader(keep=not self._keeps_shares())
         if hasattr(reader, "fetch"):
             table = self._table_batches(reader, stages, ReplicaLayout())
@@ -319,9 +324,9 @@ class Pipeline:
         )
 
     def _split(self, layout: ReplicaLayout, counter: EpochCounter, first_step: int) -> tf.data.Dataset | None:
-        """The batches as the parts of this process' replicas, or None where the whole batch is to be cut.
+        """The batches divided over this process' replicas; None if the engine should divide global batches.
 
-        Every worker must call it.
+        Every worker must call it, because the workers exchange and compare their settings.
         """
         choice = rules.choose(self._sharding, self._kind, layout.workers)
         logger.info("Worker %d: %s.", layout.worker, self.explain(layout.workers))
@@ -355,7 +360,11 @@ class Pipeline:
         return finished(self._own_share(reader, stages, layout, counts, counter, first_step))
 
     def _agreed(self, layout: ReplicaLayout, counter: EpochCounter, mine: int | None) -> list[Any]:
-        """Checks that all workers have the same pipeline; gives what each has of a function's examples."""
+        """Checks that all workers have the same pipeline; returns each worker's number of function examples.
+
+        Raises:
+            DataError: the workers' pipelines differ.
+        """
         records = self._records
         same = {
             "the number of examples": self.examples,
@@ -379,10 +388,10 @@ class Pipeline:
         return [count for _, count in everyone]
 
     def _check_divided(self, counts: list[Any]) -> None:
-        """Compares what a function gives the workers with what it gives one process alone.
+        """Compares the examples that a function gives all workers with those that it gives a single process.
 
         Raises:
-            DataError: it gives them more, or less, or only some of them data without an end.
+            DataError: the numbers differ, or the data is endless for some workers only.
         """
         endless = [count is None for count in counts]
         if any(endless) and not all(endless):
@@ -407,7 +416,7 @@ class Pipeline:
         counter: EpochCounter,
         first_step: int,
     ) -> tf.data.Dataset:
-        """Batches of which each worker has its own examples."""
+        """The batches where each worker reads its own share of the examples."""
         if getattr(reader, "endless", False):
             part = rows_of_worker(self.batch, layout)
             stream = self._stream_batches(reader, stages, part)

@@ -1,6 +1,7 @@
-"""Data sets as tensorflow-datasets prepared them: a split of one, read from its folder as NumPy values.
+"""Reads one split of a data set, as NumPy values, from the folder in which tensorflow-datasets prepared it.
 
-It fetches and prepares nothing, and runs no TensorFlow operation: a strategy can still be made afterwards.
+It downloads and prepares nothing. It runs no TensorFlow operation, so a strategy can still be made
+afterwards.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from dtrain.errors import DataError, UnsupportedVersionError
 def read_split(
     folder: Path, name: str, split: str, fields: Sequence[str], limit: int | None
 ) -> dict[str, list[Any]]:
-    """Some fields of a split, in the order of its files.
+    """Read some fields of a split, in the order of its files.
 
     Args:
         folder: the folder of one version, with `dataset_info.json`.
-        name: the data set that it must be.
-        split: such as `train`.
-        fields: which features are returned.
-        limit: at most so many examples, or None.
+        name: the expected name of the data set.
+        split: name of the split, such as `train`.
+        fields: the features to read.
+        limit: read at most this many examples; None reads all.
 
     Returns:
         For each field the values, each as tensorflow-datasets decodes it: arrays, integers, bytes.
 
     Raises:
-        UnsupportedVersionError: a package that is needed to read it is not installed.
+        UnsupportedVersionError: a package that is needed to read the folder is not installed.
         DataError: the folder is damaged or incomplete, or holds another data set.
     """
     builder = _builder(folder)
@@ -73,7 +74,7 @@ def _builder(folder: Path) -> Any:
         raise _not_installed(folder, error) from error
     try:
         return tfds.builder_from_directory(folder)
-    except Exception as error:  # what it raises depends on which of its files is damaged
+    except Exception as error:  # the class of error depends on which file is damaged
         raise DataError(
             f"{folder} is no prepared data set: {type(error).__name__}: {error}.",
             hint="Prepare it again with tensorflow-datasets.",
@@ -84,7 +85,7 @@ def _examples(builder: Any, split: str) -> Iterator[dict[str, Any]]:
     if builder.info.file_format.value != "tfrecord":
         yield from builder.as_data_source(split=split)
         return
-    # The usual way, `as_dataset`, starts TensorFlow's devices; many a strategy cannot be made after that.
+    # The usual way, `as_dataset`, initialises TensorFlow's devices; many strategies cannot be made after it.
     import tensorflow as tf
 
     for file in builder.info.splits[split].filepaths:
@@ -94,7 +95,7 @@ def _examples(builder: Any, split: str) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _without_advice() -> Iterator[None]:
-    """No warnings about which way of reading is older and which picture library is faster."""
+    """Silences TensorFlow's warnings about deprecated readers and faster image libraries."""
     loggers = [logging.getLogger(name) for name in ("tensorflow", "absl")]
     levels = [each.level for each in loggers]
     for each in loggers:

@@ -1,7 +1,6 @@
-"""Where is a published data set on this machine? Finds its archive, its extracted folder, or a prepared one.
+"""Finds a published data set on this machine: its archive, its extracted folder, or a prepared folder.
 
-Nothing is fetched. The sums of an archive are checked here; its content is checked by the file of the data
-set.
+It checks an archive's sum, but not its content; the file of the data set does that. It downloads nothing.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from dtrain.errors import ConfigurationError, DataError
 from dtrain.plain_text import cleaned
 
 _ENDINGS = (".tar.gz", ".tgz", ".tar")
-_INFO = "dataset_info.json"  # what tensorflow-datasets leaves in a folder that it has prepared
+_INFO = "dataset_info.json"  # tensorflow-datasets writes this file into a folder that it has prepared
 
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A data set, and the names of its forms on a disk.
+    """A data set, and the names that its three forms have on a disk.
 
     Attributes:
-        title: its name for people.
-        archives: as its authors publish it; messages recommend the first.
-        folders: into which the archives are unpacked, relative to the parent folder.
-        prepared: the folder of tensorflow-datasets, without the version.
-        is_folder: whether a folder is the extracted data set itself.
+        title: its name in messages.
+        archives: the archives that its authors publish; messages recommend the first.
+        folders: the folders that the archives extract to, relative to the parent folder.
+        prepared: the folder that tensorflow-datasets prepares, without the version.
+        is_folder: tells whether a folder is the extracted data set itself.
     """
 
     title: str
@@ -46,7 +45,7 @@ class Located(NamedTuple):
 
     Attributes:
         path: the archive or the folder.
-        form: which of the three it is; `prepared` is a folder of tensorflow-datasets.
+        form: `archive`, `folder` for an extracted one, or `prepared` for a folder of tensorflow-datasets.
     """
 
     path: Path
@@ -54,18 +53,18 @@ class Located(NamedTuple):
 
 
 def locate(published: Published, path: str | os.PathLike[str] | None, checksum: str | None) -> Located:
-    """Finds a data set at `path`, or in the usual folders without a path, and checks the sum of an archive.
+    """Finds a data set at `path`, or without a path in the usual folders, and checks the sum of an archive.
 
-    If a folder holds several forms of it, the archive is taken: its checksum covers all of it.
+    If a folder holds several forms of the data set, the archive is taken, because its sum covers all data.
 
     Args:
-        published: what is looked for.
+        published: the data set to find.
         path: the archive, the extracted folder, the prepared one, or the folder that contains one of these.
-        checksum: what the archive's sum must be, or None.
+        checksum: the archive's expected sum, as `md5:<digits>` or `sha256:<digits>`, or None.
 
     Raises:
-        DataError: it is not there (the message says where it was looked for, the hint where to get it), or a
-            sum of the archive is another one.
+        DataError: the data set is not there (the message says where dtrain looked, the hint where to download
+            it), or a sum of the archive differs.
         ConfigurationError: `checksum` is malformed, or was given for a folder.
     """
     found = _find(published, path)
@@ -95,15 +94,15 @@ def _find(published: Published, path: str | os.PathLike[str] | None) -> Located:
 
 
 def usual_folders() -> list[Path]:
-    """The data directory (`DTRAIN_DATA_DIR`, or `data` here), and where Keras keeps what it fetches."""
+    """The data directory (`DTRAIN_DATA_DIR`, or `data` in the current folder), and Keras' download folder."""
     return [settings.data_directory(), Path("~/.keras/datasets").expanduser()]
 
 
 def check_limit(limit: int | None) -> None:
-    """Refuses a limit that leaves nothing.
+    """Refuses a limit that leaves no examples.
 
     Raises:
-        ConfigurationError: it is neither None nor an integer of at least 1.
+        ConfigurationError: the limit is neither None nor an integer of at least 1.
     """
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise ConfigurationError(
@@ -112,7 +111,7 @@ def check_limit(limit: int | None) -> None:
 
 
 def listing(names: list[str], *, most: int = 8) -> str:
-    """The first names of a list, for a message."""
+    """The first `most` names of a list and how many more there are, for a message."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(cleaned(name) for name in names[:most]) + more if names else "nothing"
 
@@ -132,7 +131,7 @@ def _inside(published: Published, parent: Path) -> Located | None:
 def _itself(published: Published, folder: Path) -> Located | None:
     if (folder / _INFO).is_file():
         return Located(folder, "prepared")
-    # The folder of one data set, or of one of its configurations, as tensorflow-datasets nests them.
+    # tensorflow-datasets nests DATASET/CONFIGURATION/VERSION; `folder` may be any of these levels.
     for part in (folder / Path(published.prepared).name, folder):
         if found := _newest(part):
             return found
@@ -140,7 +139,7 @@ def _itself(published: Published, folder: Path) -> Located | None:
 
 
 def _newest(folder: Path) -> Located | None:
-    """The highest version among the prepared ones; unfinished ones have names of another form."""
+    """The prepared folder of the highest version; unfinished folders do not begin with a digit."""
     versions = [info.parent for info in folder.glob(f"[0-9]*/{_INFO}")]
     return Located(max(versions, key=lambda each: by_number(each.name)), "prepared") if versions else None
 

@@ -1,6 +1,7 @@
-"""How one worker reads its examples: from a table, of which any row can be fetched, or from a stream.
+"""Readers of one worker's examples: a table, whose rows can be fetched in any order, or a sequential stream.
 
-Which worker reads which examples is decided in `sharding.py`; `batching.py` makes batches of them.
+They do not decide which worker reads which examples (`sharding.py` does), and make no batches (`batching.py`
+does).
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ class Table(Protocol):
     examples: int
 
     def open(self) -> None:
-        """Makes what `fetch` needs; called eagerly, before any graph."""
+        """Prepares the resources of `fetch`; called eagerly, before a graph is traced."""
 
     def fetch(self, indices: Any) -> Any:
-        """Some rows, as a nest of tensors of n rows; `indices`: int64 of shape (n,)."""
+        """The rows at `indices` (int64 of shape (n,)), as a nest of tensors of n rows."""
 
     def numbers(self, indices: Any) -> Any:
-        """The numbers of some rows in the whole source, int64 of shape (n,)."""
+        """The numbers, in the whole source, of the rows at `indices`: int64 of shape (n,)."""
 
 
 class Stream(Protocol):
-    """Examples that can only be read one after the other.
+    """Examples that can only be read sequentially.
 
     Attributes:
         examples: their number; None if it is unknown or infinite.
@@ -53,23 +54,23 @@ class Stream(Protocol):
     endless: bool
 
     def elements(self, epochs: Any, seed: int | None) -> tf.data.Dataset:
-        """The examples of an epoch as (epoch, example, number).
+        """The examples of an epoch as (epoch, example, number in the whole source).
 
         Args:
             epochs: attaches the epoch, as `EpochCounter` does.
-            seed: of the order; None keeps the source's own.
+            seed: seed of the order; None keeps the source's own order.
         """
 
 
 class ArrayRecordTable:
-    """Records of array-record files, each as (serialized, name).
+    """A table of the records in array-record files, each as (serialized, name).
 
     Args:
-        records: all files.
-        files: the numbers of those that are read here.
+        records: all files of the source.
+        files: the numbers of the files that this worker reads.
 
     Attributes:
-        examples: how many there are.
+        examples: number of records in these files.
     """
 
     def __init__(self, records: Records, files: Sequence[int]) -> None:
@@ -84,7 +85,7 @@ class ArrayRecordTable:
         self._lock = threading.Lock()
 
     def open(self) -> None:
-        """Nothing to make: files are opened when they are first read."""
+        """Does nothing: a file is opened when it is first read."""
 
     def fetch(self, indices: Any) -> Any:
         """Serialized records and their names, string tensors of shape (n,)."""
@@ -114,14 +115,14 @@ class ArrayRecordTable:
 
 
 class RecordStream:
-    """Records of TFRecord files, each as (serialized, name).
+    """A stream of the records in TFRecord files, each as (serialized, name).
 
-    Shuffled, the files come in another order each epoch, four of them in turn, and records are mixed within
-    blocks of about 64 MB that follow each other.
+    With a seed, each epoch has its own order of files, interleaves four files, and permutes the records
+    within consecutive blocks of about 64 MB.
 
     Args:
-        records: all files.
-        files: the numbers of those that are read here.
+        records: all files of the source.
+        files: the numbers of the files that this worker reads.
     """
 
     endless = False
@@ -173,14 +174,14 @@ class RecordStream:
 
 
 class FunctionStream:
-    """Examples of a dataset that a function of the user's made.
+    """A stream of the examples in the dataset that a user's function makes.
 
     Args:
         make: the function, `InputContext -> tf.data.Dataset` of single examples.
-        context: what it is called with.
+        context: the argument of the function.
 
     Raises:
-        DataError: it returned something else.
+        DataError: the function returned no `tf.data.Dataset`.
     """
 
     def __init__(self, make: Callable[[Any], Any], context: tf.distribute.InputContext) -> None:
@@ -197,7 +198,7 @@ class FunctionStream:
         self.examples: int | None = found if found >= 0 else None
 
     def count(self) -> int | None:
-        """How many examples there are, read through once where the dataset does not say; None if endless."""
+        """The number of examples; reads a dataset of unknown length once to count it. None if endless."""
         if self.examples is None and not self.endless:
             logger.info(
                 "The source's dataset does not say how long it is, so it is read through once to count it; "
@@ -207,14 +208,14 @@ class FunctionStream:
         return self.examples
 
     def elements(self, epochs: Any, seed: int | None) -> tf.data.Dataset:
-        """As `Stream.elements`; the function's own order, which is its own to shuffle."""
+        """As `Stream.elements`, but ignores `seed`: the function's dataset decides the order."""
         many, mine = self._context.num_input_pipelines, self._context.input_pipeline_id
         numbered = epochs.attach(self._dataset.enumerate())
         return numbered.map(unconverted(lambda epoch, each: (epoch, each[1], each[0] * many + mine)))
 
 
 class InOrder:
-    """A table as a stream, in its own order; for a worker without examples, which has no row to fetch.
+    """A table as a stream in the table's order; for a worker without examples, which has no row to fetch.
 
     Args:
         table: any `Table`.
@@ -227,19 +228,19 @@ class InOrder:
         self._table = table
 
     def elements(self, epochs: Any, seed: int | None) -> tf.data.Dataset:
-        """As `Stream.elements`."""
+        """As `Stream.elements`, but ignores `seed`."""
         return epochs.attach(in_order(self._table)).map(unconverted(lambda epoch, each: (epoch, *each)))
 
 
 def cached(reader: Any, prepare: Callable[[Any], Any] | None) -> ColumnTable:
-    """All examples of a reader, prepared, in memory.
+    """Read all examples of a reader, prepare them, and keep them in memory.
 
     Args:
-        reader: a `Table` or a `Stream` that ends.
-        prepare: applied to each example.
+        reader: a `Table`, or a `Stream` that is not endless.
+        prepare: applied to each example; None leaves examples as they are.
 
     Raises:
-        DataError: prepared examples differ in more than their first dimension.
+        DataError: prepared examples differ in more than their first dimension, or there are none.
     """
     elements = in_order(reader)
     if prepare is not None:
@@ -270,7 +271,7 @@ def cached(reader: Any, prepare: Callable[[Any], Any] | None) -> ColumnTable:
 
 
 def in_order(reader: Any) -> tf.data.Dataset:
-    """All examples of a reader, as (example, number), in the source's own order."""
+    """All examples of a reader, as (example, number), in the source's order."""
     if not hasattr(reader, "fetch"):
         found: tf.data.Dataset = reader.elements(NoEpochs(), None)
         return found.map(unconverted(lambda _, example, number: (example, number)))
@@ -284,10 +285,10 @@ def in_order(reader: Any) -> tf.data.Dataset:
 
 
 def ragged_first(spec: Any, what: str) -> bool:
-    """Whether an example's tensor differs in its first dimension from example to example.
+    """Whether the first dimension of an example's tensor may differ between examples.
 
     Raises:
-        DataError: it may differ in other dimensions too.
+        DataError: another dimension may differ too, or the spec is neither dense nor ragged.
     """
     if not isinstance(spec, tf.TensorSpec | tf.RaggedTensorSpec):
         raise DataError(f"{what} cannot hold {type(spec).__name__}.", hint="give dense tensors")

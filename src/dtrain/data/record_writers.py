@@ -1,6 +1,6 @@
-"""Writes examples to record files: each a `tf.train.Example`, in as many files as wanted.
+"""Writes examples to record files, each example as a `tf.train.Example`.
 
-A file gets its name when it is whole. Reading them back is `records.py`'s.
+A file gets its final name only when it is complete. This module does not read files; `records.py` does.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def write_tfrecords(
 ) -> list[str]:
     """Writes examples to TFRecord files.
 
-    Integers and booleans become int64 lists, floats float lists (float32), texts bytes lists. A feature is
-    called as the field or key, or as the number of the array in a tuple.
+    Integers and booleans become int64 lists, floats become float lists (float32), texts become bytes lists. A
+    feature has the name of the field or key, or the number of the array in a tuple.
 
     Args:
         examples: arrays as a `Pipeline` takes them.
-        path_pattern: where to; a `*` in it becomes `00000-of-00004`. Without one the number goes before the
-            suffix, where there are several files.
-        shards: how many files; each gets a run of examples that follow each other.
+        path_pattern: path of the files; a `*` in it becomes the number, such as `00000-of-00004`. Without a
+            `*`, the number of one of several files goes before the suffix.
+        shards: number of files; each gets consecutive examples.
         compression: None, "GZIP" or "ZLIB".
 
     Returns:
@@ -39,29 +39,38 @@ def write_tfrecords(
 
     Raises:
         DataError: the examples do not fit together, or cannot be written as features.
-        ConfigurationError: shards is not at least 1, or the compression is not known.
+        ConfigurationError: `shards` is not an integer of at least 1, or the compression is not known.
     """
     options = tf.io.TFRecordOptions(compression_type=check_compression(compression))
     return _write(examples, path_pattern, shards, lambda path: tf.io.TFRecordWriter(path, options))
 
 
 def write_array_records(examples: Any, path_pattern: str | os.PathLike[str], shards: int = 1) -> list[str]:
-    """Writes examples to array-record files; as `write_tfrecords`.
+    """Writes examples to array-record files. Arguments and result are those of `write_tfrecords`.
 
     Raises:
         UnsupportedVersionError: the package array-record is not installed.
-        DataError, ConfigurationError: as there.
+        DataError: the examples do not fit together, or cannot be written as features.
+        ConfigurationError: `shards` is not an integer of at least 1.
     """
     module = array_record_module()
-    # Groups of one: a single record can then be read without its neighbours.
+    # Groups of one record: a single record can then be read without its neighbours.
     return _write(examples, path_pattern, shards, lambda path: module.ArrayRecordWriter(path, "group_size:1"))
 
 
 def record_features(examples: Any) -> dict[str, Any]:
-    """The features to read back what the writers write.
+    """The features with which `tfrecords` and `array_records` read what these writers wrote.
 
     Args:
-        examples: arrays as a `Pipeline` takes them, or some of them.
+        examples: arrays as a `Pipeline` takes them; some of the rows are enough, if
+            ragged columns are still ragged among them.
+
+    Returns:
+        For each feature name a `tf.io.FixedLenFeature`, or a `tf.io.RaggedFeature` if the column is ragged.
+
+    Raises:
+        DataError: the examples do not fit together.
+        ConfigurationError: `examples` is of another kind.
     """
     return {name: _feature(column) for name, column in named_columns(columns_of(examples))}
 

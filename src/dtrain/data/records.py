@@ -1,7 +1,7 @@
-"""Examples in record files, TFRecord or array-record: which files, how many in each, how to parse one.
+"""Record files as a source, TFRecord or array-record: their paths, the examples in each, how to parse one.
 
-All files are looked through when they are named, so that what is missing or damaged is known before
-training; reading them is done by the pipeline.
+All files are checked when the source is made, so that missing or damaged files are found before training. The
+examples themselves are read by the pipeline, not here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tensorflow as tf
 from dtrain.data.tfrecord_files import check_compression, scan
 from dtrain.errors import ConfigurationError, DataError, UnsupportedVersionError
 
-# A reader of its own for each file, without threads of its own: the pipeline has threads enough.
+# Each file has its own reader, which starts no threads: the pipeline already reads in parallel.
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 _KINDS = {"bytes_list": tf.string, "int64_list": tf.int64, "float_list": tf.float32}
 
@@ -30,11 +30,11 @@ class Records:
 
     Attributes:
         files: their paths, in order.
-        counts: examples in each.
-        parse: makes an example of a serialized record (a string scalar) and its name for messages.
-        random_access: whether single records can be fetched.
-        compression: of the records: "", "GZIP" or "ZLIB".
-        record_bytes: size of a record in the mean, decompressed; 0: not known.
+        counts: number of examples in each file.
+        parse: makes an example from a serialized record (a string scalar) and the record's name for messages.
+        random_access: whether records can be fetched in any order.
+        compression: "", "GZIP" or "ZLIB".
+        record_bytes: mean size of a decompressed record; 0 if not known.
     """
 
     files: tuple[str, ...]
@@ -46,7 +46,7 @@ class Records:
 
     @property
     def examples(self) -> int:
-        """How many there are in all files."""
+        """The number of examples in all files."""
         return sum(self.counts)
 
 
@@ -56,14 +56,14 @@ def tfrecords(
     *,
     compression: str | None = None,
 ) -> Records:
-    """TFRecord files of `tf.train.Example`s.
+    """TFRecord files of `tf.train.Example`s as a source.
 
-    Every file is looked through from record to record: quickly, by the records' lengths, where it is not
-    compressed; the first and the last record of each are compared with `features`.
+    Every file is scanned from record to record to count them. An uncompressed file is scanned quickly, by the
+    lengths of its records. The first and the last record of each file are compared with `features`.
 
     Args:
         files: a pattern such as `data/train-*.tfrecord`, or paths.
-        features: what `tf.io.parse_single_example` takes: names, and `tf.io.FixedLenFeature`,
+        features: as for `tf.io.parse_single_example`: for each name a `tf.io.FixedLenFeature`,
             `VarLenFeature` or `RaggedFeature`. Variable-length features of one dimension become vectors.
         compression: None, "GZIP" or "ZLIB".
 
@@ -71,9 +71,9 @@ def tfrecords(
         A source of dictionaries with one entry a feature.
 
     Raises:
-        DataError: there is no such file, one is damaged (it names the file and the record), all are
-            empty, or a record does not have the features.
-        ConfigurationError: the compression is not known.
+        DataError: a file is missing, listed twice or damaged (the message names the file and the record), all
+            files are empty, or a record does not have the features.
+        ConfigurationError: the compression is not known, or `features` is no dictionary or an empty one.
     """
     compression = check_compression(compression)
     if not isinstance(features, Mapping) or not features:
@@ -98,17 +98,18 @@ def array_records(
     files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     parse: Callable[[Any], Any] | Mapping[str, Any],
 ) -> Records:
-    """Array-record files, whose records can be fetched one by one.
+    """Array-record files as a source; their records can be fetched in any order.
 
     Args:
         files: a pattern such as `data/train-*.array_record`, or paths.
-        parse: a function of TensorFlow operations that makes an example of a serialized record (a string
-            scalar), or the features of a `tf.train.Example`, as for `tfrecords`.
+        parse: a function of TensorFlow operations that makes an example from a serialized record (a string
+            scalar); or the features of a `tf.train.Example`, as for `tfrecords`.
 
     Raises:
         UnsupportedVersionError: the package array-record is not installed.
-        DataError: there is no such file, one cannot be read, all are empty, or the first or last record of
-            one is damaged or does not have the features.
+        DataError: a file is missing, listed twice or unreadable, or all are empty. With features also: the
+            first or last record of a file is damaged or does not have the features.
+        ConfigurationError: `parse` is neither a function nor a dictionary of features.
     """
     found = _found(files)
     counts = tuple(map(_array_record_count, found))
@@ -130,7 +131,7 @@ def open_array_record(path: str) -> Any:
     """A reader of an array-record file.
 
     Raises:
-        UnsupportedVersionError: the package is not installed.
+        UnsupportedVersionError: the package array-record is not installed.
         DataError: the file cannot be read.
     """
     reader = array_record_module().ArrayRecordReader(path, _READER_OPTIONS)
@@ -176,7 +177,7 @@ def _first_and_last(path: str, count: int) -> list[tuple[int, bytes]]:
         for number in sorted({0, count - 1}) if count else ():
             try:
                 found.append((number, reader.read([number])[0]))
-            except Exception as error:  # what array-record raises differs by the damage
+            except Exception as error:  # the class of array-record's error depends on the damage
                 raise DataError(
                     f"Record {number} of {path} is damaged: {error}.", hint="copy or write the file again"
                 ) from error
@@ -186,10 +187,10 @@ def _first_and_last(path: str, count: int) -> list[tuple[int, bytes]]:
 
 
 def _found(files: Any) -> tuple[str, ...]:
-    """The files that are meant; those of a pattern in the order of their names.
+    """The paths of the files; a pattern gives them in the order of their names.
 
     Raises:
-        DataError: there is none, or one of a list is not there.
+        DataError: there is no file, or a listed file is missing or listed twice.
     """
     if isinstance(files, str | os.PathLike):
         pattern = os.fspath(files)
@@ -224,11 +225,11 @@ def _check_not_empty(files: tuple[str, ...], counts: tuple[int, ...]) -> None:
 
 
 def _example_parser(features: Mapping[str, Any]) -> Callable[[Any, Any], Any]:
-    """Parses a `tf.train.Example`; a record that does not fit is named in TensorFlow's error."""
+    """Makes a parser of `tf.train.Example`s; TensorFlow's error names a record that does not fit."""
     wanted = dict(features)
 
     def parse(serialized: Any, name: Any) -> dict[str, Any]:
-        # As a batch of one: TensorFlow names the record in its error only there.
+        # Parsed as a batch of one: only then does TensorFlow name the record in its error.
         found = tf.io.parse_example(serialized[None], wanted, example_names=name[None])
         return {key: _as_vector(value) for key, value in found.items()}
 
@@ -244,11 +245,11 @@ def _check_features(record: bytes, features: Mapping[str, Any], where: str) -> N
     """Compares a record with the features that it should have.
 
     Raises:
-        DataError: saying what the record has instead.
+        DataError: they differ; the message says what the record has instead.
     """
     try:
         present = dict(tf.train.Example.FromString(record).features.feature)
-    except Exception as error:  # protobuf's own class of error differs by its implementation
+    except Exception as error:  # the class of protobuf's error depends on its implementation
         raise DataError(
             f"{where} is no tf.train.Example: {error}.", hint="array_records(...) takes a parse function"
         ) from error

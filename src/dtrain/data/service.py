@@ -1,6 +1,7 @@
-"""Reads data in processes of their own, with tf.data's service: for jobs that wait for their data.
+"""Reads data in separate processes, with the tf.data service, for jobs that are limited by their input.
 
-What is read stays the user's `tf.data`; here are the processes, their end, and the order of what they give.
+It starts, watches and ends the processes, and keeps their elements in order. It does not change what the
+user's `tf.data` code reads.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ _SECURITY = "TensorFlow's servers have no authentication and listen on all inter
 
 
 class DataService:
-    """Processes that read for this one. They end with it, however it ends, or with `close`.
+    """Reading processes of this process. They end when this process ends, however it ends, or on `close`.
 
     Attributes:
-        processes: their ids.
+        processes: the ids of the reading processes.
     """
 
     def __init__(self) -> None:
@@ -57,7 +58,7 @@ class DataService:
         return [process.pid for process in self._processes]
 
     def close(self) -> None:
-        """Ends them; what reads from them fails. Calling it again does nothing."""
+        """Ends the reading processes; datasets that read from them fail. A second call does nothing."""
         self._closed = True
         atexit.unregister(self.close)
         for process in self._processes:
@@ -75,7 +76,7 @@ class DataService:
         self._dispatcher, self._substitutes = None, []
 
     def _shared(self, dataset: tf.data.Dataset, workers: int) -> tf.data.Dataset:
-        """Elements go to whichever process is free."""
+        """One dataset, whose elements go to whichever process is free; their order is not deterministic."""
         service = tf.data.experimental.service
         self._dispatcher = service.DispatchServer(service.DispatcherConfig(port=0))
         target = self._dispatcher.target
@@ -93,7 +94,7 @@ class DataService:
         return data_service.read(target, number, dataset.element_spec, shared=True)
 
     def _dealt(self, make: bytes, workers: int) -> tf.data.Dataset:
-        """Each process has its part, and gives in turn."""
+        """One part of the examples a process; elements are taken from the processes in turn."""
         orders = [{"make": make, "place": (index, workers)} for index in range(workers)]
         answers = self._start(orders)
         specs = [pickle.loads(base64.b64decode(answer["spec"])) for answer in answers]
@@ -121,10 +122,10 @@ class DataService:
         return dataset
 
     def _start(self, orders: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Starts a process an order; their answers.
+        """Starts one process for each order, and returns the answers of the processes.
 
         Raises:
-            DataError: one could not serve.
+            DataError: a process could not start its servers.
         """
         pipes = []
         for order in orders:
@@ -135,7 +136,7 @@ class DataService:
                     stdin=subprocess.PIPE,
                     pass_fds=[writing],
                     env=settings.plain_environment(),
-                    start_new_session=True,  # Ctrl-C is for the training process, which ends them
+                    start_new_session=True,  # Ctrl-C is for the training process, which then ends this one
                 )
             finally:
                 os.close(writing)
@@ -157,7 +158,7 @@ class DataService:
         self._watcher.start()
 
     def _look(self) -> None:
-        """Until one of them ends on its own: what it had is lost, and nobody may go on without it."""
+        """Watches the processes; if one ends by itself, its elements are lost, so reading is made to fail."""
         while not self._closed:
             for process in self._processes:
                 status = process.poll()
@@ -174,7 +175,11 @@ class DataService:
             time.sleep(_LOOK_SECONDS)
 
     def _fail(self) -> None:
-        """Has readers fail, who would wait for ever: dispatchers that know no job answer in their place."""
+        """Makes readers fail, which would otherwise wait for ever.
+
+        It kills all processes and starts dispatchers on the same ports. They do not know the readers' job, so
+        they answer with an error.
+        """
         for process in self._processes:
             process.kill()
             process.wait()
@@ -196,30 +201,32 @@ def distribute(
     *,
     address: str | None = None,
 ) -> tf.data.Dataset:
-    """A dataset whose elements other processes read and prepare: each element once an iteration over it.
+    """A dataset whose elements other processes read and prepare; each iteration gives each element once.
 
-    Given **a function** `InputContext -> tf.data.Dataset`, as `Pipeline` takes, each process makes its part
-    with it, divided by `context.num_input_pipelines` and `context.input_pipeline_id`; it may read by Python.
-    The parts are dealt out in turn, so the order is the same every time. It is for jobs with several training
-    processes, too: each has reading processes of its own, and all see the same order. The datasets are read
-    from their beginning in each epoch: shuffle what `distribute` gives.
+    If `data` is **a function** `InputContext -> tf.data.Dataset`, as `Pipeline` takes it, each process calls
+    it and reads one part of the examples. The function divides them by `context.num_input_pipelines` and
+    `context.input_pipeline_id`; it may read with Python code. Elements are taken from the parts in turn, so
+    their order is the same in every iteration. This form also serves jobs with several training processes:
+    each has its own reading processes, and all see the same order. Because the order never changes, shuffle
+    the dataset that `distribute` returns.
 
-    Given **a dataset** of TensorFlow's operations, elements go to whichever process is free. The order
-    differs from time to time, so training that goes on from the middle of an epoch does not find its place,
-    and only one process may train on it.
+    If `data` is **a dataset** of TensorFlow operations, elements go to whichever process is free. The order
+    differs between iterations, so training cannot resume in the middle of an epoch, and only one process may
+    train on the dataset.
 
-    Each element is a message, so batches are better than examples. The processes end with this one, or by
-    `dataset.dtrain_service.close()`. If one dies, an error is logged and reading fails: nothing is left out
-    in silence.
+    Each element is sent as one message, so elements should be batches, not examples. The reading processes
+    end with this process, or on `dataset.dtrain_service.close()`. If one dies, an error is logged and reading
+    fails; no example is left out silently.
 
     Args:
         data: the function or the dataset.
-        workers: how many processes.
-        address: a dispatcher that is running already, `grpc://HOST:PORT`, with its workers; takes a dataset.
-            What becomes of its processes is then not watched; TensorFlow leaves out what a dead one had.
+        workers: number of reading processes.
+        address: `grpc://HOST:PORT` of a running dispatcher that has its own workers; `data` must then be a
+            dataset. Their processes are not watched: if one dies, TensorFlow leaves out its elements.
 
     Raises:
-        ConfigurationError: an argument is not what it should be, or several processes train on a dataset.
+        ConfigurationError: an argument is malformed, or the job has several training processes and `data` is
+            a dataset.
         DataError: the data cannot be made in another process.
     """
     if address is not None:
@@ -282,7 +289,7 @@ def _pickled(make: Callable[..., Any]) -> bytes:
 
 
 def _answer(reading: int) -> dict[str, Any]:
-    """What a process says when it serves, or why it does not."""
+    """The answer of a reading process: what it serves, or an error."""
     with os.fdopen(reading, encoding="utf-8") as pipe, selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
         if not selector.select(_START_SECONDS):

@@ -1,9 +1,9 @@
-"""A process that reads data for a training process: a worker of tf.data's service, and maybe its dispatcher.
+"""A process that reads data for a training process: a worker of the tf.data service, maybe with a dispatcher.
 
-It is run by its path, before dtrain can be imported. It is told what to do on standard input, and ends when
-that is closed: with the training process, however that ends.
+It is run by its path, before dtrain can be imported, so it imports dtrain late. It reads one order from
+standard input. It ends when standard input is closed, which happens however the training process ends.
 
-Usage: python -P service_process.py DESCRIPTOR, of the pipe on which it answers.
+Usage: python -P service_process.py DESCRIPTOR; it writes its answer to the pipe with this file descriptor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Reads one order, serves, and answers with one line of JSON: what is there, or the error."""
+    """Reads one order, starts the servers, and answers with one line of JSON: what it serves, or an error."""
     source = sys.stdin.buffer
     order = pickle.loads(base64.b64decode(source.readline()))
     threading.Thread(target=_end_with, args=(source,), daemon=True).start()
@@ -34,13 +34,13 @@ def main() -> None:
 
 
 def _end_with(source: Any) -> None:
-    """TensorFlow's servers do not end by themselves."""
+    """Ends the process when `source` is closed; TensorFlow's servers do not end by themselves."""
     source.read()
     os._exit(0)
 
 
 def _serve(order: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    """Starts the servers; what is to be answered, and what must be kept alive."""
+    """Starts the servers; returns the answer, and the objects that must be kept alive."""
     import tensorflow as tf
 
     service = tf.data.experimental.service

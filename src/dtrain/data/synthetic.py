@@ -1,6 +1,6 @@
-"""Made-up data that can be learned: for trying a program, for tests, and for measuring speed.
+"""Generated data that a model can learn: for trying a program, for tests, and for measuring speed.
 
-Nothing here is real, and no result on it says how well a model would do on real data.
+The data is not real, and a result on it does not say how well a model would do on real data.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from dtrain.data.digits import Examples
 from dtrain.errors import ConfigurationError
 
-_RULE_SEED = 20  # of what is to be learned; the caller's seed draws examples of it
+_RULE_SEED = 20  # seed of the task; the caller's seed draws examples of the task
 _NOISE = 0.25
-_TELLING = 0.3  # the share of tokens that come from the words of their class
+_TELLING = 0.3  # the share of tokens that are specific to the class of their row
 
 
 class Tokens(NamedTuple):
     """Rows of tokens and their labels, in the same order.
 
     Attributes:
-        tokens: int32 of shape (n, length), from 1; 0 is left for padding.
+        tokens: int32 of shape (n, length), from 1; 0 is reserved for padding.
         labels: int64 of shape (n,), from 0.
     """
 
@@ -32,7 +32,7 @@ class Tokens(NamedTuple):
 
 
 class Values(NamedTuple):
-    """Inputs and what is to be predicted from them, in the same order.
+    """Inputs and their targets, in the same order.
 
     Attributes:
         inputs: float32 of shape (n, ...), normally distributed.
@@ -46,19 +46,19 @@ class Values(NamedTuple):
 def synthetic_images(
     examples: int, *, shape: tuple[int, ...] = (32, 32, 3), classes: int = 10, seed: int = 0
 ) -> Examples:
-    """Images of classes that differ by a pattern under noise.
+    """Images of classes; each class has its own pattern, to which noise is added.
 
     The patterns depend on `shape` and `classes` only, so another seed gives more examples of the same task,
     such as for validation.
 
     Args:
-        examples: how many.
-        shape: of one image.
-        classes: how many there are; each has the same share, but for a rest.
-        seed: of the examples.
+        examples: number of images.
+        shape: shape of one image.
+        classes: number of classes; their sizes differ by at most one.
+        seed: seed of the examples.
 
     Returns:
-        float32 images of shape (examples, *shape) from 0 to 1, and int64 labels.
+        float32 images of shape (examples, *shape) from 0 to 1, and int64 labels of shape (examples,).
 
     Raises:
         ConfigurationError: a number is not positive.
@@ -76,26 +76,26 @@ def synthetic_images(
 def synthetic_texts(
     examples: int, *, length: int = 128, vocabulary: int = 10_000, classes: int = 2, seed: int = 0
 ) -> Tokens:
-    """Rows of tokens, some of which are used by one class only.
+    """Rows of tokens; some tokens occur in one class only.
 
-    Which they are depends on `vocabulary` and `classes` only, so another seed gives more examples of the same
-    task.
+    The tokens of a class depend on `vocabulary` and `classes` only, so another seed gives more examples of
+    the same task.
 
     Args:
-        examples: how many.
-        length: tokens of a row.
+        examples: number of rows.
+        length: number of tokens in a row.
         vocabulary: tokens are from 1 to `vocabulary - 1`.
-        classes: how many there are; each has the same share, but for a rest.
-        seed: of the examples.
+        classes: number of classes; their sizes differ by at most one.
+        seed: seed of the examples.
 
     Returns:
-        int32 tokens of shape (examples, length) and int64 labels.
+        int32 tokens of shape (examples, length) and int64 labels of shape (examples,).
 
     Raises:
         ConfigurationError: a number is not positive, or the vocabulary is too small for the classes.
     """
     _check(examples=examples, length=length, vocabulary=vocabulary, classes=classes)
-    # A tenth of the words tell classes apart; the others are used by all.
+    # A tenth of the tokens belong to one class each; all classes use the others.
     own = max(1, (vocabulary - 1) // (10 * classes))
     if vocabulary - 1 <= own * classes:
         raise ConfigurationError(
@@ -116,9 +116,9 @@ def synthetic_values(examples: int, shape: tuple[int, ...] = (10,), seed: int = 
     The weights depend on `shape` only, so another seed gives more examples of the same task.
 
     Args:
-        examples: how many.
-        shape: of one input.
-        seed: of the examples.
+        examples: number of inputs.
+        shape: shape of one input.
+        seed: seed of the examples.
 
     Returns:
         float32 inputs of shape (examples, *shape) and targets (examples, 1), both of variance about 1.

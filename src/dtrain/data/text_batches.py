@@ -1,6 +1,7 @@
 """Batches of examples that differ in length: padded to the longest of a batch, or to the bound of a bucket.
 
-The lengths of all examples are known before, so every worker pads its part as the whole batch is padded.
+For tables, the lengths of all examples are known before training, so every worker pads its part to the
+longest of the global batch. It does not tokenize texts.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from dtrain.log import logger
 
 
 def check_pad(pad: Any, buckets: Any) -> tuple[Any, tuple[int, ...] | None]:
-    """The value to pad with, or None, and the bounds of the buckets, or None.
+    """Checks `pad` and `buckets`; returns the value to pad with or None, and the buckets' bounds or None.
 
     Raises:
-        ConfigurationError: they are not what they should be.
+        ConfigurationError: `pad` is no number or text, or `buckets` are no ascending positive integers.
     """
     if buckets is None:
         return (0 if pad is True else None if pad is False else _check_value(pad)), None
@@ -45,12 +46,14 @@ def _check_value(pad: Any) -> Any:
 
 
 class Padding:
-    """Pads examples of a table to widths that their whole batch agrees on.
+    """Pads examples of a table to the widths of their global batch.
+
+    An open leaf is a tensor of an example whose first dimension differs between examples.
 
     Args:
-        value: to pad with.
-        spec: of an example, before `augment`.
-        lengths: of each open leaf of each example, int64 of shape (examples, leaves).
+        value: the value to pad with.
+        spec: the spec of an example, before `augment`.
+        lengths: the lengths of the open leaves of all examples, int64 of shape (examples, leaves).
     """
 
     def __init__(self, value: Any, spec: Any, lengths: np.ndarray) -> None:
@@ -62,17 +65,17 @@ class Padding:
             self._lengths = tf.constant(lengths, tf.int64)
 
     def widths(self, at: BatchSpan, indices: Any) -> Any:
-        """How wide the open leaves of a batch become, int64 of shape (leaves,).
+        """The widths to which the open leaves of a batch are padded, int64 of shape (leaves,).
 
         Args:
             at: the global batch.
-            indices: its examples, int64 of shape (rows,).
+            indices: the indices of its examples, int64 of shape (rows,).
         """
         found = tf.reduce_max(tf.gather(self._lengths, indices), axis=0)
         return tf.where(at.bound >= 0, tf.maximum(at.bound, 0), tf.maximum(found, 0))
 
     def pad_example(self, example: Any, widths: Any) -> Any:
-        """One example, its open leaves padded."""
+        """Pad the open leaves of an example; a run-time error if `augment` made it longer than its width."""
         widths_left = iter(range(self.leaves))
 
         def one(leaf: Any, is_open: bool) -> Any:
@@ -90,7 +93,7 @@ class Padding:
         return self._mapped(one, example)
 
     def pad_batch(self, batch: Any, widths: Any) -> Any:
-        """A batch of ragged rows, padded."""
+        """Pad the ragged leaves of a batch to dense tensors."""
         widths_left = iter(range(self.leaves))
 
         def one(leaf: Any, is_open: bool) -> Any:
@@ -116,10 +119,10 @@ class Padding:
 
 
 def padding_value(value: Any, dtype: tf.DType) -> Any:
-    """The value to pad a tensor of a type with; 0 stands for an empty text.
+    """The padding value as a tensor of type `dtype`; for texts, 0 becomes the empty text.
 
     Raises:
-        ConfigurationError: the value is not of the tensor's type.
+        ConfigurationError: the value cannot be converted to `dtype`.
     """
     if dtype == tf.string:
         value = "" if value == 0 else value
@@ -132,9 +135,10 @@ def padding_value(value: Any, dtype: tf.DType) -> Any:
 
 
 def lengths_of(table: Any, prepare: Callable[[Any], Any] | None, spec: Any) -> np.ndarray:
-    """How long the open leaves of each example are, int64 of shape (examples, open leaves).
+    """The lengths of the open leaves of each example, int64 of shape (examples, open leaves).
 
-    Known from ragged arrays; elsewhere all examples are prepared once, to be measured.
+    Ragged arrays without `prepare` know their lengths. Otherwise all examples are prepared once to measure
+    them.
     """
     is_open = [ragged_first(leaf, "pad or buckets") for leaf in tf.nest.flatten(spec)]
     if prepare is None and isinstance(table, ColumnTable):
@@ -155,12 +159,12 @@ def lengths_of(table: Any, prepare: Callable[[Any], Any] | None, spec: Any) -> n
 def bucket_order(
     padding: Padding, bounds: tuple[int, ...], batch: int, seed: int | None, *, drop_remainder: bool
 ) -> BucketOrder:
-    """The batches of a table in buckets, by the longest leaf of each example."""
+    """The order of a table's examples in buckets; the longest open leaf of an example decides its bucket."""
     return BucketOrder(padding.longest, bounds, batch, seed, drop_remainder=drop_remainder)
 
 
 def padded(examples: tf.data.Dataset, value: Any, batch: int, *, drop_remainder: bool) -> tf.data.Dataset:
-    """Batches of a stream, each padded to its longest."""
+    """Batches of a stream, each padded to its longest example."""
     for leaf in tf.nest.flatten(examples.element_spec):
         ragged_first(leaf, "pad")
     return examples.padded_batch(
@@ -171,10 +175,10 @@ def padded(examples: tf.data.Dataset, value: Any, batch: int, *, drop_remainder:
 def bucketed(
     examples: tf.data.Dataset, bounds: tuple[int, ...], value: Any, batch: int, *, drop_remainder: bool
 ) -> tf.data.Dataset:
-    """Batches of a stream in buckets: one is given out as soon as its bucket has enough examples for it.
+    """Batches of a stream in buckets: a batch is emitted as soon as its bucket has enough examples.
 
-    The short ones come at the end of the epoch, shortest texts first. All processes that read the same
-    stream get the same batches.
+    Batches that are not full come at the end of the epoch, those of the shortest examples first. All
+    processes that read the same stream get the same batches.
     """
     spec = examples.element_spec
     is_open = [ragged_first(leaf, "buckets") for leaf in tf.nest.flatten(spec)]
@@ -207,7 +211,7 @@ def bucketed(
 
 def _values(spec: Any, value: Any) -> Any:
     def one(leaf: Any) -> Any:
-        # What is not padded must be given a value as well, one of its own type.
+        # TensorFlow wants a value of the right type for leaves that need no padding, too.
         is_open = bool(leaf.shape.rank and leaf.shape[0] is None)
         return padding_value(value if is_open else 0, leaf.dtype)
 

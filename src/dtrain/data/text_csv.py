@@ -1,6 +1,6 @@
-"""Texts with labels from a table of comma-separated values, such as collections of true and false news.
+"""Texts with labels from a file of comma-separated values, such as collections of true and false news.
 
-It reads, checks and splits one file; it makes no guess about rows that do not fit the table.
+It reads, checks and splits one file. It does not repair rows that do not fit the header; they are errors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dtrain.errors import ConfigurationError, DataError
 from dtrain.log import logger
 
 _DELIMITERS = (",", ";", "\t", "|")
-_DIGITS = 1000  # characters of a number; Python makes none of several thousand
+_DIGITS = 1000  # characters of a number; Python refuses to convert several thousand digits
 _WRITTEN_AS_FLOAT = re.compile(r"(-?[0-9]+)\.0+")
 
 
@@ -33,10 +33,10 @@ class TextCsv(NamedTuple):
     """The three parts of a table; no row is in two of them.
 
     Attributes:
-        train: what the weights are fitted to.
-        validation: what is looked at while training.
-        test: what is looked at once, at the end.
-        classes: the label as the table has it, for each number that stands for it in the parts.
+        train: texts to train on.
+        validation: texts to evaluate during training.
+        test: texts to evaluate once, at the end.
+        classes: the labels as the table has them; label n in the three parts means `classes[n]`.
     """
 
     train: Texts
@@ -51,7 +51,7 @@ class _Row(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """Where the wanted columns stand, and how many there are."""
+    """The positions of the text and label columns, and the number of all columns."""
 
     text: list[int]
     label: int
@@ -69,36 +69,36 @@ def load_text_csv(
     encoding: str = "utf-8",
     delimiter: str | None = None,
 ) -> TextCsv:
-    """Load a table with a header; fields in quotes may hold delimiters and line ends, and be of any length.
+    """Load a table with a header. Quoted fields may hold delimiters and line ends, and have any length.
 
     Args:
-        path: the file; where a relative path leads nowhere from here, it is tried in the data directory
+        path: the file; a relative path is looked for in the current folder, then in the data directory
             (`DTRAIN_DATA_DIR`).
-        text: the column or columns that make a text: without the spaces around them, and but for the empty
-            ones, they are joined with a space.
-        label: the column of the label: integers, or words. Each different one is a class, and 1.0 is 1.
-            Other columns are left alone.
-        validation: which share of the rows is taken for validation, from 0.
-        test: which share is kept for the test, from 0.
-        split_seed: seed of the split. It is apart from the seed of the training, so that runs with different
-            seeds are measured on the same test rows.
-        encoding: of the file; a byte order mark is taken off.
-        delimiter: what stands between fields; None takes of `,`, `;`, tab and `|` the one that the header's
-            columns are found with.
+        text: the column or columns that make a text. Spaces around each field are removed, empty fields are
+            left out, and the remaining ones are joined with a space.
+        label: the column of the labels, integers or words. Each distinct label is a class; 1.0 is read as 1.
+            Other columns are ignored.
+        validation: share of the rows for validation, from 0 to less than 1.
+        test: share of the rows for the test, from 0 to less than 1.
+        split_seed: seed of the split. It is separate from the training seed, so that runs with different
+            training seeds are evaluated on the same test rows.
+        encoding: encoding of the file; a byte order mark is removed.
+        delimiter: the character between fields. None tries `,`, `;`, tab and `|`, and takes the first with
+            which the header has the columns.
 
     Returns:
-        Three `Texts` in the file's order, each class with the same share in all of them, and the classes:
-        integers in their order, words in the alphabet's.
+        Three `Texts`, each in the file's order, with the same class proportions; and the classes, sorted: as
+        integers if all labels are integers, else as words.
 
     Raises:
-        DataError: the file is missing, in another encoding or without the columns; a row has another number
-            of fields or no label; there is one class only, or too few rows for the split.
-        ConfigurationError: an argument cannot be used.
+        DataError: the file is missing, in another encoding or without the columns; a row has a wrong number
+            of fields or no label; there is only one class, or too few rows for the split.
+        ConfigurationError: an argument is malformed.
     """
     wanted = [text] if isinstance(text, str) else list(text)
     _check_arguments(wanted, validation, test, encoding, delimiter)
     file = _locate(Path(path).expanduser())
-    # One buffer for all readings: a table may have hundreds of megabytes.
+    # One buffer for all passes over the table, which may have hundreds of megabytes.
     content = io.StringIO(_decode(file, encoding), newline="")
     columns, rows = _table(content, file, wanted, label, delimiter)
     words = [_label(row, columns.label, file, label) for row in rows]
@@ -147,7 +147,7 @@ def _locate(path: Path) -> Path:
 def _decode(file: Path, encoding: str) -> str:
     raw = file.read_bytes()
     try:
-        # The mark at the beginning that some programs write is no part of the first column's name.
+        # Some programs write a byte order mark, which is no part of the first column's name.
         return raw.decode(encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         before = raw[: error.start].decode(encoding, errors="replace")
@@ -193,10 +193,10 @@ def _columns(header: list[str], file: Path, text: list[str], label: str) -> _Col
 
 
 def _rows(content: io.StringIO, file: Path, delimiter: str, width: int) -> Iterator[_Row]:
-    """The rows below the header; lines with nothing on them are none."""
+    """Yield the rows below the header; empty lines are skipped."""
     content.seek(0)
     with _long_fields():
-        # Strict, because a quote that is never closed would swallow all rows behind it.
+        # Strict, because an unclosed quote would swallow all rows after it.
         reader = csv.reader(content, delimiter=delimiter, strict=True)
         line, below_header = 1, False
         try:
@@ -223,8 +223,8 @@ def _label(row: _Row, column: int, file: Path, name: str) -> str:
         raise DataError(
             f"{file}: the row in line {row.line} has no {name!r}.", hint="Label the row, or take it out."
         )
-    # A column with gaps was once of floating-point numbers, so that 1 was written as 1.0. Cut off as text: a
-    # floating-point number cannot hold every large integer.
+    # Programs store integer columns with gaps as floats, and write 1 as 1.0. The ".0" is removed as text,
+    # because a float cannot hold every large integer.
     whole = _WRITTEN_AS_FLOAT.fullmatch(word)
     return str(int(whole[1])) if whole and len(word) <= _DIGITS else word
 
@@ -238,7 +238,7 @@ def _classes(words: list[str], file: Path, name: str) -> tuple[str, ...]:
             hint="A table needs rows of at least two classes.",
         )
     if all(_is_integer(word) for word in different):
-        # By the words too: 1 and 01 are equal as integers, and a set has no order that lasts.
+        # The word breaks ties: 1 and 01 are equal as integers, and the order of a set changes between runs.
         return tuple(sorted(different, key=lambda word: (int(word), word)))
     return tuple(sorted(different))
 
@@ -250,12 +250,12 @@ def _is_integer(word: str) -> bool:
 def _split(
     labels: NDArray[np.int64], validation: float, test: float, seed: int, file: Path
 ) -> list[NDArray[np.int64]]:
-    """The rows of training, validation and test.
+    """The row numbers of training, validation and test, each sorted.
 
-    Each class, in random order, is spread evenly over a line from 0 to 1. Any piece of that line has the
-    shares of the whole, whichever the sizes.
+    The rows of each class, in random order, get evenly spaced places between 0 and 1. Any interval of places
+    then has about the class proportions of the whole table.
     """
-    # The old generator's numbers are promised never to change, so the parts stay the same for ever.
+    # NumPy guarantees that this legacy generator's numbers never change, so the split stays the same.
     random = np.random.RandomState(seed)
     place = np.empty(len(labels))
     for number in range(labels.max() + 1):
@@ -274,7 +274,7 @@ def _split(
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
-    """Python's limit of 131072 characters a field is the whole process's, so it is put back."""
+    """Lifts Python's limit of 131072 characters a field, then restores it, because the limit is global."""
     before = csv.field_size_limit(sys.maxsize)
     try:
         yield

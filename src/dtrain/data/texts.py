@@ -1,4 +1,4 @@
-"""Texts with labels, and how bytes become one. It knows no file format and splits no words."""
+"""Texts with labels, and the errors of decoding them. It knows no file format and splits no words."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Texts(NamedTuple):
 
 
 def check_encoding(encoding: str) -> None:
-    """Refuse a name that is no encoding before anything is read.
+    """Check the name of an encoding before anything is read.
 
     Raises:
         ConfigurationError: Python knows no such encoding.
@@ -39,12 +39,12 @@ def check_encoding(encoding: str) -> None:
 
 
 def wrong_encoding(where: Path | str, error: UnicodeDecodeError, *, line: int | None = None) -> DataError:
-    """The error for a text that is not in the encoding that it was read with.
+    """The error for a file that is not in the encoding with which it was decoded.
 
     Args:
         where: the file.
-        error: what decoding raised.
-        line: which line of it, from 1, where it is a table.
+        error: the error that decoding raised.
+        line: the number of the line, from 1, if the file is a table.
     """
     byte = error.object[error.start]
     place = f"byte {error.start}" if line is None else f"line {line}, byte {error.start} of the file"

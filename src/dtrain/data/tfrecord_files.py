@@ -1,7 +1,8 @@
-"""The framing of TFRecord files: how many records a file holds, and whether it is whole.
+"""The framing of TFRecord files: counts the records of a file, and checks that the file is complete.
 
 Each record is its length (8 bytes, little endian), a checksum of the length, the data and a checksum of the
-data; both checksums are masked CRC-32C. What a record means is not looked at here.
+data; both checksums are masked CRC-32C. Only the checksum of the length is verified here, and the data is not
+parsed.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _POLYNOMIAL = 0x82F63B78
 
 
 def check_compression(compression: str | None) -> str:
-    """The name that TensorFlow knows a compression by; "" is none.
+    """TensorFlow's name of a compression; "" if there is none.
 
     Raises:
-        ConfigurationError: it is not known.
+        ConfigurationError: the compression is not known.
     """
     name = (compression or "").upper()
     if name not in COMPRESSIONS:
@@ -38,17 +39,19 @@ def check_compression(compression: str | None) -> str:
 
 
 def scan(path: str, compression: str) -> tuple[int, bytes | None, bytes | None, int]:
-    """Goes from record to record through a file; data are skipped, or decompressed where they must be.
+    """Scans a file from record to record; the data is skipped, or read if the file is compressed.
 
     Args:
-        path: of a local file, or one that TensorFlow's file systems know.
+        path: path of a local file, or a URL of one of TensorFlow's file systems.
         compression: "", "GZIP" or "ZLIB".
 
     Returns:
-        How many records there are, the first one, the last one, and the bytes of all, decompressed.
+        The number of records, the first record, the last record (None if there is none), and the number of
+        bytes of the decompressed file.
 
     Raises:
-        DataError: the file cannot be read, is cut off or is damaged; it names the file and the record.
+        DataError: the file cannot be read, is cut off or is damaged; the message names the file and the
+        record.
     """
     with _opened(path, compression) as file:
         size = None if compression else _size_of(file)
@@ -72,11 +75,11 @@ def scan(path: str, compression: str) -> tuple[int, bytes | None, bytes | None, 
 
 
 def _length(header: bytes, path: str, record: int) -> int:
-    """The length of a record, from what stands before it."""
+    """The length of a record, from its header."""
     if len(header) < _HEADER.size:
         raise _cut_off(path, record)
     length, checksum = _HEADER.unpack(header)
-    # Looked at before the jump: a damaged length leads anywhere.
+    # Checked before the length is used: a damaged length could lead anywhere in the file.
     if _masked_crc(header[:8]) != checksum:
         raise DataError(
             f"{path} is no TFRecord file, or is damaged: record {record} has a wrong checksum.",
@@ -92,10 +95,10 @@ def _length(header: bytes, path: str, record: int) -> int:
 
 
 def _read(file: Any, count: int, path: str, record: int, *, at_end: bool = False) -> bytes:
-    """The next bytes; fewer of them only if the file may end here."""
+    """The next `count` bytes; fewer only with `at_end`, if the file ends."""
     found = b""
     try:
-        # Piece by piece, so that a length that is not true takes no memory.
+        # Read in pieces, so that a false length allocates no memory.
         while len(found) < count and (piece := file.read(min(_PIECE, count - len(found)))):
             found = found + piece if found else bytes(piece)
     except (EOFError, OSError, zlib.error) as error:
@@ -119,10 +122,10 @@ def _size_of(file: Any) -> int:
 
 @contextmanager
 def _opened(path: str, compression: str) -> Iterator[IO[bytes]]:
-    """A file-like object over what a file holds, decompressed.
+    """A file-like object over the decompressed content of a file.
 
     Raises:
-        DataError: it cannot be opened.
+        DataError: the file cannot be opened, or is not compressed by ZLIB although `compression` says so.
     """
     with _raw(path) as raw:
         if compression == "GZIP":
@@ -143,7 +146,7 @@ def _opened(path: str, compression: str) -> Iterator[IO[bytes]]:
 
 
 class _Inflated(io.RawIOBase):
-    """What a file compressed by ZLIB holds, piece by piece: all of it may be a thousand times as large."""
+    """The content of a ZLIB file, decompressed in pieces: as a whole it may be a thousand times as large."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         self._raw = raw
@@ -151,11 +154,11 @@ class _Inflated(io.RawIOBase):
         self._packed = b""
 
     def readable(self) -> bool:
-        """It is."""
+        """Always True; `io.RawIOBase` asks for it."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """The next bytes; EOFError where the file ends too early."""
+        """Fill `buffer` with the next bytes; returns their number, 0 at the end. EOFError if cut off."""
         while not self._inflater.eof:
             self._packed = self._packed or self._raw.read(_PIECE)
             found = self._inflater.decompress(self._packed, len(buffer))

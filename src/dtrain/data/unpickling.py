@@ -1,6 +1,7 @@
-"""Pickles that hold NumPy arrays, lists and text, and can do nothing else when they are read.
+"""Loads pickles of NumPy arrays, lists and text safely, and no other pickles.
 
-A pickle may call any function of the machine that reads it; here it may name only what builds an array.
+A pickle can call any function of the process that loads it. Here it can call only functions that build
+arrays.
 """
 
 from __future__ import annotations
@@ -15,25 +16,25 @@ import numpy as np
 
 
 def load_arrays(raw: bytes) -> Any:
-    """What a pickle holds; text of Python 2 comes as bytes.
+    """Load a pickle; text that Python 2 wrote is returned as bytes.
 
     Args:
-        raw: the pickle, of any protocol and of Python 2 or 3.
+        raw: the pickle, of any protocol, written by Python 2 or 3.
 
     Raises:
-        pickle.UnpicklingError: the pickle names something that no array needs, or would take far more memory
-            or time than it has bytes.
-        Exception: others where the bytes are no whole pickle, as `pickle.loads` does.
+        pickle.UnpicklingError: the pickle names something that no array needs, or would take memory or time
+            out of proportion to its size.
+        Exception: any other error that `pickle.loads` raises for damaged bytes.
     """
     _check_growth(raw)
     return _ArrayUnpickler(io.BytesIO(raw), encoding="bytes").load()
 
 
 def _check_growth(raw: bytes) -> None:
-    """Refuse a pickle that grows when it is read: by a few bytes of it, gigabytes could be asked for.
+    """Refuse a pickle that grows when it is loaded: a few bytes could otherwise ask for gigabytes.
 
-    Python makes room up to the highest number that an object is given, and visits all of a tuple of tuples
-    to use it as a key, however often the same one is in it.
+    Two kinds are refused. Python allocates its memo up to the highest number that an object is given. And to
+    hash a tuple of tuples, Python visits every occurrence of a shared tuple, which can be exponentially many.
     """
     seen, last = 0, ""
     tuples: set[int] = set()
@@ -64,23 +65,23 @@ def _instructions(raw: bytes) -> Iterator[tuple[str, Any]]:
 
 
 _STORES = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE")
-_SKIPPED = 1 << 16  # numbers that Python 2 left out
+_SKIPPED = 1 << 16  # memo numbers that a pickle may skip, as Python 2's did
 _REFUSED = ("DUP", "FROZENSET", "ADDITEMS", "EMPTY_SET", "INST", "OBJ", "PERSID", "BINPERSID")
 
 
 def _encode_latin1(text: str, encoding: str) -> bytes:
-    """What Python 3 writes for bytes in old protocols."""
+    """Takes the place of `_codecs.encode`, by which Python 3 writes bytes in old protocols."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"bytes in the encoding {encoding!r}")
     return text.encode("latin1")
 
 
 class _Array:
-    """Stands for the class of an array, which could be called to look at any memory as objects."""
+    """Takes the place of `numpy.ndarray`: a call of the real class could read any memory as objects."""
 
 
 def _dtype(code: str | bytes, align: bool = False, copy: bool = True) -> np.dtype[Any]:
-    # A new one each time: the pickle then writes into it.
+    # A new object each time, because the pickle then sets its state.
     dtype: np.dtype[Any] = np.dtype(code.decode() if isinstance(code, bytes) else code, False, True)
     if dtype.kind not in "biufSU":
         raise pickle.UnpicklingError(f"it holds an array of {dtype}, not of numbers or text")
@@ -88,11 +89,11 @@ def _dtype(code: str | bytes, align: bool = False, copy: bool = True) -> np.dtyp
 
 
 def _empty_array(kind: type[_Array], shape: tuple[int, ...], code: bytes) -> Any:
-    """An array without elements; what the pickle says next gives it its shape, type and values."""
+    """An array without elements; the pickle's next instructions set its shape, type and values."""
     return _RECONSTRUCT(np.ndarray, (0,), b"b")
 
 
-# An array itself says what builds it: the functions stand in modules that are NumPy's own affair.
+# The builders are taken from an array's own `__reduce_ex__`: they live in private modules of NumPy.
 _RECONSTRUCT: Any = np.zeros(1).__reduce_ex__(2)[0]
 _BUILDERS: dict[tuple[str, str], Any] = {
     ("numpy", "ndarray"): _Array,
