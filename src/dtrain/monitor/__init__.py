@@ -1,6 +1,7 @@
-"""What is happening, and what came of it? The run's directory, its record, its curves and its speed.
+"""Monitoring of a run: its directory, its record, its events, its curves and its speed.
 
-It reports on training and never steers it. Names that need Keras are loaded when they are first used.
+It reports on training and does not steer it, except that `Monitor(on_nan="stop")` ends training. Names that
+need Keras are imported when they are first used.
 """
 
 from __future__ import annotations

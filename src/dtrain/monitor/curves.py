@@ -1,6 +1,6 @@
-"""The picture of a run: its metrics by epoch, on the training and on the validation data.
+"""Draws the metrics of a run by epoch, on the training and the validation data, into a PNG file.
 
-It draws a finished history into a PNG file, without a display; it shows nothing live.
+It draws the history of a `fit` that has ended, and needs no display. It shows nothing during training.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _VALIDATION = "#d2691e"
 
 
 def figure_class(what_is: str) -> Any:
-    """`matplotlib.figure.Figure`; matplotlib is imported only where something is drawn.
+    """Return `matplotlib.figure.Figure`; matplotlib is imported only when something is drawn.
 
     Args:
-        what_is: the beginning of "... drawn by matplotlib", for the error.
+        what_is: subject and verb before "drawn by matplotlib" in the error, such as "curves are".
 
     Raises:
         UnsupportedVersionError: matplotlib is not installed.
@@ -41,14 +41,14 @@ def figure_class(what_is: str) -> Any:
 
 
 def drawn(path: Path, draw: Callable[[Path], None]) -> bool:
-    """Draws a picture, or warns that it is left out, where matplotlib is not installed.
+    """Draws a picture; if matplotlib is not installed, logs a warning and leaves the picture out.
 
     Args:
         path: the picture's file.
-        draw: draws it; given `path`.
+        draw: draws the picture; called with `path`.
 
     Returns:
-        Whether it was drawn.
+        Whether the picture was drawn.
     """
     try:
         draw(path)
@@ -59,12 +59,12 @@ def drawn(path: Path, draw: Callable[[Path], None]) -> bool:
 
 
 def plot_curves(history: Mapping[str, Sequence[float]], path: Path, *, title: str = "") -> None:
-    """Draw one panel a metric, with the training curve and, where there is one, the validation curve.
+    """Draw one panel for each metric, with the training curve and, if there is one, the validation curve.
 
     Args:
         history: for each metric its value at the end of every epoch, as in `keras.callbacks.History.history`;
-            the validation values of `loss` are those of `val_loss`. All metrics are drawn, `loss` first, at
-            most nine; rates such as `examples_per_second` are not.
+            `val_loss` holds the validation values of `loss`. At most nine metrics are drawn, `loss` first;
+            rates such as `examples_per_second` are not drawn.
         path: the PNG file to write.
         title: a line above the panels.
 
@@ -74,7 +74,7 @@ def plot_curves(history: Mapping[str, Sequence[float]], path: Path, *, title: st
     metrics = _metrics(history)
     columns = min(max(len(metrics), 1), _COLUMNS)
     rows = max(1, math.ceil(len(metrics) / columns))
-    # A figure without pyplot needs no display, and leaves the backend that the user has chosen alone.
+    # A figure made without pyplot needs no display, and does not change the user's matplotlib backend.
     figure = figure_class("curves are")(figsize=(5.2 * columns, 3.8 * rows), layout="constrained")
     if title:
         figure.suptitle(title, fontsize=11)
@@ -85,7 +85,7 @@ def plot_curves(history: Mapping[str, Sequence[float]], path: Path, *, title: st
 
 
 def _metrics(history: Mapping[str, Sequence[float]]) -> list[str]:
-    """What is drawn, the loss and the accuracy first."""
+    """The metrics to draw, loss and accuracy first."""
     names = [name for name in history if not name.startswith("val_") and name not in _NOT_METRICS]
     return sorted(names, key=lambda name: (name != "loss", name != "accuracy"))[:_MOST]
 

@@ -1,6 +1,6 @@
-"""What a run's event file says: `events.jsonl`, one JSON object a line, read as far as it can be read.
+"""Parses a run's event file, `events.jsonl`, one JSON object a line, and reports lines that it cannot parse.
 
-It parses and tells what it could not parse. It neither writes the file nor knows what its events mean.
+It neither writes the file (`event_log.py` does) nor knows what the events mean (`run_events.py` does).
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any
 NAME = "events.jsonl"
 
 VERSIONS = (0, 1)
-"""The formats of a run directory that this dtrain reads; 0 is that of runs without an event file."""
+"""The formats of a run directory that this dtrain reads; 0 is the format without an event file."""
 
 _SHOWN = 5
 _TOGETHER = 500
 
 
 def versions() -> str:
-    """The formats that are read, in words."""
+    """The known formats, for a message."""
     return " and ".join(map(str, VERSIONS))
 
 
 def is_known_version(version: object) -> bool:
-    """Whether a format is one that is read. `True` and 1.0 are no versions."""
+    """Whether this dtrain reads a format. `True` and 1.0 are no versions."""
     return type(version) is int and version in VERSIONS
 
 
@@ -32,12 +32,12 @@ def parse_events(content: bytes, *, running: bool = False) -> tuple[list[dict[st
     """The events of a file, in its order.
 
     Args:
-        content: of the file.
-        running: whether it is still written, so that its last line may be torn.
+        content: the bytes of the file.
+        running: whether a process still writes the file, so that an incomplete last line is no problem.
 
     Returns:
-        Each event as a dictionary with a text `kind` and a finite number `time`, all else unchecked; and a
-        sentence for each thing that could not be read. A file of a format that is not known gives no events.
+        The events, each a dictionary with a text `kind` and a finite number `time`, all else unchecked; and
+        one sentence for each problem. A file of an unknown format gives no events and one problem.
     """
     lines = content.split(b"\n")
     last = lines.pop()
@@ -53,7 +53,7 @@ def parse_events(content: bytes, *, running: bool = False) -> tuple[list[dict[st
                     begins.add(number + 1)
             elif lines[number].strip():
                 bad.append(number + 1)
-    # A writer that was killed may have left a whole object and no end of line: that is an event.
+    # A writer that was killed may have left a complete object without a newline: that is an event.
     event = _event(last) if last else None
     if event is not None:
         events.append(event)
@@ -61,19 +61,19 @@ def parse_events(content: bytes, *, running: bool = False) -> tuple[list[dict[st
         if each["kind"] == "begin" and not is_known_version(each.get("version", 0)):
             said = f"{NAME} has format version {each.get('version')!r}; this dtrain reads {versions()}."
             return [], [said]
-    # A line that an attempt left torn when it died is not damage: the next attempt began behind it.
+    # An incomplete line before a `begin` is no damage: an attempt died while writing it.
     bad = [number for number in bad if number + 1 not in begins]
     torn = bool(last.strip()) and event is None
     return events, lines_left_out(NAME, bad, torn=torn and not running)
 
 
 def lines_left_out(file: str, bad: list[int], *, torn: bool) -> list[str]:
-    """What is said of the lines of a file that could not be read.
+    """Sentences about the lines of a file that could not be read.
 
     Args:
-        file: its name.
-        bad: the numbers of those lines.
-        torn: whether the last line, besides, lacks its end, as after a crash.
+        file: the file's name.
+        bad: the numbers of the unreadable lines, from 1.
+        torn: whether also the last line is incomplete, as after a crash.
     """
     found = []
     if bad:
@@ -85,7 +85,7 @@ def lines_left_out(file: str, bad: list[int], *, torn: bool) -> list[str]:
 
 
 def _parsed(lines: list[bytes]) -> list[dict[str, Any] | None]:
-    """What each line holds. Whole lines are parsed together, which takes half the time."""
+    """The event of each line, or None. Lines are parsed in one call if possible, which halves the time."""
     try:
         found = json.loads(b"[" + b",".join(lines) + b"]")
     except (ValueError, RecursionError):
@@ -103,14 +103,14 @@ def _event(line: bytes) -> dict[str, Any] | None:
 
 
 def _checked(event: object) -> dict[str, Any] | None:
-    """What was parsed, if it is an event."""
+    """Return `event` if it is an event, else None."""
     if not isinstance(event, dict) or not isinstance(event.get("kind"), str):
         return None
     return event if finite(event.get("time")) is not None else None
 
 
 def finite(value: object) -> float | None:
-    """A number as it stands in JSON, if it is finite; None for all else, null and true among them."""
+    """A number from JSON as a float, if it is finite; None for anything else, including null and true."""
     if type(value) is float:
         return value if value - value == 0.0 else None
     if isinstance(value, bool) or not isinstance(value, int | float):

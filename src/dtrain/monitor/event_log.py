@@ -1,6 +1,7 @@
-"""Writes `events.jsonl`: what happens in a run, a line each, while it happens.
+"""Writes `events.jsonl`: one line for each event of a run, as it happens.
 
-Only the first worker writes. If the file cannot be written, it warns once and training continues.
+Only the chief writes. The file does not hold metrics of single batches. If it cannot be written, one warning
+is logged and training continues.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ _INTERVAL = 1.0  # seconds between two lines about steps
 
 
 class EventLog(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
-    """Writes down steps (about once a second), epochs with where their time went, alarms and the end.
+    """Writes steps (about once a second), epochs with their time by part, alarms, checkpoints and the end.
 
     Args:
-        path: the file; what it holds stays.
-        record: that of the run (`describe_run`), for the first line.
+        path: the file; lines are appended.
+        record: the run's record (`describe_run`); its strategy, replicas and workers go into the first line.
     """
 
     dtrain_every_batch = False
@@ -51,16 +52,16 @@ class EventLog(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         self._mark = mark()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Begins to listen; the first line is written with the first epoch."""
+        """Starts to listen to events; the first line is written at the first epoch."""
         self._first_epoch = None
         if self._writes:
             events.listen(self)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """The first one says what the run is."""
+        """At the first epoch, writes a line that describes the run."""
         params = self.params or {}
         steps = params.get("steps")
-        # A run that goes on begins with a later epoch.
+        # A resumed run begins with a later epoch.
         self._steps_before = epoch * steps if steps else self._steps_before + self._in_epoch
         self._epoch, self._in_epoch, self._mark = epoch, 0, mark()
         if self._first_epoch is None:
@@ -76,7 +77,7 @@ class EventLog(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
             )
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Writes a line about the steps, if it is time."""
+        """Writes a line about the steps, if a second has passed since the last one."""
         self._in_epoch = int(batch + 1)
         if not self._writes or time.perf_counter() - self._mark.at < _INTERVAL:
             return
@@ -139,7 +140,7 @@ def _rounded(value: float | None, places: int) -> float | None:
 
 
 def _rate(model: Any) -> float | None:
-    """The learning rate now, where it can be told without computing on another machine."""
+    """The current learning rate; None if it is unknown, or if reading it needs a parameter server."""
     try:
         optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
         if servers_of(model.distribute_strategy) is not None:
@@ -150,7 +151,7 @@ def _rate(model: Any) -> float | None:
 
 
 def _number(value: Any) -> float | str | None:
-    """What JSON holds of a tensor, an array or an object of the user's."""
+    """Converts a tensor, an array or a user's object for JSON: a number, None if not finite, or text."""
     try:
         number = float(np.asarray(value))
     except (TypeError, ValueError):
@@ -159,7 +160,7 @@ def _number(value: Any) -> float | str | None:
 
 
 def _end_torn_line(file: Any, path: Path) -> None:
-    """A process that was killed may have left half a line."""
+    """Ends an incomplete last line, which a killed process may have left, with a newline."""
     if file.tell() == 0:
         return
     with path.open("rb") as before:

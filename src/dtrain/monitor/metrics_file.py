@@ -1,6 +1,6 @@
-"""What a run's `metrics.csv` says: one line an epoch, as Keras' CSVLogger writes them.
+"""Parses a run's `metrics.csv`: one line an epoch, as Keras' CSVLogger writes it.
 
-It reads the lines that are whole and tells of the others; it does not write the file.
+It reads the complete lines and reports the others. It does not write the file.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ def parse_metrics(
     """The values of each epoch.
 
     Args:
-        content: of the file.
-        running: whether it is still written, so that its last line may be torn.
+        content: the bytes of the file.
+        running: whether a process still writes the file, so that an incomplete last line is no problem.
 
     Returns:
-        For each epoch, from 0, its values by name, None for NaN; the later of two lines on one epoch counts.
-        And a sentence for each thing that could not be read.
+        For each epoch, from 0, its values by name, None for NaN or infinity; of two lines for one epoch the
+        later counts. And one sentence for each problem.
     """
     lines = content.decode("utf-8-sig", errors="replace").splitlines()
     if not lines:
@@ -53,11 +53,11 @@ def _cells(line: str) -> list[str] | None:
 
 
 def _values(names: list[str], line: str) -> tuple[int, dict[str, float | None]] | None:
-    """The epoch of a line and its values; None for a line that is not whole."""
+    """The epoch of a line and its values; None for an incomplete line."""
     cells = _cells(line)
     if cells is None or len(cells) != len(names):
         return None
-    # A cell that holds no number, such as NA or an array, is no value of this epoch. NaN is one.
+    # A cell that holds no number, such as NA or an array, is left out. NaN is kept, as None.
     row = {
         name: value for name, cell in zip(names, cells, strict=True) if (value := _number(cell)) is not None
     }

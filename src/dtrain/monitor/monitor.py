@@ -1,6 +1,6 @@
-"""`Monitor`: one callback that leaves a run's whole record: metrics, events, TensorBoard, curves, `run.json`.
+"""`Monitor`: one callback that writes all files of a run: metrics, events, TensorBoard, curves, `run.json`.
 
-`fit` expands it into several callbacks, of which the first worker's write.
+`fit` expands it into several callbacks; only those of the chief write. It does not save the model.
 """
 
 from __future__ import annotations
@@ -28,31 +28,33 @@ _NAME = "fit"
 
 
 class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
-    """Writes down a `fit` in a directory of its own, which `dtrain report` makes a page of.
+    """Records a `fit` in its own run directory, from which `dtrain report` makes a page.
 
-    All workers give it to `fit`; the first one writes. The model must be under a strategy of dtrain's, the
-    default one included. Given to a second `fit` that goes on (`initial_epoch`), it goes on as well. It makes
-    no call of the train function shorter, and looks at the loss as every `fit` does.
+    Pass it to `fit` in all workers; only the chief writes. The model must be made under one of dtrain's
+    strategies; the default strategy is one of them. A second `fit` that continues with `initial_epoch`
+    continues the same record. The Monitor does not reduce the number of steps that one call of the train
+    function makes, and checks the loss as every `fit` does.
 
     The directory gets `run.json`, `metrics.csv` (Keras' CSVLogger), `events.jsonl` (steps about once a
-    second, epochs with where their time went, alarms, checkpoints), `tensorboard/` and, in the end,
+    second, epochs with their time by part, alarms, checkpoints), `tensorboard/` and, at the end of training,
     `curves.png`.
 
     Args:
-        run_dir: the directory; None for a new one, `runs/<time>-fit`.
-        tensorboard: whether to write event files for TensorBoard: all metrics by epoch.
-        histograms: epochs between two histograms of all weights in TensorBoard; 0 for none.
-        profile: (first, last) steps, counted from 1, that TensorFlow's profiler records on the first worker,
-            for TensorBoard; whole calls of the train function, so mostly some steps more. None for none.
+        run_dir: the directory; None makes a new one, `runs/<time>-fit`.
+        tensorboard: whether to write TensorBoard's event files, with all metrics by epoch.
+        histograms: number of epochs between two histograms of all weights in TensorBoard; 0 writes none.
+        profile: (first, last) steps, counted from 1, that TensorFlow's profiler records on the chief, for
+            TensorBoard. The profiler records whole calls of the train function, so usually some more steps.
+            None does not profile.
         on_nan: "warn", or "stop" to end training at the first loss that is not a number.
-        notes: what else `run.json` should hold, such as hyperparameters; plain data.
+        notes: further entries of `run.json`, such as hyperparameters: values that JSON can hold.
 
     Attributes:
-        run: the `RunDirectory`, once `fit` has begun.
+        run: the `RunDirectory` after `fit` has begun; None before.
 
     Raises:
-        ConfigurationError: an argument cannot be used; when `fit` begins: the directory holds another run, or
-            cannot be written to.
+        ConfigurationError: an argument is invalid. When `fit` begins also: the directory holds another run or
+            cannot be written to, or a second `fit` does not continue the first one.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
                 f"profile={profile!r}, tensorboard={tensorboard}.",
                 hint="the first and the last step to look at, from 1 on, for TensorBoard: profile=(10, 20)",
             )
-        LossAlarm(on_nan)  # refuses what it does not know
+        LossAlarm(on_nan)  # raises ConfigurationError for an unknown value
         self._run_dir = run_dir
         self._tensorboard, self._histograms, self._profile = tensorboard, histograms, profile
         self._on_nan: OnNan = on_nan
@@ -85,15 +87,19 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         self._begun = 0.0
         self._model: Any = None
         self._epochs: list[dict[str, Any]] = []
-        self._done = 0  # epochs, by the last fit's own count
+        self._done = 0  # epochs on record, as the last `fit` counted them
         self.run: RunDirectory | None = None
 
     def dtrain_callbacks(self, model: Any, arguments: dict[str, Any]) -> list[Any]:
-        """What `fit` calls in its place; every worker calls this.
+        """The callbacks that `fit` calls instead of this one; every worker must call this method.
 
         Args:
-            model: that is trained.
-            arguments: of `fit`.
+            model: the model to train.
+            arguments: the arguments of `fit`, by name.
+
+        Raises:
+            ConfigurationError: the directory holds another run or cannot be written to, or this `fit` begins
+                before the epochs that are on record.
         """
         again = self.run is not None
         if again and int(arguments["initial_epoch"]) < self._done:
@@ -125,7 +131,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         return found
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Only called where nothing stands in its place.
+        """Called only if `fit` did not expand the Monitor into its callbacks, which is an error.
 
         Raises:
             ConfigurationError: always.
@@ -161,7 +167,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
             self._write(lambda run: self._finish(run, event.history))
 
     def _write(self, write: Callable[[RunDirectory], None]) -> None:
-        """A directory that cannot be written to does not end a training that is done."""
+        """Calls `write`; if the directory cannot be written to, logs a warning, as the training is done."""
         if self.run is None:
             return
         try:

@@ -1,6 +1,6 @@
-"""Where does a run come from? The command as it was typed, the host, and the commit of the user's repository.
+"""The origin of a run: the command as it was typed, the host, and the commit of the user's repository.
 
-What cannot be found out is left out; nothing here fails or takes long.
+It leaves out what it cannot find; it raises no error and gives up on git after a few seconds.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 from dtrain.cluster import settings
 
-_PATIENCE = 5.0  # seconds for git, which may have to look at many files
+_PATIENCE = 5.0  # seconds for a git command, which may have to look at many files
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def origin() -> dict[str, Any]:
-    """What a run's record says of it: `command`, `host` and, in a repository, `commit`."""
+    """The origin as entries of a run's record: `command`, `host` and, in a repository, `commit`."""
     found: dict[str, Any] = {"command": command(), "host": socket.gethostname()}
     commit = commit_of(_folder())
     return found if commit is None else {**found, "commit": commit}
@@ -30,14 +30,14 @@ def command() -> list[str]:
 
 
 def commit_of(folder: Path) -> dict[str, Any] | None:
-    """The commit that a folder's repository stands at.
+    """The commit that is checked out in a folder's repository.
 
     Args:
-        folder: where to look; the repository may begin above it.
+        folder: a folder in the repository.
 
     Returns:
-        `id`, and `changed`: whether tracked files differ from it, None if that took too long. None where
-        there is no repository, no commit or no git.
+        A dictionary with `id`, and `changed`: whether tracked files differ from the commit, None if git took
+        too long. None instead of the dictionary if there is no repository, no commit or no git.
     """
     found = _git(folder, "rev-parse", "--verify", "HEAD")
     if not found:
@@ -47,7 +47,7 @@ def commit_of(folder: Path) -> dict[str, Any] | None:
 
 
 def _folder() -> Path:
-    """Where the user's program is; for a program of dtrain's, where the user is."""
+    """The folder of the user's program; the current folder if a program of dtrain's was started."""
     script = Path(sys.argv[0] if sys.argv else "")
     if script.suffix == ".py" and script.is_file() and _PACKAGE not in script.resolve().parents:
         return script.resolve().parent
@@ -55,7 +55,7 @@ def _folder() -> Path:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """What git answers, or None; it takes no lock and starts no file monitor that the repository names."""
+    """The output of a git command, or None. Git takes no lock and starts no file monitor for it."""
     options = ["--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(folder)]
     try:
         done = subprocess.run(

@@ -1,6 +1,7 @@
 """Records some steps of a `fit` with TensorFlow's profiler, for TensorBoard's profile page.
 
-Unlike Keras' `TensorBoard(profile_batch=...)` it leaves the calls of the train function as long as they are.
+Unlike Keras' `TensorBoard(profile_batch=...)`, it does not reduce the number of steps that one call of the
+train function makes.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from dtrain.step_counts import counter
 
 
 class Profile(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
-    """Profiles, on the first worker, the calls that make these steps.
+    """Profiles, on the chief, the calls of the train function that make the steps `first` to `last`.
 
     Args:
-        directory: of TensorBoard's files; the profile goes to `plugins/profile` below it.
-        first: the step to begin with, counted from 1.
-        last: the step to end with.
+        directory: TensorBoard's directory; the profile goes to `plugins/profile` below it.
+        first: the first step to profile, counted from 1.
+        last: the last step to profile.
     """
 
     dtrain_every_batch = False
@@ -36,29 +37,29 @@ class Profile(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         self._state = "waits" if job.is_chief() else "done"
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Steps count from here."""
+        """Notes the number of steps; `first` and `last` count from here."""
         self._before = counter.trained.steps
         events.listen(self)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Begins, if the next call makes the first of the steps or comes after it."""
+        """Starts the profiler, if the next call begins at step `first` or later."""
         if self._state != "waits" or counter.trained.steps - self._before + 1 < self._first:
             return
         self._state = "done"
         try:
             tf.profiler.experimental.start(str(self._directory))
-        except tf.errors.AlreadyExistsError:  # the user's own
+        except tf.errors.AlreadyExistsError:  # the user started the profiler
             logger.warning("TensorFlow's profiler is at work already: steps are not profiled by the Monitor.")
             return
         self._state = "runs"
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Ends, if the last of the steps was made."""
+        """Stops the profiler, if step `last` is done."""
         if self._state == "runs" and counter.trained.steps - self._before >= self._last:
             self._stop()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Ends, if training was shorter."""
+        """Stops the profiler, if training ended before step `last`."""
         if self._state == "runs":
             self._stop()
 

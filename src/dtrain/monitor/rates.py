@@ -1,6 +1,6 @@
-"""How fast does it train? Each epoch's speed in its logs.
+"""Adds the training rate of each epoch to the epoch's logs.
 
-What counts is `dtrain.training_rate`'s to say; it writes no file.
+`dtrain.training_rate` defines which steps count. This module writes no file; other callbacks write the logs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dtrain.training_rate import NAME, mark
 class RateLogs(keras.callbacks.Callback):  # type: ignore[misc]
     """Adds `examples_per_second`, of the whole job, to the logs of every epoch, for the callbacks after it.
 
-    Steps for which something was traced count where an epoch has no others. It adds nothing where examples
-    cannot be counted. Put it first in the list, so that CSVLogger and TensorBoard write it as well.
+    Steps in which a function was traced count only if an epoch has no others. Nothing is added if examples
+    cannot be counted. Put this callback first in the list, so that CSVLogger and TensorBoard write the rate.
     """
 
     async_safe = True
@@ -26,11 +26,11 @@ class RateLogs(keras.callbacks.Callback):  # type: ignore[misc]
         self._begun = mark()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes where the epoch begins."""
+        """Notes the time and the counts at the start of the epoch."""
         self._begun = mark()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds the epoch's rate."""
+        """Adds the epoch's rate to `logs`."""
         found = mark().since(self._begun)
         found = found if found.steps > 0 else mark().since(self._begun, start=True)
         rate = found.examples_per_second

@@ -1,6 +1,6 @@
-"""What `run.json` says: what was run, with which versions, on how many replicas, and what came of it.
+"""The record of a run, `run.json`: program, versions, strategy, replicas, settings and results.
 
-It gathers facts into plain dictionaries; `RunDirectory` writes them.
+It collects the facts in dictionaries, and does not write them; `RunDirectory` does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dtrain.time_breakdown import PARTS
 from dtrain.training_rate import of_epoch, of_run
 
 VERSION = 1
-"""Of the format of a run's directory."""
+"""The version of the format of a run directory."""
 
 if TYPE_CHECKING:
     import keras
@@ -35,11 +35,12 @@ def describe_run(
 
     Args:
         recipe: the name of the program.
-        strategy: what it trains under.
-        settings: the rest that decides the run, such as `epochs`, `global_batch` and `seed`.
+        strategy: the strategy that it trains under.
+        settings: further settings of the run, such as `epochs`, `global_batch` and `seed`.
 
     Returns:
-        What JSON can hold, with `status` "running". `finish_record` makes the final one of it.
+        A dictionary that JSON can hold, with `status` "running". `finish_record` makes the final record from
+        it.
     """
     import keras
     import tensorflow as tf
@@ -49,7 +50,7 @@ def describe_run(
         "status": "running",
         "recipe": recipe,
         "started_at": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        **(origin() if job.is_chief() else {}),  # who writes it down
+        **(origin() if job.is_chief() else {}),  # only the chief writes the record
         "versions": {
             "python": platform.python_version(),
             "dtrain": __version__,
@@ -76,17 +77,18 @@ def finish_record(
     input_report: Sequence[Mapping[str, Any]] | None = None,
     time_report: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """The record of the same run, now that it has ended.
+    """The final record of a run that has ended.
 
     Args:
-        record: what `describe_run` gave.
-        examples_per_second: the rate of training, over all replicas.
-        wall_time_seconds: from the start of the program to its end.
-        final_metrics: name and value, `test_accuracy` and `test_loss` among them.
-        xla: whether the steps were computed by XLA, which rounds otherwise.
-        parameters: of the model, those that are not trained among them; None where that is not known.
-        input_report: what `fit` found of its waiting for data, as `History` has it.
-        time_report: where the time of its epochs went, as `History` has it; it tells the time of a step, too.
+        record: the record from `describe_run`.
+        examples_per_second: the training rate over all replicas.
+        wall_time_seconds: seconds from the start of the run to its end.
+        final_metrics: the last value of each metric; `summarize` needs `test_accuracy` and `test_loss`.
+        xla: whether XLA compiled the steps, which changes how results are rounded.
+        parameters: number of the model's parameters, trainable or not; None if unknown.
+        input_report: how long each epoch waited for data, as in `History.input_report`.
+        time_report: the time of each epoch by part, as in `History.time_report`; the time of a step is
+            computed from it.
 
     Returns:
         A new dictionary, with `status` "finished".
@@ -106,12 +108,12 @@ def finish_record(
 
 
 def parameters_of(model: keras.Model) -> int | None:
-    """How many parameters a model has; None if it is not built."""
+    """The number of a model's parameters; None if the model is not built."""
     return int(model.count_params()) if model.built else None
 
 
 def summarize(record: Mapping[str, Any], run: RunDirectory) -> str:
-    """A finished run in a few lines, for the terminal: how well, how fast, and where its files are."""
+    """A finished run in three lines, for the terminal: its test metrics, its speed and its files."""
     final = record["final_metrics"]
     where = _count(record["replicas"], "replica")
     if "parameter_servers" in record:
@@ -129,13 +131,13 @@ def summarize(record: Mapping[str, Any], run: RunDirectory) -> str:
 
 
 def _communication(strategy: tf.distribute.Strategy) -> dict[str, Any]:
-    """How the workers all-reduce, where there are several."""
+    """How the workers all-reduce; empty if there is one worker."""
     chosen = getattr(strategy, "dtrain_communication", None)
     return {} if chosen is None or job.world_size() == 1 else {"communication": chosen.as_dict()}
 
 
 def _waiting(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How long training waited for data, over all epochs, and what was advised."""
+    """How long training waited for data over all epochs, its share of the time, and the advice given."""
     waiting = sum(each["waiting"] for each in epochs)
     seconds = sum(each["seconds"] for each in epochs)
     advice = list(dict.fromkeys(line for each in epochs for line in each.get("advice", ())))
@@ -147,18 +149,18 @@ def _waiting(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _time(epochs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Seconds of all epochs by part."""
+    """The seconds of each part, summed over all epochs."""
     return {part: round(sum(each["parts"][part] for each in epochs), 3) for part in PARTS}
 
 
 def _step(epochs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The seconds of a step, where it is known."""
+    """The mean seconds of a step; empty if unknown."""
     seconds = of_run(map(of_epoch, epochs)).step_seconds
     return {} if seconds is None else {"step_seconds": round(seconds, 8)}
 
 
 def _cluster() -> dict[str, Any]:
-    # The name tells an attempt which run is its own; see open_run_directory.
+    # A restarted job finds its run directory by the job's name; see open_run_directory.
     launched = {"job": environment.restarted_job(), "attempt": environment.attempt()}
     topology = current()
     if topology is None or not topology.is_coordinated:

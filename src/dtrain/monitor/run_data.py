@@ -1,6 +1,7 @@
-"""What is known of one run, as plain values: what its files say, put in order.
+"""The data of one run, read from its files, as dataclasses.
 
-It holds; `dtrain.monitor.run_reader` fills it from a directory, and `dtrain.monitor.report` shows it.
+These classes neither read nor show it: `dtrain.monitor.run_reader` reads a directory, and
+`dtrain.monitor.report` makes the page.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from dtrain import training_rate
 from dtrain.monitor.event_file import finite
 
 State = Literal["finished", "failed", "running", "left", "unknown"]
-"""`left`: begun, not ended, and no process is at work on it. `unknown`: whether one is cannot be seen."""
+"""`left`: begun, not finished, and no process works on it. `unknown`: it cannot be seen if a process does."""
 
 RATE = training_rate.NAME
-"""The name of the rate in Keras' logs, where it is no metric."""
+"""The name of the training rate in Keras' logs; there it is no metric."""
 
 STEP_COLUMNS = (RATE, "step_seconds", "data_wait", "loss", "learning_rate")
 
@@ -29,7 +30,7 @@ _FEWEST = 3
 
 
 def summed(several: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The sums of values by name."""
+    """Sum the values of each name over all mappings."""
     total: dict[str, float] = {}
     for each in several:
         for name, value in each.items():
@@ -39,13 +40,14 @@ def summed(several: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Steps:
-    """What was noted about once a second of training, as columns of one length. NaN stands for no value.
+    """The `steps` events of a run, about one a second, as columns of one length. NaN means no value.
 
     Attributes:
-        clock: seconds trained until then; pauses between two attempts do not count.
-        step: steps since the start of training.
+        clock: seconds since the run began, without the pauses between two attempts.
+        step: number of steps since the start of training.
+        seconds: seconds of training since the previous event, without steps in which a function was traced.
+        steps: number of steps since the previous event, without those in which a function was traced.
         values: for each of STEP_COLUMNS its values.
-        seconds, steps: of training since the note before; steps for which something was traced do not count.
     """
 
     clock: array[float] = field(default_factory=lambda: array("d"))
@@ -62,7 +64,7 @@ class Steps:
 
     @cached_property
     def counted(self) -> list[int]:
-        """Where in the columns stands what counts: not the steps that a later attempt made again."""
+        """The places in the columns of the events that count: steps that a later attempt repeated do not."""
         kept: list[int] = []
         least = math.inf
         for place in range(len(self.step) - 1, -1, -1):
@@ -73,7 +75,7 @@ class Steps:
 
     @property
     def step_seconds(self) -> float | None:
-        """Seconds of the usual step, the median; None without any."""
+        """The median seconds of a step, weighted by the steps of each event; None without any event."""
         timed = sorted((s / n, n) for s, n in zip(self.seconds, self.steps, strict=True) if s == s and n > 0)
         half, before = sum(n for _, n in timed) / 2, 0.0
         for seconds, steps in timed:
@@ -85,7 +87,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class WorkerEpoch:
-    """One worker in one epoch. `own_step_seconds` is a step without what it waited for others."""
+    """One worker in one epoch. `own_step_seconds` is the time of a step without waiting for other workers."""
 
     task: str
     host: str
@@ -96,7 +98,7 @@ class WorkerEpoch:
 
 @dataclass(frozen=True)
 class Cause:
-    """What an epoch's time was lost to: `share` of it, from 0 to 1, and a sentence."""
+    """A cause of an epoch's lost time: its `share` of the epoch's time, from 0 to 1, and a sentence."""
 
     cause: str
     share: float | None
@@ -105,10 +107,11 @@ class Cause:
 
 @dataclass(frozen=True)
 class Epoch:
-    """One epoch, the number counted from 0. What is not known is None or empty.
+    """One epoch; `number` counts from 0. Unknown values are None or empty.
 
-    `steady` are the steps for which nothing was traced; `parts` are seconds that add up to `seconds`,
-    `callbacks` those of each; `logs` are Keras' logs, with None for NaN.
+    `steady` are the figures of the steps in which no function was traced. `parts` are the seconds of each
+    part; their sum is `seconds`. `callbacks` are the seconds of each callback. `logs` are Keras' logs, with
+    None for NaN.
     """
 
     number: int
@@ -125,7 +128,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Alarm:
-    """Something that should be looked at: `kind` is "nan", "spike" or the like."""
+    """A problem that the run reported: `kind` is "nan", "spike" or similar."""
 
     kind: str
     time: float
@@ -137,7 +140,7 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A state that was saved, and for how many seconds training stood still."""
+    """A saved checkpoint; `seconds` is how long training was blocked."""
 
     time: float
     step: int | None
@@ -147,7 +150,10 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of the program: its first and last sign of life, and how it ended if it said so."""
+    """One attempt: one start of the program. `began` and `last` are the times of its first and last event.
+
+    `status` is the status of its `end` event, "" if it wrote none.
+    """
 
     number: int
     began: float
@@ -160,18 +166,22 @@ class Attempt:
 
     @property
     def seconds(self) -> float:
-        """From its first to its last sign of life."""
+        """Seconds from the first to the last event of the attempt."""
         return max(self.last - self.began, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EventSummary:
-    """What the events of a run say.
+    """The events of a run, sorted by kind.
 
     Attributes:
         epochs: in order, each once.
-        end: the status that the last attempt ended with; "" if it did not say.
-        last: the time of the last event.
+        steps: the `steps` events as columns.
+        alarms: in the order of the events.
+        checkpoints: in the order of the events.
+        attempts: in order.
+        end: the status with which the last attempt ended; "" if it wrote no `end` event.
+        last: the Unix time of the last event; None without events.
     """
 
     epochs: tuple[Epoch, ...] = ()
@@ -185,16 +195,16 @@ class EventSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Run(EventSummary):
-    """One run: what its events say, and its other files.
+    """One run: the data of its events and of its other files.
 
     Attributes:
         path: its directory.
-        name: what it is called in a report; no two runs of a report have the same.
-        record: `run.json`, unchecked; empty where there is none that can be read.
-        state: whether it has ended, and how.
-        state_text: the same in words.
-        scalars: values of TensorBoard's that are not by epoch: step and value.
-        problems: what of its files could not be read.
+        name: its name in a report; no two runs of a report have the same name.
+        record: the content of `run.json`, unchecked; empty if it is missing or cannot be read.
+        state: whether and how the run has ended.
+        state_text: the state in words.
+        scalars: TensorBoard's values that are not by epoch: for each tag, pairs of step and value.
+        problems: one sentence for each part of its files that could not be read.
         sources: the files that were read.
     """
 
@@ -209,11 +219,11 @@ class Run(EventSummary):
 
     @cached_property
     def parts(self) -> dict[str, float]:
-        """Seconds of each part, over all epochs."""
+        """The seconds of each part, summed over all epochs."""
         return summed(epoch.parts for epoch in self.epochs)
 
     def clock(self, time: float) -> float:
-        """How many seconds had been trained at a Unix time, without the pauses between attempts."""
+        """Convert a Unix time to seconds since the run began, without the pauses between attempts."""
         before = 0.0
         for attempt in self.attempts[:-1]:
             if time <= attempt.last:
@@ -224,7 +234,7 @@ class Run(EventSummary):
         return before + min(max(time - attempt.began, 0.0), attempt.seconds)
 
     def epoch_position(self, epoch: int | None, step: int | None) -> float | None:
-        """Where on an axis of epochs something happened; epoch number k, from 0, ends at k + 1."""
+        """The position of a step on an axis of epochs; epoch number k, from 0, ends at k + 1."""
         if epoch is None:
             return None
         before = sum(each.steps or 0 for each in self.epochs if each.number < epoch)
@@ -234,7 +244,7 @@ class Run(EventSummary):
         return epoch + min(max((step - before) / inside, 0.0), 1.0)
 
     def final(self, metric: str) -> float | None:
-        """A metric's last value: what the record says of a finished run, else that of the last epoch."""
+        """The last value of a metric: from the record's final metrics, else from the last epoch with it."""
         recorded = self.record.get("final_metrics")
         if isinstance(recorded, dict) and metric in recorded:
             return finite(recorded[metric])

@@ -1,7 +1,7 @@
-"""One directory a run: its name, agreed by all workers, and the files that a run leaves in it.
+"""The directory of a run: its name, which all workers agree on, and the paths of the run's files.
 
-It decides where files stand and that no two runs share a directory; it does not write the model, the
-metrics or the curves.
+It ensures that no two runs share a directory, and writes `run.json`. It does not write the model, the metrics
+or the curves.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from dtrain.log import logger
 from dtrain.paths import checked_path, written_whole
 
 RUNS = Path("runs")
-"""Where new directories are made."""
+"""The folder in which new run directories are made."""
 _ATTEMPTS = 1000
 _HINT = "Choose another directory, or leave --run-dir out for a new one under runs/."
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The directory of one run. `open_run_directory` makes one; the paths below are where its files go.
+    """The directory of one run. `open_run_directory` makes it; the properties are the paths of its files.
 
     Attributes:
         path: the directory, absolute.
@@ -47,12 +47,12 @@ class RunDirectory:
 
     @property
     def metrics(self) -> Path:
-        """One line an epoch, as Keras' CSVLogger writes them."""
+        """The metrics: one line an epoch, as Keras' CSVLogger writes it."""
         return self.path / "metrics.csv"
 
     @property
     def events(self) -> Path:
-        """What happened, one line each: steps, epochs with where their time went, alarms, the end."""
+        """The events, one line each: steps, epochs with their time by part, alarms, checkpoints, the end."""
         return self.path / "events.jsonl"
 
     @property
@@ -62,21 +62,21 @@ class RunDirectory:
 
     @property
     def curves(self) -> Path:
-        """The picture of loss and accuracy by epoch."""
+        """The picture of the metrics by epoch."""
         return self.path / "curves.png"
 
     @property
     def backups(self) -> Path:
-        """The directory of what a job that is started again goes on from; it goes when the run is over."""
+        """The directory of the checkpoints from which a restarted job resumes; removed when the run ends."""
         return self.path / "backups"
 
     @property
     def record(self) -> Path:
-        """What was run, with what, and what came of it. It exists from the run's first moment."""
+        """The record of the run: program, settings and results. It is written before training begins."""
         return self.path / "run.json"
 
     def files(self) -> tuple[Path, ...]:
-        """What a finished run leaves."""
+        """The paths of all files that a finished run leaves."""
         return self.model, self.metrics, self.events, self.tensorboard, self.curves, self.record
 
     def write_record(self, record: dict[str, Any]) -> None:
@@ -89,11 +89,11 @@ class RunDirectory:
 
 
 def check_run_directory(path: str | os.PathLike[str] | None, *, again: bool = False) -> None:
-    """Checks that a run could be put at `path`, without making anything; None, the default, is `runs/` here.
+    """Checks that a run could use the directory `path`, without making anything.
 
     Args:
-        path: the directory.
-        again: whether one whose run was interrupted will do, if `open_run_directory` finds it the same.
+        path: the directory; None checks the folder `runs/` in the current folder.
+        again: whether to accept the directory of an interrupted run, which `open_run_directory` may resume.
 
     Raises:
         ConfigurationError: `path` holds another run, is a file, or cannot be written to.
@@ -106,18 +106,18 @@ def check_run_directory(path: str | os.PathLike[str] | None, *, again: bool = Fa
 
 
 def check_place(noun: str, directory: Path, *, hint: str) -> Path:
-    """See that a directory could be made and written to, without making anything.
+    """Check that a directory could be made and written to, without making anything.
 
     Args:
-        noun: what an error calls it, before "directory".
-        directory: which.
-        hint: of the error.
+        noun: the word before "directory" in the error.
+        directory: the directory to check.
+        hint: the hint of the error.
 
     Returns:
-        What of its path is there already.
+        The directory, or the nearest of its parents that exists.
 
     Raises:
-        ConfigurationError: that is a file, or may not be written to.
+        ConfigurationError: the nearest existing path is a file, or may not be written to.
     """
     place = next(p for p in (directory, *directory.parents) if p.exists())
     problem = "" if os.access(place, os.W_OK | os.X_OK) else "may not be written to"
@@ -130,23 +130,24 @@ def check_place(noun: str, directory: Path, *, hint: str) -> Path:
 def open_run_directory(
     path: str | os.PathLike[str] | None, *, name: str, record: dict[str, Any], same: Sequence[str] = ()
 ) -> RunDirectory:
-    """Make the run's directory and claim it with a first `run.json`. Every worker of the job calls this.
+    """Make the run's directory and claim it by writing `run.json`. Every worker of the job calls this.
 
     Args:
-        path: where; None for a new directory `runs/<time>-<name>`. Only the chief's value counts.
-        name: what is run, as a part of the new directory's name.
+        path: the directory; None makes a new one, `runs/<time>-<name>`. Only the chief's value counts.
+        name: the name of the program, for the name of a new directory.
         record: the first content of `run.json`.
-        same: what in it decides the run: a directory whose run was interrupted, and of which all of this was
-            the same, is taken again. Without any, only an empty one is taken.
+        same: keys of `record`. A directory with an interrupted run is used again if its record has equal
+            values for all of these keys. Without keys, only a directory without a run is used.
 
     Returns:
-        The same directory on every worker, once it exists. Where the launcher has started the job again, it
-        is the one that the job claimed at first.
+        The directory, the same on every worker; it exists. If the launcher has restarted the job, it is the
+        directory that the job's first attempt claimed.
 
     Raises:
-        ConfigurationError: on every worker, if `path` holds another run or cannot be written to.
+        ConfigurationError: on every worker, if `path` holds another run, was interrupted with other settings,
+            is in use by another process, or cannot be written to.
     """
-    # A failure of the chief is sent as well: raised on the chief alone it would leave its peers waiting.
+    # The chief also broadcasts its failure: an error raised on the chief alone would leave its peers waiting.
     outcome: tuple[str, str] | None = None
     if job.is_chief():
         try:
@@ -178,17 +179,17 @@ def _claim(
     try:
         with directory.record.open("x", encoding="utf-8") as file:
             file.write(to_json(record))
-    except FileExistsError:  # another run came first, between the check and here
+    except FileExistsError:  # another run claimed the directory after the check
         _check_vacant(directory)
     lock_run_directory(directory)
     return directory
 
 
 def _interrupted(directory: RunDirectory, record: Mapping[str, Any], same: Sequence[str]) -> bool:
-    """Whether a directory holds this very run, begun and not ended.
+    """Whether a directory holds this run, begun but not finished.
 
     Raises:
-        ConfigurationError: it was begun with other settings.
+        ConfigurationError: the interrupted run had other settings.
     """
     before = read_record(directory)
     if before is None or before.get("status") != "running" or before.get("recipe") != record.get("recipe"):
@@ -202,18 +203,20 @@ def _interrupted(directory: RunDirectory, record: Mapping[str, Any], same: Seque
     return True
 
 
-_locks: dict[Path, int] = {}  # open as long as this process lives
+_locks: dict[Path, int] = {}  # descriptors that stay open as long as this process lives
 
 
 def lock_run_directory(directory: RunDirectory, *, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Keep other processes out of a directory for as long as this one lives.
+    """Lock a directory against other processes for as long as this process lives.
+
+    It does nothing on a file system without locks.
 
     Args:
-        directory: where.
-        sleep: waits some seconds for a reader that holds the lock for an instant.
+        directory: the directory to lock.
+        sleep: waits the given number of seconds, while a reader holds the lock for an instant.
 
     Raises:
-        ConfigurationError: another process is at work there.
+        ConfigurationError: another process holds the lock.
     """
     if directory.path in _locks:
         return
@@ -230,7 +233,7 @@ def lock_run_directory(directory: RunDirectory, *, sleep: Callable[[float], None
 
 
 def _lock(descriptor: int, sleep: Callable[[float], None]) -> None:
-    # A reader that asks whether a run is at work holds the lock for an instant, and must not stop a run.
+    # `is_locked` in a reader's process holds the lock for an instant, which must not make a run fail.
     for pause in (0.01, 0.1, 0.5):
         try:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -240,13 +243,13 @@ def _lock(descriptor: int, sleep: Callable[[float], None]) -> None:
 
 
 def is_locked(directory: RunDirectory) -> bool | None:
-    """Whether a process is at work there, see `lock_run_directory`; None where that cannot be seen."""
+    """Whether a process holds the lock of `lock_run_directory`; None if that cannot be seen."""
     try:
         descriptor = os.open(directory.path, os.O_RDONLY)
     except OSError:
         return None
     try:
-        # Shared, so that two who ask do not take each other for a run, and let go at once.
+        # A shared lock, so that two readers do not take each other for a run; it is released at once.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -258,7 +261,7 @@ def is_locked(directory: RunDirectory) -> bool | None:
 
 
 def read_record(directory: RunDirectory) -> dict[str, Any] | None:
-    """What `run.json` says; None where there is none that can be read."""
+    """The content of `run.json`; None if it is missing or cannot be read."""
     try:
         record = json.loads(directory.record.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -267,7 +270,7 @@ def read_record(directory: RunDirectory) -> dict[str, Any] | None:
 
 
 def _claimed_before(path: str | os.PathLike[str] | None, name: str) -> RunDirectory | None:
-    """The directory that an earlier attempt of this job claimed, if it came that far."""
+    """The directory that an earlier attempt of this job claimed; None if no attempt claimed one."""
     places = [Path(path)] if path is not None else sorted(RUNS.glob(f"*-{name}*"), reverse=True)
     for directory in (RunDirectory(place.absolute()) for place in places):
         record = read_record(directory)
@@ -277,11 +280,15 @@ def _claimed_before(path: str | os.PathLike[str] | None, name: str) -> RunDirect
 
 
 def new_directory(name: str, now: datetime.datetime | None = None) -> Path:
-    """Make a new directory `runs/<time>-<name>`, of this moment if no other is given.
+    """Make a new directory `runs/<time>-<name>`.
+
+    Args:
+        name: the last part of the directory's name.
+        now: the time in the directory's name; None takes the current local time.
 
     Raises:
-        ConfigurationError: there are a thousand of this second.
-        OSError: the system does not let us.
+        ConfigurationError: 999 directories with this name and second exist.
+        OSError: the directory cannot be made.
     """
     stem = f"{now or datetime.datetime.now():%Y%m%d-%H%M%S}-{name}"
     for attempt in range(1, _ATTEMPTS):
@@ -302,18 +309,18 @@ def _check_vacant(directory: RunDirectory) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Put a text into a file, whole or not at all; OSError if it cannot be written."""
+    """Write a text to a file atomically; OSError if it cannot be written."""
     with written_whole(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
 
 
 def to_json(record: Mapping[str, Any]) -> str:
-    """A record as text. Numbers that JSON lacks (NaN) become null."""
+    """A record as JSON text. Numbers that JSON lacks (NaN, infinity) become null."""
     return json.dumps(without_nan(dict(record)), indent=2, allow_nan=False) + "\n"
 
 
 def without_nan(value: Any) -> Any:
-    """A value for JSON, with null in the place of numbers that JSON lacks."""
+    """Replace numbers that JSON lacks (NaN, infinity) by None, also inside dictionaries, lists and tuples."""
     if isinstance(value, dict):
         return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

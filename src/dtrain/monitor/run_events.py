@@ -1,7 +1,7 @@
-"""What a run's events say together: attempts, epochs, steps, alarms and checkpoints, in order.
+"""Sorts a run's events into attempts, epochs, steps, alarms and checkpoints.
 
-It gives meaning to events that `dtrain.monitor.event_file` has read. Fields that are missing, or of another
-kind than they should be, count as not known.
+It interprets the events that `dtrain.monitor.event_file` has parsed, and reads no file. A field that is
+missing or of a wrong type counts as unknown.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LONGEST = 1000  # characters of a text in an event
 
 
 def summarize_events(events: Sequence[Event]) -> EventSummary:
-    """Put events in order: by attempt, and of what was told twice the later."""
+    """Sort events into an `EventSummary`; of two events for one epoch the later counts."""
     if not events:
         return EventSummary()
     spans = _attempt_spans(events)
@@ -58,7 +58,7 @@ def summarize_events(events: Sequence[Event]) -> EventSummary:
 
 
 def _attempt_spans(events: Sequence[Event]) -> list[tuple[int, int]]:
-    """Where each attempt's events begin and end. What stands before the first `begin` belongs to it."""
+    """The (start, stop) of each attempt's events; events before the first `begin` belong to the first."""
     starts = [place for place, event in enumerate(events) if event["kind"] == "begin"][1:]
     edges = [0, *starts, len(events)]
     return list(pairwise(edges))
@@ -86,7 +86,7 @@ def _steps(parts: Iterable[Sequence[Event]], attempts: Sequence[Attempt]) -> Ste
         for event in events:
             if event["kind"] != "steps":
                 continue
-            # A clock that was set back must not draw a line backwards.
+            # If the system clock was set back, the curve must not run backwards.
             latest = max(latest, before + float(event["time"]) - attempt.began)
             found.clock.append(latest)
             for name, column in columns.items():
@@ -118,7 +118,7 @@ def _epoch(number: int, event: Event) -> Epoch:
 
 
 def _steady(event: Event) -> Figures | None:
-    """The epoch's steps for which nothing was traced; None where the event does not tell them."""
+    """The figures of the epoch's steps in which no function was traced; None if the event lacks them."""
     steady = event.get("steady")
     record: dict[str, Any] = {name: finite(event.get(name)) for name in ("steps", "examples")}
     record["parts"] = _seconds(event.get("parts"))
@@ -135,7 +135,7 @@ def _dictionaries(value: object) -> list[dict[str, Any]]:
 
 
 def _seconds(value: object) -> dict[str, float]:
-    """The parts of a time that are more than nothing."""
+    """The seconds by name, without values that are zero, negative or no number."""
     if not isinstance(value, dict):
         return {}
     found = {name: finite(seconds) for name, seconds in value.items()}
@@ -165,12 +165,12 @@ _BY_TYPE: Mapping[str, Callable[[object], Any]] = {
 
 
 def _made(cls: type[_T], event: Event, /, **known: Any) -> _T:
-    """An object of a dataclass, each field read by its type from what the event says under its name.
+    """Make an object of a dataclass: each field is read, by its type, from the event's entry of its name.
 
     Args:
         cls: the dataclass.
-        event: what is not of the field's type counts as not known.
-        known: fields that are not read that way.
+        event: the event; an entry of a wrong type counts as unknown.
+        known: values of fields that are not read from the event.
     """
     read = {
         each.name: _BY_TYPE[str(each.type)](event.get(each.name))

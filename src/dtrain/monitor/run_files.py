@@ -1,6 +1,7 @@
-"""What a `fit` leaves in a run's directory: the callbacks that write while it trains, and the final record.
+"""The files of a `fit` in a run's directory: callbacks that write during training, and the final record.
 
-`Monitor`, `dtrain.Trainer` and the recipes share it. The record's form is `record.py`'s to say.
+`Monitor`, `dtrain.Trainer` and the recipes share it. It does not define the entries of the record;
+`record.py` does.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dtrain.training_rate import of_report
 
 
 def run_callbacks(run: RunDirectory, record: dict[str, Any]) -> list[keras.callbacks.Callback]:
-    """Those that write `metrics.csv`, TensorBoard's files and `events.jsonl`; `RateLogs` comes before."""
+    """The callbacks for `metrics.csv`, TensorBoard's files and `events.jsonl`; put `RateLogs` before them."""
     return [
         keras.callbacks.CSVLogger(str(run.metrics)),
         keras.callbacks.TensorBoard(str(run.tensorboard)),
@@ -42,12 +43,12 @@ def ended_record(
     """The record of a run whose `fit` has ended.
 
     Args:
-        record: what `describe_run` gave.
-        model: what was trained.
-        history: what `fit` returned.
-        begun: when the run began, by `time.perf_counter`.
-        tested: metrics beside those of the last epoch.
-        epochs: the time report of all epochs, where there were several fits; by default the history's.
+        record: the record from `describe_run`.
+        model: the trained model.
+        history: the result of `fit`.
+        begun: the `time.perf_counter()` at which the run began.
+        tested: further metrics, such as those on the test data.
+        epochs: the time reports of all epochs, if there were several fits; None takes the history's.
     """
     report = getattr(history, "time_report", ()) if epochs is None else epochs
     last = {name: series[-1] for name, series in history.history.items() if series and name != RATE}
@@ -66,7 +67,7 @@ def ended_record(
 def write_end(
     run: RunDirectory, record: dict[str, Any], history: keras.callbacks.History, *, title: str
 ) -> None:
-    """Has the chief draw the curves and write the final record."""
+    """On the chief, draws the curves and writes the final record; does nothing on other workers."""
     if job.is_chief():
         drawn(run.curves, lambda path: plot_curves(history.history, path, title=title))
         run.write_record(record)

@@ -1,4 +1,4 @@
-"""From a directory to a `Run`: which of its files are there, what they say, and what of them cannot be read.
+"""Reads a run directory into a `Run`: the data of all files that can be read, and a list of problems.
 
 It changes nothing, even while the run is in progress. Damaged parts are listed, and the rest is read.
 """
@@ -28,10 +28,10 @@ _HOLDS = f"a run directory holds {', '.join(_LOOKED_FOR[:-1])} or {_LOOKED_FOR[-
 
 
 def runs_in(path: Path) -> list[Path]:
-    """The run directories in a folder that is none itself, one or two levels below it, by name.
+    """The run directories one or two levels below a folder, sorted by name.
 
     Args:
-        path: the folder; what is none, or cannot be read, has no runs.
+        path: the folder. The result is empty if it is itself a run directory, is no folder or cannot be read.
     """
     try:
         if not path.is_dir() or is_run(path):
@@ -50,17 +50,18 @@ def runs_in(path: Path) -> list[Path]:
 
 
 def read_run(path: str | os.PathLike[str], *, name: str = "") -> Run:
-    """What a run's directory says.
+    """Read a run directory.
 
     Args:
         path: the directory.
-        name: what the run is to be called; by default as the directory.
+        name: the run's name; by default the directory's name.
 
     Returns:
-        The run, whatever of its files could be read, with the list of what could not.
+        The run, with the data of all files that could be read; `problems` lists the rest.
 
     Raises:
-        ConfigurationError: there is no such directory, it holds no run, or one of a format that is not known.
+        ConfigurationError: the directory does not exist, cannot be read, holds no run, or holds a run of an
+            unknown format.
     """
     directory = RunDirectory(Path(path).absolute())
     _check(directory)
@@ -75,7 +76,7 @@ def read_run(path: str | os.PathLike[str], *, name: str = "") -> Run:
         summary = summarize_events(events)
         problems += found
         sources += [EVENTS] if events else []
-    # A run that has just begun has no metrics yet, and a record alone is told elsewhere.
+    # A missing file is no problem: a run that has just begun has no metrics yet.
     if (content := _read(directory.metrics, problems)) is not None:
         by_epoch, found = parse_metrics(content, running=running)
         problems += found
@@ -100,10 +101,10 @@ def read_run(path: str | os.PathLike[str], *, name: str = "") -> Run:
 
 
 def _check(directory: RunDirectory) -> None:
-    """Checks that there is a run.
+    """Checks that the directory holds a run.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: it does not exist, cannot be read, or holds no run.
     """
     path = directory.path
     try:
@@ -130,15 +131,15 @@ def _check(directory: RunDirectory) -> None:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a directory holds anything of a run."""
+    """Whether a directory holds any file of a run."""
     return any((path / name).exists() for name in _LOOKED_FOR)
 
 
 def _record(directory: RunDirectory) -> tuple[dict[str, Any], list[str]]:
-    """`run.json`, and what is wrong with it.
+    """The content of `run.json`, and its problems.
 
     Raises:
-        ConfigurationError: it has a format that is not known.
+        ConfigurationError: the run has an unknown format.
     """
     problems: list[str] = []
     content = _read(directory.record, problems)
@@ -160,7 +161,7 @@ def _record(directory: RunDirectory) -> tuple[dict[str, Any], list[str]]:
 
 
 def _read(file: Path, problems: list[str]) -> bytes | None:
-    """What a file holds; None where there is none. One that cannot be read is added to `problems`."""
+    """The bytes of a file, or None. A file that exists and cannot be read adds a sentence to `problems`."""
     try:
         return file.read_bytes()
     except FileNotFoundError:
@@ -192,7 +193,7 @@ def _points(scalars: Scalars) -> dict[str, tuple[tuple[float, float], ...]]:
 def _merge(
     epochs: tuple[Epoch, ...], by_epoch: Mapping[int, Mapping[str, float | None]]
 ) -> tuple[Epoch, ...]:
-    """The epochs of the events, with what only `metrics.csv` has; where both have a value, the events'."""
+    """Add the values of other files to the epochs of the events; if both have a value, the event's counts."""
     found = {epoch.number: epoch for epoch in epochs}
     for number, values in by_epoch.items():
         logs = {name: value for name, value in values.items() if name != RATE}
@@ -207,7 +208,7 @@ def _merge(
 
 
 def _last_sign(directory: RunDirectory, summary: EventSummary) -> float | None:
-    """When the run was last heard of, in Unix seconds."""
+    """The Unix time of the last event, or else of the last change of the metrics or the record."""
     if summary.last is not None:
         return summary.last
     times = []
@@ -222,11 +223,11 @@ def _last_sign(directory: RunDirectory, summary: EventSummary) -> float | None:
 def _state(
     record: Mapping[str, Any], summary: EventSummary, process: bool | None, last: float | None
 ) -> tuple[State, str]:
-    """Whether the run has ended, and that in words."""
+    """The state of the run, and the state in words."""
     since = "" if last is None else f", last event {_ago(time.time() - last)}"
     if record.get("status") == "finished":
         return "finished", "finished"
-    if summary.end == "failed":  # a process that lives on, such as a notebook's, is no run
+    if summary.end == "failed":  # even if its process lives on, as a notebook's does
         return "failed", f"failed{since}"
     if process:
         return "running", f"still running{since}"

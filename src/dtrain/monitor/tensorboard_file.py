@@ -1,6 +1,6 @@
-"""The scalars of a run's TensorBoard files, for runs that left nothing else to read them from.
+"""Reads the scalars of a run's TensorBoard files, for runs that have neither events nor `metrics.csv`.
 
-It uses the readers of the package tensorboard that need no TensorFlow. It knows scalars only.
+It uses those readers of the package tensorboard that need no TensorFlow. It reads scalars only.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ _VALIDATION = "validation"
 _SCALARS = "scalars"
 
 Scalars = dict[str, dict[int, float | None]]
-"""By name, for each step its value; None for NaN."""
+"""For each name, the value of each step; None for NaN."""
 
 
 def read_tensorboard(directory: Path) -> tuple[Scalars, Scalars, list[str]]:
     """The scalars of all event files in and below a directory.
 
     Args:
-        directory: that of Keras' TensorBoard callback, with `train` and `validation` below it.
+        directory: the directory of Keras' TensorBoard callback, which holds `train` and `validation`.
 
     Returns:
-        Those by epoch, under the names of Keras' logs (`loss`, `val_loss`); all others, under their tags; and
-        one sentence for each file that could not be read to its end.
+        The scalars by epoch, under the names of Keras' logs (`loss`, `val_loss`); all others, under their
+        tags; and one sentence for each file that could not be read to its end.
     """
     by_epoch: Scalars = {}
     others: Scalars = {}
@@ -41,13 +41,13 @@ def read_tensorboard(directory: Path) -> tuple[Scalars, Scalars, list[str]]:
         for tag, values in found.items():
             if tag.startswith(_EPOCH_TAG):
                 by_epoch.setdefault(prefix + tag.removeprefix(_EPOCH_TAG), {}).update(values)
-            elif not tag.endswith("_vs_iterations"):  # Keras' second drawing of what is there by epoch
+            elif not tag.endswith("_vs_iterations"):  # Keras writes the values by epoch a second time
                 others.setdefault(prefix + tag, {}).update(values)
     return by_epoch, others, problems
 
 
 def _read_file(file: Path) -> tuple[Scalars, str]:
-    """The scalars of one file, and why it was not read to its end."""
+    """The scalars of one file, and the reason why it was not read to its end, or ""."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.tensorflow_stub import errors
@@ -70,12 +70,12 @@ def _read_file(file: Path) -> tuple[Scalars, str]:
         return found, ""
     except errors.DataLossError:
         return found, f"past record {count}: the file is damaged or cut off there."
-    except Exception as error:  # the parser of records that are whole, but no events, raises its own
+    except Exception as error:  # a complete record that is no event raises the parser's own errors
         return found, f"past record {count}: {type(error).__name__}: {error}."
 
 
 def _scalar(value: Any) -> float | None:
-    """The number of a summary; None for what is none. NaN is one."""
+    """The number of a summary, which may be NaN; None if the summary is no scalar."""
     if value.HasField("simple_value"):
         return float(value.simple_value)
     if not value.HasField("tensor") or value.metadata.plugin_data.plugin_name != _SCALARS:

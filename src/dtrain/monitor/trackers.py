@@ -1,6 +1,6 @@
-"""Callbacks that only one process of a job may make, such as those of experiment trackers.
+"""Makes callbacks that only one process of a job may make, such as those of experiment trackers.
 
-What they log, and where, is the trackers' own.
+It does not decide what a tracker logs, or where.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from dtrain import job
 
 
 def on_chief(make: Callable[[], Any]) -> Any:
-    """A callback that is made on the chief; on every other worker one that does nothing.
+    """Make a callback on the chief; every other worker gets a callback that does nothing.
 
-    A tracker begins a run where its callback is made: this way a job is one run. `fit` itself leaves the
-    callbacks of Weights & Biases and MLflow to the chief, but what a program does before `fit` it does in
-    every process.
+    A tracker begins a run in each process that sets it up, so without this function a job becomes several
+    runs. `fit` already calls the callbacks of Weights & Biases and MLflow on the chief only, but the code
+    before `fit` runs in every process.
 
     Args:
-        make: makes the callback, after what must be done before, such as `wandb.init()`.
+        make: makes the callback, after any set-up that it needs, such as `wandb.init()`.
+
+    Returns:
+        The result of `make` on the chief; on other workers a `keras.callbacks.Callback`.
     """
     return make() if job.is_chief() else keras.callbacks.Callback()

@@ -1,7 +1,7 @@
-"""A report on runs: one page of HTML that needs nothing but itself. `dtrain report` writes it.
+"""A report on runs: one self-contained page of HTML, which `dtrain report` writes.
 
-`render` makes the page of runs that have been read, `write_output` puts it into a file. Nothing here imports
-TensorFlow or Keras.
+`render` makes the page from runs that have been read, and `write_output` writes it to a file. This package
+reads no run directory, and imports neither TensorFlow nor Keras.
 """
 
 from __future__ import annotations

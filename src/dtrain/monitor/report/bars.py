@@ -1,6 +1,6 @@
-"""Bars of parts: where the time of an epoch, or of a whole run, went.
+"""Draws stacked bars: the time of an epoch, or of a whole run, by part.
 
-It draws shares of seconds; what they mean is for `dtrain.monitor.report.breakdown` to say.
+It draws seconds and shares, and does not explain the parts; `dtrain.monitor.report.breakdown` does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CHARACTER = 6.3
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: what stands below it, what it is called when pointed at, and seconds by part."""
+    """One bar: the label below it, its name in tooltips, and its seconds by part."""
 
     label: str
     name: str
@@ -33,22 +33,22 @@ class Bar:
 
     @property
     def seconds(self) -> float:
-        """All parts together."""
+        """The sum of all parts."""
         return sum(self.parts.values())
 
 
 def part_class(name: str) -> str:
-    """The style of a part; one that is not known looks like `other`."""
+    """The CSS class of a part; an unknown part looks like `other`."""
     return f"p-{name}" if name in PARTS else "p-other"
 
 
 def ordered(parts: Mapping[str, float]) -> list[str]:
-    """The names of parts, in the order of PARTS, unknown ones last."""
+    """The names of `parts` in the order of PARTS, unknown ones last."""
     return [name for name in PARTS if name in parts] + sorted(name for name in parts if name not in PARTS)
 
 
 def grouped(bars: Sequence[Bar], most: int) -> tuple[list[Bar], int]:
-    """At most so many bars: each the mean of as many of the given as is needed. And how many that is."""
+    """At most `most` bars, each the mean of consecutive given bars; and the number of bars in each mean."""
     size = -(-len(bars) // most)
     if size <= 1:
         return list(bars), 1
@@ -63,7 +63,7 @@ def grouped(bars: Sequence[Bar], most: int) -> tuple[list[Bar], int]:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A rectangle of a part, and what it says when pointed at."""
+    """The rectangle of a part, and its tooltip `said`."""
 
     kind: str
     said: str
@@ -74,7 +74,7 @@ class _Piece:
 
 
 def bar_chart(title: str, bars: Sequence[Bar], axis: str) -> Markup:
-    """Bars beside each other, each of its parts upon each other, in seconds."""
+    """A chart of stacked bars, in seconds."""
     top = max((bar.seconds for bar in bars), default=0.0) or 1.0
     up = Scale(0.0, top * 1.04)
     ticks = [(tick, text.seconds(tick)) for tick in up.ticks(4)]
@@ -108,7 +108,7 @@ def _stack(bar: Bar, x: float, width: float, place: Callable[[float], float]) ->
         below += seconds
         if bottom - top < 0.1:
             continue
-        # A thin gap keeps neighbours apart for those who cannot tell their colours.
+        # A thin gap separates neighbouring parts for readers who cannot distinguish their colours.
         gap = 0.8 if bottom - top > 2.5 else 0.0
         said = f"{bar.name}: {name} {text.seconds(seconds)} ({text.percent(seconds / bar.seconds)})"
         pieces.append(_Piece(part_class(name), said, x, width, top, bottom - top - gap))
@@ -116,7 +116,7 @@ def _stack(bar: Bar, x: float, width: float, place: Callable[[float], float]) ->
 
 
 def flat_bar(parts: Mapping[str, float], name: str) -> Markup:
-    """A bar that lies in a row of a table: the shares of its parts, whatever their sum."""
+    """A horizontal bar of full width for a row of a table: the shares of the parts in their sum."""
     total = sum(parts.values())
     if total <= 0:
         return Markup()
@@ -130,10 +130,10 @@ def flat_bar(parts: Mapping[str, float], name: str) -> Markup:
 
 
 def part_name(name: str) -> Markup:
-    """A part's colour and name."""
+    """A part's name with its colour, as markup."""
     return drawings.part_name(name, part_class(name))
 
 
 def part_legend(names: Sequence[str]) -> Markup:
-    """Names and colours of parts."""
+    """The legend: names and colours of parts."""
     return macros.legend([part_name(name) for name in names])

@@ -1,6 +1,6 @@
-"""Where the time went, and on which worker: bars and tables of an epoch's parts, causes, and who was slow.
+"""The sections on time: bars and tables of the time by part, of causes of lost time, and of slow workers.
 
-It adds up what the runs' events say; the judgement why an epoch was slow is theirs.
+It sums and shows what the runs' events say. It does not find the causes of lost time; the events name them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MOST_WORKERS = 300  # in all runs together
 
 
 class _Worker:
-    """One worker over all epochs: its mean step, and its mean step without what it waited for others."""
+    """One worker over all epochs: its mean step time with (`step`) and without (`own`) waiting for peers."""
 
     def __init__(self, epochs: Sequence[WorkerEpoch]) -> None:
         self.task = epochs[0].task
@@ -51,7 +51,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def time_section(runs: Sequence[Run]) -> tuple[Markup, list[str]]:
-    """The parts of the time, for all epochs together and by epoch, what it was lost to, and notes."""
+    """The section on time by part, for all epochs and by epoch, with the causes of lost time; and notes."""
     told = [(place, run) for place, run in enumerate(runs) if run.parts]
     if not told:
         return Markup(), []
@@ -74,7 +74,7 @@ def _of_one(run: Run, notes: list[str]) -> Markup:
 
 
 def epoch_bars(run: Run, title: str, notes: list[str], most: int = 40) -> Markup:
-    """The chart of a run's epochs by part."""
+    """The chart of the time of a run's epochs by part; adds to `notes` if a bar stands for several epochs."""
     bars = [
         Bar(f"{epoch.number + 1}", f"epoch {epoch.number + 1}", epoch.parts)
         for epoch in run.epochs
@@ -87,7 +87,7 @@ def epoch_bars(run: Run, title: str, notes: list[str], most: int = 40) -> Markup
 
 
 def _by_epoch(run: Run, notes: list[str]) -> Markup:
-    """Seconds and percent of each part in each epoch."""
+    """The table of the seconds and the share of each part in each epoch."""
     told = [epoch for epoch in run.epochs if epoch.parts]
     names = ordered(run.parts)
     shown, left_out = thin_list(told, _MOST_EPOCHS)
@@ -123,7 +123,7 @@ def _of_several(runs: Sequence[Run], told: Sequence[tuple[int, Run]], notes: lis
 
 
 def _callbacks(told: Sequence[tuple[int, Run]], *, several: bool) -> Markup:
-    """The callbacks that took longest."""
+    """The callbacks that took longest, for each run."""
     said = []
     for _, run in told:
         seconds = summed(epoch.callbacks for epoch in run.epochs)
@@ -135,7 +135,7 @@ def _callbacks(told: Sequence[tuple[int, Run]], *, several: bool) -> Markup:
 
 
 def _causes(runs: Sequence[Run], told: Sequence[tuple[int, Run]]) -> Markup:
-    """What epochs were lost to, each cause of a run once."""
+    """The table of causes of lost time, with one row for each cause of a run."""
     rows = []
     for place, run in told:
         named: dict[str, list[tuple[float, str]]] = {}
@@ -157,7 +157,7 @@ def _worded(cause: str) -> str:
 
 
 def worker_section(runs: Sequence[Run]) -> Markup:
-    """One row a worker, the slow ones marked."""
+    """The section on workers: one row for each worker, with slow workers marked."""
     most = max(_MOST_WORKERS // len(runs), 4)
     rows, slow_count, left_out = [], 0, 0
     for place, run in enumerate(runs):
@@ -212,7 +212,7 @@ def _workers(run: Run) -> list[_Worker]:
 
 
 def _usual(workers: Sequence[_Worker]) -> float | None:
-    """The own step of the usual worker: of two the faster one, which the slow one is to be held against."""
+    """The own step time of the usual worker: the low median, so that of two workers the faster one counts."""
     own = [worker.own for worker in workers if worker.own is not None]
     return statistics.median_low(own) if own else None
 
@@ -229,7 +229,7 @@ def _slow(run: Run, workers: Sequence[_Worker], usual: float | None) -> set[str]
 
 
 def _mentions(sentence: str, task: str) -> bool:
-    """Whether a sentence names a task; `worker 1` is not named by `worker 12`."""
+    """Whether a sentence names a task; a sentence with `worker 12` does not name `worker 1`."""
     return re.search(rf"{re.escape(task)}(?![^\W_])", sentence) is not None
 
 

@@ -1,6 +1,6 @@
-"""One chart of curves: an SVG that scales with its place, its legend, and its values for who points at it.
+"""Draws one chart of curves: a scalable SVG, a legend, and the data for the script that shows values.
 
-It draws what it is given; `dtrain.monitor.report.curves` decides what that is.
+It does not choose the curves; `dtrain.monitor.report.curves` does.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from dtrain.monitor.report.scales import Scale, position_scale, value_scale
 from dtrain.monitor.report.thinning import thin_curve, thin_list
 
 WIDTH, HEIGHT = 360.0, 212.0
-WIDE = 980.0  # of a chart that has its card for itself
+WIDE = 980.0  # the width of a chart that is alone in its card
 _TOP, _RIGHT, _BOTTOM = 12.0, 12.0, 34.0
-_CHARACTER = 6.3  # the width of a digit at the size of the ticks' labels
-_MARKED = 24  # a curve of so many points shows each by a mark
+_CHARACTER = 6.3  # the width of a digit in the ticks' labels
+_MARKED = 24  # a curve of at most so many points has a mark on each of them
 _MARKS = 40
 COLOURS = 8
 _DASHES = ("", "6 3", "2 3", "9 3 2 3", "12 4")
@@ -46,7 +46,7 @@ _TOLD: dict[Unit, Callable[[float], str]] = {
 
 @dataclass(frozen=True)
 class Look:
-    """The colour, the dashes and the mark of a curve, by its number."""
+    """The colour, the dashes and the mark of a curve, chosen by the curve's number."""
 
     number: int
 
@@ -57,19 +57,19 @@ class Look:
 
     @property
     def dash(self) -> str:
-        """The lengths of dashes and gaps; "" for a whole line."""
+        """The lengths of dashes and gaps; "" for a solid line."""
         return _DASHES[self.number % len(_DASHES)]
 
     def shape(self, x: float, y: float) -> str:
-        """The path of the mark around a place."""
+        """The SVG path of a mark at (x, y)."""
         return _SHAPES[self.number % len(_SHAPES)].format(x=f"{x:.1f}", y=f"{y:.1f}")
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve: its name, points (NaN for a gap), and the number that decides its colour, dashes and mark.
+    """A curve: its name, its points (NaN for a gap), and the number that decides its colour, dashes and mark.
 
-    `run` says to which run it belongs, for the page's legend; None where the chart shows one run only.
+    `run` is the number of its run, for the page's legend; None if the page shows one run.
     """
 
     label: str
@@ -80,13 +80,13 @@ class Line:
 
     @property
     def look(self) -> Look:
-        """How it is drawn."""
+        """The colour, dashes and mark of the curve."""
         return Look(self.style)
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened at a position: "alarm" or "attempt", and a sentence on it."""
+    """An event at a position: its kind, "alarm" or "attempt", and a sentence about it."""
 
     x: float
     kind: str
@@ -96,9 +96,9 @@ class Mark:
 
 @dataclass(frozen=True)
 class Axis:
-    """What runs along: its name, whether it has whole numbers only, and where it begins if not with curves.
+    """The horizontal axis: its name, whether it has whole numbers only, and its start (None: the curves').
 
-    `told` writes the ticks, `unit` the positions that one points at.
+    `told` formats the labels of the ticks; `unit` is the unit of positions that the page shows on hover.
     """
 
     name: str
@@ -110,9 +110,11 @@ class Axis:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart as markup, and how many points it was asked for and how many it shows, if not all.
+    """A chart as markup.
 
-    `wide` is the same drawn for a whole card as well, which the page shows where there is room; "" without.
+    If points were left out, `asked` and `shown` are the numbers of points given and drawn; else both are 0.
+    `wide` also holds the drawing for a whole card, which the page shows if there is room; "" if there is
+    none.
     """
 
     html: str = ""
@@ -136,18 +138,18 @@ def line_chart(
     """Draw curves over each other.
 
     Args:
-        title: what the values are.
-        lines: the curves; those without any value are left out.
-        axis: along what they run.
-        unit: what the values are.
-        marks: what happened on the way.
+        title: the name of the values.
+        lines: the curves; curves without a value are left out.
+        axis: the horizontal axis.
+        unit: the unit of the values.
+        marks: events to mark on the horizontal axis.
         from_zero: whether the axis of values begins at 0.
-        values: what that axis is to hold besides, so that two charts have the same.
-        most: how many points a curve may have.
+        values: further values that the axis of values must include, so that two charts have equal axes.
+        most: about how many points a curve may have; longer curves are thinned.
         adjustable: whether the page's script offers a logarithmic axis and smoothing.
 
     Returns:
-        The chart; without any curve an empty one.
+        The chart; an empty one if no curve has a value.
     """
     title = text.cut(title)
     lines = [line for line in lines if any(value == value for value in line.y)]
@@ -179,12 +181,12 @@ def line_chart(
 
 
 def swatch(style: int) -> Markup:
-    """A piece of a curve, for a legend."""
+    """A sample of a curve's line, for a legend."""
     return drawings.swatch(Look(style))
 
 
 class _Plot:
-    """Turns values into places of the drawing."""
+    """Converts values to coordinates of the drawing."""
 
     def __init__(
         self, across: Scale, up: Scale, ticks: Sequence[tuple[float, str]], *, width: float = WIDTH
@@ -201,11 +203,11 @@ class _Plot:
         return self.base - self.up.share(value) * (self.base - self.top)
 
     def heights(self) -> list[tuple[float, str]]:
-        """Where the horizontal lines lie, and their labels."""
+        """The y coordinates of the horizontal grid lines, and their labels."""
         return [(self.y(value), label) for value, label in self.ticks]
 
     def labels(self, axis: Axis) -> Iterator[tuple[float, str]]:
-        """The middles of the labels along the axis; one that would touch its neighbour is left out."""
+        """The x coordinates and texts of the axis labels, without labels that would touch a neighbour."""
         end = 0.0
         for value in self._x_ticks(axis):
             label = axis.told(value)
@@ -221,14 +223,14 @@ class _Plot:
         return self.across.ticks(7 if axis.whole else 6, whole=axis.whole)
 
     def line(self, line: Line) -> tuple[str, list[tuple[float, float]]]:
-        """A curve's path, and where its marks are: at each of few points, or at its end."""
+        """A curve's path, and the places of its marks: each point if there are few, else the last one."""
         pieces, pen_down = [], False
         places = []
         for x, y in zip(line.x, line.y, strict=True):
             if y != y:
                 pen_down = False
                 continue
-            # A point between two gaps is a line of no length, which round caps make a dot.
+            # A point between two gaps is a line of zero length, which round line caps draw as a dot.
             at = f"{self.x(x):.1f} {self.y(y):.1f}"
             pieces.append(("L" if pen_down else "M") + at + ("" if pen_down else "h0"))
             places.append((self.x(x), self.y(y)))
@@ -236,11 +238,11 @@ class _Plot:
         return "".join(pieces), places if len(line.x) <= _MARKED else places[-1:]
 
     def mark(self, x: float) -> float:
-        """Where a mark stands."""
+        """The x coordinate of a mark."""
         return self.x(min(max(x, self.across.low), self.across.high))
 
     def data(self, lines: Sequence[Line], axis: Axis, unit: Unit) -> Markup:
-        """What the script needs to tell values: where positions lie, and each curve's points."""
+        """The data with which the script shows values on hover: the axes, and each curve's points."""
         return text.embed(
             {
                 "box": [round(self.left, 1), self.right],
@@ -265,7 +267,7 @@ class _Plot:
 
 
 def _summary(title: str, lines: Sequence[Line], axis: Axis, told: Callable[[float], str]) -> str:
-    """A chart in words, for those who do not see it."""
+    """A chart in words, for screen readers."""
     said = []
     for line in lines[:6]:
         known = [value for value in line.y if value == value]
@@ -278,7 +280,7 @@ def _summary(title: str, lines: Sequence[Line], axis: Axis, told: Callable[[floa
 
 
 def _short(value: float) -> float | int | None:
-    """A number in six digits, as JSON has it; None for NaN."""
+    """A number rounded to six significant digits, for JSON; None for NaN and infinity."""
     if not math.isfinite(value):
         return None
     found = float(f"{value:.6g}")

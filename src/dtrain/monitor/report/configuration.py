@@ -1,6 +1,6 @@
-"""What was set: everything in a run's record, and for several runs where their records differ.
+"""The section on settings: everything in a run's record, and for several runs where their settings differ.
 
-What came of a run stands in the record too; it is listed, but a difference in it is not marked.
+The record also holds results; they are listed, but differences in them are not marked.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SCROLLED = 40
 
 
 def configuration(runs: Sequence[Run]) -> Markup:
-    """The records, a row a setting, a column a run; settings that differ come first and are marked."""
+    """The table of settings, one column a run; settings that differ come first and are marked."""
     records = [_flat(run.record) for run in runs]
     keys = list(dict.fromkeys(key for record in records for key in record))[:_MOST]
     if not keys:
@@ -76,7 +76,7 @@ def _is_outcome(key: str) -> bool:
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """A record's values in words, those in it by names with dots."""
+    """A record's values as text; nested entries get names with dots."""
     found: dict[str, str] = {}
     for key, value in record.items():
         name = f"{prefix}{key}"

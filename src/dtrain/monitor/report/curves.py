@@ -1,7 +1,7 @@
-"""Which curves a page shows: metrics by epoch, and what was noted each second of training.
+"""Chooses the curves of a page: metrics by epoch, and values that were noted about once a second.
 
-One run shows training and validation in one chart; several runs are drawn over each other, training and
-validation beside each other with one axis of values.
+For one run, training and validation share a chart. For several runs, training and validation have a chart
+each, with equal axes of values, and each chart has a curve for each run. It does not draw; `charts.py` does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _RATE_LOG = "learning_rate"
 _FIRST = ("loss", "accuracy")
 _MOST_METRICS = 30
 _POINTS = 50_000
-_FEW = 2  # charts that take the width of their card between them
+_FEW = 2  # so many charts share the width of their card
 _MOST_POINTS, _FEWEST_POINTS = 600, 24
 
 _LOSS = "loss"
@@ -31,7 +31,7 @@ _STEPS = Axis("step", whole=True, start=0.0)
 
 @dataclass(frozen=True)
 class Curves:
-    """Charts, and sentences about what they leave out."""
+    """Charts, and sentences about metrics that they leave out."""
 
     charts: tuple[Chart, ...]
     notes: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class Curves:
 
 
 Points = Callable[[Run], tuple[Sequence[float], Sequence[float]]]
-"""Positions and values of a run's curve, NaN for a gap."""
+"""A function that gives the positions and the values of a run's curve, NaN for a gap."""
 
 
 def metric_curves(runs: Sequence[Run]) -> Curves:
@@ -68,11 +68,11 @@ def metric_curves(runs: Sequence[Run]) -> Curves:
 
 
 def speed_curves(runs: Sequence[Run]) -> Curves:
-    """Examples a second, the time of a step, the wait for data and the learning rate."""
+    """Examples per second, the time of a step, the share of time waiting for data, and the learning rate."""
     most = _points(runs, len(_metrics(runs)))
     charts = []
     if not all(run.steps.has("examples_per_second") for run in runs):
-        # What all runs have, so that all are in one chart.
+        # Some runs lack the rate by time; all have it by epoch, so that one chart shows all runs.
         rates = _lines(runs, _by_epoch(lambda epoch: epoch.examples_per_second))
         charts.append(line_chart("examples/s", rates, _EPOCHS, from_zero=True, most=most))
     charts.append(_by_clock(runs, "examples_per_second", "examples/s", most))
@@ -87,13 +87,13 @@ def speed_curves(runs: Sequence[Run]) -> Curves:
 
 
 def _points(runs: Sequence[Run], metrics: int) -> int:
-    """How many points a curve may have, so that the page does not grow without bound."""
+    """How many points a curve may have, so that the size of the page stays limited."""
     curves = len(runs) * (min(metrics, _MOST_METRICS) * 2 + 5)
     return max(_FEWEST_POINTS, min(_MOST_POINTS, _POINTS // curves))
 
 
 def _metrics(runs: Sequence[Run]) -> list[str]:
-    """The metrics that any run has, without `val_`: loss and accuracy first, then the others by name."""
+    """The metrics of all runs, without `val_`: loss and accuracy first, then the others by name."""
     found = {
         name.removeprefix(_VALIDATION) for run in runs for epoch in run.epochs for name in epoch.logs
     } - {_RATE_LOG, ""}
@@ -101,7 +101,7 @@ def _metrics(runs: Sequence[Run]) -> list[str]:
 
 
 def _lines(runs: Sequence[Run], points: Points) -> list[Line]:
-    """A curve of each run, which the page's legend hides where there are several."""
+    """A curve for each run; if there are several runs, the page's legend can hide each."""
     return [Line(run.name, *points(run), place, _place(runs, place)) for place, run in enumerate(runs)]
 
 
@@ -127,7 +127,7 @@ def _scalar(tag: str) -> Points:
 
 
 def _counted(column: str) -> Points:
-    """By step, without those that a later attempt made again."""
+    """Values by step, without steps that a later attempt repeated."""
 
     def points(run: Run) -> tuple[list[float], list[float]]:
         kept, values = run.steps.counted, run.steps.values[column]
@@ -182,7 +182,7 @@ def _by_clock(runs: Sequence[Run], column: str, title: str, most: int, *, unit: 
 
 
 def _clock_unit(longest: float) -> Callable[[float], str]:
-    """How positions on an axis of times are told: all in one unit."""
+    """The format of positions on an axis of times: all in one unit, chosen by the longest time."""
     for unit, size in (("h", 3600.0), ("min", 60.0)):
         if longest >= 3 * size:
             return lambda value: f"{value / size:.3g} {unit}"
@@ -190,7 +190,7 @@ def _clock_unit(longest: float) -> Callable[[float], str]:
 
 
 def _place(runs: Sequence[Run], place: int) -> int | None:
-    """The run's number for the page's legend, if there is one."""
+    """The run's number for the page's legend; None for a single run, which has no legend."""
     return place if len(runs) > 1 else None
 
 
@@ -199,7 +199,7 @@ def _epoch_marks(runs: Sequence[Run]) -> list[Mark]:
 
 
 def _alarm_marks(runs: Sequence[Run], position: Callable[[Run, Alarm], float | None]) -> list[Mark]:
-    """A mark and a sentence for each alarm that has a position."""
+    """A mark with a sentence for each alarm that has a position."""
     marks = []
     for place, run in enumerate(runs):
         for alarm in run.alarms:

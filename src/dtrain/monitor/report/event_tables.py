@@ -1,6 +1,6 @@
-"""Alarms, checkpoints and attempts of the runs, in tables.
+"""The tables of the runs' alarms, checkpoints and attempts.
 
-It lists; the curves mark the same alarms and attempts where they lie.
+It draws no curves; `curves.py` marks the same alarms and attempts in its charts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST = 60
 
 
 def alarm_section(runs: Sequence[Run]) -> Markup:
-    """The alarms: losses that were NaN or jumped, and checkpoints that came late."""
+    """The table of alarms, such as a loss that is NaN or jumps, or a late checkpoint."""
     rows = [
         Row(
             [
@@ -40,7 +40,7 @@ def alarm_section(runs: Sequence[Run]) -> Markup:
 
 
 def checkpoint_section(runs: Sequence[Run]) -> Markup:
-    """The checkpoints, and for how long training stood still."""
+    """The list and the table of checkpoints, with how long each blocked training."""
     rows = [
         Row([text.count(each.step), text.seconds(each.seconds), _moment(each.time), each.text], run=place)
         for place, run in enumerate(runs)
@@ -62,7 +62,7 @@ def checkpoint_section(runs: Sequence[Run]) -> Markup:
 
 
 def attempt_section(runs: Sequence[Run]) -> Markup:
-    """The attempts of runs that were started more than once."""
+    """The table of attempts of runs that were started more than once."""
     rows = [
         Row(
             [
@@ -85,7 +85,7 @@ def attempt_section(runs: Sequence[Run]) -> Markup:
 
 
 def _listed(caption: str, runs: Sequence[Run], columns: Sequence[Column], rows: Sequence[Row]) -> Markup:
-    """A table, with rows in the middle left out where there are many; nothing without rows."""
+    """A table; of many rows, those in the middle are left out. Empty without rows."""
     if not rows:
         return Markup()
     shown, left_out = thin_list(rows, _MOST * max(1, min(len(runs), 5)))
@@ -94,6 +94,6 @@ def _listed(caption: str, runs: Sequence[Run], columns: Sequence[Column], rows: 
 
 
 def _moment(time: float) -> str:
-    """A Unix time as people here write it."""
+    """A Unix time as date and time in the local time zone."""
     found = text.moment(time)
     return text.UNKNOWN if found is None else f"{found:%Y-%m-%d %H:%M:%S}"

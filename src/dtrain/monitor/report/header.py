@@ -1,6 +1,6 @@
-"""The top of the page: what was run, when and how it ended, and the figures that matter most.
+"""The top of the page: what was run, when, how it ended, and the most important figures.
 
-It takes them from what a run's record says, and where that is silent from its events.
+It takes each value from the run's record, or else from its events. It draws no charts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dtrain.training_rate import Figures, of_run
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a run: its name, its value told, and what it is taken from."""
+    """A figure of a run: its name, its value as text, and a note on what it covers."""
 
     name: str
     value: str
@@ -32,7 +32,7 @@ class Figure:
 
 
 def rate(run: Run) -> float | None:
-    """Examples a second over all replicas: as recorded, else that of the epochs but the first."""
+    """Examples per second over all replicas: from the record, else from all epochs after the first."""
     rates = [epoch.examples_per_second for epoch in run.epochs if epoch.examples_per_second is not None]
     noted = [value for value in run.steps.values["examples_per_second"] if value == value]
     return _first(
@@ -44,13 +44,13 @@ def rate(run: Run) -> float | None:
 
 
 def wall_time(run: Run) -> float | None:
-    """Seconds from start to end; of a run without that record, of all its attempts together."""
+    """Seconds from start to end, from the record; else the sum over all attempts."""
     attempts = sum(attempt.seconds for attempt in run.attempts)
     return _first(finite(run.record.get("wall_time_seconds")), attempts if attempts > 0 else None)
 
 
 def part_share(run: Run, part: str) -> float | None:
-    """The share of a part in the time of all epochs; None where the time was not taken apart."""
+    """The share of a part in the time of all epochs; None if the time by part is unknown."""
     parts = run.parts
     total = sum(parts.values())
     return parts.get(part, 0.0) / total if total > 0 else None
@@ -65,7 +65,7 @@ def data_wait(run: Run) -> float | None:
 
 
 def figures(run: Run) -> list[Figure]:
-    """The headline of a run; the same names for every run."""
+    """The headline figures of a run; every run has the same number of figures in the same order."""
     replicas = finite(run.record.get("replicas"))
     return [
         Figure("examples/s", text.number(rate(run)), "over all replicas" if replicas != 1 else ""),
@@ -79,18 +79,18 @@ def figures(run: Run) -> list[Figure]:
 
 
 def _step(run: Run) -> float | None:
-    """Seconds of a step: as recorded, else that of the epochs but the first, else the median of the notes."""
+    """Seconds of a step: from the record, else from all epochs after the first, else the median by time."""
     recorded = finite(run.record.get("step_seconds"))
     return _first(recorded, _steady(run).step_seconds, run.steps.step_seconds)
 
 
 def _first(*values: float | None) -> float | None:
-    """The first value that is known."""
+    """The first value that is not None, or None."""
     return next((value for value in values if value is not None), None)
 
 
 def _steady(run: Run) -> Figures:
-    """The steps for which nothing was traced, of all epochs but the first."""
+    """The figures of the steps in which no function was traced, of all epochs after the first."""
     return of_run(epoch.steady for epoch in run.epochs if epoch.steady is not None)
 
 
@@ -103,7 +103,7 @@ def _epoch_count(run: Run) -> str:
 
 
 def _metric(run: Run, name: str) -> Figure:
-    """A metric on the data that tells most: held out for the test, for validation, or else trained on."""
+    """The last value of a metric on the test data; else on the validation data; else on the training data."""
     trained = run.final(name)
     for prefix, data in _DATA.items():
         if (value := run.final(prefix + name)) is not None:
@@ -112,13 +112,13 @@ def _metric(run: Run, name: str) -> Figure:
 
 
 def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """What stands below the heading: the facts of one run, or what several have between them."""
+    """The facts below the heading: those of one run, or a summary of several."""
     found = _facts(runs[0]) if len(runs) == 1 else _common_facts(runs)
     return [(name, value) for name, value in found.items() if value]
 
 
 def _common_facts(runs: Sequence[Run]) -> dict[str, str]:
-    """What several runs have between them."""
+    """The facts that summarize several runs."""
     found = [_facts(run) for run in runs]
     states = Counter(run.state for run in runs)
     started = sorted(filter(None, (each["started"] for each in found)))
@@ -137,7 +137,7 @@ def _facts(run: Run) -> dict[str, str]:
     record = run.record
     versions = record.get("versions")
     begin = run.attempts[-1] if run.attempts else None
-    # Earlier versions called the parameters weights.
+    # Earlier versions recorded the parameters under the name `weights`.
     parameters = finite(record.get("parameters", record.get("weights")))
     named = versions.items() if isinstance(versions, dict) else ()
     return {
@@ -174,7 +174,7 @@ def _started(run: Run) -> str:
 
 
 def _commit(value: object) -> str:
-    """The commit of the user's repository, and whether its files were changed since."""
+    """The commit of the user's repository, and whether its files had uncommitted changes."""
     if not isinstance(value, dict) or not (said := _said(value.get("id"))):
         return ""
     return said[:12] + (", with changes that are not committed" if value.get("changed") is True else "")
@@ -187,13 +187,13 @@ def _command(value: object) -> str:
 
 
 def tiles(run: Run) -> Markup:
-    """The figures of one run, large."""
+    """The headline figures of one run as tiles."""
     shown = [figure for figure in figures(run) if figure.value != text.UNKNOWN]
     return parts.tiles(shown) if shown else Markup()
 
 
 def comparison(runs: Sequence[Run], failed: Sequence[tuple[str, str]]) -> Markup:
-    """The figures of several runs, a row each, and below them the directories without a report."""
+    """The table of the figures of several runs, with rows for directories that could not be read."""
     metrics = [name for name in _METRICS if any(run.final(name) is not None for run in runs)][:_MOST_METRICS]
     rows = []
     for place, run in enumerate(runs):

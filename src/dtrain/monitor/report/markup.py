@@ -1,7 +1,7 @@
-"""The templates of the page: HTML with places for values, in `templates/`.
+"""Loads the page's HTML templates from `templates/`.
 
-Each value is escaped, unless a template made it. A template decides how things look; the modules that call
-it decide what is shown.
+Each value is escaped, unless a template made it. Templates decide how the page looks, and the modules that
+call them decide what it shows.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _FOLDER = resources.files(__package__) / "templates"
 
 
 def source(name: str) -> str:
-    """A file of the page as it stands, such as its style sheet."""
+    """The text of a file in `templates/`, such as the style sheet."""
     return (_FOLDER / name).read_text(encoding="utf-8")
 
 
 def _tight(name: str) -> str:
-    """A template without the line ends between its tags, which would be spaces on the page."""
+    """A template without the newlines between its tags, which would show as spaces on the page."""
     return re.sub(r"(?<=[>}])\s*\n\s*(?=[<{])", "", source(name))
 
 
 def _clean(value: object) -> object:
-    """Text from a run's files without its control characters."""
+    """Remove control characters from text; leave markup and other values as they are."""
     return value if isinstance(value, Markup) or not isinstance(value, str) else text.clean(value)
 
 
@@ -49,12 +49,12 @@ _pages.filters |= {
 
 
 def page(**values: Any) -> str:
-    """The whole page."""
+    """Render the whole page."""
     return _pages.get_template("page.html").render(values)
 
 
 parts: Any = _pages.get_template("parts.html").module
-"""The macros of `parts.html`, as functions that give markup: tables, legends and other small pieces."""
+"""The macros of `parts.html`, as functions that return markup: tables, legends and other small pieces."""
 
 drawings: Any = _pages.get_template("drawings.html").module
-"""The macros of `drawings.html`: charts of curves and of bars."""
+"""The macros of `drawings.html`, as functions that return markup: charts of curves and of bars."""

@@ -1,6 +1,6 @@
-"""How a run is named on the page: with the colour, dashes and mark of its curves, and its state with a sign.
+"""The name of a run with a sample of its curve, and its state with a sign, as several sections show them.
 
-Small pieces that several sections share.
+It lays out no section.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _SIGNS: dict[State, str] = {"finished": "✓", "failed": "✕", "running": "▶"
 
 
 def run_name(run: Run, place: int) -> Markup:
-    """A run's name behind a piece of its curve."""
+    """A run's name after a sample of its curve."""
     return parts.key(swatch(place), run.name)
 
 
 def state_badge(run: Run) -> Markup:
-    """A run's state in words, with a sign, so that it does not hang on its colour."""
+    """A run's state in words, with a sign, so that it can be read without its colour."""
     return parts.badge(run.state, _SIGNS[run.state], run.state_text)

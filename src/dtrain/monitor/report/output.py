@@ -1,6 +1,6 @@
-"""Where a report is written: only to a new file or over an earlier report, and whole or not at all.
+"""Writes a report atomically, to a new file or over an earlier report, but over no other file.
 
-It knows the mark by which a report is recognised, and nothing else of what is in it.
+It knows the mark by which a report is recognised, and nothing else of the page's content.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dtrain.errors import ConfigurationError
 from dtrain.paths import written_whole
 
 GENERATOR = "dtrain report"
-"""What a report's page says in its meta element `generator`, before the version."""
+"""The beginning of the meta element `generator` in a report's page; the version follows."""
 
 _MARK = f'<meta name="generator" content="{GENERATOR}'
 _HEAD = 4096
@@ -19,10 +19,10 @@ _HINT = "Choose another file with --output."
 
 
 def check_output(output: Path) -> None:
-    """See that a report could be written there, without writing anything.
+    """Check that a report can be written to `output`, without writing anything.
 
     Raises:
-        ConfigurationError: it could not, or something else would be overwritten.
+        ConfigurationError: the report cannot be written, or would overwrite a file that is no report.
     """
     try:
         _check_place(output)
@@ -58,13 +58,13 @@ def is_report(path: Path) -> bool:
 
 
 def write_output(output: Path, page: str) -> int:
-    """Write a report beside its place, and move it there.
+    """Write a report atomically.
 
     Returns:
-        Its size in bytes.
+        The size of the report in bytes.
 
     Raises:
-        ConfigurationError: see `check_output`; or the file cannot be written.
+        ConfigurationError: the report cannot be written, or would overwrite a file that is no report.
     """
     check_output(output)
     content = page.encode("utf-8", "replace")

@@ -1,6 +1,6 @@
-"""The page: its sections in order, with style and script in it, so that it needs nothing but itself.
+"""The page: its sections in order, with its style and script inside, so that it needs no other file.
 
-It takes runs that have been read and gives HTML; it reads and writes no file.
+It takes runs that have been read and returns HTML. It reads no run directory and writes no file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dtrain.monitor.report.thinning import thin_list
 from dtrain.monitor.run_data import Run
 
 _MOST_PROBLEMS = 60
-# The page asks for nothing, and no text in it can make it ask.
+# The page loads nothing from elsewhere, and no text in it can make it do so.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
@@ -39,9 +39,9 @@ def render(
 
     Args:
         runs: at least one; their names differ.
-        title: the page's heading; by default the run's name, or how many there are.
-        failed: directories that were asked for and hold no run that can be read, and why.
-        written: the time that the page says it was written at; by default now.
+        title: the page's heading; by default the run's name, or the number of runs.
+        failed: requested directories whose run cannot be read, each with the reason.
+        written: the time of writing that the page shows; by default now.
     """
     several = len(runs) > 1
     title = title or (f"{len(runs)} runs" if several else runs[0].name)
@@ -78,7 +78,7 @@ def render(
 
 
 def _problems(runs: Sequence[Run], failed: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """What could not be read, and of which run; at the top, since all that follows lacks it."""
+    """Pairs of a run's name and a problem; shown at the top, because the sections below lack that data."""
     several = len(runs) > 1
     told = [(run.name if several else "", problem) for run in runs for problem in run.problems]
     told += [(path, why) for path, why in failed]
@@ -87,7 +87,7 @@ def _problems(runs: Sequence[Run], failed: Sequence[tuple[str, str]]) -> list[tu
 
 
 def _thinned(charts: Sequence[Chart]) -> list[str]:
-    """What is to be said about points that were left out."""
+    """A note about points that were left out of curves, if any were."""
     asked, shown = sum(chart.asked for chart in charts), sum(chart.shown for chart in charts)
     if not asked:
         return []
@@ -98,7 +98,7 @@ def _thinned(charts: Sequence[Chart]) -> list[str]:
 
 
 def _notes(runs: Sequence[Run], notes: Sequence[str]) -> Markup:
-    """Where all this comes from, and what is left out."""
+    """The last section: the files that the runs were read from, and notes on what is left out."""
     several = len(runs) > 1
     sources = [
         f"{f'{run.name}: ' if several else ''}read from {', '.join(run.sources) or 'nothing'} in {run.path}."

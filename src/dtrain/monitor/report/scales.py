@@ -1,6 +1,6 @@
-"""Axes: which stretch of numbers one shows, linear or logarithmic, and at which of them it has ticks.
+"""Axes: the range of numbers that an axis shows, linear or logarithmic, and its ticks.
 
-Pure arithmetic; nothing is drawn here.
+It computes only; it draws nothing.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ _LOG_FROM = 100.0
 
 @dataclass(frozen=True)
 class Scale:
-    """One axis: the values at its ends, and whether the way between them is logarithmic."""
+    """One axis: the values at its ends, and whether it is logarithmic."""
 
     low: float
     high: float
     log: bool = False
 
     def share(self, value: float) -> float:
-        """How far along the axis a value is, from 0 to 1."""
+        """The position of a value on the axis, from 0 to 1."""
         if self.log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, most: int, *, whole: bool = False) -> list[float]:
-        """Round values on the axis, about `most` of them; whole ones only if told so."""
+        """Round values on the axis, about `most` of them; with `whole`, only whole numbers."""
         if self.log:
             return self._log_ticks(most)
         step = _nice((self.high - self.low) / max(most, 1))
@@ -49,12 +49,13 @@ def value_scale(values: Iterable[float], *, from_zero: bool = False) -> Scale:
     """The axis of a curve's values.
 
     Args:
-        values: all of them, NaN left out of account.
-        from_zero: whether the axis is to begin at 0, as for rates and shares.
+        values: all values; NaN is ignored.
+        from_zero: whether the axis begins at 0, as for rates and shares; ignored if a value is negative.
 
     Returns:
-        A linear axis with a little room, or, for positive values of which the largest is far from the usual
-        one, a logarithmic one, so that a spike does not flatten all the rest.
+        A linear axis with some room at its ends. If all values are positive and the largest is more than 100
+        times the median, a logarithmic axis (not with `from_zero`), so that a spike does not flatten the
+        rest.
     """
     known = sorted(value for value in values if value == value)
     if not known:
@@ -70,11 +71,11 @@ def value_scale(values: Iterable[float], *, from_zero: bool = False) -> Scale:
 
 
 def position_scale(low: float, high: float) -> Scale:
-    """The axis along which curves run."""
+    """The horizontal axis of a chart; a single position gets a range of 1 around it."""
     return Scale(low, high) if high > low else Scale(low - 0.5, high + 0.5)
 
 
 def _nice(step: float) -> float:
-    """The next 1, 2 or 5 times a power of ten."""
+    """The smallest 1, 2 or 5 times a power of ten that is at least `step`."""
     power = 10.0 ** math.floor(math.log10(step))
     return next(factor * power for factor in (1, 2, 5, 10) if step <= factor * power * (1 + 1e-9))

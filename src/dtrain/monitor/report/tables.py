@@ -1,4 +1,4 @@
-"""Tables of the page: cells in, markup out, each in a box that scrolls sideways where it is too wide."""
+"""Makes the page's tables; a table that is too wide scrolls sideways. It does not choose what they show."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dtrain.monitor.report.names import run_name
 from dtrain.monitor.run_data import Run
 
 Column = tuple[str, str]
-"""A column's heading, and the style of its cells: "number" (to the right), "long", "wide", "value" or ""."""
+"""A column's heading, and its cells' style: "number" (aligned right), "long", "wide", "value" or ""."""
 
 
 class Row(NamedTuple):
-    """Cells, each text or markup, the style of the row, and the number of the run that it is about."""
+    """Cells, each text or markup; the style of the row; and the number of the run that the row is about."""
 
     cells: Sequence[str]
     style: str = ""
@@ -24,7 +24,7 @@ class Row(NamedTuple):
 
 
 def numbers(*headings: str) -> list[Column]:
-    """Columns of numbers."""
+    """Make columns of numbers."""
     return [(heading, "number") for heading in headings]
 
 
@@ -36,15 +36,15 @@ def table(
     tall: bool = False,
     runs: Sequence[Run] = (),
 ) -> Markup:
-    """A table.
+    """Make a table.
 
     Args:
-        caption: what it is about, for those who do not see what stands around it.
-        columns: of each row.
-        rows: the first cell of each is its heading.
-        tall: whether it scrolls upright, too, since it may have many rows.
-        runs: those of the page, where each row is about one. Of several, a row begins with the run's name,
-            and the page's legend hides it.
+        caption: the subject of the table, for screen readers.
+        columns: the columns.
+        rows: the rows; the first cell of each is its heading.
+        tall: whether the table also scrolls vertically, because it may have many rows.
+        runs: the page's runs, if each row is about one of them. If there are several, each row begins with
+            the run's name, and the page's legend can hide it.
     """
     if len(runs) > 1:
         columns = [("run", ""), *columns]

@@ -1,6 +1,6 @@
-"""Words and numbers as the page shows them: rounded, with units.
+"""Formats words and numbers for the page: rounded, with units.
 
-`markup` escapes and cleans what goes into the page.
+It does not escape text; `markup` does.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from markupsafe import Markup
 from dtrain.plain_text import without_controls
 
 UNKNOWN = "\N{EN DASH}"
-"""Stands where there is no value."""
+"""The text for a missing value."""
 
 
 def clean(text: str) -> str:
-    """Text without control characters and halves of characters, of which file names and JSON can consist."""
+    """Remove control characters and lone surrogates, which file names and JSON can contain, from text."""
     return without_controls(text)
 
 
 def cut(text: str, most: int = 80) -> str:
-    """A name that is not longer than a heading may be."""
+    """A text cut to at most `most` characters."""
     return text if len(text) <= most else text[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def embed(value: Any) -> Markup:
-    """JSON for a script element, which no text in it can end."""
+    """JSON for a script element, with characters escaped that could end the element."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def number(value: float | None) -> str:
-    """A number in at most four or five digits that count."""
+    """A number in about four significant digits; whole numbers below a million in full."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     size = abs(value)
@@ -49,17 +49,17 @@ def number(value: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """A whole number."""
+    """A whole number with thousands separators."""
     return UNKNOWN if value is None else f"{value:,.0f}"
 
 
 def position(place: int | None) -> str:
-    """What is counted from 0, as people count it."""
+    """A position that counts from 0, shown as counting from 1."""
     return count(None if place is None else place + 1)
 
 
 def moment(time: float) -> datetime.datetime | None:
-    """A Unix time in the time zone here; None for what is none."""
+    """A Unix time in the local time zone; None if it is out of range."""
     try:
         return datetime.datetime.fromtimestamp(time).astimezone()
     except (OverflowError, OSError, ValueError):
@@ -67,7 +67,7 @@ def moment(time: float) -> datetime.datetime | None:
 
 
 def seconds(value: float | None) -> str:
-    """A time, from microseconds to hours."""
+    """A duration in seconds, shown in a unit from microseconds to hours."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if value == 0:
@@ -85,17 +85,17 @@ def seconds(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share of 0 to 1 in percent."""
+    """A share from 0 to 1, in percent."""
     if share is None or not math.isfinite(share):
         return UNKNOWN
     return f"{share:.0%}" if share >= 0.0995 or share == 0 else f"{share:.1%}"
 
 
 def plural(amount: int, noun: str) -> str:
-    """A number and its noun."""
+    """A number and its noun, in the plural unless the number is 1."""
     return f"{amount:,} {noun}" if amount == 1 else f"{amount:,} {noun}s"
 
 
 def size(amount: int) -> str:
-    """A number of bytes."""
+    """A number of bytes, in MB or kB."""
     return f"{amount / 1e6:.1f} MB" if amount >= 1e6 else f"{max(amount / 1e3, 1):.0f} kB"

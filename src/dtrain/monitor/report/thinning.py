@@ -1,6 +1,6 @@
-"""Fewer points for the same picture: of each stretch of a long curve its lowest and its highest point.
+"""Thins long curves: keeps the lowest and the highest point of each stretch, and the two ends.
 
-So a spike of a single step stays in the picture at any length. It does not smooth or average.
+A spike of a single step therefore stays visible. It does not smooth or average.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ _T = TypeVar("_T")
 def thin_curve(
     x: Sequence[float], y: Sequence[float], most: int
 ) -> tuple[Sequence[float], Sequence[float], bool]:
-    """A curve of at most about `most` points.
+    """Thin a curve to at most `most` points.
 
     Args:
-        x: positions, rising.
+        x: positions, ascending.
         y: values, NaN for a gap.
-        most: how many points there may be, at least 4.
+        most: the largest number of points, at least 4.
 
     Returns:
-        The positions, the values, and whether any were left out.
+        The positions, the values, and whether any points were left out.
     """
     total = len(x)
     if total <= most:
@@ -37,10 +37,10 @@ def thin_curve(
 
 
 def _extremes(y: Sequence[float], start: int, stop: int) -> tuple[int, int]:
-    """Where the lowest and the highest value of a stretch are; its beginning where it has none."""
+    """The indices of the lowest and the highest value of a stretch; its start if it has no value."""
     part = y[start:stop]
     total = sum(part)
-    if total != total:  # a NaN is among them, which min and max would stumble over
+    if total != total:  # a NaN is among the values, with which `min` and `max` give wrong results
         places = [place for place in range(start, stop) if y[place] == y[place]]
         if not places:
             return start, start
@@ -50,7 +50,7 @@ def _extremes(y: Sequence[float], start: int, stop: int) -> tuple[int, int]:
 
 
 def thin_list(items: Sequence[_T], most: int) -> tuple[list[_T], int]:
-    """The first and the last of many items, in order, and how many between them were left out."""
+    """At most `most` items, the first and the last ones, in order; and the number of items left out."""
     if len(items) <= most:
         return list(items), 0
     head = most - most // 2
