@@ -1,5 +1,6 @@
-"""Strategies side by side: the same model, weights, data and batches, trained each in its own processes.
+"""Compares strategies: trains the same model, weights, data and batches under each, in separate processes.
 
-`plan.py` says what runs, `runs.py` runs it, `results.py` what came of it; `table.py`, `notes.py` and
-`picture.py` show it. How fast dtrain is beside other libraries is told by `benchmarks/`.
+`plan.py` plans the rows, `runs.py` runs them, `measured.py` and `results.py` evaluate them; `table.py`,
+`notes.py` and `picture.py` show the results. It does not compare dtrain with other libraries; `benchmarks/`
+does.
 """

@@ -1,4 +1,4 @@
-"""How much of the cores did other programs take while a run was measured?"""
+"""Measures how much of the cores other programs used during a run. It does not tell which programs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import psutil
 
 
 class Others:
-    """Counts from when it is made.
+    """Measures the use of cores by other programs, from the moment that this object is made.
 
     Args:
-        cores: the numbers of those that count.
+        cores: the numbers of the cores to measure.
     """
 
     def __init__(self, cores: Sequence[int]) -> None:
@@ -21,7 +21,10 @@ class Others:
         self._began, self._busy, self._own = time.monotonic(), _busy_seconds(cores), _own_seconds()
 
     def share(self) -> float | None:
-        """Of the cores' time, what was not our ended children's; None where the system does not tell."""
+        """The share of the cores' time, from 0 to 1, that other programs used: not this process or its children.
+
+        Children count when they have ended. None if the system does not report the use of cores.
+        """
         busy = _busy_seconds(self._cores)
         seconds = (time.monotonic() - self._began) * len(self._cores)
         if busy is None or self._busy is None or seconds <= 0:
@@ -31,7 +34,7 @@ class Others:
 
 
 def _busy_seconds(cores: Sequence[int]) -> float | None:
-    """Since the machine was started; the sum over these cores."""
+    """Busy seconds since the machine was started, summed over `cores`; None if unknown."""
     try:
         found = [psutil.cpu_times(percpu=True)[core] for core in cores]
     except (OSError, IndexError):
@@ -40,5 +43,5 @@ def _busy_seconds(cores: Sequence[int]) -> float | None:
 
 
 def _own_seconds() -> float:
-    """Of this process and all processes below it that have ended."""
+    """CPU seconds of this process and of its descendants that have ended."""
     return sum(os.times()[:4])

@@ -1,6 +1,6 @@
-"""What one run of a recipe has measured, read from the files that it left.
+"""Reads the measurements of one run of a recipe from the run's files. It does not compare runs.
 
-`run.json` and `metrics.csv` are there for every run; `events.jsonl` tells more where there is one.
+`run.json` and `metrics.csv` are required; the time by part is read from `events.jsonl` if it exists.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from dtrain.training_rate import NAME as _RATE
 
 
 class UnusableError(Exception):
-    """A run's files are not what the plan has asked for; the message says why."""
+    """The files of a run are missing, damaged or not as planned; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One run.
+    """The measurements of one run.
 
     Attributes:
-        seconds: of the whole run, with the start of its processes.
-        history: for each name its value after every epoch; `examples_per_second` among them.
-        final: loss and accuracy at the end, of the training, the validation and the test data.
-        replicas: as the strategy counts them.
-        transport: what several workers added up by; "" elsewhere.
+        seconds: duration of the whole run, including the start of its processes.
+        history: for each metric its value after every epoch, including `examples_per_second`.
+        final: loss and accuracy at the end, on the training, validation and test data.
+        replicas: the number of replicas in the strategy.
+        transport: the transport of the workers' all-reduce; "" without several workers.
         xla: whether XLA compiled the steps.
-        data_wait: the share of the time for which training waited for data; None where it is not known.
-        communication: the share of the time for which workers waited for each other; likewise.
-        others: the share of the cores that other programs took while it ran; likewise.
+        data_wait: the share of the steps' time spent waiting for data, from 0 to 1; None if unknown.
+        communication: the share of the steps' time spent on communication between workers; None if unknown.
+        others: the share of the cores that other programs used during the run; None if unknown.
     """
 
     seconds: float
@@ -49,12 +49,12 @@ class Measured:
 
     @property
     def rates(self) -> list[float]:
-        """Examples a second of every epoch but the first, which traces and compiles."""
+        """Examples per second of every epoch except the first, which traces and compiles."""
         return list(self.history[_RATE][1:])
 
     @property
     def rate(self) -> float:
-        """Their median."""
+        """The median of `rates`."""
         return statistics.median(self.rates)
 
     @property
@@ -64,12 +64,16 @@ class Measured:
 
     @property
     def staleness(self) -> float | None:
-        """How many updates of others a step has missed, in the mean; None where training is synchronous."""
+        """The mean number of other workers' updates that a step misses; None if training is synchronous."""
         values = self.history.get("staleness")
         return statistics.fmean(values) if values else None
 
     def seconds_by_epoch(self, examples: int) -> list[float]:
-        """Seconds of training from its start to the end of every epoch, validation not counted."""
+        """Seconds of training from its start to the end of each epoch, without validation.
+
+        Args:
+            examples: number of training examples in an epoch.
+        """
         total, found = 0.0, []
         for rate in self.history[_RATE]:
             total += examples / rate
@@ -77,24 +81,25 @@ class Measured:
         return found
 
     def as_data(self) -> dict[str, Any]:
-        """For JSON."""
+        """The measurements as a dictionary for JSON."""
         return asdict(self) | {"seconds": round(self.seconds, 2)}
 
 
 def read_run(
     directory: Path, *, seconds: float, epochs: int, transport: str, others: float | None = None
 ) -> Measured:
-    """What a finished run has measured.
+    """Read the measurements of a finished run.
 
     Args:
-        directory: of the run.
-        seconds: how long all of it took.
-        epochs: how many it was to make.
-        transport: what its workers were to add up by; "" if that does not matter.
-        others: the share of the cores that other programs took.
+        directory: the run directory.
+        seconds: duration of the whole run.
+        epochs: the planned number of epochs.
+        transport: the planned transport of the all-reduce; "" accepts any.
+        others: the share of the cores that other programs used, or None.
 
     Raises:
-        UnusableError: a file is missing or damaged, or the run was another than the plan's.
+        UnusableError: a file is missing or damaged, the run has not finished all epochs, or its workers used
+            another transport.
     """
     try:
         record = json.loads((directory / "run.json").read_text(encoding="utf-8"))
@@ -129,7 +134,7 @@ def _number(value: Any) -> float | None:
 
 
 def _shares(events: Path) -> dict[str, float]:
-    """The parts of the steps' time, in all epochs but the first; {} where nothing tells them."""
+    """The share of each part in the steps' time, over all epochs after the first; {} if unknown."""
     epochs: dict[int, dict[str, Any]] = {}
     try:
         lines = events.read_text(encoding="utf-8").splitlines()
@@ -138,12 +143,12 @@ def _shares(events: Path) -> dict[str, float]:
     for line in lines:
         try:
             event = json.loads(line)
-        except (ValueError, RecursionError):  # cut off in the writing
+        except (ValueError, RecursionError):  # an incomplete line
             continue
         if isinstance(event, dict) and event.get("kind") == "epoch":
             epochs[event.get("epoch", 0)] = event
     measured = [event for number, event in epochs.items() if number > 0]
-    # Of the steps' time: what callbacks and validation take is not the strategies'.
+    # Only parts of the steps' time: callbacks and validation do not depend on the strategy.
     seconds = {
         name: sum(event.get("parts", {}).get(name, 0.0) for event in measured)
         for name in ("input", "compute", "communication")

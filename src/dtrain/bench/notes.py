@@ -1,4 +1,4 @@
-"""What has to be said beside the numbers of a bench: what is compared with what, and how fair that is."""
+"""Notes on the results of a bench: what is compared, and how reliable it is. It computes no results."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _SHARES = (
     "'For data' and 'for peers': the shares of the steps' time in which training waited for data, and "
     "exchanged numbers with other workers or parameter servers; '-' where that is not known."
 )
-_QUIET = 0.1  # of the cores, that others may take without a word
+_QUIET = 0.1  # the share of the cores that other programs may use without a note
 
 
 def notes(results: Results) -> list[str]:
-    """Sentences, each about one thing; only those that apply."""
+    """The notes that apply to the results, one subject each."""
     found = [_what(results), *_bases(results), _SHARES, _same(results)]
     measured = [outcome for outcome in results.outcomes if outcome.measured]
     found += [note for outcome in measured for note in _of_row(outcome, results)]
@@ -32,7 +32,7 @@ def notes(results: Results) -> list[str]:
 
 
 def comparison(results: Results) -> list[str]:
-    """Synchronous against asynchronous training, with the same number of workers; [] where one is missing."""
+    """Compare synchronous and asynchronous training with equal numbers of workers; [] if one is missing."""
     asynchronous = results.of("parameter_server")
     if asynchronous is None or not asynchronous.measured or asynchronous.row.synchronous:
         return []

@@ -1,4 +1,7 @@
-"""Where a bench is written: its directory, which is its alone, and files that are whole or not there."""
+"""The output directory of a bench, which no other bench shares, and its data file, written atomically.
+
+It does not write the tables or the picture.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,20 @@ from dtrain.bench.results import Results
 from dtrain.errors import ConfigurationError
 from dtrain.monitor.run_directory import RUNS, check_place, new_directory, to_json, write_whole
 
-_SPACE = 8 * 2**20  # bytes a run: a model and its checkpoint, the log, TensorBoard's files
+_SPACE = 8 * 2**20  # bytes for one run: model, checkpoint, log, TensorBoard's files
 _HINT = "Choose another directory, or leave --output out for a new one under runs/."
 
 
 def check_output(path: str | None, runs: int) -> None:
-    """See that a bench could be written to `path`, without making anything; None is a new one in `runs/`.
+    """Check that a bench can be written to `path`, without making anything.
 
     Args:
-        path: the directory.
-        runs: how many runs are to be kept there.
+        path: the directory; None checks the folder `runs/`, in which a new directory is made.
+        runs: number of runs whose files will be kept there.
 
     Raises:
-        ConfigurationError: it holds another bench, or anything else; is a file, may not be written to, or the
-            disk is full.
+        ConfigurationError: the directory is not empty, is a file or may not be written to, or the disk has
+            too little space.
     """
     directory = Path(RUNS if path is None else path).absolute()
     if path is not None and directory.is_dir() and any(directory.iterdir()):
@@ -41,10 +44,10 @@ def check_output(path: str | None, runs: int) -> None:
 
 
 def open_output(path: str | None) -> Path:
-    """Make the directory.
+    """Make the output directory and claim it with an empty `bench.json` (not in a new directory in `runs/`).
 
     Raises:
-        ConfigurationError: another bench was faster, or the system does not let us.
+        ConfigurationError: another bench has claimed the directory, or it cannot be made.
     """
     try:
         if path is None:

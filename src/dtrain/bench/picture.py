@@ -1,6 +1,6 @@
-"""The picture of a bench: examples a second as bars, and loss and accuracy by epoch and by seconds.
+"""Draws the picture of a bench: the training rate as bars, and loss and accuracy by epoch and by seconds.
 
-It draws finished results, without a display.
+It needs no display, and computes no results.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dtrain.monitor.curves import figure_class
 from dtrain.paths import written_whole
 
 INCHES = (11.0, 10.5)
-"""Width and height."""
+"""Width and height of the picture."""
 DPI = 110
 _COLOURS = ("#4c78a8", "#1f3a5f", "#72b7b2", "#54a24b", "#e4a11b", "#b279a2", "#8c6d4f", "#d1495b", "#7f7f7f")
-_WIDE, _THIN = 7.0, 1.7  # points, of curves
+_WIDE, _THIN = 7.0, 1.7  # line widths of curves, in points
 _PANELS = (
     ("loss", "training loss", "epoch"),
     ("loss", "training loss", "seconds"),
@@ -67,7 +67,7 @@ def _bars(axes: Any, measured: Sequence[Outcome], results: Results) -> None:
     bars = axes.barh([_named(outcome.row) for outcome in measured], rates, color=colours, height=0.68)
     axes.bar_label(bars, [_said(o, results) for o in measured], padding=5, fontsize=9)
     axes.invert_yaxis()  # the first row on top, as in the table
-    axes.set_xlim(0, 1.45 * max(rates, default=1.0))  # room for what is said behind the longest
+    axes.set_xlim(0, 1.45 * max(rates, default=1.0))  # room for the label of the longest bar
     axes.set_xlabel("examples/s (first epoch not counted)")
     axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)
@@ -75,7 +75,7 @@ def _bars(axes: Any, measured: Sequence[Outcome], results: Results) -> None:
 
 
 def _said(outcome: Outcome, results: Results) -> str:
-    """Behind a bar: the speed, the speed-up over one core, and what each replica keeps of it."""
+    """The label of a bar: the rate, the speed-up over the base, and the efficiency of a replica."""
     rate = outcome.median(lambda run: run.rate) or 0.0
     times, efficiency = results.times(outcome, results.base), results.efficiency(outcome)
     parts = [f"{rate:,.0f}", *([] if times is None else [f"{times:.2f}x"])]
@@ -114,7 +114,7 @@ def _curves(
 
 
 def _width(number: int, count: int) -> float:
-    """By epoch, curves of the same numbers lie on each other: those below are wider, so that each shows."""
+    """The line width by epoch. Equal curves overlap there, so lower curves are wider and stay visible."""
     return _WIDE - (_WIDE - _THIN) * number / max(count - 1, 1)
 
 

@@ -1,6 +1,6 @@
-"""What a bench runs: a row for each strategy that was asked for, with its processes, cores and command.
+"""Plans a bench: one row for each requested strategy (or transport), with its processes, cores and command.
 
-Plain rules over what was asked and what the machine has; nothing is started here.
+The plan follows from the user's options and the machine's facts. It starts no process.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _DIGITS_EXAMPLES = 1257
 
 
 class Model(NamedTuple):
-    """What is trained.
+    """A model that a bench can train, and its data.
 
     Attributes:
-        recipe: of `dtrain train`.
-        options: its options.
-        examples: how many there are in the training data; with `sized`, by default.
-        epochs: by default.
-        sized: whether the number of examples can be chosen.
-        random: what in it makes replicas differ from one device; "" for nothing.
+        recipe: the recipe of `dtrain train`.
+        options: the recipe's options for this model.
+        examples: number of training examples; the default if `sized`.
+        epochs: the default number of epochs.
+        sized: whether the user can choose the number of examples.
+        random: the layers that make replicas differ from one device by design; "" if there are none.
     """
 
     recipe: str
@@ -67,7 +67,7 @@ MODELS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the user asked for; None where he left it to us.
+    """The options of a bench; None means that the default applies.
 
     Raises:
         ConfigurationError: a value is not known or out of range, or two contradict each other.
@@ -127,26 +127,30 @@ class Asked:
             )
         self.names()
         self.ways()
-        # The recipe's own rules, before it is started eight times over.
+        # Check the options by the recipe's own rules before any run is started.
         RECIPES[self.what.recipe].options.parse(self.recipe_arguments())
 
     @property
     def what(self) -> Model:
-        """The model, with the number of examples and epochs that were asked for."""
+        """The model, with the requested numbers of examples and epochs."""
         model = MODELS[self.model]
         return model._replace(
             examples=model.examples if self.size is None else self.size, epochs=self.epochs or model.epochs
         )
 
     def recipe_arguments(self) -> list[str]:
-        """What the recipe is told, the same in all rows."""
+        """The command-line arguments of the recipe, the same in all rows."""
         model = self.what
         size = ["--size", str(model.examples)] if model.sized else []
         told = ["--seed", str(self.seed), "--epochs", str(model.epochs)]
         return [*told, "--global-batch", str(self.global_batch), *model.options, *size]
 
     def names(self) -> tuple[str, ...]:
-        """The strategies, in the order of all; all where none was named."""
+        """The requested strategies in the order of STRATEGIES; all of them if none was named.
+
+        Raises:
+            ConfigurationError: a name is not known, there is none, or one is `auto`.
+        """
         if self.strategies is None:
             return STRATEGIES
         found = {resolve_name(name) for name in _listed("strategies", self.strategies)}
@@ -158,7 +162,11 @@ class Asked:
         return tuple(name for name in STRATEGIES if name in found)
 
     def ways(self) -> tuple[str, ...]:
-        """The transports, in the order of all; all where none was named."""
+        """The requested transports in the order of TRANSPORTS; all of them if none was named.
+
+        Raises:
+            ConfigurationError: a name is not known, or there is none.
+        """
         if self.transports is None:
             return TRANSPORTS
         found = _listed("transports", self.transports)
@@ -172,17 +180,17 @@ class Row:
     """One line of the comparison.
 
     Attributes:
-        key: names it in files.
-        title: names it for people.
-        strategy: its canonical name.
-        replicas: how many compute; with parameter servers, the workers.
-        workers: processes that train; 0 where it is one that nobody launches.
-        ps: parameter servers, beside a chief.
-        transport: what several workers add up by; "" elsewhere.
-        seat: the place of its processes, as `seat.py` takes it.
-        cores: how many its replicas compute on, in words.
-        own_core: whether each replica has a core, so that its efficiency can be told.
-        absent: why it cannot run here; "" if it can.
+        key: the row's name in files.
+        title: the row's name in tables.
+        strategy: the strategy's canonical name.
+        replicas: number of replicas; with parameter servers, number of workers.
+        workers: number of launched workers; 0 for a single process that runs without the launcher.
+        ps: number of parameter servers; with any, the job also has a chief.
+        transport: the transport of the workers' all-reduce; "" without several workers.
+        seat: the cores or GPUs of its processes, as the first argument of `seat.py`.
+        cores: the cores or GPUs of its replicas, in words.
+        own_core: whether each replica has its own core or GPU, so that an efficiency can be computed.
+        absent: why the row cannot run on this machine; "" if it can.
     """
 
     key: str
@@ -199,11 +207,11 @@ class Row:
 
     @property
     def synchronous(self) -> bool:
-        """Whether it promises the numbers of one device."""
+        """Whether the row trains synchronously, so that it should give the numbers of one device."""
         return self.strategy != "parameter_server" or self.replicas == 1
 
     def command(self, asked: Asked, run_dir: Path) -> list[str]:
-        """What trains it, into this directory."""
+        """The command that trains the row, with `run_dir` as its run directory."""
         train = ["train", asked.what.recipe, "--strategy", self.strategy]
         train += [*asked.recipe_arguments(), "--run-dir", str(run_dir)]
         place = ["-m", "dtrain.bench.seat", self.seat]
@@ -217,7 +225,7 @@ class Row:
 
 
 def rows_of(asked: Asked, machine: Machine) -> list[Row]:
-    """The rows, those that cannot run here included. One device is always among them, to compare with."""
+    """All rows, including those that cannot run here. One device is always among them, as the base."""
     makers = {
         "default": _default,
         "mirrored": _on_devices,
@@ -261,7 +269,7 @@ def _one_device(machine: Machine) -> list[Row]:
 
 
 def _default(name: str, asked: Asked, machine: Machine) -> list[Row]:
-    """It has what `one_device` has on all cores."""
+    """The row without a strategy, on the same cores as `one_device` with all cores."""
     return [replace(_one_device(machine)[-1], key=name, title=f"{name} (no strategy)", strategy=name)]
 
 
@@ -317,7 +325,7 @@ def _parameter_server(name: str, asked: Asked, machine: Machine) -> list[Row]:
 
 
 def _seated(row: Row, problem: str, machine: Machine) -> Row:
-    """A row whose workers have a core or a GPU each, where there are so many."""
+    """Give each worker of a row its own core or GPU if there are enough; or note the problem in `absent`."""
     if machine.gpus and not problem and len(machine.gpus) < row.workers:
         problem = f"{row.workers} workers need a GPU each, and there are {len(machine.gpus)}"
     if problem:
@@ -342,7 +350,7 @@ def _seat(kind: str, numbers: Sequence[int]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things, in words."""
+    """A number and its noun, in the plural unless the number is 1."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 

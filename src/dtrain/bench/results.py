@@ -1,6 +1,7 @@
-"""What came of a bench: speeds against one device, and whether the numbers are its.
+"""The results of a bench: speeds relative to one device, and whether each row gives one device's numbers.
 
-All ratios are taken within a round, of runs that followed each other; their median over the rounds counts.
+A ratio of speeds is taken within each round, between runs close in time; the median over the rounds counts.
+This module starts no run.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from dtrain.monitor.origin import command
 from dtrain.strategies.machine import Machine
 
 TOLERANCE = 2e-4
-"""How far the loss of the first epoch may be from one device's, relative to it."""
+"""The largest relative difference of the first epoch's loss from one device's that counts as the same."""
 
 
 @dataclass
 class Outcome:
-    """A row and what came of it.
+    """A row and its measurements.
 
     Attributes:
-        row: what was planned.
-        runs: by round; None where the run of a round is missing.
-        problem: why it has no numbers, or not of all rounds; "" if all is well.
-        failed: whether it was tried.
-        tail: the last lines of the run that failed.
+        row: the planned row.
+        runs: one entry a round; None if the run of that round is missing.
+        problem: why the measurements of some or all rounds are missing; "" if there are all.
+        failed: whether a run of the row was started and failed.
+        tail: the last lines of output of the failed run.
     """
 
     row: Row
@@ -43,26 +44,26 @@ class Outcome:
 
     @property
     def measured(self) -> list[Measured]:
-        """The runs that there are."""
+        """The runs that are not missing."""
         return [run for run in self.runs if run is not None]
 
     def median(self, value: Callable[[Measured], float | None]) -> float | None:
-        """Of a value over the rounds; None where no round has it."""
+        """The median of `value` over the rounds; None if it is None in all rounds."""
         found = [each for each in map(value, self.measured) if each is not None]
         return statistics.median(found) if found else None
 
 
 @dataclass
 class Results:
-    """All rows of a bench, and what follows from them together.
+    """All rows of a bench, and the comparisons between them.
 
     Attributes:
-        asked: what the user asked for.
-        machine: where it ran.
-        outcomes: in the order of the plan.
-        started_at: when, in words.
-        seconds: how long it took until now.
-        load_before: how many processes wanted a core when it began, as Linux tells it.
+        asked: the options of the bench.
+        machine: the machine that it ran on.
+        outcomes: one for each row, in the order of the plan.
+        started_at: the time at which it began, in ISO format.
+        seconds: its duration so far.
+        load_before: the load average over one minute when it began.
         status: "running", "finished" or "interrupted".
     """
 
@@ -77,29 +78,29 @@ class Results:
     status: str = "running"
 
     def of(self, key: str) -> Outcome | None:
-        """The outcome of a row, or None where the plan has no such row."""
+        """The outcome of the row with this key; None if the plan has no such row."""
         return next((outcome for outcome in self.outcomes if outcome.row.key == key), None)
 
     @property
     def base(self) -> Outcome | None:
-        """What speed-ups and efficiency are told against: one device on one core, or on a GPU."""
+        """The row that speed-ups and efficiencies are relative to: one device on one core, or on one GPU."""
         return self.of(ONE_CORE) or self.of(ONE_DEVICE)
 
     def times(self, outcome: Outcome, base: Outcome | None) -> float | None:
-        """How many times as fast as another row it is: the median of the rounds that both have."""
+        """The speed relative to the row `base`: the median over the rounds that both have, or None."""
         pairs = zip(outcome.runs, base.runs if base is not None else (), strict=False)
         found = [mine.rate / other.rate for mine, other in pairs if mine is not None and other is not None]
         return statistics.median(found) if found else None
 
     def efficiency(self, outcome: Outcome) -> float | None:
-        """The speed-up over the base, over the replicas; None where they have no cores of their own."""
+        """The speed-up over the base divided by the number of replicas; None if replicas share cores."""
         times = self.times(outcome, self.base)
         return times / outcome.row.replicas if times is not None and outcome.row.own_core else None
 
     def apart(self, outcome: Outcome) -> float | None:
-        """How far the loss of the first epoch is from one device's, relative to it: the most of all rounds.
+        """The largest relative difference, over all rounds, of the first epoch's loss from one device's.
 
-        None where it cannot be told, or where the row is what others are compared with.
+        None if a measurement is missing, or if the row is the one device itself.
         """
         reference = self.of(ONE_DEVICE)
         if reference is None or outcome is reference or not reference.measured:
@@ -108,17 +109,17 @@ class Results:
         return max((abs(run.first_loss / loss - 1) for run in outcome.measured), default=None)
 
     def same(self, outcome: Outcome) -> bool | None:
-        """Whether its numbers are one device's; None where that is not promised or cannot be told."""
+        """Whether the row gives the numbers of one device; None if it need not, or if that is unknown."""
         apart = self.apart(outcome)
         promised = outcome.row.synchronous and not self.asked.what.random
         return None if apart is None or not promised else apart <= TOLERANCE
 
     def well(self) -> bool:
-        """Whether all that can run here did, and gave the numbers that it promises."""
+        """Whether no run failed, and every row that should give the numbers of one device does."""
         return not any(o.failed or self.same(o) is False for o in self.outcomes)
 
     def as_data(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """All results as a dictionary for JSON."""
         model = self.asked.what
         return {
             "version": 1,

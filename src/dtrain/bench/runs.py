@@ -1,6 +1,6 @@
-"""Runs one row of a bench after the other, each within its time limit, and leaves no process of any behind.
+"""Runs the rows of a bench, each within its time limit, and leaves no process behind.
 
-What the runs have measured stands in their directories; `results.py` reads it.
+It does not read the measurements; `measured.py` reads them from the runs' directories.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from dtrain.launch.session import Session, new_mark
 LOG = "log.txt"
 _GRACE = 10.0  # seconds for a launcher to end its tasks, before everything is killed
 _LOOK = 0.1  # seconds between two looks whether a run has ended
-_TAIL = 4000  # characters of a log in which the reason of a failure is looked for
+_TAIL = 4000  # bytes at the end of a log that are searched for the reason of a failure
 
 
 class StoppedError(Exception):
-    """A signal asked for the end, such as Ctrl-C.
+    """A signal, such as that of Ctrl-C, asked the bench to end.
 
     Attributes:
-        signal: which.
+        signal: the number of the signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -40,13 +40,13 @@ class StoppedError(Exception):
 
 
 class Ended(NamedTuple):
-    """What became of a run's processes.
+    """How a run's processes ended.
 
     Attributes:
-        problem: why it is not to be used; "" if it ended well.
+        problem: why the run cannot be used; "" if it succeeded.
         seconds: from its start to its end.
-        tail: the last lines that it printed, where it failed.
-        others: the share of the cores that other programs took meanwhile; None where it is not known.
+        tail: its last lines of output if it failed.
+        others: the share of the cores that other programs used meanwhile; None if unknown or if it failed.
     """
 
     problem: str
@@ -56,11 +56,11 @@ class Ended(NamedTuple):
 
 
 class Runner:
-    """Runs rows; a context manager, which catches signals and kills what is left.
+    """Runs rows, in the context that `opened` provides.
 
     Args:
-        asked: what is trained.
-        cores: those that all rows use.
+        asked: the options of the bench.
+        cores: the numbers of all cores that the rows use.
     """
 
     def __init__(self, asked: Asked, cores: Sequence[int]) -> None:
@@ -69,7 +69,7 @@ class Runner:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """While the `with` block runs, signals are noted; `run` answers them."""
+        """A context in which signals are queued instead of ending the process; `run` raises StoppedError."""
         with self._session.opened():
             yield
 
@@ -77,11 +77,11 @@ class Runner:
         """Train one row in a new directory.
 
         Args:
-            row: that can run here.
-            folder: is made; the run's files and what it prints go there.
+            row: a row that can run on this machine.
+            folder: the directory to make; the run's files and its output go there.
 
         Raises:
-            StoppedError: a signal came; the run's processes are gone.
+            StoppedError: a signal was received; the run's processes have ended.
             OSError: the directory cannot be made or written to.
         """
         folder.mkdir(parents=True)
@@ -94,8 +94,9 @@ class Runner:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self._session.environment(_environment(), mark),
-                # Ctrl-C is for us, who end it in order. And a session of its own, as the tasks of a launched
-                # job have: where Linux deals out its cores by session, all rows get theirs alike.
+                # Ctrl-C must reach only this process, which then ends the run in order. Tasks of a launched
+                # job have their own session, too: Linux may share cores by session, so that all rows are
+                # equal.
                 start_new_session=True,
             )
             try:
@@ -114,9 +115,13 @@ class Runner:
         return Ended("", seconds, others=others.share())
 
     def _waited(self, process: subprocess.Popen[bytes], limit: float) -> bool:
-        """Whether it has ended before the limit.
+        """Wait for a process; returns whether it ended before the limit.
 
-        Signals are looked for once more when it has: one that came as the last run ended would be lost.
+        The queue of signals is read once more after the end, because a signal that arrives as the last run
+        ends would otherwise be lost.
+
+        Raises:
+            StoppedError: a signal was received.
         """
         ended = False
         while not ended and time.monotonic() < limit:
@@ -129,7 +134,7 @@ class Runner:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, without what would make the run a part of another job, or divide its CPU."""
+    """This process's environment, without variables that assign it to a job or divide its CPU."""
     found = task_environment(None, None, {"TF_CPP_MIN_LOG_LEVEL": "1"})
     for name in ("DTRAIN_DEVICES_PER_WORKER", "DTRAIN_LAUNCHED"):
         found.pop(name, None)
@@ -137,19 +142,19 @@ def _environment() -> dict[str, str]:
 
 
 def _end(process: subprocess.Popen[bytes], mark: str) -> None:
-    """Ask what still runs to end, and kill what does not, with all that it has started."""
+    """Terminate a process; after a grace period, kill it and all processes that it started."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE)
     guard.kill_marked(mark)
-    if process.poll() is None:  # where there is no /proc to find it by its mark
+    if process.poll() is None:  # without /proc, `kill_marked` cannot find it by its mark
         process.kill()
     process.wait()
 
 
 def _tail(log: Path) -> tuple[str, ...]:
-    """The last lines of a log, without those that a progress bar has written over."""
+    """The last lines of a log; of a line that a progress bar rewrites, only the last state."""
     with log.open("rb") as file:
         file.seek(max(os.fstat(file.fileno()).st_size - _TAIL, 0))
         text = file.read().decode(errors="replace")
@@ -158,7 +163,7 @@ def _tail(log: Path) -> tuple[str, ...]:
 
 
 def reason(tail: Sequence[str]) -> str:
-    """Why a run failed, on one line: the last one that names an error, else the last."""
+    """The reason why a run failed: its last line of output that names an error, or else its last line."""
     lines = [line.strip() for line in tail]
     named = [line for line in lines if "Error" in line or "error:" in line]
     return (named or lines or [""])[-1][:300]

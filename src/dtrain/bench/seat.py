@@ -1,10 +1,12 @@
-"""The program that gives a process its place, and then becomes `dtrain` with the arguments that follow.
+"""A program that binds its process to cores or GPUs, and then becomes `dtrain` with the remaining arguments.
 
-    python -m dtrain.bench.seat cores=0,1 train digits ...         # these cores, for a process that is alone
-    python -m dtrain.bench.seat cores-each=0,1 train digits ...    # worker i of a job: the i-th of them alone
-    python -m dtrain.bench.seat gpus-each=0,1 train digits ...     # worker i of a job sees the i-th GPU alone
+    python -m dtrain.bench.seat cores=0,1 train digits ...         # binds the process to these cores
+    python -m dtrain.bench.seat gpus=0,1 train digits ...          # the process sees only these GPUs
+    python -m dtrain.bench.seat cores-each=0,1 train digits ...    # binds worker i of a job to the i-th core
+    python -m dtrain.bench.seat gpus-each=0,1 train digits ...     # worker i of a job sees only the i-th GPU
 
-With `-each`, a chief and parameter servers may use all of the cores, and see no GPU. It starts no process.
+With `-each`, a chief and parameter servers may use all of the cores, and see no GPU. It starts no other
+process.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ from dtrain.cluster import current
 
 
 def place(seat: str) -> None:
-    """Take a place: cores, with one thread where it is one; or GPUs.
+    """Bind this process to cores, with one OpenMP thread if it is one core; or make only some GPUs visible.
 
     Args:
-        seat: `cores=` or `gpus=`, or the same with `-each`, and numbers divided by commas.
+        seat: `cores=` or `gpus=`, or the same with `-each`, followed by numbers separated by commas.
     """
     kind, _, listed = seat.partition("=")
     numbers = [int(number) for number in listed.split(",")]
@@ -35,13 +37,13 @@ def place(seat: str) -> None:
     if what == "gpus":
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, numbers))
         return
-    os.sched_setaffinity(0, numbers)  # before TensorFlow is imported: it makes as many threads
+    os.sched_setaffinity(0, numbers)  # before TensorFlow is imported: it starts one thread for each core
     if len(numbers) == 1:
         os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Take the place that the first argument says, and run the rest; this does not return."""
+    """Bind this process as the first argument says, then run `dtrain` with the rest; does not return."""
     place(arguments[0])
     os.execv(sys.executable, [sys.executable, "-m", "dtrain", *arguments[1:]])
 

@@ -1,4 +1,4 @@
-"""The results of a bench as text: tables for the terminal, and the same in Markdown."""
+"""The results of a bench as text: tables for the terminal, and a page in Markdown. It computes no results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MISSING = "-"
 
 
 def as_text(results: Results, *, width: int) -> str:
-    """The tables and notes for a terminal of so many characters a line."""
+    """The tables and notes for a terminal with `width` characters a line."""
     import textwrap
 
     speed, numbers = _speed_heads(results), _NUMBERS
@@ -41,7 +41,12 @@ def as_text(results: Results, *, width: int) -> str:
 
 
 def as_markdown(results: Results, *, picture: str = "") -> str:
-    """The same as a page, with the command, the machine and the picture, given its file's name."""
+    """The tables and notes as a Markdown page, with the machine, the versions and the output of failed runs.
+
+    Args:
+        results: the results.
+        picture: the name of the picture's file, which the page then shows; "" for none.
+    """
     machine, data = results.machine, results.as_data()
     gpus = f", {len(machine.gpus)} GPUs" if machine.gpus else ""
     versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
@@ -66,7 +71,7 @@ def as_markdown(results: Results, *, picture: str = "") -> str:
 
 
 def same_cell(outcome: Outcome, results: Results) -> str:
-    """Whether a row has one device's numbers, with the difference that was found."""
+    """The cell that says whether a row gives the numbers of one device, with the difference found."""
     apart, same = results.apart(outcome), results.same(outcome)
     if apart is None:
         return _MISSING
@@ -92,7 +97,7 @@ def _speed_heads(results: Results) -> tuple[str, ...]:
 
 
 def _has_cores(results: Results) -> bool:
-    """Whether one device with all cores is another one than the base."""
+    """Whether one device with all cores is another row than the base."""
     return not results.machine.gpus and len(results.machine.cores) > 1
 
 
@@ -154,7 +159,7 @@ def _share(value: float | None) -> str:
 
 
 def _short(value: float) -> str:
-    """A difference in few characters: 3e-06 as 3e-6, and 0.4 as it is; NaN stays."""
+    """A difference in few characters: 3e-06 becomes 3e-6; 0.4 and NaN stay as they are."""
     if not value or not math.isfinite(value) or value >= 0.1:
         return f"{value:.1g}"
     return f"{value:.0e}".replace("e-0", "e-")
