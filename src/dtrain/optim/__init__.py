@@ -1,4 +1,7 @@
-"""What moves the weights beyond Keras' own: optimizers, rates and schedules, losses, precision."""
+"""Additions to Keras' training: optimizers, rates and schedules, losses, precision, memory and batch size.
+
+It does not compute the steps; the engine does.
+"""
 
 from dtrain.optim.batch_finder import largest_batch
 from dtrain.optim.lazy import LazyAdam

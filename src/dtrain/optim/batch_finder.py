@@ -1,7 +1,7 @@
-"""The largest batch that a replica can train on within a memory limit, found by training.
+"""Finds, by training, the largest batch that a replica can train on within a memory limit.
 
-Each size is tried in a process of its own, which may die of it; the caller's never does. How a trial is made
-is the business of `batch_trial`.
+Each size is tried in a separate process, so that a trial that runs out of memory does not end the caller's
+process. This module does not run a trial itself; `batch_trial` does.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from dtrain.topology import Task, Topology
 
 _CGROUP = Path("/proc/self/cgroup")
 _TASK = Task("worker", 0)
-_SHARE = 0.95  # of what is free now, by default: other programs go on meanwhile
-_FRACTION = 16  # the answer is exact to this part of it
+_SHARE = 0.95  # the default limit as a share of the free memory: other programs keep running meanwhile
+_FRACTION = 16  # by default, the gap between fitting and not fitting is at most 1/16 of the answer
 
 
 def largest_batch(
@@ -45,34 +45,35 @@ def largest_batch(
 ) -> int:
     """The largest per-replica batch whose training steps fit into memory.
 
-    A size is tried by some real steps of `fit` in a new process. It fits if the process never held more than
-    the limit, TensorFlow itself included; beyond it Linux refuses the process memory, so that neither the
-    caller nor the machine runs out. Sizes are doubled until one does not fit, then the gap is halved.
-    A trial takes the seconds that TensorFlow needs to start, and its steps.
+    Each trial runs some real steps of `fit` in a new process. A size fits if the process, including
+    TensorFlow itself, never held more than the limit. Beyond the limit, Linux refuses memory to the process,
+    so that neither the caller nor the machine runs out of memory. Sizes are doubled until one does not fit,
+    then the gap is halved. A trial takes the seconds that TensorFlow needs to start, plus its steps.
 
     Args:
         make: takes a batch size and returns `(model, data)`: a compiled model, and one batch of that size
-            (such as `(x, y)`) or a `tf.data.Dataset` of such batches. It must make all that it uses; it
-            travels by cloudpickle, as with `dtrain.spawn`. For several replicas it makes what one gets.
-        memory_limit: bytes that a process may hold in all. By default 95% of what is free on the machine and
-            in its cgroup. On GPUs it is each device's limit as well.
-        start: the size to begin with. By default 1, and then one near the answer by `predict_memory`.
+            (such as `(x, y)`) or a `tf.data.Dataset` of such batches. It is sent to the process by
+            cloudpickle, as with `dtrain.spawn`, so it must make everything that it uses. To train on several
+            replicas, make the model and the batch of one replica.
+        memory_limit: bytes that a process may hold in total. By default 95% of the memory that is free on the
+            machine and in its cgroup. On GPUs it is also the limit of each device.
+        start: the first size to try. By default 1, followed by a size near the answer from `predict_memory`.
         limit: the largest size to try.
         granularity: the answer is the largest multiple of it that fits. By default it is a power of two, at
             most a sixteenth of the answer.
-        steps: training steps a trial.
+        steps: training steps in each trial.
         timeout: seconds that a trial may take.
 
     Returns:
         The size, between 1 and `limit`.
 
     Raises:
-        ConfigurationError: an argument is out of range; `make` cannot be pickled or does not return a model
-            and a batch of the size asked for; TensorFlow alone, or a batch of one `granularity`, takes more
+        ConfigurationError: an argument is out of range; `make` cannot be pickled, or does not return a model
+            and a batch of the requested size; TensorFlow alone, or a batch of size `granularity`, takes more
             than the limit.
         TaskTimeoutError: a trial took longer than `timeout`.
-        TaskFailedError: a trial died in a way that does not speak of memory.
-        Exception: what `make` or the training raised, with the trial's traceback as a note.
+        TaskFailedError: a trial's process died for another reason than memory.
+        Exception: any error that `make` or the training raised, with the trial's traceback as a note.
     """
     unit = 1 if granularity is None else granularity
     for name, value in {
@@ -94,7 +95,7 @@ def largest_batch(
 
 
 def search(finder: Finder, *, start: int | None, limit: int, granularity: int | None) -> int:
-    """The largest size that a finder's trials fit; the arguments are those of `largest_batch`."""
+    """The largest size whose trial fits; the arguments are those of `largest_batch`."""
     unit = 1 if granularity is None else granularity
     most = limit // unit * unit
     first = unit if start is None else max(unit, min(start, most) // unit * unit)
@@ -103,13 +104,13 @@ def search(finder: Finder, *, start: int | None, limit: int, granularity: int | 
 
 
 def free_memory(cgroup: Path = _CGROUP) -> int:
-    """Bytes that a new process could take now: what is free on the machine, or in this process's cgroup.
+    """Bytes that a new process could take now: the lesser of what is free on the machine and in the cgroups.
 
     Args:
         cgroup: the file that names this process's cgroups.
 
     Raises:
-        ConfigurationError: the system does not say.
+        ConfigurationError: the free memory cannot be read.
     """
     try:
         free = psutil.virtual_memory().available
@@ -121,7 +122,7 @@ def free_memory(cgroup: Path = _CGROUP) -> int:
 
 
 def _free_in_cgroups(cgroup: Path) -> list[int]:
-    """What each cgroup around this process that has a limit leaves of it; version 2, then version 1."""
+    """The free bytes of each cgroup, of version 2 or 1, that contains this process and has a limit."""
     try:
         lines = cgroup.read_text().splitlines()
     except OSError:
@@ -148,13 +149,13 @@ def _free_in_cgroup(folder: Path, limit: str, used: str, cached: str) -> list[in
         most, now = (folder / limit).read_text().strip(), int((folder / used).read_text())
         lines = (folder / "memory.stat").read_text().splitlines()
     except (OSError, ValueError):
-        return []  # the root has none, or it is mounted elsewhere
+        return []  # the root cgroup has no such files, or cgroups are mounted elsewhere
     dropped = sum(int(line.split()[1]) for line in lines if line.split()[0] == cached)
     return [max(0, int(most) - now + dropped)] if most.isdigit() else []
 
 
 def _bracket(finder: Finder, first: int, *, unit: int, most: int, look: bool) -> tuple[int, int | None]:
-    """A size that fits, and a larger one that does not; None where `most` fits."""
+    """A size that fits, and a larger one that does not, or None if `most` fits."""
     low, high, size = 0, None, first
     while True:
         trial = finder.trial(size, look=look)
@@ -174,7 +175,7 @@ def _bracket(finder: Finder, first: int, *, unit: int, most: int, look: bool) ->
 
 
 def _narrow(finder: Finder, low: int, high: int | None, granularity: int | None) -> int:
-    """Halves the gap between what fits and what does not until it is as small as was asked."""
+    """Halves the gap between the size that fits and the one that does not, down to the granularity."""
     while high is not None:
         step = granularity or max(1, 1 << (low // _FRACTION).bit_length() >> 1)
         if high - low <= step:
@@ -188,7 +189,15 @@ def _narrow(finder: Finder, low: int, high: int | None, granularity: int | None)
 
 
 class Finder:
-    """Makes trials, each in a process of its own."""
+    """Runs trials, each in a separate process.
+
+    Args:
+        make: as for `largest_batch`.
+        memory_limit: bytes that a trial's process may hold.
+        steps: training steps in each trial.
+        timeout: seconds that a trial may take.
+        run: the function that a trial's process calls.
+    """
 
     def __init__(
         self,
@@ -206,11 +215,17 @@ class Finder:
         self.memory_limit = memory_limit
 
     def trial(self, batch: int, *, look: bool = False) -> Trial:
-        """Whether a batch fits.
+        """Try a batch size; the trial's outcome is "fits" or "too large".
 
         Args:
-            batch: its size.
-            look: whether to predict what one example more takes.
+            batch: the batch size.
+            look: whether to predict the bytes of one more example.
+
+        Raises:
+            ConfigurationError: `make` cannot be pickled, or TensorFlow alone takes more than the limit.
+            TaskTimeoutError: the trial took longer than the timeout.
+            TaskFailedError: the trial's process died for another reason than memory.
+            Exception: any error of the user's code.
         """
         options = {"steps": self._steps, "memory_limit": self.memory_limit, "look": look}
         with tempfile.TemporaryDirectory(prefix="dtrain-batch-") as name:
@@ -233,13 +248,13 @@ class Finder:
         return trial
 
     def guess(self, trial: Trial) -> int:
-        """The largest power of two that should fit by what was predicted; 0 without a prediction."""
+        """The largest power of two that should fit by the trial's prediction; 0 without a prediction."""
         if trial.for_one <= 0:
             return 0
         return 1 << int((self.memory_limit - trial.resident) / trial.for_one).bit_length() >> 1
 
     def nothing_fits(self, unit: int, trial: Trial) -> ConfigurationError:
-        """The error where the smallest size does not fit."""
+        """The error for a smallest size that does not fit."""
         what = "Not even a batch of one example" if unit == 1 else f"Not even a batch of {unit} examples"
         held = f"; it held {_gb(trial.resident)}" if trial.resident else ""
         return ConfigurationError(
@@ -260,10 +275,10 @@ class Finder:
         return job.run()
 
     def _answer(self, batch: int, folder: Path, outcome: Outcome, said: str) -> Trial:
-        """What a trial's process answered, or what its death means."""
+        """The answer of a trial's process, or the meaning of its death."""
         code = outcome.exit_codes[_TASK]
         if outcome.signal is not None:
-            # Nothing is left behind; now let it do what it would have done.
+            # The trial's process is gone; raise the signal again, so that it has its usual effect.
             signal.raise_signal(outcome.signal)
             name = signal.Signals(outcome.signal).name
             raise TaskFailedError(
@@ -302,7 +317,7 @@ def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _raise(batch: int, error: BaseException | None, trace: str) -> None:
-    """Raises what the user's code raised in a trial."""
+    """Raises the error that the user's code raised in a trial."""
     if error is None:
         raise TaskFailedError(
             f"The trial of a batch of {batch} failed:\n{trace}", task=str(_TASK), exit_code=1

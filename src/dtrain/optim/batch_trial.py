@@ -1,6 +1,6 @@
-"""One trial of a batch size, in a process of its own that may not take more memory than it is allowed.
+"""Runs one trial of a batch size in the current process, whose memory it limits.
 
-`batch_finder` starts the process and decides what an answer, or its absence, means.
+It does not start the process, nor interpret a missing answer; `batch_finder` does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from dtrain.errors import ConfigurationError
 
-_SLACK = 256 << 20  # reserved by threads that start later, and hardly touched
+_SLACK = 256 << 20  # bytes that later threads reserve and hardly touch
 _OUT_OF_MEMORY = (
     "bad_alloc",
     "Cannot allocate memory",
@@ -35,14 +35,15 @@ _OUT_OF_MEMORY = (
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What came of a trial.
+    """The result of a trial.
 
     Attributes:
-        outcome: it fits; it does not; TensorFlow alone takes more than the limit; or the user's code failed.
-        resident: the most bytes that the process held.
-        for_one: bytes that one example more is predicted to take; 0 where that was not asked or not found.
-        reason: what said that it does not fit.
-        error: what the user's code raised, and its traceback as text.
+        outcome: "fits"; "too large"; "no start": TensorFlow alone takes more than the limit; or "error": the
+            user's code failed.
+        resident: the largest number of bytes that the process held.
+        for_one: predicted bytes of one more example; 0 if not requested or not known.
+        reason: the message from which it follows that the size is too large.
+        error: the error of the user's code (None if it cannot be pickled), and its traceback as text.
     """
 
     outcome: Literal["fits", "too large", "no start", "error"]
@@ -53,19 +54,19 @@ class Trial:
 
 
 def names_memory(text: str) -> bool:
-    """Whether what a process said of its end means that memory was short."""
+    """Whether the output of a process, or an error's text, says that memory ran out."""
     return any(sign in text for sign in _OUT_OF_MEMORY)
 
 
 def run_trial(make: Callable[[int], Any], batch: int, *, steps: int, memory_limit: int, look: bool) -> Trial:
-    """Trains some steps on batches of a size. For a process that was made for it: its memory stays limited.
+    """Trains some steps with a batch size. Call it in a process of its own: the memory limit remains.
 
     Args:
-        make: takes the batch size; returns a compiled model and what it is trained on.
+        make: takes the batch size; returns a compiled model and its training data.
         batch: the batch size.
-        steps: how many steps to train.
+        steps: number of training steps.
         memory_limit: bytes that the process may hold.
-        look: whether to predict what one example more would take.
+        look: whether to predict the bytes of one more example.
     """
     _offer_to_be_killed()
     started = _start_tensorflow(memory_limit)
@@ -84,8 +85,9 @@ def try_batch(
     look: bool,
     predict: Callable[..., Any] | None = None,
 ) -> Trial:
-    """Trains some steps in this process as it is; see `run_trial`. `predict` takes the place of
-    `predict_memory`, which is asked where `look` is set.
+    """Trains some steps in this process, without limiting its memory; the arguments are those of `run_trial`.
+
+    `predict` replaces `predict_memory`, which is called if `look` is set.
     """
     try:
         model, data = _made(make, batch)
@@ -104,19 +106,19 @@ def try_batch(
 
 
 def peak_resident() -> int:
-    """The most bytes of memory that this process has held."""
+    """The largest number of bytes of memory that this process has held."""
     return _status("VmHWM")
 
 
 def _start_tensorflow(memory_limit: int) -> int:
-    """Has TensorFlow make what it makes once, and returns the bytes that the process then holds."""
+    """Makes TensorFlow allocate what it allocates once, and returns the bytes that the process then holds."""
     import keras
     import tensorflow as tf
 
     for device in tf.config.list_physical_devices("GPU"):
         limit = tf.config.LogicalDeviceConfiguration(memory_limit=memory_limit >> 20)
         tf.config.set_logical_device_configuration(device, [limit])
-    # Threads and arenas come with the first real step.
+    # TensorFlow starts threads and allocates arenas at the first real step.
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     model.fit(tf.zeros((1, 1)), tf.zeros((1, 1)), verbose=0)
@@ -127,9 +129,10 @@ def _start_tensorflow(memory_limit: int) -> int:
 
 
 def _limit_memory(limit: int) -> None:
-    """Has the kernel refuse memory beyond the limit, so that a trial cannot take that of other programs.
+    """Makes Linux refuse memory beyond the limit, so that a trial cannot take the memory of other programs.
 
-    What was reserved and never touched, such as threads' stacks, does not count: the limit is raised by it.
+    Memory that is reserved but untouched, such as threads' stacks, must not count, so the limit is raised by
+    it.
     """
     shared = _status("VmRSS") - _status("RssAnon")
     untouched = max(0, _status("VmData") - _status("RssAnon"))
@@ -139,13 +142,13 @@ def _limit_memory(limit: int) -> None:
 
 
 def _offer_to_be_killed() -> None:
-    """Should the machine itself run out of memory, Linux is to end this process, not the user's."""
+    """Makes Linux prefer to kill this process, not the user's, if the machine runs out of memory."""
     with contextlib.suppress(OSError):  # not Linux, or not allowed
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _status(name: str) -> int:
-    """A number of bytes from /proc/self/status; without /proc, the most bytes held."""
+    """A number of bytes from /proc/self/status; without /proc, the largest number of bytes held so far."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -165,7 +168,7 @@ def _made(make: Callable[[int], Any], batch: int) -> tuple[Any, Any]:
 
 
 def _dataset(data: Any, batch: int, steps: int) -> Any:
-    """Batches to train on: the dataset given, or the same batch again and again."""
+    """A dataset of `steps` batches: the given dataset or batch, repeated."""
     import tensorflow as tf
 
     if not isinstance(data, tf.data.Dataset):
@@ -191,8 +194,8 @@ def _for_one(model: Any, data: Any, batch: int, predict: Callable[..., Any] | No
     try:
         small, large = (predict(model, example, batch_size=size).activations for size in sizes)
     except Exception:
-        # A model whose graph depends on the batch, or too little memory left for this. The batch has fitted,
-        # and the search goes without.
+        # The model's graph depends on the batch size, or too little memory is left to predict. The batch
+        # itself fits, and the search continues without a prediction.
         return 0.0
     return max(0.0, (large - small) / (sizes[1] - sizes[0]))
 

@@ -1,7 +1,7 @@
-"""Adam that leaves the rows of an embedding alone which a batch did not name.
+"""Adam that updates only those rows of an embedding that a batch looks up.
 
-Keras' Adam moves every row at every step, since old momentum moves rows without a gradient. With a table of
-millions of rows that is most of the step.
+Keras' Adam updates every row at every step, because momentum moves rows without a gradient too. With a table
+of millions of rows this takes most of the step. LazyAdam does not give Adam's numbers for such tables.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import tensorflow as tf
 
 @keras.saving.register_keras_serializable(package="dtrain")
 class LazyAdam(keras.optimizers.Adam):  # type: ignore[misc]
-    """Adam whose moments and weights move only in rows that have a gradient, under any strategy.
+    """Adam that updates moments and weights only in rows that have a gradient, under any strategy.
 
-    For dense gradients it is Adam. For those of an embedding lookup it is not: a row's moments do not decay
-    while no batch names it, so the numbers differ from Adam's. A row that a batch names twice gets the sum of
-    its gradients, once. All arguments are Adam's.
+    For dense gradients it equals Adam. For the gradients of an embedding lookup the numbers differ from
+    Adam's: the moments of a row do not decay while no batch looks the row up. A row that a batch looks up
+    twice is updated once, with the sum of its gradients. The arguments are those of `keras.optimizers.Adam`.
     """
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """As Adam's; with `tf.IndexedSlices`, of the rows that they name."""
+        """Update a variable as Adam does; for `tf.IndexedSlices`, only the rows with a gradient."""
         if not isinstance(gradient, tf.IndexedSlices):
             super().update_step(gradient, variable, learning_rate)
             return
@@ -41,13 +41,13 @@ class LazyAdam(keras.optimizers.Adam):  # type: ignore[misc]
         self.assign_sub(variable, tf.IndexedSlices(change, rows))
 
     def _rate(self, learning_rate: tf.Tensor) -> tf.Tensor:
-        """The rate with the bias correction of both moments."""
+        """The learning rate with the bias correction of both moments."""
         step = tf.cast(self.iterations + 1, learning_rate.dtype)
         first, second = 1.0 - tf.pow(self.beta_1, step), 1.0 - tf.pow(self.beta_2, step)
         return learning_rate * tf.sqrt(second) / first
 
     def _moved(self, slot: Any, value: tf.Tensor, decay: float, rows: tf.Tensor) -> tf.Tensor:
-        """The new values of a moment's rows, which are written to it."""
+        """Update some rows of a moment; returns their new values."""
         moved = tf.gather(slot.value, rows)
         moved = moved + (value - moved) * (1.0 - decay)
         self.assign(slot, tf.IndexedSlices(moved, rows))

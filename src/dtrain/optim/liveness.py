@@ -1,8 +1,8 @@
-"""How much memory the tensors of a graph take at most while it runs, found from their shapes alone.
+"""Computes the peak memory of a graph's tensors from their shapes alone, without running the graph.
 
-It plays the executor's part: an operation's results live from when it starts until their last reader is done,
-and an element-wise operation writes over an input that nobody else needs. What a kernel uses for itself while
-it runs is not in a graph, and so not counted.
+It simulates the executor: the results of an operation live from its start until their last reader has
+finished, and an element-wise operation overwrites an input that no other operation needs. The temporary
+memory of kernels is not in a graph, and so not counted.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ def _names(text: str) -> frozenset[str]:
 
 
 LOOPS = _names("While StatelessWhile Enter RefEnter")
-# Their result is their input's memory.
+# Operations whose result shares the memory of their input.
 _VIEWS = _names(
     "Bitcast CheckNumerics EnsureShape ExpandDims Identity IdentityN PreventGradient ReadVariableOp Reshape "
     "Snapshot Squeeze StopGradient"
 )
-# They look at shapes only, which TensorFlow's graph optimizer makes constants.
+# Operations that read only shapes, which TensorFlow's graph optimizer turns into constants.
 _SHAPES = _names("Shape ShapeN Size Rank ZerosLike OnesLike BroadcastGradientArgs")
-# They may write a result over an input of the same size.
+# Operations that may overwrite an input of the same size with their result.
 _IN_PLACE = _names(
     "Abs Add AddN AddV2 BiasAdd BitwiseAnd BitwiseOr BitwiseXor Ceil ClipByValue Cos Div DivNoNan Elu "
     "EluGrad Erf Erfc Exp Expm1 Floor FloorDiv FloorMod Inv InvGrad LeakyRelu LeakyReluGrad Log Log1p "
@@ -40,19 +40,19 @@ _IN_PLACE = _names(
 
 
 def tensor_bytes(tensor: Any) -> int:
-    """The bytes of a tensor or a spec by its shape; 0 for handles and where the shape is not known."""
+    """The bytes of a tensor or a spec, from its shape; 0 for handles, strings and unknown shapes."""
     if tensor.dtype in (tf.resource, tf.variant, tf.string) or not tensor.shape.is_fully_defined():
         return 0
     return int(tensor.shape.num_elements()) * int(tensor.dtype.size)
 
 
 def peak_bytes(operations: Iterable[Any], *, wanted: Iterable[Any], apart: Iterable[Any] = ()) -> int:
-    """The most bytes that live at one time while a graph runs, one operation after another.
+    """The peak number of bytes that live at one time while a graph runs one operation after another.
 
     Args:
-        operations: the graph's, in the order in which they were made.
-        wanted: those that must run; what they do not need does not run.
-        apart: tensors whose memory is counted elsewhere.
+        operations: the graph's operations, in the order in which they were made.
+        wanted: the operations to run; only they and the operations that they need are counted.
+        apart: tensors to leave out, because their memory is counted elsewhere.
     """
     needed = ancestors(wanted)
     running = [op for op in operations if op in needed]
@@ -67,7 +67,7 @@ def peak_bytes(operations: Iterable[Any], *, wanted: Iterable[Any], apart: Itera
 
 
 def ancestors(operations: Iterable[Any]) -> set[Any]:
-    """Operations, and all that must run before them."""
+    """The given operations, and all operations that must run before them."""
     found: set[Any] = set()
     waiting = list(operations)
     while waiting:
@@ -79,7 +79,7 @@ def ancestors(operations: Iterable[Any]) -> set[Any]:
 
 
 def descendants(graph: Any, operations: Iterable[Any]) -> set[Any]:
-    """What can run only after one of some operations of a graph; not these themselves."""
+    """The operations of a graph that can run only after one of the given operations, without these."""
     followers: dict[Any, list[Any]] = collections.defaultdict(list)
     for op in graph.get_operations():
         for before in (*(tensor.op for tensor in op.inputs), *op.control_inputs):
@@ -95,7 +95,7 @@ def descendants(graph: Any, operations: Iterable[Any]) -> set[Any]:
 
 
 def _in_order(operations: Sequence[Any]) -> Iterator[Any]:
-    """Operations as an executor takes them in one thread: from each beginning, what is ready first."""
+    """Operations in the order of an executor with one thread: from each root, what becomes ready first."""
     known = set(operations)
     followers: dict[Any, list[Any]] = collections.defaultdict(list)
     waiting = {}
@@ -104,7 +104,7 @@ def _in_order(operations: Sequence[Any]) -> Iterator[Any]:
         waiting[op] = len(before)
         for each in before:
             followers[each].append(op)
-    # A session feeds its inputs after it has begun with what needs none, such as reading the weights.
+    # A session first runs operations that need no feed, such as reading weights, then feeds its inputs.
     beginnings = [op for op in operations if not waiting[op]]
     for first in sorted(beginnings, key=lambda op: op.type == "Placeholder"):
         ready = collections.deque([first])
@@ -118,7 +118,7 @@ def _in_order(operations: Sequence[Any]) -> Iterator[Any]:
 
 
 def viewed(tensors: Iterable[Any]) -> list[str]:
-    """The names of tensors, each followed by those of the tensors whose memory it is a view of."""
+    """The names of tensors, each followed by the names of the tensors whose memory it shares."""
     found = []
     for tensor in tensors:
         found.append(tensor.name)
@@ -138,7 +138,7 @@ def _read(op: Any) -> list[str]:
 
 @dataclass
 class _Buffer:
-    """One piece of memory: its bytes, and how many operations still have to read it."""
+    """One piece of memory: its bytes, the number of reads to come, and whether it counts as live."""
 
     size: int
     readers: int = 0
@@ -147,7 +147,7 @@ class _Buffer:
 
 @dataclass
 class _Run:
-    """One run of a graph: which buffer each tensor lies in, and what lives."""
+    """A simulated run of a graph: the buffer of each tensor, the live bytes, and their peak so far."""
 
     readers: collections.Counter[str]
     apart: frozenset[str]
@@ -156,7 +156,7 @@ class _Run:
     peak: int = 0
 
     def start(self, op: Any) -> None:
-        """The results of an operation come to life."""
+        """Allocates the results of an operation."""
         read = _read(op)
         for position, tensor in enumerate(op.outputs):
             buffer = self._place(op, position, tensor, read)
@@ -165,7 +165,7 @@ class _Run:
         self.peak = max(self.peak, self.live)
 
     def finish(self, op: Any) -> None:
-        """What an operation was the last one to read is freed, and results that nobody reads."""
+        """Frees the inputs that no later operation reads, and results that no operation reads."""
         read = _read(op)
         for name in read:
             self.buffers[name].readers -= 1
@@ -176,7 +176,7 @@ class _Run:
                 self.live -= buffer.size
 
     def _place(self, op: Any, position: int, tensor: Any, read: Sequence[str]) -> _Buffer:
-        """The buffer of a result: an input's, or a new one."""
+        """The buffer of a result: the buffer of an input, or a new one."""
         if op.type in _VIEWS and len(read) > position:
             return self.buffers[read[position]]
         if tensor.name in self.apart or op.type in ("Placeholder", "Const", "VarHandleOp"):

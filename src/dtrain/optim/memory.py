@@ -1,7 +1,7 @@
-"""What a train step keeps in memory on one replica, by part, found before any step has run.
+"""Predicts the memory of a train step on one replica, by part, before any step has run.
 
-`predict_memory` works on the graph of the step and on the shapes of the variables; `memory_measured` runs the
-step and looks.
+`predict_memory` uses the graph of the step and the shapes of the variables. It runs no step;
+`memory_measured` does.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ class Memory:
 
     Attributes:
         parameters: the model's variables, trainable or not.
-        gradients: those that the optimizer is given, one for each trainable variable.
-        optimizer: its variables: moments, moving averages, accumulated gradients, loss scale, counters.
-        activations: what else lives at the highest point of the forward and backward pass: the batch, what
-            the forward pass keeps for the backward pass, and what the backward pass has at work.
-        workspace: by how much the peak is higher because kernels take memory for themselves while they run.
-            It depends on the processor, and is measured only: 0 in a prediction.
+        gradients: the gradients that the optimizer gets, one for each trainable variable.
+        optimizer: the optimizer's variables: moments, moving averages, accumulated gradients, loss scale,
+            counters.
+        activations: all other tensors at the peak of the forward and backward pass: the batch, the tensors
+            that the forward pass keeps for the backward pass, and the temporary tensors of the backward pass.
+        workspace: by how much the temporary memory of kernels raises the peak. It depends on the processor,
+            and can only be measured: 0 in a prediction.
     """
 
     parameters: int
@@ -41,11 +42,11 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """The sum of all.
+        """The sum of all parts.
 
-        Gradients come to life as activations are freed, so a step's own peak is below it where activations
-        prevail. What an optimizer's update has at work is in no part: where the weights prevail, a few times
-        the largest of them comes on top.
+        Gradients are allocated as activations are freed, so the real peak of a step is lower if activations
+        dominate. The temporary tensors of the optimizer's update are in no part: if the weights dominate, add
+        a few times the bytes of the largest weight.
         """
         return self.parameters + self.gradients + self.optimizer + self.activations + self.workspace
 
@@ -55,30 +56,30 @@ class Memory:
 
 
 def predict_memory(model: Any, batch: Any, *, batch_size: int | None = None) -> Memory:
-    """What a train step will take on one replica, without running one.
+    """Predict the memory of a train step on one replica, without running a step.
 
-    The step is traced for the batch's shapes, given to TensorFlow's graph optimizer, and then played: which
-    tensors live at the same time if operations run one after another. So the dtype policy, rematerialisation
-    and an own `train_step` are taken as they are. With gradient accumulation the batch is one micro-batch.
-    Operations that run at the same time, in an order that TensorFlow takes by chance, were seen to hold up to
-    37% more activations.
+    The step is traced for the batch's shapes and optimized by TensorFlow's graph optimizer. Then its
+    execution is simulated, one operation after another, to find which tensors live at the same time. The
+    prediction therefore includes the effects of the dtype policy, of rematerialization and of a custom
+    `train_step`. With gradient accumulation the batch is one micro-batch. In a real step operations run in
+    parallel, in an order that varies; up to 37% more activations were measured then.
 
-    Not in it: TensorFlow itself, kernels' workspace, data that a dataset reads ahead, metrics'
-    variables. XLA, where it is used, keeps less.
+    The prediction does not include TensorFlow itself, the kernels' workspace, data that a dataset prefetches,
+    and the metrics' variables. With XLA a step needs less.
 
     Args:
-        model: a compiled Keras model. If it is not built, it is built; the optimizer is not.
-        batch: what one replica's `train_step` takes, such as `(x, y)`: a nest of arrays, tensors or
-            `tf.TensorSpec`s. Or the number of examples, for a built functional model: its inputs say the
-            shape of x, its outputs and losses (sparse or not) that of y.
-        batch_size: replaces the leading dimension of every leaf of `batch`.
+        model: a compiled Keras model. A model that is not built gets built; its optimizer does not.
+        batch: the argument of one replica's `train_step`, such as `(x, y)`: a nest of arrays, tensors or
+            `tf.TensorSpec`s. Or the number of examples, for a built functional model: the shape of x follows
+            from its inputs, and that of y from its outputs and losses (sparse or not).
+        batch_size: replaces the first dimension of every leaf of `batch`.
 
     Returns:
-        The four parts, in bytes.
+        The parts, in bytes; `workspace` is 0.
 
     Raises:
-        ConfigurationError: the model is not compiled, its step gives no optimizer a gradient, or a batch size
-            is below 1.
+        ConfigurationError: the model is not compiled, its step passes no gradient to an optimizer, a batch
+            size is below 1, or both a number of examples and `batch_size` were given.
         DataError: the batch's shapes are not known.
     """
     spec = batch_spec(model, batch, batch_size)
@@ -97,10 +98,10 @@ def variable_bytes(variable: Any) -> int:
 
 
 def optimizer_bytes(optimizer: Any, model: Any) -> int:
-    """The bytes of an optimizer's variables for a model; if it is not built, those that it would make."""
+    """The bytes of an optimizer's variables for a model; if it is not built, of those it would make."""
     if not optimizer.built:
         optimizer = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
-        # In a stateless scope variables have shapes and no memory.
+        # In a stateless scope, variables have shapes but no memory.
         with keras.StatelessScope():
             optimizer.build(model.trainable_variables)
     return sum(variable_bytes(variable) for variable in optimizer.variables)

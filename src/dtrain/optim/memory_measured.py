@@ -1,7 +1,7 @@
-"""What a train step really takes of memory, by part: the step is run and TensorFlow's allocations are read.
+"""Measures the memory of a train step, by part: runs the step and reads TensorFlow's allocations.
 
-The step runs in sessions on copies of the variables, so the model stays as it is. Of the prediction it shares
-the names of the gradients, and no number.
+The step runs in a session on copies of the variables, so the model is not changed. It shares the traced step
+with the prediction in `memory`, but uses none of its numbers.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from dtrain.optim.memory_trace import StepGraph, batch_spec, components, stand_a
 _V1 = tf.compat.v1
 _TRACED = _V1.RunOptions(trace_level=_V1.RunOptions.FULL_TRACE)
 _ONE_BY_ONE = _V1.ConfigProto(inter_op_parallelism_threads=-1)
-_WARM_UP = 2  # steps before those that are looked at
-# Memory may be given back a moment late where the machine is busy, which raises a peak; nothing lowers one.
+_WARM_UP = 2  # steps before the measured ones
+# On a busy machine memory may be freed late, which raises a peak; nothing lowers one. The lowest peak counts.
 _RUNS = 7
 
 
 def measure_memory(model: Any, batch: Any, *, batch_size: int | None = None) -> Memory:
-    """Runs a train step on one replica and reads from the run metadata what each operation allocated.
+    """Run a train step on one replica, and read from the run metadata what each operation allocated.
 
-    The parts are those of `predict_memory`. Operations run one after another: which ones run at the same time
-    is chance, and the numbers would differ from run to run. The model's weights and its optimizer's are
-    copied and stay as they are; an optimizer that was not built is built.
+    The parts are those of `predict_memory`, and `workspace`. Operations run one after another, because a
+    parallel order varies and the numbers would differ from run to run. The variables of the model and of its
+    optimizer are copied and keep their values. An optimizer that is not built gets built.
 
     Args:
         model: a compiled Keras model.
-        batch: as for `predict_memory`; where only shapes are given, zeros are fed.
-        batch_size: as for `predict_memory`; arrays must be of that size already.
+        batch: as for `predict_memory`; if only shapes are given, zeros are fed.
+        batch_size: as for `predict_memory`; arrays must already have that size.
 
     Raises:
-        ConfigurationError: as `predict_memory`; or the model was made under a strategy of several replicas.
-        DataError: as `predict_memory`.
+        ConfigurationError: as for `predict_memory`; or the model was made under a strategy of several
+        replicas. DataError: as for `predict_memory`.
     """
     replicas = model.distribute_strategy.num_replicas_in_sync
     if replicas > 1:
@@ -63,26 +63,26 @@ def _fed(feed: Any, leaf: Any) -> Any:
 
 
 def _variables(model: Any, optimizers: Iterable[Any]) -> dict[str, list[Any]]:
-    """The variables of each part, those of one device."""
+    """The variables of each part, as the variables of one device."""
     groups = {"parameters": model.variables, "optimizer": [v for each in optimizers for v in each.variables]}
     return {part: [components(v.value)[0] for v in group] for part, group in groups.items()}
 
 
 class _Program:
-    """A step that sessions can run, with what gives its variables their values."""
+    """A step that a session can run, with the operations that give its variables their values."""
 
     def __init__(self, alone: StepGraph, parts: Mapping[str, Sequence[Any]]) -> None:
         self._graph = alone.graph
         self._wanted = [*alone.wanted, *(tensor.op for tensor in alone.gradients)]
         self._gradients = alone.gradients
-        # Each gradient's own name, and those of the tensors whose memory it is a view of.
+        # For each gradient, its own name and the names of the tensors whose memory it shares.
         self._names = [viewed([tensor]) for tensor in alone.gradients]
         within = ancestors(tensor.op for tensor in alone.gradients)
         after = descendants(alone.graph, (tensor.op for tensor in alone.gradients))
         self._updates = {op.name for op in {*after, *alone.updates} - within}
         captured = {id(variable.handle): (handle, variable) for handle, variable in alone.variables}
         pairs: dict[str, list[tuple[Any, Any]]] = {
-            # Also those that a step does not use, such as a metric's, take memory.
+            # Variables that the step does not use take memory, too.
             part: [captured.pop(id(variable.handle), (None, variable)) for variable in group]
             for part, group in parts.items()
         }
@@ -95,7 +95,7 @@ class _Program:
             }
 
     def run(self, feeds: Mapping[Any, Any]) -> dict[str, int]:
-        """The bytes of each part in a new session."""
+        """The bytes of each part, measured in a new session."""
         found = {}
         with _V1.Session(graph=self._graph, config=_ONE_BY_ONE) as session:
             for part, group in self._initial.items():
@@ -115,21 +115,21 @@ class _Program:
         return found | min(measured, key=lambda each: each["activations"])
 
     def _gradient_bytes(self, nodes: Sequence[Any]) -> list[tuple[str, int]]:
-        """For each gradient, the node that wrote it, as far as the run shows, and the bytes it lies in."""
+        """For each gradient that the run shows, the node that allocated it, and its bytes."""
         seen = {f"{node.node_name}:{out.slot}": _bytes(out) for node in nodes for out in node.output}
         found = []
         for names in self._names:
             there = [name for name in names if name in seen]
             if there:
-                # The last is the furthest back: the one that was allocated.
+                # Views come first; the last name is the tensor that was allocated.
                 found.append((there[-1].rpartition(":")[0], seen[there[-1]]))
         return found
 
     def _activations(self, nodes: Sequence[Any], gradients: Iterable[tuple[str, int]]) -> tuple[int, int]:
-        """The most bytes at one time of tensors that neither are gradients nor belong to an update.
+        """The peak bytes of tensors that are neither gradients nor part of an update.
 
         Returns:
-            That, and how much higher the peak is with what kernels took for themselves.
+            The peak, and by how much the temporary memory of kernels raises it.
         """
         apart: dict[str, list[int]] = collections.defaultdict(list)
         for name, size in gradients:
@@ -144,24 +144,24 @@ class _Program:
         return _peak(tensors), _peak(tensors + kernels) - _peak(tensors)
 
     def _is_update(self, name: str) -> bool:
-        """Whether a node of a run is one of an optimizer's, or was made of one by the graph optimizer."""
+        """Whether a node belongs to an optimizer's update, or was made from such a node by TensorFlow."""
         pieces = name[max(0, name.find("step/")) :].split("/")
         return any("/".join(pieces[:end]) in self._updates for end in range(1, len(pieces) + 1))
 
 
 def _assignment(handle: Any, variable: Any) -> tuple[Any, Any]:
-    """An operation that gives a variable of the graph its value, and the placeholder that it is fed to."""
+    """An operation that assigns a variable of the graph, and the placeholder for its value."""
     if handle is None:
         handle = tf.raw_ops.VarHandleOp(
             dtype=variable.dtype, shape=variable.shape, shared_name=f"unused_{id(variable)}"
         )
     fed = _V1.placeholder(variable.dtype, variable.shape)
-    # A variable takes over what is assigned to it: without the copy that would be the session's own input.
+    # A variable takes over the memory of an assigned tensor: without the copy, that of the session's input.
     return tf.raw_ops.AssignVariableOp(resource=handle, value=tf.raw_ops.DeepCopy(x=fed)), fed
 
 
 def _traced(session: Any, wanted: Sequence[Any], feeds: Mapping[Any, Any]) -> list[Any]:
-    """Runs operations, and returns what TensorFlow noted of each node."""
+    """Runs operations, and returns TensorFlow's statistics of each node."""
     if not wanted:
         return []
     metadata = _V1.RunMetadata()
@@ -174,16 +174,16 @@ def _bytes(output: Any) -> int:
 
 
 def _allocations(node: Any) -> list[tuple[int, int]]:
-    """(microseconds, bytes) of each piece of memory that a node asked for, and, negative, that was freed."""
+    """The (microseconds, bytes) of a node's allocations, with negative bytes for memory that it freed."""
     return [(r.alloc_micros, r.alloc_bytes) for memory in node.memory for r in memory.allocation_records]
 
 
 def _split(node: Any, apart: Iterable[int]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """The allocations of a node that hold its results, and those that only its kernel knew.
+    """The allocations of a node that hold its results, and those that its kernel used temporarily.
 
     Args:
-        node: of a run.
-        apart: the bytes of results that are not to be counted.
+        node: the statistics of a node.
+        apart: the sizes in bytes of results to leave out.
     """
     own = sorted(_allocations(node))
     results: list[tuple[int, int]] = []
@@ -198,9 +198,10 @@ def _split(node: Any, apart: Iterable[int]) -> tuple[list[tuple[int, int]], list
 
 
 def _take(records: list[tuple[int, int]], size: int) -> list[tuple[int, int]]:
-    """Takes one piece of memory of a size out of a list: its making, and its end if that was seen.
+    """Removes the records of one piece of memory of a size: its allocation and, if recorded, its release.
 
-    Of several it is the one that lives longest, since kernels free their own before they return.
+    Of several pieces it takes the longest-lived, because kernels free their temporary memory before they
+    return.
     """
     made = next((record for record in records if record[1] == size), None)
     freed = next((record for record in reversed(records) if record[1] == -size), None)

@@ -1,6 +1,6 @@
-"""A model's train step as a graph for one replica, with the gradients that its optimizers are given.
+"""Traces a model's train step as a graph for one replica, with the gradients that its optimizers get.
 
-Nothing is executed and no weight is changed; what the graph needs of memory is for others to say.
+It executes no step and changes no weight. It does not compute memory; `memory` and `memory_measured` do.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _EXAMPLE = "Give an example batch, such as (x, y), or tf.TensorSpecs of one."
 
 @dataclass(frozen=True, kw_only=True)
 class TracedStep:
-    """One train step.
+    """A traced train step.
 
     Attributes:
-        function: the concrete function; its inputs are the leaves of the batch, then what it captures.
-        gradients: what the optimizers were given: tensors of the graph, or `tf.IndexedSlices`.
-        optimizers: those that were given something, in order.
-        updates: the names of the operations that their updates are made of.
+        function: the concrete function; its inputs are the leaves of the batch, then the captured tensors.
+        gradients: the gradients that the optimizers got: tensors of the graph, or `tf.IndexedSlices`.
+        optimizers: the optimizers that got gradients, in order.
+        updates: the names of the operations of the optimizers' updates.
     """
 
     function: Any
@@ -37,22 +37,22 @@ class TracedStep:
 
     @property
     def gradient_tensors(self) -> list[Any]:
-        """The gradients as tensors: two of `tf.IndexedSlices`, values and indices."""
+        """The gradients as tensors; `tf.IndexedSlices` give several, such as values and indices."""
         return [t for g in self.gradients for t in tf.nest.flatten(g, expand_composites=True)]
 
 
 def batch_spec(model: Any, batch: Any, batch_size: int | None) -> Any:
-    """What `train_step` takes, as `tf.TensorSpec`s whose dimensions are all known.
+    """The argument of `train_step`, as `tf.TensorSpec`s whose dimensions are all known.
 
     Args:
         model: a compiled model.
-        batch: examples as `fit` hands them to a step: a nest of arrays, tensors or `tf.TensorSpec`s; or the
-            number of examples, where the model says by itself what it takes.
-        batch_size: replaces the first dimension of every leaf; None leaves it.
+        batch: a batch as `fit` passes it to a step: a nest of arrays, tensors or `tf.TensorSpec`s; or the
+            number of examples, for a built functional model.
+        batch_size: replaces the first dimension of every leaf; None keeps it.
 
     Raises:
-        ConfigurationError: a batch size below 1, or two of them.
-        DataError: the shapes of a batch cannot be found out, or are not whole.
+        ConfigurationError: a batch size is below 1, or two were given.
+        DataError: the shapes of the batch are unknown, or only partly known.
     """
     if isinstance(batch, Integral) and not isinstance(batch, bool):
         if batch_size is not None:
@@ -80,18 +80,18 @@ def _leaf_spec(leaf: Any, batch_size: int | None) -> Any:
         raise DataError(
             f"A part of the batch has the shape {tuple(leaf.shape)}, not all of it known.", hint=_EXAMPLE
         )
-    # As `fit` does with arrays.
+    # `fit` also casts arrays of float64 to Keras' default type.
     dtype = tf.as_dtype(keras.config.floatx()) if leaf.dtype == tf.float64 else leaf.dtype
     return tf.TensorSpec(shape, dtype)
 
 
 def _spec_of_model(model: Any) -> Any:
-    """Inputs and labels of a built functional model whose loss says what labels it takes."""
+    """The specs of a built functional model's inputs and labels; its losses decide those of the labels."""
     if not getattr(model, "inputs", None):
         raise DataError(
             f"{model.name!r} does not say what it takes: it is not built, or not functional.", hint=_EXAMPLE
         )
-    # A Sequential that was never called has lists only.
+    # A Sequential model that was never called has `inputs` and `outputs` lists only.
     inputs = model.input if hasattr(model, "input") else model.inputs[0]
     outputs, loss = model.output if hasattr(model, "output") else model.outputs[0], model.loss
     if isinstance(outputs, dict) and not isinstance(loss, dict):
@@ -116,15 +116,15 @@ def _labels(output: Any, loss: Any) -> Any:
 
 
 def trace_step(model: Any, spec: Any, *, update: bool) -> TracedStep:
-    """The graph of `model.train_step` on a batch.
+    """Trace `model.train_step` for a batch.
 
     Args:
-        model: a compiled model; what of it was not built is built, its values stay as they are.
-        spec: a nest of `tf.TensorSpec`s of whole shapes.
+        model: a compiled model; unbuilt parts get built, and variables keep their values.
+        spec: a nest of `tf.TensorSpec`s with fully known shapes.
         update: whether the optimizers' updates are part of the graph.
 
     Raises:
-        ConfigurationError: the model is not compiled, or the step gives no optimizer a gradient.
+        ConfigurationError: the model is not compiled, or the step passes no gradient to an optimizer.
     """
     if not getattr(model, "compiled", False):
         raise ConfigurationError(f"{model.name!r} is not compiled.", hint="Call model.compile(...) first.")
@@ -133,7 +133,7 @@ def trace_step(model: Any, spec: Any, *, update: bool) -> TracedStep:
     updates: list[str] = []
 
     def step(batch: Any) -> Any:
-        # A variable that is not there yet makes TensorFlow trace twice; the last one counts.
+        # TensorFlow traces twice if the first trace creates variables; the last trace counts.
         gradients.clear()
         optimizers.clear()
         updates.clear()
@@ -162,9 +162,9 @@ def step_optimizers(model: Any) -> list[Any]:
 def _listening(
     model: Any, gradients: list[Any], optimizers: list[Any], updates: list[str] | None
 ) -> Iterator[None]:
-    """While a step is traced, notes what its optimizers' `apply` is given, and what operations that makes.
+    """While a step is traced, records the gradients that reach `apply` of its optimizers.
 
-    Without a list for the operations, the updates are left out.
+    `updates` gets the names of the operations that `apply` makes. With None, the graph gets no updates.
     """
     heard = step_optimizers(model)
     for optimizer in heard:
@@ -193,16 +193,16 @@ def _listening(
 
 @dataclass(frozen=True, kw_only=True)
 class StepGraph:
-    """A step as a graph that stands alone: with variables of its own, which nothing has written to yet.
+    """A step as an independent graph: it has its own variables, which are not initialized.
 
     Attributes:
         graph: a `tf.Graph` of the step.
-        wanted: its operations that make up a step.
-        gradients: what the optimizers are given, as tensors of the graph.
-        updates: the operations that the optimizers' updates are made of.
-        variables: for each handle in the graph, the variable whose place it takes.
+        wanted: the operations to run for one step.
+        gradients: the gradients that the optimizers get, as tensors of the graph.
+        updates: the operations of the optimizers' updates.
+        variables: pairs of a handle in the graph and the program's variable that it replaces.
         feeds: a placeholder for each leaf of the batch.
-        constants: placeholders for what else the step captured, with their values.
+        constants: placeholders for other captured tensors, with their values.
     """
 
     graph: Any
@@ -215,7 +215,11 @@ class StepGraph:
 
 
 def stand_alone(step: TracedStep) -> StepGraph:
-    """A copy of a step's graph that needs nothing of this program's variables."""
+    """A copy of a step's graph that does not use this program's variables.
+
+    Raises:
+        ConfigurationError: the step uses a resource that is no variable, such as a lookup table.
+    """
     traced = step.function.graph
     captured = {id(each.handle): each for variable in traced.variables for each in components(variable)}
     values = {id(outer): outer.numpy() for outer, _ in traced.captures if outer.dtype != tf.resource}
@@ -251,7 +255,7 @@ def stand_alone(step: TracedStep) -> StepGraph:
 
 
 def components(variable: Any) -> tuple[Any, ...]:
-    """The devices' variables that a strategy's variable stands for; an ordinary one is its own."""
+    """The variables on each device of a strategy's variable; for an ordinary variable, itself."""
     values = getattr(variable, "values", None)
     return values if isinstance(values, tuple) else (variable,)
 

@@ -1,6 +1,7 @@
-"""Makes an optimizer anew with the rate and the accumulation that a run has, from whatever names one.
+"""Makes an optimizer from a name, an object, a class or a function, with the run's rate and accumulation.
 
-The optimizers are Keras' own, and so is what they do; this only puts two settings into their configuration.
+It only changes these two settings in the configuration of Keras' optimizers; it does not change what they
+compute.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from dtrain.errors import ConfigurationError
 from dtrain.upstream import keras as upstream_keras
 
 OptimizerLike: TypeAlias = str | keras.optimizers.Optimizer | Callable[..., keras.optimizers.Optimizer]
-"""A name that Keras knows, an optimizer that was not used yet, or a class or function that takes a rate."""
+"""A name that Keras knows, an optimizer that was not used yet, a class, or a function that takes a rate."""
 
 
 def base_optimizer(optimizer: OptimizerLike, learning_rate: Any = None) -> keras.optimizers.Optimizer:
-    """The optimizer that is meant, with the rate that it is to have before any scaling.
+    """The optimizer with its rate before any scaling.
 
     Args:
         optimizer: a name, an optimizer, a class, or a function of the rate.
-        learning_rate: a number or a Keras schedule; None for the optimizer's own.
+        learning_rate: a number or a Keras schedule; None keeps the optimizer's own rate.
 
     Raises:
-        ConfigurationError: it is none of these, it has been used already, or it is a function of the rate and
-            there is none.
+        ConfigurationError: `optimizer` is none of these, has been used already, or is a function of the rate
+            and `learning_rate` is None.
     """
     if isinstance(optimizer, str):
         try:
@@ -62,12 +63,12 @@ def base_optimizer(optimizer: OptimizerLike, learning_rate: Any = None) -> keras
 
 
 def _called(function: Callable[..., Any], learning_rate: Any) -> Any:
-    """What a function makes of the rate; without one, of nothing, if it can."""
+    """Call a function with the rate, or without arguments if the rate is None."""
     given = () if learning_rate is None else (learning_rate,)
     try:
         inspect.signature(function).bind(*given)
     except ValueError:
-        pass  # built in: it does not say what it takes
+        pass  # a built-in function without a signature
     except TypeError as error:
         found = "learning_rate is not set" if learning_rate is None else "learning_rate is set"
         raise ConfigurationError(
@@ -78,10 +79,11 @@ def _called(function: Callable[..., Any], learning_rate: Any) -> Any:
 
 
 def rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
-    """Its rate: a float, or a Keras schedule.
+    """The rate of an optimizer: a float, or a Keras schedule.
 
     Raises:
-        ConfigurationError: it is a function, or a schedule that Keras cannot make from its configuration.
+        ConfigurationError: the rate is a function, or a schedule that Keras cannot make from its
+        configuration.
     """
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return rate_of(optimizer.inner_optimizer)
@@ -109,15 +111,15 @@ def _no_rate(optimizer: keras.optimizers.Optimizer, found: str) -> Configuration
 def with_settings(
     optimizer: keras.optimizers.Optimizer, *, learning_rate: Any = None, accumulation: int | None = None
 ) -> keras.optimizers.Optimizer:
-    """An optimizer of the same configuration but for what is given here.
+    """A new optimizer with the same configuration, except for the given settings.
 
     Args:
-        optimizer: what it is like; it is left as it is.
-        learning_rate: a number or a Keras schedule.
-        accumulation: micro-batches in an update; 1 for none.
+        optimizer: the optimizer to copy; it is not changed.
+        learning_rate: a number or a Keras schedule; None keeps the rate.
+        accumulation: micro-batches in an update, 1 for no accumulation; None keeps the setting.
 
     Raises:
-        ConfigurationError: the optimizer accumulates already, another number of micro-batches.
+        ConfigurationError: the optimizer already accumulates another number of micro-batches.
     """
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         inner = with_settings(

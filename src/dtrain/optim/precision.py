@@ -1,7 +1,7 @@
-"""Mixed precision by one word, with outputs that losses and metrics can count on.
+"""Chooses mixed precision by one word, and makes a model's outputs float32 for losses and metrics.
 
-Computing in 16 bits is Keras' own (dtype policies); so is the scaling of the loss, which `compile` adds for
-float16 by itself and which bfloat16 does not need.
+It does not compute in 16 bits itself: Keras does, by dtype policies. Keras also scales the loss: `compile`
+adds the scaling for float16, and bfloat16 does not need it.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from dtrain.upstream import keras as upstream_keras
 from dtrain.words import PRECISIONS, SHORT_PRECISIONS, known_word
 
 _HALVES = ("float16", "bfloat16")
-# Layers that pass numbers on as they are: what matters is who computed them.
+# Layers that do not change numbers: the precision is decided by the layer before them.
 _PASSING = ("Concatenate", "Flatten", "Identity", "Permute", "RepeatVector", "Reshape")
 
 
 def precision_policy(word: str) -> str:
-    """The Keras policy of a word; weights are float32 with each of them.
+    """The name of the Keras dtype policy for a word; weights are float32 in each of these policies.
 
     Raises:
-        ConfigurationError: listing the known words and the nearest. Keras' "float16" and "bfloat16", which
-            keep weights in 16 bits too, are none of them.
+        ConfigurationError: the word is not known; the message lists the known words. Keras' "float16" and
+            "bfloat16" are not among them, because they also keep weights in 16 bits.
     """
     return known_word("precision", word, PRECISIONS, near=SHORT_PRECISIONS)
 
 
 @contextmanager
 def precision(word: str) -> Iterator[str]:
-    """Layers and models that are made within it compute in the precision of the word.
+    """A context in which layers and models are made that compute in the chosen precision.
 
-    The policy stays with them: compile and fit may stand outside. `compile` wraps the optimizer of a float16
-    model in Keras' `LossScaleOptimizer`; make the model itself within the context too, since compile looks
-    at the model's own policy. Make its outputs float32 with `float32_outputs`.
+    Layers and models keep the policy, so `compile` and `fit` may be called outside of the context. `compile`
+    wraps the optimizer of a float16 model in Keras' `LossScaleOptimizer`. It looks at the policy of the
+    model, so make the model itself in the context, too. Make its outputs float32 with `float32_outputs`.
 
     Args:
         word: "float32", "mixed_bfloat16" or "mixed_float16", as in Keras.
@@ -61,14 +61,16 @@ def precision(word: str) -> Iterator[str]:
 def float32_outputs(model: keras.Model) -> keras.Model:
     """Makes a model's outputs float32, whatever it computes in; call it before `compile`.
 
-    In a functional or Sequential model the layers that compute the outputs are given the policy float32, so
-    that a softmax is not rounded to 16 bits; layers that only pass numbers on, such as `Reshape`, are gone
-    through to those before them. This is saved with the model. Of a subclassed model it cannot be known
-    which layer is the last: what its `call` returns is cast, which a loaded model needs again. (Give its
-    last layer `dtype="float32"` to have the softmax computed so, too.)
+    In a functional or Sequential model, the layers that compute the outputs get the policy float32, so that a
+    softmax is not rounded to 16 bits. If an output comes from a layer that does not change numbers, such as
+    `Reshape`, the layer before it gets the policy, too. The policies are saved with the model.
+
+    The last layer of a subclassed model cannot be found, so the result of its `call` is cast to float32. The
+    cast is not saved: call this function again on a loaded model. To compute a softmax in float32 as well,
+    give the last layer `dtype="float32"`.
 
     Returns:
-        The same model. One that computes in float32 is not changed.
+        The same model. A model that computes in float32 is not changed.
     """
     if not any(_computes_in_half(layer) for layer in upstream_keras.layers_of(model)):
         return model
@@ -81,7 +83,7 @@ def float32_outputs(model: keras.Model) -> keras.Model:
         _cast_outputs(model)
     for operation in operations:
         _make_float32(operation)
-    # A function that was traced before computes as it did then.
+    # Functions that were traced before would keep the old precision.
     model.train_function = model.test_function = model.predict_function = None
     return model
 
@@ -91,7 +93,7 @@ def _computes_in_half(layer: Any) -> bool:
 
 
 def _last_of_sequence(model: keras.Sequential) -> list[Any]:
-    """The layers that compute a Sequential model's output, also before it is built."""
+    """The layers that compute a Sequential model's output; works before the model is built."""
     found = []
     for layer in reversed(model.layers):
         found.append(layer)
@@ -101,7 +103,7 @@ def _last_of_sequence(model: keras.Sequential) -> list[Any]:
 
 
 def _last_operations(model: Any) -> list[Any]:
-    """The layers that compute a functional model's outputs, each once."""
+    """The layers that compute a functional model's outputs, without duplicates."""
     found: dict[int, Any] = {}
     seen: set[int] = set()
     left = list(keras.tree.flatten(model.outputs))
@@ -119,7 +121,7 @@ def _last_operations(model: Any) -> list[Any]:
 
 
 def _passes_on(operation: Any) -> bool:
-    """Whether an operation computes in the precision of what it is given."""
+    """Whether an operation computes in the precision of its inputs."""
     return type(operation).__name__ in _PASSING or not isinstance(operation, keras.layers.Layer)
 
 
@@ -131,7 +133,7 @@ def _make_float32(layer: Any) -> None:
         return
     inner = [each for each in upstream_keras.layers_of(layer) if each is not layer]
     if inner and not isinstance(layer, keras.layers.Wrapper):
-        # A block of the user's own may be the whole network.
+        # A user's layer with inner layers may be the whole network, so only its outputs are cast.
         _cast_outputs(layer)
         return
     for each in (layer, *inner):
@@ -139,7 +141,7 @@ def _make_float32(layer: Any) -> None:
 
 
 def _cast_outputs(layer: Any) -> None:
-    """Has a layer's `call` return float32 in the place of 16 bits."""
+    """Makes a layer's `call` return float32 instead of 16-bit values."""
     call: Callable[..., Any] = layer.call
     if getattr(call, "_dtrain_float32", False):
         return

@@ -1,6 +1,6 @@
-"""How large the learning rate should be when the batch is not the one that it was found with.
+"""Scales a learning rate that was found with one batch size to another batch size.
 
-It only computes a number; how the rate changes while training is `schedules.py`'s.
+It only computes a number; it does not change the rate during training, as `schedules.py` does.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ from dtrain.words import SCALINGS, known_word
 
 
 def scaled_rate(rate: float, *, batch: int, base_batch: int, scaling: str = "linear") -> float:
-    """The learning rate for a batch, from one that is known to work for another batch.
+    """The learning rate for a batch size, from a rate that works for another batch size.
 
-    "linear" keeps the change per example the same over small steps, as Goyal et al. found for SGD with
-    momentum (arXiv:1706.02677, section 2.1); they pair it with a gradual warm-up, which is
-    `WarmUp(..., start=rate)` with the rate before scaling. "sqrt" keeps the noise of the step the same
-    (Krizhevsky, arXiv:1404.5997) and is what Adam and its like are usually given.
+    "linear" keeps the change per example the same over small steps (Goyal et al., arXiv:1706.02677, section
+    2.1, for SGD with momentum). They combine it with a gradual warm-up from the rate before scaling:
+    `WarmUp(..., start=rate)`. "sqrt" keeps the noise of a step the same (Krizhevsky, arXiv:1404.5997); it is
+    usual for Adam and similar optimizers.
 
     Args:
         rate: the known rate.
         batch: examples in the global batch to train with.
         base_batch: examples in the global batch that `rate` was found with.
-        scaling: "linear", "sqrt", or "none", which gives `rate` back.
+        scaling: "linear", "sqrt", or "none", which returns `rate`.
+
+    Returns:
+        The scaled rate.
 
     Raises:
         ConfigurationError: the scaling is not known, or a number is not positive.

@@ -1,6 +1,6 @@
-"""Trades time for memory by one word: layers whose inside is computed again in the backward pass.
+"""Rematerialization by one word: layers are computed again in the backward pass, which saves memory for time.
 
-What is chosen by the word is Keras' `RematScope`; that the numbers stay the same is the engine's.
+It only sets Keras' `RematScope`; the engine keeps the numbers the same under a strategy.
 """
 
 from __future__ import annotations
@@ -29,27 +29,28 @@ MODES = {
 def rematerialize(
     mode: str = "full", *, size: int | None = None, layers: Sequence[str] = ()
 ) -> Iterator[None]:
-    """Layers that are made within it keep their inputs only and are computed again in the backward pass.
+    """A context for making layers that keep only their inputs, and are computed again in the backward pass.
 
-    Gradient checkpointing (Chen et al., arXiv:1604.06174). The numbers are the same: the second time draws
-    the same dropout masks, moving statistics are written once. It pays where a layer holds much between its
-    input and its output: a block of one's own, a nested model, an attention. What lies between two layers is
-    kept as before, and the model that `fit` trains is not taken as one layer itself; of layers within layers
-    the outermost counts. An optimizer, losses and metrics are not concerned.
+    This is gradient checkpointing (Chen et al., arXiv:1604.06174). The numbers do not change: the second
+    forward pass draws the same dropout masks, and moving statistics are written once. It saves memory in
+    layers with large tensors between their input and their output: a custom block, a nested model, an
+    attention layer. Tensors between two layers are kept as before. The model that `fit` trains is not itself
+    rematerialized; of nested layers, the outermost is. Optimizers, losses and metrics are not affected.
 
     Random numbers must be drawn through Keras (`keras.random`, Keras' layers): those of `tf.random` would
-    differ the second time. The context belongs to the making of the layers, not to their calls.
+    differ in the second pass. Make the layers in the context; they may be called outside of it.
 
     Args:
         mode: "full" for all layers, "activations" for activation functions of layers such as Dense,
             "larger_than" for layers whose output is larger than `size`, "layers" for those named in `layers`,
-            "none" for none.
-        size: numbers in an output, the batch counted as 1 where its size is not known.
+            "none" for no layer.
+        size: number of elements in an output; an unknown batch size counts as 1.
         layers: names of layers.
 
     Raises:
-        ConfigurationError: the mode is not known, or what it needs is missing. While training: a layer adds a
-            loss or writes to its own weights within its call, or the strategy is ParameterServerStrategy.
+        ConfigurationError: the mode is not known, an argument that it needs is missing, or an argument does
+            not belong to it. During training: a layer adds a loss or writes to its own weights in its call,
+            or the strategy is ParameterServerStrategy.
     """
     word = MODES[known_word("mode", mode, MODES)]
     needs = {"larger_than": ("size", size is not None), "list_of_layers": ("layers", bool(layers))}

@@ -1,6 +1,7 @@
-"""How the learning rate changes while training: a warm-up before any schedule, and cosine restarts.
+"""Learning-rate schedules: a warm-up before any schedule, and cosine decay with restarts.
 
-They are Keras schedules, which count the optimizer's calls; what the rate should be is `rates.py`'s.
+They are Keras schedules, which count the optimizer's calls. They do not scale a rate to a batch size;
+`rates.py` does.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from dtrain.errors import ConfigurationError
 
 @keras.saving.register_keras_serializable(package="dtrain")
 class WarmUp(LearningRateSchedule):  # type: ignore[misc]
-    """A rate that rises evenly to the first rate of what comes after, and then follows that.
+    """A rate that rises linearly from `start` to the first rate of `after`, and then follows `after`.
 
-    The gradual warm-up of Goyal et al. (arXiv:1706.02677, section 2.2): `start` is the rate before scaling
-    and `after` begins with the scaled one. What comes after begins with its own step 0, so that a decay over
-    1000 steps still takes 1000 steps.
+    This is the gradual warm-up of Goyal et al. (arXiv:1706.02677, section 2.2): `start` is the rate before
+    scaling, and `after` begins with the scaled rate. `after` begins with its own step 0 when the warm-up
+    ends, so a decay over 1000 steps still takes 1000 steps.
 
-    A step is a call of the optimizer. With `gradient_accumulation_steps=K` Keras counts micro-batches here,
-    K to an update.
+    A step is one call of the optimizer. With `gradient_accumulation_steps=K`, Keras counts micro-batches, K
+    in an update.
 
-    A model that was saved with it loads again where `dtrain.optim` was imported.
+    To load a model that was saved with this schedule, import `dtrain.optim` first.
 
     Args:
         after: a rate, or a Keras schedule.
-        steps: how long the rate rises; 0 does without.
-        start: the rate of the very first step.
+        steps: number of steps of the warm-up; 0 for no warm-up.
+        start: the rate of the first step.
 
     Raises:
         ConfigurationError: a number is negative or not finite, or `after` is neither rate nor schedule.
@@ -54,7 +55,7 @@ class WarmUp(LearningRateSchedule):  # type: ignore[misc]
     def __call__(self, step: Any) -> Any:
         """The rate of a step: a float32 scalar."""
         step = ops.convert_to_tensor(step)
-        # Subtracted as whole numbers: a float32 cannot tell steps above 16 million apart.
+        # Subtracted as integers: a float32 cannot distinguish steps above 16 million.
         later = ops.cast(self._later(ops.maximum(step - self.steps, 0)), "float32")
         if self.steps == 0:
             return later
@@ -68,7 +69,7 @@ class WarmUp(LearningRateSchedule):  # type: ignore[misc]
         return ops.convert_to_tensor(self.after, dtype="float32")
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` makes it from again."""
+        """The configuration from which `from_config` makes the schedule."""
         after = self.after
         if isinstance(after, LearningRateSchedule):
             after = keras.saving.serialize_keras_object(after)
@@ -76,7 +77,7 @@ class WarmUp(LearningRateSchedule):  # type: ignore[misc]
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> WarmUp:
-        """The schedule that `get_config` described."""
+        """Make the schedule from the result of `get_config`."""
         after = config["after"]
         if isinstance(after, dict):
             after = keras.saving.deserialize_keras_object(after)
@@ -93,22 +94,22 @@ def cosine_restarts(
     warmup: int = 0,
     start: float = 0.0,
 ) -> LearningRateSchedule:
-    """Cosine decay that begins anew again and again (SGDR: Loshchilov and Hutter, arXiv:1608.03983).
+    """Cosine decay with restarts (SGDR: Loshchilov and Hutter, arXiv:1608.03983).
 
     Args:
-        rate: the rate at the beginning of the first decay.
-        first_steps: how long the first decay takes.
-        growth: how many times longer each decay is than the one before.
-        decay: how many times higher the rate begins each time.
-        lowest: where each decay ends, as a share of its beginning.
-        warmup: steps of warm-up before the first decay, which do not count among `first_steps`.
-        start: the rate at the beginning of the warm-up.
+        rate: the rate at the start of the first decay.
+        first_steps: number of steps of the first decay.
+        growth: the length of each decay divided by the length of the one before.
+        decay: the start rate of each decay divided by the start rate of the one before, if `lowest` is 0.
+        lowest: the end rate as a share of `rate`, from 0 to 1.
+        warmup: number of warm-up steps before the first decay, in addition to `first_steps`.
+        start: the rate at the start of the warm-up.
 
     Returns:
-        Keras' `CosineDecayRestarts`, within a `WarmUp` if there is one.
+        Keras' `CosineDecayRestarts`, in a `WarmUp` if `warmup` is not 0.
 
     Raises:
-        ConfigurationError: a number cannot be used.
+        ConfigurationError: a number is out of range.
     """
     _check_rate("rate", rate)
     if not _is_count(first_steps) or not (first_steps > 0 and growth > 0 and decay >= 0 and 0 <= lowest <= 1):

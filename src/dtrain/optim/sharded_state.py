@@ -1,6 +1,6 @@
-"""Divides an optimizer's state over the replicas by one call (ZeRO, stage 1).
+"""Shards an optimizer's state over the replicas by one call (ZeRO, stage 1).
 
-It says which optimizers can be divided; how the division works is the engine's.
+It checks whether an optimizer can be sharded; the sharding itself is in `keras_engine/sharded_state.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dtrain.keras_engine.sharded_state import shard
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 
-# Those whose state is shaped as the weights are, begins alike everywhere, and is used in the update alone.
+# Optimizers whose state has the shape of the weights, begins equal on all replicas, and is used in updates
+# only.
 DIVISIBLE = (
     "Adadelta",
     "Adagrad",
@@ -30,24 +31,26 @@ DIVISIBLE = (
 
 
 def shard_state(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Has each replica keep the state (moments) of a part of the weights, and update these.
+    """Shard an optimizer's state: each replica keeps the state (moments) of some weights, and updates these.
 
-    Stage 1 of ZeRO (Rajbhandari et al., arXiv:1910.02054): with N replicas each holds about 1/N of the
-    optimizer's state, weights and gradients stay whole. Weights are given out whole, the largest first, each
-    to the replica with the fewest bytes so far. The numbers are those of the optimizer itself: gradients are
-    summed, clipped and scaled as before, then every weight is updated by its owner and handed to the others.
-    Under several workers that is one more reduction of the weights a step.
+    This is stage 1 of ZeRO (Rajbhandari et al., arXiv:1910.02054): of N replicas, each holds about 1/N of the
+    optimizer's state; weights and gradients are not sharded. Each weight is assigned as a whole to one
+    replica, its owner: the largest weight first, each to the replica with the fewest bytes so far. The
+    numbers are those of the optimizer without sharding: gradients are all-reduced, clipped and scaled as
+    before, then the owner updates each weight and sends it to the other replicas. With several workers this
+    costs one more all-reduce of the weights in each step.
 
     Call it in the strategy's scope, before the optimizer is used:
-    `model.compile(dtrain.optim.shard_state(keras.optimizers.Adam()), ...)`. It belongs to this object: one
-    that is made from its configuration, as by loading a model, is not divided; `load_weights` into a model
-    that was compiled with it takes the state over.
+    `model.compile(dtrain.optim.shard_state(keras.optimizers.Adam()), ...)`. Only this object is sharded: an
+    optimizer that is made from its configuration, for example by loading a model, is not. To restore the
+    state into a sharded optimizer, call `load_weights` on a model that was compiled with one.
 
-    A saved model holds the whole state and goes on anywhere. Under several workers all of them must save.
-    `tf.train.Checkpoint` and `optimizer.variables` see this process' part only.
+    A saved model holds the whole state, and training can resume from it under any strategy. With several
+    workers, all of them must save. `tf.train.Checkpoint` and `optimizer.variables` see only this process'
+    shard.
 
     It has no effect with one replica, under CentralStorageStrategy, where the state exists once, and under
-    ParameterServerStrategy, where it lies on the servers.
+    ParameterServerStrategy, where the state is on the servers.
 
     Args:
         optimizer: one of Keras' Adadelta, Adagrad, Adam, Adamax, AdamW, Ftrl, Lamb, Lion, Nadam, RMSprop and
@@ -57,8 +60,8 @@ def shard_state(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optim
         The same optimizer.
 
     Raises:
-        ConfigurationError: the optimizer is used already, keeps moving averages of the weights (`use_ema`),
-            or is not one of those above.
+        ConfigurationError: the optimizer has been used already, keeps moving averages of the weights
+            (`use_ema`), or is not one of the above.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     classes = tuple(getattr(keras.optimizers, name) for name in DIVISIBLE)

@@ -1,6 +1,7 @@
-"""Label smoothing for labels that are whole numbers, which Keras' own sparse loss does not offer.
+"""Label smoothing for integer labels, which Keras' sparse cross-entropy does not offer.
 
-The numbers are those of Keras' `CategoricalCrossentropy(label_smoothing=...)` on one-hot labels.
+It computes the same numbers as Keras' `CategoricalCrossentropy(label_smoothing=...)` on one-hot labels, and
+takes no one-hot labels itself.
 """
 
 from __future__ import annotations
@@ -16,28 +17,29 @@ from dtrain.errors import ConfigurationError, DataError
 
 @keras.saving.register_keras_serializable(package="dtrain")
 class SparseLabelSmoothing(keras.losses.Loss):  # type: ignore[misc]
-    """Cross-entropy against labels of which a little is spread over all classes.
+    """Cross-entropy with label smoothing for integer labels.
 
-    A label of class k counts as `1 - smoothing` of class k and `smoothing / classes` of every class
-    (Szegedy et al., arXiv:1512.00567, section 7). Works with sample and class weights, masks, and under
-    every strategy; it computes in float32 whatever the policy of the model.
+    The target of a label k is `1 - smoothing` for class k, plus `smoothing / classes` for every class
+    (Szegedy et al., arXiv:1512.00567, section 7). The loss works with sample weights, class weights and
+    masks, and under every strategy. It computes in float32, whatever the policy of the model.
 
-    A label that is negative or not below the number of classes raises an error where its value is known,
-    when the loss is called eagerly; inside `fit` its loss is NaN, and so are the gradients of its step.
+    A label that is negative or not below the number of classes raises a DataError if the loss is called
+    eagerly. Inside `fit` such a label makes its loss NaN, and so the gradients of the step.
 
     Args:
-        smoothing: from 0, which is the plain loss, to 1.
+        smoothing: from 0, which is the loss without smoothing, to 1.
         from_logits: whether the predictions are logits rather than probabilities.
         reduction: as for Keras' losses.
-        name: of the loss.
+        name: the name of the loss.
         dtype: as for Keras' losses.
 
-    Call arguments: `y_true` of shape (n,), (n, 1), or with more dimensions that of `y_pred` without the
-    last; `y_pred` of shape (n, ..., classes).
+    Call arguments: `y_pred` of shape (n, ..., classes); `y_true` of the same shape without the last
+    dimension, or with a last dimension of 1, such as (n,) or (n, 1).
 
     Raises:
         ConfigurationError: `smoothing` is not between 0 and 1.
-        DataError: labels and predictions are of shapes that do not fit, or a label is out of range.
+        DataError: when the loss is called: the shapes of labels and predictions do not fit, or (eagerly) a
+            label is out of range.
     """
 
     def __init__(
@@ -80,16 +82,16 @@ class SparseLabelSmoothing(keras.losses.Loss):  # type: ignore[misc]
             label_smoothing=self.smoothing,
         )
         known = ops.logical_and(labels >= 0, labels < classes)
-        # A factor, not a choice: the gradients must be lost too, for the label stands for nothing.
+        # Multiplied, not selected, so that the gradients become NaN too: the label has no meaning.
         return losses * ops.where(known, ops.ones_like(losses), ops.full_like(losses, float("nan")))
 
     def get_config(self) -> dict[str, Any]:
-        """What the loss is made from again."""
+        """The configuration from which Keras makes the loss again."""
         return super().get_config() | {"smoothing": self.smoothing, "from_logits": self.from_logits}
 
 
 def _check_labels(labels: Any, classes: int) -> None:
-    """Refuses labels that name no class, where their values are known."""
+    """Refuses labels out of range, if their values are known (eagerly)."""
     if not tf.executing_eagerly() or not isinstance(labels, tf.Tensor) or not int(tf.size(labels)):
         return
     lowest, highest = float(tf.reduce_min(labels)), float(tf.reduce_max(labels))
