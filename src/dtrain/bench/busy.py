@@ -21,7 +21,7 @@ class Others:
         self._began, self._busy, self._own = time.monotonic(), _busy_seconds(cores), _own_seconds()
 
     def share(self) -> float | None:
-        """The share of the cores' time, from 0 to 1, that other programs used: not this process or its children.
+        """The share of the cores' time, from 0 to 1, used by others than this process and its children.
 
         Children count when they have ended. None if the system does not report the use of cores.
         """

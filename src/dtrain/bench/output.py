@@ -44,7 +44,7 @@ def check_output(path: str | None, runs: int) -> None:
 
 
 def open_output(path: str | None) -> Path:
-    """Make the output directory and claim it with an empty `bench.json` (not in a new directory in `runs/`).
+    """Make the output directory; a directory that the user named is claimed with an empty `bench.json`.
 
     Raises:
         ConfigurationError: another bench has claimed the directory, or it cannot be made.

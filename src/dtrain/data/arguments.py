@@ -14,7 +14,7 @@ from dtrain.errors import ConfigurationError
 
 
 def is_function(source: Any) -> bool:
-    """Whether a source is a function; arrays and datasets are none, even if they are callable."""
+    """Whether a source is a function; arrays and datasets do not count, even if they are callable."""
     return callable(source) and not hasattr(source, "__array__") and not isinstance(source, tf.data.Dataset)
 
 

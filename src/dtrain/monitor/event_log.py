@@ -1,7 +1,7 @@
 """Writes `events.jsonl`: one line for each event of a run, as it happens.
 
-Only the chief writes. The file does not hold metrics of single batches. If it cannot be written, one warning
-is logged and training continues.
+Only the chief writes. If the file cannot be written, one warning is logged and training continues. This
+module does not read the file; `event_file.py` does.
 """
 
 from __future__ import annotations
