@@ -1,14 +1,14 @@
-"""A program that kills the writers of checkpoints at each of their file operations, and sees what is left.
+"""A program that kills checkpoint writers at each of their file operations, and checks the remaining files.
 
-Two processes write four checkpoints, a share each. One of them is killed at its n-th operation that changes
-something: before it, or in the midst of it, as the kernel ends a process that writes beyond a byte of a
-file. Then a new attempt reads what is there, tidies up and saves another. All processes are forks of one
-that has imported TensorFlow and used nothing of it.
+Two processes write four checkpoints; each process writes one share. One of them is killed at its n-th
+operation that changes files: before the operation, or in the middle of a write, by a limit of the file's
+size. Then a new attempt reads the checkpoints, removes uncommitted files and saves another checkpoint. All
+processes are forks of one process that has imported TensorFlow but not used it.
 
     python checkpoint_kills.py FOLDER --every 1
 
-prints a line of JSON for each kill, with `wrong`, empty if all is well, and a last one with `kills`; tests
-start it by `try_kills`.
+prints one line of JSON for each kill, in which `wrong` lists the problems, and a last line with the number of
+`kills`. Tests start it by `try_kills`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ STEPS = (10, 20, 30, 40)
 KEEP = 2
 LIMIT = 60.0  # seconds for one process; each takes a fraction of one
 CHANGES = ("make_directories", "write_tensors", "write", "sync", "move", "remove", "remove_directory")
-WRITES = ("write_tensors", "write")  # those that can be killed half-way
+WRITES = ("write_tensors", "write")  # operations that can be killed half-way
 TORN_AT = (0, 1, 100, 5000, 20_000)  # bytes of a file after which the kernel ends the process
-NUMBERS = 3000  # in each of three tensors: 36 kB a share
+NUMBERS = 3000  # elements in each of three tensors: 36 kB a share
 
 
 def tensors(step: int, writer: int) -> dict[str, Any]:
@@ -54,21 +54,21 @@ def tensors(step: int, writer: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Kill:
-    """Which writer dies at which operation; torn at so many bytes, or before it begins."""
+    """The writer to kill and the number of its operation: after `torn` bytes of it, or before it (None)."""
 
     writer: int
     operation: int
     torn: int | None = None
-    # Whether the other one lives on, until it has nothing more to do, or is killed at once as well.
+    # Whether the other writer runs to its end alone; if not, it is killed at once as well.
     alone: bool = False
 
 
 class Doomed(files.Files):
-    """Counts the operations that change something, notes their names, and dies at one of them."""
+    """Counts the operations that change files, writes their names to `note`, and kills its process at one."""
 
     def __init__(self, kill: Kill | None, note: int) -> None:
         count = 0
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores this signal by default
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
         def watched(name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,7 +91,7 @@ class Doomed(files.Files):
 
 
 class Process:
-    """A fork that runs a function; what it writes to the file descriptor that it is given is `said`."""
+    """A fork that runs a function. `said` are the lines that the function writes to its file descriptor."""
 
     def __init__(self, work: Callable[[int], None]) -> None:
         reading, writing = os.pipe()
@@ -113,7 +113,7 @@ class Process:
         os.kill(self.pid, signal.SIGKILL)
 
     def end(self) -> int:
-        """Wait for it; its status, negative for a signal, which is SIGALRM if it takes too long."""
+        """Wait for the process; its status, negative for a signal. SIGALRM ends it if it takes too long."""
         _, status = os.waitpid(self.pid, 0)
         self._reader.join()
         return os.waitstatus_to_exitcode(status)
@@ -136,9 +136,9 @@ def _run_and_end(work: Callable[[int], None], writing: int) -> NoReturn:
 
 
 def write_all(directory: Path, writer: int, kill: Kill | None, note: int) -> None:
-    """One writer's life: all checkpoints, each waited for, so that it is known which are committed."""
+    """One writer: saves all checkpoints and waits for each, to report which of them are committed."""
     files.files = Doomed(kill if kill is not None and kill.writer == writer else None, note)
-    # Little patience, for a survivor else would wait a minute for the dead one.
+    # Little patience: a surviving writer would otherwise wait a minute for the dead one.
     mine = CheckpointStore(str(directory), token="first", writer=writer, writers=2, keep=KEEP, patience=0.02)
     for step in STEPS:
         mine.save(step, tensors(step, writer), {"step": step})
@@ -148,7 +148,10 @@ def write_all(directory: Path, writer: int, kill: Kill | None, note: int) -> Non
 
 
 def go_on(directory: Path, known: int, note: int) -> None:
-    """The next attempt: reads the newest, which may not be older than what is known, and saves another."""
+    """The next attempt: checks all checkpoints, removes uncommitted files, and saves another checkpoint.
+
+    The newest checkpoint may not be older than `known`, the last step that a writer reported as committed.
+    """
     found = committed(str(directory))
     newest = found[0].step if found else 0
     if newest < known:
@@ -174,7 +177,7 @@ def go_on(directory: Path, known: int, note: int) -> None:
 
 
 def check(checkpoint: store.StoredCheckpoint) -> None:
-    """See that a checkpoint holds what was saved at its step."""
+    """Check that a checkpoint holds the values that were saved at its step."""
     for writer in (0, 1):
         read, written = read_share(checkpoint, writer), tensors(checkpoint.step, writer)
         if set(read) != set(written) or checkpoint.notes != {"step": checkpoint.step}:
@@ -185,7 +188,7 @@ def check(checkpoint: store.StoredCheckpoint) -> None:
 
 
 def life(directory: Path, kill: Kill | None) -> tuple[list[Process], list[int]]:
-    """Both writers, until both have ended; the one that is not killed itself is, or goes on alone."""
+    """Run both writers to their ends. The writer that `kill` spares is killed too, or continues alone."""
     writers = [Process(lambda note, w=w: write_all(directory, w, kill, note)) for w in (0, 1)]
     if kill is None:
         return writers, [each.end() for each in writers]
@@ -202,7 +205,7 @@ def try_kill(directory: Path, kill: Kill) -> dict[str, Any]:
     wrong = []
     if statuses[kill.writer] not in (-signal.SIGKILL, -signal.SIGXFSZ):
         wrong.append(f"the victim ended with {statuses[kill.writer]}: {writers[kill.writer].said[-9:]}")
-    # It may have had nothing more to do when it was to be killed, too.
+    # Status 0 is also right for a writer that was to be killed, if it had ended before.
     if statuses[1 - kill.writer] not in (0, 0 if kill.alone else -signal.SIGKILL):
         wrong.append(
             f"the other one ended with {statuses[1 - kill.writer]}: {writers[1 - kill.writer].said[-9:]}"
@@ -217,7 +220,7 @@ def try_kill(directory: Path, kill: Kill) -> dict[str, Any]:
 
 
 def all_kills(operations: list[list[str]]) -> Iterator[Kill]:
-    """Before each operation of each writer, and within each that writes."""
+    """A kill before each operation of each writer, and one within each operation that writes."""
     for writer, names in enumerate(operations):
         for number, name in enumerate(names, 1):
             yield Kill(writer, number, alone=number % 2 == 0)
@@ -226,12 +229,12 @@ def all_kills(operations: list[list[str]]) -> Iterator[Kill]:
 
 
 def try_kills(folder: Path, every: int, timeout: float) -> list[dict[str, Any]]:
-    """What the program finds, which is that nothing is wrong; it is ended if it takes too long.
+    """Run the program, assert that no kill shows a problem, and return the lines on all kills.
 
     Args:
-        folder: for the checkpoints; it is empty afterwards, but for the undisturbed ones.
-        every: try each n-th kill only.
-        timeout: in seconds.
+        folder: the folder for checkpoints; afterwards it holds only those of the undisturbed run.
+        every: try only each n-th kill.
+        timeout: seconds after which the program is killed.
     """
     program = subprocess.Popen(
         [sys.executable, __file__, str(folder), "--every", str(every)],

@@ -1,4 +1,4 @@
-"""What the tests of checkpoints on the disk have in common: small saves, and what is there after them."""
+"""Helpers of the tests of checkpoints on the disk: small saves, and lists of what is stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every test: it leaves neither a cluster in the environment nor a process behind."""
+"""Fixtures and hooks of all tests; every test must leave no cluster variable and no process behind."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _CLUSTER_VARIABLES = (
     "DTRAIN_LAUNCHED",
     "DTRAIN_PEER_TIMEOUT",
 )
-# Python's own helpers, which live as long as the interpreter does.
-# The contract's workers live as long as its module, which ends them.
+# Python's own helper processes live as long as the interpreter.
+# The contract's workers live as long as their test module, which ends them.
 _KEPT = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver", b"tests.contract.worker")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The processes that tests start begin a third sooner."""
-    if config.getoption("numprocesses", None):  # those that run the tests do this for themselves
+    """Makes the processes that tests start begin in two thirds of the time, by `quick_start`."""
+    if config.getoption("numprocesses", None):  # each worker process of pytest-xdist calls this hook itself
         return
     path = [str(Path(__file__).with_name("quick_start")), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(path)
@@ -34,20 +34,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The processes that the test starts import what a user's do; see `quick_start`."""
+    """Lets the processes that the test starts import everything that a user's do, without `quick_start`."""
     quick = str(Path(__file__).with_name("quick_start"))
     kept = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", quick)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(kept))
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """What runs with `make test-soak` only is none of the short tests."""
+    """Marks soak tests, which only `make test-soak` runs, as long tests too."""
     if item.get_closest_marker("soak"):
         item.add_marker(pytest.mark.long)
 
 
 def _children() -> dict[int, str]:
-    """The living child processes of this one, and their command lines."""
+    """The living child processes of this process, and their command lines."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -62,7 +62,7 @@ def _children() -> dict[int, str]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
-    """Fail the test that leaves a cluster variable changed or a child process running."""
+    """Fails a test that leaves a cluster variable changed or a child process running."""
     variables = {name: os.environ.get(name) for name in _CLUSTER_VARIABLES}
     before = _children()
     yield
@@ -85,7 +85,7 @@ def nothing_is_left_behind() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The contract's own option; pytest reads options from here, not from the folders below."""
+    """Adds the option of the contract tests; pytest reads options only from this folder's conftest."""
     parser.addoption(
         "--contract",
         choices=("part", "rest", "full"),

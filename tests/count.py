@@ -1,10 +1,11 @@
-"""Counts the lines of the package: code, documentation, and what is empty.
+"""Counts the lines of the package: code, documentation and empty lines.
 
     python -m tests.count            # src/dtrain, a line for each of its folders
     python -m tests.count FOLDER     # another folder, such as tests
 
-A line is code if a token of the program stands on it that is neither a comment nor a part of a docstring. The
-text below an attribute, which documents it, is a docstring too. All other lines that are not empty document.
+A line is code if it has a token that is neither a comment nor a part of a docstring. The string below an
+attribute, which documents the attribute, is a docstring too. All other lines that are not empty count as
+documentation.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _LAYOUT = {
 
 
 class Lines(NamedTuple):
-    """The lines of one file or of several."""
+    """The numbers of lines of one file or of several."""
 
     files: int = 0
     code: int = 0
@@ -42,7 +43,7 @@ class Lines(NamedTuple):
 
 
 def count(source: str) -> Lines:
-    """The lines of one file, given its text."""
+    """Count the lines of one file, given its text."""
     documented = set(_of_docstrings(ast.parse(source)))
     code: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -55,14 +56,14 @@ def count(source: str) -> Lines:
 
 
 def _of_docstrings(tree: ast.AST) -> Iterator[int]:
-    """The numbers of the lines of statements that are nothing but text."""
+    """The line numbers of statements that consist of a string only."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str):
             yield from range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 def by_folder(root: Path) -> dict[str, Lines]:
-    """The lines of each folder directly below `root`, "." for the files of `root` itself."""
+    """Count the lines of each folder directly below `root`; "." stands for the files of `root` itself."""
     found: dict[str, Lines] = {}
     for path in sorted(root.rglob("*.py")):
         inner = path.relative_to(root).parts

@@ -1,4 +1,4 @@
-"""Real jobs of `fault_program`: started, broken from outside where a test wants it, and looked at."""
+"""Starts real jobs of `fault_program`, lets tests break them from outside, and checks their results."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from typing import Any
 from fault_program import EXAMPLES
 
 PROGRAM = Path(__file__).with_name("fault_program.py")
-DETECT = 60.0  # seconds in which a dead process must have been noticed, on a machine that does much else
-RECOVER = 180.0  # seconds until the next step, for processes that may have to import TensorFlow first
+DETECT = 60.0  # seconds within which a dead process must be noticed, even on a busy machine
+RECOVER = 180.0  # seconds within which the next step must come, even if processes import TensorFlow first
 RESTARTED = r"All are started again|The whole job is started again|it is started again"
 
 _UNDISTURBED: dict[str, dict[str, Any]] = {}
-"""What trainings that were left alone ended with, by their options."""
+"""The results of trainings without faults, by their options."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Training:
     """One training of a job.
 
     Attributes:
-        folder: its own.
-        options: of `fault_program`.
+        folder: the training's own folder.
+        options: the options of `fault_program`.
     """
 
     folder: Path
@@ -41,34 +41,34 @@ class Training:
 
     @property
     def faults(self) -> list[dict[str, Any]]:
-        """What shall happen in it."""
+        """The faults that its options plan."""
         return self.options.get("faults", [])
 
     def result(self) -> dict[str, Any]:
-        """What it ended with, its CSV log included."""
+        """The training's result, with its CSV log."""
         found: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
         return {**found, "log": (self.folder / "log.csv").read_text()}
 
     def steps(self) -> list[tuple[int, int, float]]:
-        """Every step that was made: process, number over all epochs, time."""
+        """Every step that was made: the process id, the step's number over all epochs, the Unix time."""
         lines = (self.folder / "steps").read_text().split("\n")
         return [(int(a), int(b), float(c)) for a, b, c in (line.split() for line in lines if line)]
 
     def fault(self, number: int) -> dict[str, Any]:
-        """When a fault happened, and the newest checkpoint of that moment."""
+        """The time of a fault, and the newest committed checkpoint at that time."""
         found: dict[str, Any] = json.loads((self.folder / f"fault-{number}").read_text())
         return found
 
 
 class Job:
-    """A running `dtrain launch` of the program; use it as a context, so that none is left behind.
+    """A running `dtrain launch` of the program; use it as a context, which kills it at the end.
 
     Args:
-        trainings: to be made one after another.
-        workers: how many.
-        options: of `dtrain launch`.
-        env: what is added to the environment.
-        limit: seconds after which it is killed.
+        trainings: the trainings, made one after another.
+        workers: number of workers.
+        options: further options of `dtrain launch`.
+        env: variables to add to the environment.
+        limit: seconds after which the job is killed.
     """
 
     def __init__(
@@ -106,13 +106,13 @@ class Job:
     def __exit__(self, *error: object) -> None:
         self._alarm.cancel()
         if self._process.poll() is None:
-            self._process.kill()  # the guard and the kernel end what it had started
+            self._process.kill()  # the guard and the kernel end the processes that the launcher started
             self._process.wait()
         self._reader.join(10)
 
     @property
     def pid(self) -> int:
-        """Of the launcher."""
+        """The process id of the launcher."""
         return self._process.pid
 
     @property
@@ -122,11 +122,11 @@ class Job:
 
     @property
     def text(self) -> str:
-        """All that was shown until now."""
+        """The output so far."""
         return "\n".join(line for _, line in self.lines)
 
     def wait(self) -> int:
-        """The launcher's exit status."""
+        """Wait for the launcher's end; its exit status."""
         status = self._process.wait()
         self._reader.join(10)
         return status
@@ -136,7 +136,7 @@ class Job:
         self._process.send_signal(signum)
 
     def first(self, pattern: str, *, after: float = 0.0) -> float:
-        """When the first line with a pattern was shown."""
+        """The time of the first line after `after` that matches a pattern; AssertionError without one."""
         for at, line in self.lines:
             if at >= after and re.search(pattern, line):
                 return at
@@ -148,7 +148,7 @@ class Job:
 
 
 def run(trainings: Sequence[Training], *, status: int = 0, **options: Any) -> Job:
-    """A job that has ended, with the exit status that is expected, and without a process left."""
+    """Run a job to its end; asserts the expected exit status, and that no process is left."""
     with Job(trainings, **options) as job:
         found = job.wait()
     assert found == status, f"status {found}\n{job.text}"
@@ -157,7 +157,7 @@ def run(trainings: Sequence[Training], *, status: int = 0, **options: Any) -> Jo
 
 
 def run_alone(trainings: Sequence[Training], env: Mapping[str, str] | None = None) -> None:
-    """The trainings in one process, without a launcher."""
+    """Run the trainings in one process, without a launcher."""
     for training in trainings:
         training.folder.mkdir(parents=True, exist_ok=True)
     subprocess.run(
@@ -169,14 +169,14 @@ def run_alone(trainings: Sequence[Training], env: Mapping[str, str] | None = Non
 
 
 def arguments(trainings: Sequence[Training]) -> list[str]:
-    """Of the program."""
+    """The command-line arguments of the program."""
     return [text for each in trainings for text in (str(each.folder), json.dumps(each.options))]
 
 
 def undisturbed(folder: Path, strategy: str, *options: dict[str, Any]) -> list[dict[str, Any]]:
-    """What trainings end with that were left alone and kept no checkpoints.
+    """The results of trainings without faults and without checkpoints, one for each of `options`.
 
-    Those that no test of this process has asked for before are made in one job.
+    Results that no earlier test of this process requested are computed in one job.
     """
     plain = [{"data": "arrays", **each, "strategy": strategy, "save": None} for each in options]
     names = [json.dumps(each, sort_keys=True) for each in plain]
@@ -194,7 +194,7 @@ def undisturbed(folder: Path, strategy: str, *options: dict[str, Any]) -> list[d
 
 
 def assert_same(training: Training, expected: dict[str, Any], *, epochs: int | None = None) -> None:
-    """The training ended with the same bits, and had every example once in every epoch."""
+    """Assert that the training ended with the same bits, and saw every example once in every epoch."""
     found = training.result()
     assert found == expected
     count = epochs or training.options.get("epochs", 3)
@@ -204,7 +204,7 @@ def assert_same(training: Training, expected: dict[str, Any], *, epochs: int | N
 
 
 def assert_nothing_left(*trainings: Training) -> None:
-    """Neither a process nor a checkpoint."""
+    """Assert that neither a process nor a checkpoint is left."""
     assert_nothing_runs(trainings)
     for training in trainings:
         backup = training.folder / training.options.get("backup", "backup")
@@ -212,7 +212,7 @@ def assert_nothing_left(*trainings: Training) -> None:
 
 
 def assert_nothing_runs(trainings: Sequence[Training]) -> None:
-    """No process of the job is there, a second after its end at the latest."""
+    """Assert that no process of the job lives longer than a second after the job's end."""
     deadline = time.monotonic() + 1.0
     while running(trainings[0]) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -220,7 +220,7 @@ def assert_nothing_runs(trainings: Sequence[Training]) -> None:
 
 
 def running(training: Training) -> dict[int, str]:
-    """The processes that have a training's folder among their arguments, and their states."""
+    """The processes with a training's folder in their command lines, and their states; no zombies."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -231,7 +231,7 @@ def running(training: Training) -> dict[int, str]:
 
 
 def assert_recovered(job: Job, training: Training, number: int, *, noticed: str = RESTARTED) -> None:
-    """One of the faults was seen and got over in time, and no more was lost than was not yet saved."""
+    """Assert that the job noticed a fault and recovered in time, and repeated only unsaved steps."""
     fault, mark = training.faults[number], training.fault(number)
     detected = job.first(noticed, after=mark["time"]) - mark["time"]
     steps = training.steps()
@@ -251,7 +251,7 @@ def assert_recovered(job: Job, training: Training, number: int, *, noticed: str 
 
 
 def wait_for(condition: Callable[[], Any], job: Job, limit: float = 300.0) -> None:
-    """Waits for something that a running job does."""
+    """Wait until a condition holds; fails if the job ends before, or after `limit` seconds."""
     deadline = time.monotonic() + limit
     while not condition():
         assert not job.over, f"the job has ended\n{job.text}"
@@ -261,7 +261,7 @@ def wait_for(condition: Callable[[], Any], job: Job, limit: float = 300.0) -> No
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[None]:
-    """A file system of its own in a folder, which is made; CalledProcessError where that is not permitted."""
+    """Mount a small file system on a new folder; CalledProcessError if that is not permitted."""
     folder.mkdir(parents=True)
     subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True, capture_output=True
@@ -273,6 +273,6 @@ def small_disk(folder: Path, size: str) -> Iterator[None]:
 
 
 def kill(pid: int) -> None:
-    """SIGKILL, unless it is gone."""
+    """Send SIGKILL to a process, unless it has ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

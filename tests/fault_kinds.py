@@ -1,4 +1,4 @@
-"""What can go wrong with a process of a job, each by its name; when it does is not decided here."""
+"""The kinds of faults in a process of a job, by name. It does not decide when a fault happens."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any
 
 CGROUPS = Path("/sys/fs/cgroup/memory")
 _GROUP = "dtrain-fault-test"
-_ROOM = 2**28  # bytes that a process may take beyond what it has, where its memory is limited
+_ROOM = 2**28  # bytes that a process with limited memory may still take
 
 
 def once(folder: Path, number: int, backup: Path) -> bool:
-    """Whether a fault happens for the first time; it is noted, with the newest checkpoint of the moment."""
+    """Whether a fault happens for the first time; if so, records the time and the newest checkpoint."""
     mark = folder / f"fault-{number}"
     if mark.exists():
         return False
@@ -31,16 +31,16 @@ def once(folder: Path, number: int, backup: Path) -> bool:
 
 
 def newest_step(backup: Path) -> int:
-    """The step of the checkpoint that became whole last; 0 without any."""
+    """The step of the checkpoint that was committed last; 0 if there is none."""
     found = sorted(backup.glob("fit-*/step-*/COMMITTED.json"), key=lambda path: path.stat().st_mtime_ns)
     return int(found[-1].parent.name.split("-")[1]) if found else 0
 
 
 def happen(fault: dict[str, Any], backup: Path, lives: Path) -> None:
-    """The fault itself.
+    """Let a fault happen in this process.
 
-    Its kind is one of those below, or a signal's name; then `target` says who gets it: a task, "launcher",
-    "guard", or by default this process, and `times` how often.
+    Its `kind` is one of those below, or the name of a signal. A signal goes to `target`: a task, "launcher",
+    "guard", or by default this process; `times` says how often it is sent.
     """
     kind = fault["kind"]
     if kind == "deadlock":
@@ -71,18 +71,18 @@ def happen(fault: dict[str, Any], backup: Path, lives: Path) -> None:
 
 
 def send(signum: int, fault: dict[str, Any], lives: Path) -> None:
-    """Sends a signal, and does not return where it kills this process."""
+    """Sends a signal; does not return if the signal ends this process."""
     target = fault.get("target", "self")
     for _ in range(fault.get("times", 1)):
         os.kill(process_of(target, lives), signum)
     if target == "self" and signum not in (signal.SIGTERM, signal.SIGUSR1):
         time.sleep(60)
     if target == "launcher" and signum == signal.SIGKILL:
-        time.sleep(60)  # who outlives the launcher is found by the test
+        time.sleep(60)  # a process that outlives the launcher is found by the test
 
 
 def process_of(target: str, lives: Path) -> int:
-    """The process of a task, of the launcher or of its guard."""
+    """The process id of a task, of the launcher or of its guard."""
     if target == "self":
         return os.getpid()
     if target == "launcher":
@@ -103,13 +103,13 @@ def process_of(target: str, lives: Path) -> int:
 
 
 def limit_address_space() -> None:
-    """Lets this process have little more memory than it has."""
+    """Limits this process's address space to little more than it uses now."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + _ROOM,) * 2)
 
 
 def join_small_group() -> None:
-    """Puts this process under a limit beyond which the system kills it."""
+    """Moves this process to a cgroup with a memory limit, beyond which the kernel kills it."""
     group = CGROUPS / _GROUP
     group.mkdir(exist_ok=True)
     (group / "memory.limit_in_bytes").write_text(str(_ROOM))
@@ -117,13 +117,13 @@ def join_small_group() -> None:
 
 
 def leave_no_group() -> None:
-    """Removes what `join_small_group` made, once nobody is in it."""
+    """Removes the cgroup of `join_small_group`, when no process is in it."""
     if (CGROUPS / _GROUP).exists():
         (CGROUPS / _GROUP).rmdir()
 
 
 def fill(path: Path) -> None:
-    """Writes until the disk is full."""
+    """Writes a file until the disk is full."""
     with path.open("wb", buffering=0) as file:
         try:
             while True:

@@ -1,9 +1,9 @@
-"""A training program that tests break: it trains, hurts itself as it was told, and writes what came of it.
+"""A training program that injects faults into itself as its options say, and writes its result.
 
 Usage: python fault_program.py FOLDER OPTIONS [FOLDER OPTIONS ...], with options as JSON; see `Options`.
-Several trainings are made one after another. Every life of every process leaves a line in the first
-FOLDER/lives, and every step of the first worker one in its FOLDER/steps. The result is that of the first
-process.
+Several trainings are made one after another. Every start of a process appends a line to the first
+FOLDER/lives, and every step of the first worker or the chief appends one to FOLDER/steps. The first process
+writes the result.
 """
 
 from __future__ import annotations
@@ -28,28 +28,29 @@ FEATURES = 12
 
 @dataclass(frozen=True)
 class Options:
-    """What to train, and what shall happen.
+    """The training and the faults to inject.
 
     Attributes:
         strategy: "one", "mirrored", "central_storage", "multi_worker" or "parameter_server".
         data: "arrays", "pipeline", "dataset" or "sequence" (a PyDataset).
-        epochs, batch: as `fit` takes them.
-        policy: what is computed in.
-        accumulation: micro-batches of an update; 1 for none.
-        xla: whether the step is compiled.
-        save: arguments of BackupAndRestore beside its folder; None trains without it.
+        epochs: number of epochs.
+        batch: global batch size.
+        policy: the Keras dtype policy.
+        accumulation: micro-batches in an update; 1 for no accumulation.
+        xla: whether XLA compiles the step.
+        save: arguments of BackupAndRestore without its folder; None trains without BackupAndRestore.
         pause: seconds that each step takes at least.
-        faults: each a dictionary with `kind` (see `fault_kinds.happen`), `worker` and `step`, and happens
-            once: at the end of the step's callbacks, counted over all epochs, or with the step "after" when
-            `fit` has returned; with `always` in every life. One of the kind "data" is raised where the data
-            are read, by the batch of the number `item` that a process reads.
-        learning_rate: of Adam.
-        dropout: of the model's only such layer.
-        normalize: whether there is batch normalisation, of each replica's own part of a batch.
-        backup: the folder of the checkpoints, seen from FOLDER.
-        stop_after: the epochs after which EarlyStopping ends the training, at least 2; 0 for none.
-        over_mpi: whether the workers also add something up over MPI at every step, each a rank.
-        hold: whether each step of the last epoch takes two seconds, until there is a file FOLDER/go.
+        faults: dictionaries with `kind` (see `fault_kinds.happen`), `worker` and `step`. A fault happens
+            once, at the end of the callbacks of its step (counted over all epochs), or for the step "after"
+            when `fit` has returned; with `always`, after every start of the process. A fault of the kind
+            "data" is raised while data is read, at the batch number `item` that a process reads.
+        learning_rate: the learning rate of Adam.
+        dropout: the rate of the model's only dropout layer.
+        normalize: whether the model has batch normalization, over each replica's part of a batch.
+        backup: the folder of the checkpoints, relative to FOLDER.
+        stop_after: the number of epochs after which EarlyStopping ends training, at least 2; 0 for no limit.
+        over_mpi: whether the workers, each an MPI rank, also all-reduce a number over MPI at every step.
+        hold: whether each step of the last epoch waits up to two seconds for a file FOLDER/go.
     """
 
     strategy: str = "one"
@@ -72,7 +73,7 @@ class Options:
 
 
 def main() -> None:
-    """Train as often as was told."""
+    """Make all trainings that the command line names."""
     logging.basicConfig(format="%(message)s")
     logging.getLogger("dtrain").setLevel(logging.INFO)
     with Path(sys.argv[1], "lives").open("a") as lives:
@@ -131,14 +132,14 @@ def train(folder: Path, options: Options) -> None:
 
 
 def task() -> str:
-    """This process' name in its job."""
+    """This process's task, such as `worker:0`."""
     found = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"type": "worker", "index": 0})
     return f"{found['type']}:{found['index']}"
 
 
 @functools.cache
 def make_strategy(name: str) -> Any:
-    """The strategy of a name, with two logical devices where one process has several replicas."""
+    """The strategy with this name; a process with several replicas gets two logical devices."""
     import dtrain
 
     if name == "one":
@@ -159,7 +160,7 @@ def make_strategy(name: str) -> Any:
 
 
 def make_model(options: Options) -> Any:
-    """A small model with all that is easily lost: dropout, moving statistics, moments, a loss scale."""
+    """A small model with state that a restore may miss: dropout, moving statistics, moments, loss scale."""
     import keras
 
     keras.config.set_dtype_policy(options.policy)
@@ -180,7 +181,7 @@ def make_model(options: Options) -> Any:
 
 
 def loss_of_first(y_true: Any, y_pred: Any) -> Any:
-    """The first column's squared error; the second holds the example's number."""
+    """The squared error of the first column; the second column holds the example's number."""
     from keras import ops
 
     return ops.square(y_true[:, 0] - y_pred[:, 0])
@@ -207,7 +208,7 @@ def Seen() -> Any:
 
 
 def arrays() -> tuple[Any, Any]:
-    """Inputs, and targets with the example's number beside them."""
+    """Inputs, and targets with the example's number in a second column."""
     import numpy as np
 
     random = np.random.default_rng(0)
@@ -217,7 +218,7 @@ def arrays() -> tuple[Any, Any]:
 
 
 def data_of(folder: Path, options: Options, x: Any, y: Any) -> tuple[Any, dict[str, Any]]:
-    """The shuffled training data as `fit` takes them, and its arguments."""
+    """The shuffled training data for `fit`, and further arguments of `fit`."""
     import keras
     import tensorflow as tf
 
@@ -248,7 +249,7 @@ def data_of(folder: Path, options: Options, x: Any, y: Any) -> tuple[Any, dict[s
 
 
 def reader_of(folder: Path, options: Options) -> Any:
-    """What every batch goes through where the data are read; it raises where it was told to."""
+    """A function that every batch passes through as it is read; it injects the faults of the kind "data"."""
     count = 0
 
     def read(batch: Any) -> Any:
@@ -264,7 +265,7 @@ def reader_of(folder: Path, options: Options) -> Any:
 
 
 def faults_of(folder: Path, options: Options) -> Any:
-    """A callback that hurts this process at the steps that it was told."""
+    """A callback that injects faults into this process at their steps."""
     import keras
 
     me = task()
@@ -296,27 +297,27 @@ def faults_of(folder: Path, options: Options) -> Any:
 
 @functools.cache
 def everyone_of_mpi() -> Any:
-    """A communicator beside the one that a transport may use."""
+    """An MPI communicator of all ranks, separate from the one that a transport may use."""
     from dtrain.cluster import mpi
 
     return mpi.world().Dup()
 
 
 def add_up_over_mpi(step: int) -> None:
-    """Of all workers, who wait for each other; and they are at the same step."""
+    """All-reduce the step's number over MPI, and assert that all workers are at the same step."""
     everyone = everyone_of_mpi()
     assert everyone.allreduce(step) == step * everyone.Get_size()
 
 
 def wait_for_file(path: Path, limit: float) -> None:
-    """Until it is there, or the time (in seconds) is over."""
+    """Wait until a file exists, at most `limit` seconds."""
     deadline = time.monotonic() + limit
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
 def hurt(folder: Path, options: Options, number: int) -> None:
-    """One of the faults happens, unless it has before."""
+    """Inject a fault, unless it has happened before; with `always`, in any case."""
     fault = options.faults[number]
     if once(folder, number, folder / options.backup) or fault.get("always"):
         lives = Path(sys.argv[1]) / "lives"
@@ -324,7 +325,7 @@ def hurt(folder: Path, options: Options, number: int) -> None:
 
 
 def digest(model: Any) -> str:
-    """Of every bit of weights, statistics, moments and counters."""
+    """A hash of all bits of weights, moving statistics, moments and counters."""
     found = hashlib.sha256()
     for variable in [*model.variables, *model.optimizer.variables]:
         found.update(variable.numpy().tobytes())

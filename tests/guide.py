@@ -1,7 +1,7 @@
-"""What the pages of the guide contain: programs in Python, programs with a file name, and commands.
+"""Extracts programs in Python, files and commands from the pages of the guide. It runs none of them.
 
-The rule, which CONTRIBUTING tells: the Python blocks of a page run in order in one namespace, in an empty
-folder; a block with a title is a file, which the commands of the page that name it run.
+The rule, as CONTRIBUTING states it: the Python blocks of a page run in order in one namespace, in an empty
+folder. A block with a title is a file, and the page's commands that name the file run it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _SHELL = ("", "bash", "sh")
 
 
 class Block(NamedTuple):
-    """Fenced code of a page.
+    """A fenced block of code in a page.
 
     Attributes:
-        language: what stands behind the fence; "" for nothing.
-        title: the name of the file that it is; "" for none.
+        language: the language after the fence; "" if there is none.
+        title: the name of the file that the block is; "" if it is no file.
         text: the code.
-        line: where the code begins, from 1.
+        line: the number of the code's first line, from 1.
     """
 
     language: str
@@ -38,12 +38,12 @@ class Block(NamedTuple):
 
 
 def pages() -> list[Path]:
-    """The pages that are written in Markdown."""
+    """The Markdown pages of the guide."""
     return sorted(DOCS.glob("*.md"))
 
 
 def blocks(text: str) -> list[Block]:
-    """All fenced code of a page, in order."""
+    """All fenced blocks of a page, in order."""
     return [
         Block(
             match["language"],
@@ -56,7 +56,7 @@ def blocks(text: str) -> list[Block]:
 
 
 def programs(text: str) -> list[Block]:
-    """The blocks that run in the page's namespace."""
+    """The Python blocks that run in the page's namespace."""
     return [block for block in blocks(text) if block.language == "python" and not block.title]
 
 
@@ -66,7 +66,7 @@ def files(text: str) -> list[Block]:
 
 
 def commands(text: str) -> list[list[str]]:
-    """The lines of shell blocks that call `dtrain` or `python FILE`, as words, without comments."""
+    """The commands of shell blocks that call `dtrain` or `python FILE`, as words, without comments."""
     found = []
     for block in blocks(text):
         if block.language not in _SHELL:
@@ -78,5 +78,5 @@ def commands(text: str) -> list[list[str]]:
 
 
 def dtrain_arguments(command: list[str]) -> list[str] | None:
-    """What stands behind `dtrain` in a command, or None where it is another one."""
+    """The words after `dtrain` in a command; None for another command."""
     return command[command.index("dtrain") + 1 :] if "dtrain" in command else None

@@ -1,4 +1,4 @@
-"""What tests of MPI starts share: whether MPI can be had here, starters, and what a start leaves."""
+"""Helpers of the tests of MPI starts: whether MPI is available, starters, and what a start leaves behind."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ needs_mpi = pytest.mark.skipif(bool(_missing()), reason=_missing() or "MPI is th
 
 
 def by_hand(ranks: int, *command: str) -> list[str]:
-    """The command of somebody who starts ranks without dtrain."""
+    """A command that starts ranks without dtrain."""
     return [str(STARTER), *ROOT, "--oversubscribe", "--bind-to", "none", "-n", str(ranks), *command]
 
 
 def script(path: Path, text: str) -> str:
-    """A starter of a test's own."""
+    """Write a shell script, as a test's own MPI starter; its path."""
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return str(path)
 
 
 def traces(launcher: int | None = None) -> set[str]:
-    """The folders that a launcher (this process) has made for its MPI starts and not deleted."""
+    """The folders that a launcher (by default this process) made for its MPI starts and has not deleted."""
     found = set()
     for folder in (Path(tempfile.gettempdir()), Path("/dev/shm")):
         found |= {str(path) for path in folder.glob(f"dtrain-{launcher or os.getpid()}-*")}
@@ -47,7 +47,7 @@ def traces(launcher: int | None = None) -> set[str]:
 
 
 def processes(*words: str) -> dict[int, str]:
-    """The living processes with all these words in their command lines."""
+    """The living processes with all these words in their command lines, by process id."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""Runs that read as `fit` does, begun at the beginning and in the middle, and compared batch by batch.
+"""Reads data as `fit` does, from the start and resumed from a position, and compares the two batch by batch.
 
-Run as a program, it tries every place of every kind of data on one device, and some under every strategy of
-one process.
+Run as a program, it tries every position of every kind of data on one device, and some positions under every
+strategy of one process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def seeded() -> None:
 
 
 def unseeded() -> None:
-    """As in a program that sets no seed: nothing of another process comes again."""
+    """Seed all generators at random, as in a program that sets no seed."""
     tf.random.set_seed(None)
     random.seed()
     np.random.seed()
@@ -60,7 +60,7 @@ class Rows(keras.utils.PyDataset):
 
 
 class Reshuffled(Rows):
-    """Changes its own order at the end of every epoch, by the global generators."""
+    """Changes its order at the start (without threads) and, by the global generators, the end of epochs."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -71,7 +71,7 @@ class Reshuffled(Rows):
         return super().__getitem__(self.order[number])
 
     def on_epoch_begin(self) -> None:
-        # Threads have begun to read by now.
+        # With threads, reading has already begun.
         if not self.threads:
             self.order.append(self.order.pop(0))
 
@@ -150,7 +150,7 @@ READ_AGAIN: dict[str, Callable[[], Arguments]] = {
     "a mapped pipeline": lambda: {"x": Pipeline((X, Y), batch=BATCH).dataset().map(lambda x, y: (x + 1, y))},
 }
 SOURCES = ARRAYS | PY_DATASETS | PIPELINES | READ_AGAIN
-# Their order follows from seeds that the program sets, or their hooks draw numbers before training begins.
+# Sources whose order follows from the program's seeds, or whose hooks draw numbers before training begins.
 SEEDED = {*READ_AGAIN, "a PyDataset with hooks", "a PyDataset, threads"}
 STRATEGIES: dict[str, Callable[[], Any]] = {
     "default": tf.distribute.get_strategy,
@@ -161,7 +161,7 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
 
 
 def plain(value: Any) -> Any:
-    """A batch as nested lists; None where there is nothing, as the size of an only replica's batch."""
+    """A batch as nested lists; None stays None, such as the size of the batch of a single replica."""
     if value is None:
         return None
     if isinstance(value, dict):
@@ -178,7 +178,7 @@ def plain(value: Any) -> Any:
 
 
 def call(iterator: Any, steps: int) -> list[Any]:
-    """What a train function reads."""
+    """Read up to `steps` batches, as one call of the train function does."""
     batches = []
     try:
         for _ in range(steps):
@@ -198,11 +198,11 @@ class _Session(NoSession):
 
 
 class Run:
-    """A `fit` that trains on nothing and writes down what it read.
+    """A `fit` that does not train, and records the batches that it reads.
 
     Attributes:
-        seen: what happened, in order.
-        places: for each moment between steps, the epoch, what had been seen, and the position.
+        seen: all batches, warnings and ends of epochs, in order.
+        places: for each moment between steps, the epoch, the length of `seen`, and the data position.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ def differences(
     places: slice | None = None,
     steps: int = 1,
 ) -> list[str]:
-    """What runs that begin at some places of an undisturbed one read otherwise than that did."""
+    """The differences between an uninterrupted run and runs that resume from some of its positions."""
     make = SOURCES[name]
     seed()
     whole = Run(strategy, make(), steps=steps)
@@ -272,12 +272,12 @@ def differences(
 
 
 def possible(name: str, strategy: str) -> bool:
-    """Whether TensorFlow's own strategy divides such data."""
+    """Whether a strategy can divide such data; TensorFlow's own cannot divide ragged and sparse tensors."""
     return strategy != "tensorflow's mirrored" or not any(kind in name for kind in ("ragged", "sparse"))
 
 
 def main() -> int:
-    """Prints every difference; the status is whether there was one."""
+    """Print every difference; returns 1 if there is any, else 0."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     hook.install()
@@ -288,7 +288,7 @@ def main() -> int:
             if not possible(name, strategy_name):
                 continue
             print(f"{strategy_name}: {name}", flush=True)
-            if strategy_name != "default":  # the same sources, divided otherwise
+            if strategy_name != "default":  # the same sources, divided differently: fewer positions
                 found += differences(strategy, name, seeded, places=slice(1, None, 6))
                 continue
             found += differences(strategy, name, seeded)

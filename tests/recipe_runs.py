@@ -1,9 +1,9 @@
-"""The built-in recipes on small archives, several in one process; and what their tests start and read.
+"""Runs the built-in recipes on small archives, several in one process; with helpers to start and read them.
 
     python tests/recipe_runs.py FOLDER TASK:STRATEGY ...
     dtrain launch --workers 2 [--ps 1] tests/recipe_runs.py FOLDER TASK:STRATEGY ...
 
-FOLDER holds `data/`, and gets the directory TASK-STRATEGY of each run.
+FOLDER holds `data/`; each run writes the directory FOLDER/TASK-STRATEGY.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-"""What is run: the recipe's name, and its options beyond two epochs, data and directory."""
+"""For each task the recipe's name, and its options except for epochs, data and directory."""
 
 
 class Run(NamedTuple):
-    """A finished run, from its files."""
+    """A finished run, read from its files."""
 
     path: Path
 
@@ -70,7 +70,7 @@ class Run(NamedTuple):
 
 
 def start(folder: Path, tasks: list[str], *launch: str, timeout: float = 200.0) -> None:
-    """Run the tasks, in processes of `dtrain launch` if it is given arguments. The log shows what failed."""
+    """Run the tasks, under `dtrain launch` if arguments for it are given; a failure shows the log's end."""
     launcher = [sys.executable, "-m", "dtrain", "launch", *launch] if launch else [sys.executable]
     environment = os.environ | {
         "CUDA_VISIBLE_DEVICES": "-1",
@@ -82,7 +82,7 @@ def start(folder: Path, tasks: list[str], *launch: str, timeout: float = 200.0) 
     environment.pop("TF_CONFIG", None)
     log = folder / "log.txt"
     with log.open("w", encoding="utf-8") as file:
-        # Ended by SIGTERM at the limit, the launcher ends its tasks.
+        # At the limit the launcher gets SIGTERM, on which it ends its tasks.
         process = subprocess.Popen(
             [*launcher, __file__, str(folder), *tasks], env=environment, cwd=folder, stdout=file, stderr=file
         )
@@ -95,7 +95,7 @@ def start(folder: Path, tasks: list[str], *launch: str, timeout: float = 200.0) 
 
 
 def run_task(folder: Path, name: str, strategy: str) -> None:
-    """One recipe under one strategy, as a program calls it."""
+    """Run one recipe under one strategy, as a user's program does."""
     from dtrain.recipes import RECIPES, check_recipe, load_recipe
 
     recipe, settings = TASKS[name]
@@ -118,7 +118,7 @@ def main(folder: str, *tasks: str) -> None:
         except Exception:
             traceback.print_exc()
             sys.stderr.flush()
-            os._exit(1)  # other workers wait for this one in the same task
+            os._exit(1)  # the other workers of this task wait for this one
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Programs of several workers whose launcher starts them again: what they share, and what they leave."""
+"""Helpers for tests of restarted jobs: the common code of their programs, and the files of their workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from dtrain.launch import launch_local
 
-# Every life of a worker leaves a file `<place>-<index>-<attempt>-<pid>` with its job's name.
+# Every start of a worker leaves a file `<place>-<index>-<attempt>-<pid>` with its job's name and TF_CONFIG.
 PRELUDE = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -41,7 +41,7 @@ def hang():
 
 
 class Ended(NamedTuple):
-    """How a job ended, and what it left."""
+    """The exit status and output of a job, and the files of its workers' starts."""
 
     status: int
     out: str
@@ -49,7 +49,7 @@ class Ended(NamedTuple):
     lives: dict[str, str]
 
     def attempts(self) -> list[list[int]]:
-        """The places of the workers of each attempt."""
+        """The places of the workers in each attempt."""
         found: dict[int, list[int]] = {}
         for name in self.lives:
             place, _, number, _ = name.split("-")
@@ -64,7 +64,7 @@ def alive(pid: int) -> bool:
 
 
 def write_program(folder: Path, text: str) -> list[str]:
-    """The script of a job and its argument, in a folder; it begins with what all of them share."""
+    """Write the script of a job, PRELUDE and `text`, into a folder; the script's path and its argument."""
     (folder / "lives").mkdir()
     path = folder / "job.py"
     path.write_text(PRELUDE + textwrap.dedent(text))
@@ -82,7 +82,7 @@ def run(folder: Path, text: str, *, workers: int = 2, **options: Any) -> Ended:
 
 def lives_in(folder: Path) -> dict[str, str]:
     lives = {}
-    for path in folder.glob("*-*-*-*"):  # who was ended while it wrote its own is no life
+    for path in folder.glob("*-*-*-*"):  # not the unfinished file of a worker that was killed while writing
         lives[path.name] = path.read_text()
         assert not alive(int(path.name.rpartition("-")[2]))
     return lives

@@ -1,4 +1,4 @@
-"""Run directories as a real run leaves them, written in no time: for tests of what reads them."""
+"""Writes run directories like those of real runs, without training, for tests of the code that reads them."""
 
 from __future__ import annotations
 
@@ -32,18 +32,22 @@ def write_run(
     """Write a run's record, events and metrics.
 
     Args:
-        path: its directory, which is made.
-        epochs, steps: how long it trained.
-        workers: how many there were; the first is the chief.
-        notes: how many events of kind "steps" an epoch has.
-        seed: of the noise.
-        status: of the record.
-        end: the status of the last event; None for a run that never came to it.
-        alarms: how many spikes there were.
+        path: the directory to make.
+        epochs: number of epochs.
+        steps: number of steps in an epoch.
+        workers: number of workers; the first is the chief.
+        notes: number of events of kind "steps" in an epoch.
+        seed: seed of the noise.
+        status: the status in the record.
+        end: the status in the `end` event; None writes no `end` event.
+        alarms: number of alarms, spikes and NaN alternating.
         restarted_in: the epoch, from 0, in whose middle a worker died and a second attempt began.
-        slow: the worker that needs twice as long.
-        rate: examples a second.
-        record: what else the record holds.
+        slow: the number of a worker that takes twice as long; None for no slow worker.
+        rate: examples per second.
+        record: further entries of the record.
+
+    Returns:
+        The directory.
     """
     path.mkdir(parents=True, exist_ok=True)
     story = _Story(random.Random(seed), epochs, steps, workers, notes, slow, rate)
@@ -87,7 +91,7 @@ def write_metrics(path: Path, logs: list[dict[str, float]]) -> None:
 
 
 class _Story:
-    """The events of a run, made up as it goes."""
+    """Generates the events of a run, with a clock that advances as they are added."""
 
     def __init__(
         self,
@@ -190,7 +194,7 @@ class _Story:
         )
 
     def _worker(self, number: int, parts: dict[str, float]) -> dict[str, Any]:
-        step = 64 / self.rate  # all of them: they wait for each other
+        step = 64 / self.rate  # the same for all workers, because they wait for each other
         own = step * (0.98 if number == self.slow else 0.49) * self.noise.uniform(0.97, 1.03)
         return {
             "task": f"worker {number}",

@@ -1,10 +1,10 @@
-"""Runs examples one after another in one process, and says what came of each.
+"""Runs examples one after another in one process, and writes the result of each.
 
     python tests/run_examples.py OUT.jsonl FILE ...
     dtrain launch --workers 2 [--ps 2] tests/run_examples.py OUT.jsonl FILE ...
 
-OUT.jsonl.RANK gets a line a file from each worker, or from the chief of parameter servers. One process alone
-has two logical CPUs.
+Each worker, or the chief with parameter servers, writes one line for each file to OUT.jsonl.RANK. A single
+process has two logical CPUs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import dtrain
 
 
 def run(file: Path, folder: Path) -> dict[str, Any]:
-    """What an example's `main` returns; an error is a result too."""
+    """The result of an example's `main`, with a digest of the weights; or the traceback of its error."""
     arguments = {
         "checkpoints": ["mirrored", str(folder)],
         "custom_loop": ["mirrored"],
@@ -50,7 +50,7 @@ def run(file: Path, folder: Path) -> dict[str, Any]:
 
 
 def main(report: str, *files: str) -> None:
-    """Runs the files; a worker that fails ends, for the others wait for it in the same example."""
+    """Run the files; a worker that fails exits at once, because its peers wait for it in the same example."""
     if "TF_CONFIG" not in os.environ:
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)

@@ -1,4 +1,4 @@
-"""Programs and processes for the tests of jobs with parameter servers; not a test itself."""
+"""Programs and processes for the tests of jobs with parameter servers. It contains no tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dtrain.topology import Topology
 
 LIMIT = 90.0
 
-# What making the strategy does, with TensorFlow's own; `chief` follows where the chief goes on.
+# What making dtrain's strategy does, here with TensorFlow's own. The chief's code, `chief`, is appended.
 PROGRAM = """
 import atexit, os, signal, sys, time
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -43,7 +43,7 @@ strategy = connect()
 print("only the chief goes on", flush=True)
 """
 
-# The chief counts steps in a variable on a server, as long as it is told to; `work` returns how many.
+# The chief counts steps in a variable on a server until a condition holds; `work` returns their number.
 COUNTING = """
 from dtrain import channel
 from dtrain.cluster import settings
@@ -73,21 +73,21 @@ def for_seconds(seconds):
 
 
 def write_program(folder: Path, chief: str, *, counting: bool = False) -> str:
-    """A script of PROGRAM, with COUNTING if that is asked for, and what the chief does; its path."""
+    """Write a script of PROGRAM, COUNTING (if `counting` is set) and the chief's code; its path."""
     path = folder / "program.py"
     path.write_text(PROGRAM + COUNTING * counting + textwrap.dedent(chief))
     return str(path)
 
 
 def launch(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """`dtrain launch` to its end."""
+    """Run `dtrain launch` to its end."""
     return subprocess.run(
         [sys.executable, "-m", "dtrain", "launch", *arguments], capture_output=True, text=True, timeout=LIMIT
     )
 
 
 class ByHand:
-    """Tasks that no launcher watches; all are killed at the end."""
+    """Tasks that are started without a launcher; `kill_all` ends them."""
 
     def __init__(self, cluster: dict[str, list[str]]) -> None:
         self._cluster = cluster
@@ -112,13 +112,13 @@ class ByHand:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Status and output of a process, once it has ended."""
+    """Wait for the end of a process; its status and output."""
     out, _ = process.communicate(timeout=LIMIT)
     return process.returncode, out
 
 
 def listens(address: str) -> bool:
-    """Whether somebody accepts connections at `host:port`."""
+    """Whether a process accepts connections at `host:port`."""
     host, _, port = address.partition(":")
     with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
         return True
@@ -126,7 +126,7 @@ def listens(address: str) -> bool:
 
 
 def wait_until_listening(address: str, process: subprocess.Popen[str]) -> None:
-    """Until a process has come so far that it serves."""
+    """Wait until a process accepts connections; fails if it ends before."""
     deadline = time.monotonic() + LIMIT
     while not listens(address):
         assert time.monotonic() < deadline and process.poll() is None, f"nobody serves at {address}"
@@ -134,5 +134,5 @@ def wait_until_listening(address: str, process: subprocess.Popen[str]) -> None:
 
 
 def topology(cluster: dict[str, list[str]], job: str = "chief") -> Topology:
-    """As the first task of a job knows it."""
+    """The topology of a cluster, as the first task of `job` sees it."""
     return Topology({name: tuple(addresses) for name, addresses in cluster.items()}, job, 0)

@@ -1,4 +1,4 @@
-"""Data sets as they are published, but small and made up: for what reads them and trains on them."""
+"""Writes small generated data sets in the published formats, for tests that read them or train on them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def images(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ten classes in turn: noise, brighter in a place and colour of the class' own; (n, 3, 32, 32) bytes."""
+    """Images of ten classes in turn, uint8 of shape (count, 3, 32, 32), and their labels.
+
+    An image is noise, with a brighter patch at a place and in a colour of its class.
+    """
     random = np.random.default_rng(seed)
     labels = np.arange(count) % 10
     pixels = random.integers(0, 120, (count, 3, 32, 32))
@@ -33,7 +36,7 @@ def images(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write_cifar10(folder: Path, *, per_batch: int = 40, batches: int = 5, binary: bool = False) -> Path:
-    """`cifar-10-python.tar.gz` or `cifar-10-binary.tar.gz`, with `per_batch` images a batch."""
+    """Write `cifar-10-python.tar.gz` or `cifar-10-binary.tar.gz`, with `per_batch` images in each file."""
     inside = "cifar-10-batches-bin" if binary else "cifar-10-batches-py"
     path = folder / f"cifar-10-{'binary' if binary else 'python'}.tar.gz"
     names = [f"data_batch_{number}" for number in range(1, batches + 1)] + ["test_batch"]
@@ -51,7 +54,7 @@ def write_cifar10(folder: Path, *, per_batch: int = 40, batches: int = 5, binary
 
 
 def sentences(count: int, seed: int, length: int = 24) -> list[tuple[str, int]]:
-    """Texts of plain words with some of praise or blame among them, and which; half of each."""
+    """Texts of neutral words with three positive or three negative ones, and their labels; half of each."""
     random = np.random.default_rng(seed)
     found = []
     for number in range(count):
@@ -63,7 +66,7 @@ def sentences(count: int, seed: int, length: int = 24) -> list[tuple[str, int]]:
 
 
 def write_imdb(folder: Path, *, each: int = 20) -> Path:
-    """`aclImdb_v1.tar.gz` with `each` reviews of each kind in each part."""
+    """Write `aclImdb_v1.tar.gz` with `each` positive and `each` negative reviews in each part."""
     path = folder / "aclImdb_v1.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
         for seed, part in enumerate(("train", "test")):
@@ -76,7 +79,7 @@ def write_imdb(folder: Path, *, each: int = 20) -> Path:
 
 
 def write_csv(folder: Path, *, count: int = 100) -> Path:
-    """`news.csv` with an index, a title, a text with a line break in it, and a label."""
+    """Write `news.csv` with an index, a title, a text with a line break, and a label, separated by `;`."""
     path = folder / "news.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, delimiter=";")

@@ -1,6 +1,6 @@
-"""A stranger who reaches the port of a job's first worker: what the coordination service does for anyone.
+"""A foreign client of the first worker's port: calls TensorFlow's coordination service without being a task.
 
-Run as a program it carries out the calls of a JSON list, [[METHOD, KEY, VALUE], ...], and prints the answers.
+Run as a program, it makes the calls in a JSON list, [[METHOD, KEY, VALUE], ...], and prints the answers.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 
 def ask(address: str, *calls: tuple[str, str, str]) -> list[Any]:
-    """Make calls from a process of its own.
+    """Make calls from a separate process.
 
     Args:
-        address: of the first worker.
-        calls: ("list", FOLDER, ""), which gives the keys and values there; ("insert", KEY, VALUE) and
-            ("overwrite", KEY, VALUE), which give "" or why not.
+        address: the address of the first worker.
+        calls: ("list", FOLDER, ""), which returns the keys and values in a folder; ("insert", KEY, VALUE) and
+            ("overwrite", KEY, VALUE), which return "" or the error.
     """
     done = subprocess.run(
         [sys.executable, __file__, address, json.dumps(calls)], capture_output=True, text=True, check=True
@@ -39,7 +39,7 @@ def _field(number: int, content: bytes) -> bytes:
 
 
 def _fields(message: bytes) -> dict[int, list[bytes]]:
-    """The fields of a message that has only texts and messages."""
+    """The fields of a protocol buffer that has only strings and messages."""
     found: dict[int, list[bytes]] = {}
     at = 0
 
@@ -80,7 +80,7 @@ def _call(channel: Any, method: str, key: str, value: str) -> Any:
 
 
 def main() -> None:
-    """Make the calls."""
+    """Make the calls of the command line, and print the answers."""
     import grpc
 
     with grpc.insecure_channel(sys.argv[1]) as channel:

@@ -1,9 +1,9 @@
-"""One worker of the transports' tests: every kind of sum, gathering and broadcast, against NumPy.
+"""One worker of the transports' tests: compares every kind of all-reduce, gather and broadcast with NumPy.
 
     python transport_workers.py OUT COMMUNICATION CLUSTER [RANK] [--only CASE,...]
 
-Without RANK an MPI starter tells it. It leaves OUT/RANK.json: for each case what was wrong ("" for nothing)
-and a digest of the bits of all results, which must be every worker's.
+Without RANK, the rank comes from the MPI starter. The worker writes OUT/RANK.json: for each case the error
+("" for none) and a digest of the bits of all results, which must be equal on all workers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BYTES = (0, 4, 40, 4000, 65532, 65536, 262140, 262144, 1_000_004, 40_000_000)
 
 
 class Workers:
-    """The strategy under test, and what this worker's results were."""
+    """The strategy under test, and a digest of this worker's results."""
 
     def __init__(self, strategy: Any) -> None:
         self.strategy = strategy
@@ -35,14 +35,14 @@ class Workers:
         self.digest = hashlib.sha256()
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[np.ndarray]:
-        """What the first local replica gives, from a graph."""
+        """Run a function on all replicas in a graph; the result of the first local replica."""
         import tensorflow as tf
 
         result = tf.function(lambda: self.strategy.run(function, args=args), autograph=False)()
         return self.first(result)
 
     def first(self, result: Any) -> list[np.ndarray]:
-        """A nest of values as arrays, the first local replica's, noted for the digest."""
+        """A nest of values as arrays, from the first local replica; they are added to the digest."""
         import tensorflow as tf
 
         flat = tf.nest.flatten(result)
@@ -86,7 +86,7 @@ def dense_of_many_sizes(workers: Workers) -> None:
 
 @case
 def many_at_once(workers: Workers) -> None:
-    """Large and small, in the order given, scalars among them, of two kinds."""
+    """Large and small tensors of several types, scalars among them, keep their order in one all-reduce."""
     import tensorflow as tf
 
     from dtrain.keras_engine.context import all_reduce_sum
@@ -114,7 +114,7 @@ def kinds_of_numbers(workers: Workers) -> None:
 
     names = ["float16", "bfloat16", "float32", "float64", "int32", "int64"]
     if workers.strategy.extended.dtrain_calls is not None:
-        names.append("complex64")  # TensorFlow's ring does not know them
+        names.append("complex64")  # TensorFlow's ring does not support complex numbers
     given = {}
     for count in (5, 100_000):
         each = np.stack([numbers(count, r, np.float64) * 8 for r in range(workers.replicas)])
@@ -126,7 +126,7 @@ def kinds_of_numbers(workers: Workers) -> None:
     for found, ((name, _), each) in zip(workers.run(inside), given.items(), strict=True):
         wide = np.complex128 if each.dtype.is_complex else np.float64
         assert found.dtype == each.dtype.as_numpy_dtype
-        # Rounded once, or once for each that is added where the ring is TensorFlow's.
+        # A sum is rounded once; by TensorFlow's ring, once for each addition.
         rtol = {"float16": 2e-3, "bfloat16": 2e-2}.get(name, 1e-5) * workers.replicas
         wanted = each.numpy().astype(wide).sum(0)
         np.testing.assert_allclose(found.astype(wide), wanted, rtol=rtol, atol=rtol * 8, err_msg=name)
@@ -134,7 +134,7 @@ def kinds_of_numbers(workers: Workers) -> None:
 
 @case
 def sparse_rows(workers: Workers) -> None:
-    """Another number of rows on each replica, none on the first; the sum stays sparse."""
+    """Each replica has a different number of rows, the first has none; the sum stays sparse."""
     import tensorflow as tf
 
     from dtrain.keras_engine.context import all_reduce_sum
@@ -176,7 +176,7 @@ def gathering(workers: Workers) -> None:
 
 @case
 def whole_loops_in_one_call(workers: Workers) -> None:
-    """Sums, gatherings of other lengths in each round, and a branch, many steps in a graph."""
+    """Many steps in one graph: all-reduces, gathers of lengths that change each round, and a branch."""
     import tensorflow as tf
 
     from dtrain.keras_engine.context import all_reduce_sum
@@ -216,7 +216,7 @@ def whole_loops_in_one_call(workers: Workers) -> None:
 
 @case
 def gradients_through_a_sum(workers: Workers) -> None:
-    """A sum over the replicas inside the forward pass, as of synchronized statistics."""
+    """Gradients flow through an all-reduce in the forward pass, as for synchronized statistics."""
     import tensorflow as tf
 
     def inside() -> Any:
@@ -249,7 +249,7 @@ def outside_of_graphs(workers: Workers) -> None:
 
 @case
 def first_values(workers: Workers) -> None:
-    """Variables begin with the first worker's values, whatever another's would be."""
+    """Variables are initialized with the first worker's values, whatever the other workers' would be."""
     import tensorflow as tf
 
     layout = workers.strategy.dtrain_layout
@@ -263,7 +263,7 @@ def first_values(workers: Workers) -> None:
 
 @case
 def results_that_are_kept(workers: Workers) -> None:
-    """What a user holds on to is not overwritten by the next sums."""
+    """Results that a user keeps are not overwritten by later all-reduces."""
     import tensorflow as tf
 
     from dtrain.keras_engine.context import all_reduce_sum
@@ -302,7 +302,7 @@ def waiting_is_measured(workers: Workers) -> None:
 
 @case
 def a_fit(workers: Workers) -> None:
-    """Sparse and dense gradients, synchronized statistics, an uneven last batch: one device's numbers."""
+    """A `fit` with sparse gradients, synchronized statistics and a short batch gives one device's numbers."""
     import keras
 
     import dtrain
@@ -338,7 +338,7 @@ def a_fit(workers: Workers) -> None:
 
 @case
 def workers_out_of_step(workers: Workers) -> None:
-    """One sums up another number of numbers: all are told, and nobody waits."""
+    """Workers that all-reduce tensors of different sizes all raise an error; none waits for ever."""
     import tensorflow as tf
 
     from dtrain.keras_engine.context import all_reduce_sum
@@ -382,12 +382,12 @@ def main() -> None:
         report["cases"][name] = {"wrong": wrong, "digest": workers.digest.hexdigest(), "seconds": took}
         print(name, took, wrong, flush=True)
         if wrong:
-            break  # the workers may be out of step now
+            break  # the workers may no longer be at the same collective
     (out / f"{rank}.json").write_text(json.dumps(report))
     sys.stdout.flush()
     if any(each["wrong"] for each in report["cases"].values()):
         os._exit(1)
-    # Nobody goes before all are done: peers would take it for a failure.
+    # Wait for all workers: peers would take an early exit for a failure.
     dtrain.barrier()
 
 

@@ -1,4 +1,4 @@
-"""Starts the workers of `transport_workers.py`, also by an MPI starter, and judges what they left."""
+"""Starts the workers of `transport_workers.py`, also by an MPI starter, and checks their reports."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def check_transport(
     only: str = "",
     environment: dict[str, str] | None = None,
 ) -> dict[str, str]:
-    """Runs the cases; fails by the first that is wrong, or whose bits are not all workers'.
+    """Run the cases; fails at the first case with an error, or with different bits on different workers.
 
     Args:
         out: an empty folder.
-        communication: what the strategy is given.
-        workers: how many.
-        seconds: for all cases.
+        communication: the strategy's argument `communication`.
+        workers: number of workers.
+        seconds: time limit for all cases.
         by_mpi: whether an MPI starter starts the workers.
-        only: names of cases by commas, instead of all.
-        environment: variables that are set for the workers.
+        only: names of cases, separated by commas; "" for all cases.
+        environment: variables to set for the workers.
 
     Returns:
-        The strategy's `dtrain_communication`, as the first worker has it.
+        The first worker's `dtrain_communication` of the strategy.
     """
     if by_mpi and (why := mpi_missing()):
         pytest.skip(why)

@@ -1,4 +1,4 @@
-"""A job whose workers get stuck or slow at a named step, run by the real launcher; and what it shows."""
+"""Runs a job whose worker gets stuck or slow at a given step, by the real launcher; records its output."""
 
 from __future__ import annotations
 
@@ -80,18 +80,18 @@ print(f"ended {hashlib.sha256(weights).hexdigest()}", flush=True)
 
 
 class Line(NamedTuple):
-    """A line of the launcher's output, and when it came."""
+    """A line of the launcher's output, and the monotonic time at which it arrived."""
 
     at: float
     text: str
 
 
 class Watched:
-    """What a job has shown.
+    """The exit status and the output of a job.
 
     Attributes:
         status: its exit status.
-        lines: of standard output and error together.
+        lines: the lines of its standard output and standard error.
     """
 
     def __init__(self, status: int, lines: list[Line]) -> None:
@@ -100,22 +100,22 @@ class Watched:
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole output."""
         return "\n".join(line.text for line in self.lines)
 
     def first(self, pattern: str) -> Line:
-        """The first line in which a pattern is found."""
+        """The first line that matches a pattern; AssertionError without one."""
         for line in self.lines:
             if re.search(pattern, line.text):
                 return line
         raise AssertionError(f"no line with {pattern!r} in\n{self.text}")
 
     def digests(self) -> set[str]:
-        """Of the final weights of every task that ended."""
+        """The digests of the final weights of all tasks that ended."""
         return set(re.findall(r"ended (\w{64})", self.text))
 
     def stacks(self, task: str) -> str:
-        """The stacks that a task has dumped, all of its threads together."""
+        """The stack dumps of all threads of a task."""
         own = [line.text for line in self.lines if line.text.startswith(f"[{task}] ")]
         begin = next((i for i, text in enumerate(own) if "most recent call first" in text), len(own))
         return "\n".join(own[begin:])
@@ -136,15 +136,15 @@ def run(
     """Launch the program and wait for its end.
 
     Args:
-        folder: for the program and its checkpoints.
-        kind: what goes wrong; "nothing" for an undisturbed run.
-        workers: how many.
-        at: the worker and the step where it goes wrong.
-        steps: of the training.
+        folder: the folder for the program and its checkpoints.
+        kind: the kind of fault; "nothing" for a run without one.
+        workers: number of workers.
+        at: the worker and the step of the fault.
+        steps: number of training steps.
         pause: seconds by which each step of a slow worker is longer.
-        options: of `dtrain launch`.
-        on_line: called with every line when it comes.
-        limit: seconds after which the job is killed and the test fails.
+        options: options of `dtrain launch`.
+        on_line: called with every line as it arrives.
+        limit: seconds after which the job gets SIGTERM.
     """
     program = folder / "job.py"
     program.write_text(PROGRAM)
@@ -176,7 +176,7 @@ def run(
 
 
 def _after(seconds: float, action: Callable[[], None]) -> Callable[[], None]:
-    """Does something later; what is returned cancels it."""
+    """Call `action` after some seconds; the returned function cancels the call."""
     timer = threading.Timer(seconds, action)
     timer.daemon = True
     timer.start()
