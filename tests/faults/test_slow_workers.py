@@ -80,6 +80,7 @@ def test_a_worker_that_pauses_in_each_step_is_named(kind: str, what: str, tmp_pa
     check(run(tmp_path, kind, steps=100, pause=0.25, options=("--spares", "none")), what)
 
 
+@pytest.mark.soak  # it takes long; workers that pause are named by the same rule
 def test_a_worker_that_computes_at_a_tenth_of_the_speed_is_named(tmp_path: Path, brake: Brake) -> None:
     # As soon as it is named it is let go; other tests beside it may hold up the faster one for a while.
     check(
