@@ -1,7 +1,7 @@
 """Reports to the launcher, if there is one, what this process is doing in `fit`, `evaluate` or `predict`.
 
-A separate thread sends the reports; recording the progress costs the training thread well under a
-microsecond. The launcher, not this module, decides which task hangs or is slow.
+A separate thread sends the reports, so the training thread only counts. The launcher, not this module,
+decides which task hangs or is slow.
 """
 
 from __future__ import annotations

@@ -107,8 +107,8 @@ def imports() -> dict[str, Any] | None:
     # Only packages and their direct modules, whose import brings the rest.
     names = [".".join(name.split(".")[:2]) for name in [*sys.modules] if name.partition(".")[0] in _HARMLESS]
     return {
-        "variables": _changes(_at_start, found),
-        "later": _changes(found, now),
+        "variables": changes(_at_start, found),
+        "later": changes(found, now),
         "modules": [name for name in dict.fromkeys(names) if "._" not in name],
     }
 
@@ -124,7 +124,8 @@ def told() -> bool:
     return _told
 
 
-def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> Variables:
+def changes(before: Mapping[str, str], after: Mapping[str, str]) -> Variables:
+    """The variables that differ, with their values in `after`; None for a deleted variable."""
     return {name: after.get(name) for name in {**before, **after} if before.get(name) != after.get(name)}
 
 

@@ -1,6 +1,7 @@
 """Divides the wall time of the training thread into parts; every moment belongs to exactly one part.
 
-It listens to the engine's events, which takes well under a microsecond per event. It only measures.
+It listens to the engine's events. With the other listeners of a process, the four events of a call of the
+train function take about ten microseconds. It only measures.
 """
 
 from __future__ import annotations

@@ -221,8 +221,7 @@ def _callbacks(callbacks: Any, layout: ReplicaLayout, model: Any) -> Any:
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks.callbacks = [*shared_between_workers(callbacks.callbacks, layout)]
         return callbacks
-    given = [] if callbacks is None else list(keras.tree.flatten(callbacks))
-    found = shared_between_workers(given, layout)
+    found = shared_between_workers(listed(callbacks), layout)
     apart = can_sum_locally(model, layout) and step_is_stock(model, "train_step")
     if apart and not _watched(found, layout, "train")[0]:
         return [LocalSums(model, layout), *found]

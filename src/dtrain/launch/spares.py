@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
+from dtrain import task_hooks
 from dtrain.launch import priority
 from dtrain.launch.session import Session, new_mark
 from dtrain.launch.task_process import TaskProcess
@@ -57,8 +58,7 @@ class _Spare:
 
     def send(self, env: Mapping[str, str]) -> bool:
         """Send the spare the environment of its task; returns whether that worked."""
-        changes: dict[str, str | None] = {name: env.get(name) for name in {*env, *self.env}}
-        order = json.dumps({n: v for n, v in changes.items() if v != self.env.get(n)}).encode()
+        order = json.dumps(task_hooks.changes(self.env, env)).encode()
         self._hurry()
         os.set_blocking(self._order, False)  # a stuck spare must not block the launcher
         try:

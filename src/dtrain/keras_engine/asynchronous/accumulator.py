@@ -95,7 +95,7 @@ class Accumulator:
             each.destroy()
 
     def _sum_up(self, grads: list[Any], targets: list[Any]) -> None:
-        numbers = [self.optimizer._get_variable_index(v) for v in targets]
+        numbers = [upstream_keras.number_of_variable(self.optimizer, v) for v in targets]
         self._given = [
             (n, target) for n, target, g in zip(numbers, targets, grads, strict=True) if g is not None
         ]
