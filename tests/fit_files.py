@@ -1,0 +1,111 @@
+"""Lists the files of the package whose code a `fit` of two workers executes on the first worker.
+
+    python -m tests.fit_files              # the files, in the order of their first call
+    python -m tests.fit_files --calls      # and the functions of each that were called
+
+It trains on NumPy arrays with Keras' own step, Adam and one metric, under `dtrain launch`. What is called
+before or after `fit` does not count, and neither does code that runs when a module is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "dtrain"
+PAGE = ROOT / "docs" / "architecture.md"
+_OUTPUT = "FIT_FILES_OUTPUT"
+
+
+def measured() -> dict[str, list[str]]:
+    """The files that `fit` executes, in the order of their first call, each with the called functions."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "files.json"
+        subprocess.run(
+            [sys.executable, "-m", "dtrain", "launch", "--workers", "2", __file__, "--worker"],
+            env=os.environ | {_OUTPUT: str(output), "CUDA_VISIBLE_DEVICES": "-1"},
+            cwd=folder,
+            timeout=180,
+            check=True,
+            capture_output=True,
+        )
+        found: dict[str, list[str]] = json.loads(output.read_text(encoding="utf-8"))
+        return found
+
+
+def named_on_page() -> set[str]:
+    """The files that the section of docs/architecture.md names, as paths in `src/dtrain`."""
+    names = re.findall(r"`([\w/]+\.py)`", _section())
+    return {name if (PACKAGE / name).is_file() else f"keras_engine/{name}" for name in names}
+
+
+def number_on_page() -> int:
+    """The number of files that this section states."""
+    return int(re.findall(r"\*\*(\d+)\s+files\*\*", _section())[0])
+
+
+def _section() -> str:
+    return PAGE.read_text(encoding="utf-8").split("## The files that a fit crosses")[1].split("\n## ")[0]
+
+
+def _train() -> None:
+    """The program of each worker; the first one writes what it has executed."""
+    import keras
+    import numpy as np
+
+    import dtrain
+
+    strategy = dtrain.MultiWorkerMirroredStrategy()
+    x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+    y = x.sum(axis=1, keepdims=True)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile(optimizer=keras.optimizers.Adam(), loss="mse", metrics=["mae"])
+
+    found: dict[str, dict[str, None]] = {}
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if (
+            event == "call"
+            and code.co_filename.startswith(str(PACKAGE))
+            and code.co_flags & inspect.CO_OPTIMIZED
+        ):
+            found.setdefault(code.co_filename, {}).setdefault(code.co_qualname)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    model.fit(x, y, batch_size=16, epochs=2, verbose=0)
+    sys.setprofile(None)
+    threading.setprofile(None)
+    if dtrain.is_chief():
+        files = {str(Path(name).relative_to(PACKAGE)): [*calls] for name, calls in found.items()}
+        Path(os.environ[_OUTPUT]).write_text(json.dumps(files), encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.fit_files", description="lists the files of a fit")
+    parser.add_argument("--calls", action="store_true", help="the functions of each file too")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        _train()
+        return
+    found = measured()
+    for number, (name, calls) in enumerate(found.items(), start=1):
+        print(f"{number:3} {name}" + (f": {', '.join(calls)}" if options.calls else ""))
+
+
+if __name__ == "__main__":
+    main()
