@@ -142,6 +142,7 @@ def said(arguments: argparse.Namespace, options: list[Field[Any]]) -> dict[str, 
 
 
 def to_arguments(options: Any) -> list[str]:
-    """The command-line arguments that give the same options; not for options of type `bool`."""
-    values = {f.name: getattr(options, f.name) for f in own_fields(type(options))}
-    return [f"{flag(name)}={value}" for name, value in values.items() if value is not None]
+    """The command-line arguments that give the same options."""
+    values = {flag(f.name): getattr(options, f.name) for f in own_fields(type(options))}
+    given = {name: value for name, value in values.items() if value is not None and value is not False}
+    return [name if value is True else f"{name}={value}" for name, value in given.items()]

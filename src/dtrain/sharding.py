@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dtrain.errors import ConfigurationError, DataError
+from dtrain.words import known_word
 
 WORDS = ("auto", "data", "file", "function", "off")
 # If a worker's files hold more examples than the mean, its batches are larger by the same factor. Above 1.25
@@ -71,26 +72,6 @@ class Shares:
     batches: tuple[int, ...]
     steps: int
 
-    def rows(self, worker: int, step: int) -> int:
-        """The number of rows that one worker contributes to a step."""
-        return max(0, min(self.batches[worker], self.counts[worker] - step * self.batches[worker]))
-
-    def total(self, step: int) -> int:
-        """The number of rows of a step over all workers."""
-        return sum(self.rows(worker, step) for worker in range(len(self.counts)))
-
-
-def check_word(word: str) -> None:
-    """Check that `word` is one of `WORDS`.
-
-    Raises:
-        ConfigurationError: it is not; the message lists them.
-    """
-    if word not in WORDS:
-        raise ConfigurationError(
-            f"sharding={word!r} is not known.", hint=f"one of {', '.join(repr(known) for known in WORDS)}"
-        )
-
 
 def choose(word: str, kind: SourceKind, workers: int) -> Choice:
     """Choose how a source is divided over the workers.
@@ -111,7 +92,7 @@ def choose(word: str, kind: SourceKind, workers: int) -> Choice:
     Raises:
         ConfigurationError: the word is unknown, or the source cannot be divided that way.
     """
-    check_word(word)
+    word = known_word("sharding", word, WORDS)
     if word != "auto":
         _check_possible(word, kind)
     if workers == 1:
@@ -140,6 +121,8 @@ def _auto_sequential(kind: SourceKind, workers: int) -> Choice:
     if files < workers:
         return Choice(otherwise, f"{files} files are fewer than {workers} workers")
     loads = [sum(kind.counts[file] for file in files) for files in divide_files(kind.counts, workers)]
+    if not any(loads):
+        return Choice(otherwise, f"{files} files are all empty")
     over = max(loads) * workers / sum(loads)
     if over > _MOST_OVER_MEAN:
         return Choice(

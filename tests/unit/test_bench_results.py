@@ -189,11 +189,17 @@ def test_events_tell_more_without_the_first_epoch(tmp_path: Path) -> None:
     leave(tmp_path)
     parts = {"input": 1.0, "communication": 3.0, "compute": 6.0, "validation": 5.0}
     events = [
-        {"kind": "begin", "version": 1},
-        {"kind": "epoch", "epoch": 0, "seconds": 100.0, "parts": {"input": 90.0}},
-        {"kind": "epoch", "epoch": 1, "seconds": 10.0, "parts": {}},  # written again by an attempt after it
-        {"kind": "epoch", "epoch": 1, "seconds": 10.0, "parts": parts},
-        {"kind": "epoch", "epoch": 2, "seconds": 10.0, "parts": parts},
+        {"kind": "begin", "version": 1, "time": 1.0},
+        {"kind": "epoch", "time": 2.0, "epoch": 0, "seconds": 100.0, "parts": {"input": 90.0}},
+        {
+            "kind": "epoch",
+            "time": 2.0,
+            "epoch": 1,
+            "seconds": 10.0,
+            "parts": {},
+        },  # written again by an attempt after it
+        {"kind": "epoch", "time": 2.0, "epoch": 1, "seconds": 10.0, "parts": parts},
+        {"kind": "epoch", "time": 2.0, "epoch": 2, "seconds": 10.0, "parts": parts},
     ]
     text = "\n".join(map(json.dumps, events)) + '\n{"kind": "epo'
     (tmp_path / "events.jsonl").write_text(text)
@@ -207,6 +213,8 @@ def test_events_tell_more_without_the_first_epoch(tmp_path: Path) -> None:
         ({"epochs": 2}, "it ended after 2 of 3 epochs"),
         ({"status": "running"}, "it ended after 3 of 3 epochs"),
         ({"communication": {"name": "mpi"}}, "over mpi, and not over ring"),
+        ({"communication": 3}, "over nothing, and not over ring"),
+        ({"replicas": None}, "how many replicas"),
     ],
 )
 def test_a_run_of_another_kind_is_not_used(tmp_path: Path, change: dict[str, Any], said: str) -> None:
@@ -217,6 +225,10 @@ def test_a_run_of_another_kind_is_not_used(tmp_path: Path, change: dict[str, Any
 
 def test_a_run_without_files_is_not_used(tmp_path: Path) -> None:
     with pytest.raises(UnusableError, match="cannot be read"):
+        read(tmp_path)
+    leave(tmp_path)
+    (tmp_path / "run.json").write_text("[]")
+    with pytest.raises(UnusableError, match=r"cannot be read: run\.json holds list"):
         read(tmp_path)
 
 

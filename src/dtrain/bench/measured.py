@@ -1,12 +1,10 @@
 """Reads the measurements of one run of a recipe from the run's files. It does not compare runs.
 
-`run.json` and `metrics.csv` are required; the time by part is read from `events.jsonl` if it exists.
+`run_reader.py` reads the files; here is what a bench needs of them.
 """
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -14,7 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dtrain.training_rate import NAME as _RATE
+from dtrain.errors import ConfigurationError
+from dtrain.monitor import run_reader
+from dtrain.monitor.event_file import finite
+from dtrain.monitor.run_data import RATE as _RATE
+from dtrain.monitor.run_data import Run, summed
+from dtrain.training_rate import TRAINING
 
 
 class UnusableError(Exception):
@@ -102,56 +105,48 @@ def read_run(
             another transport.
     """
     try:
-        record = json.loads((directory / "run.json").read_text(encoding="utf-8"))
-        with (directory / "metrics.csv").open(encoding="utf-8", newline="") as file:
-            lines = list(csv.DictReader(file))
-        names = [name for name in (lines[0] if lines else {}) if name != "epoch"]
-        history = {name: [float(line[name]) for line in lines] for name in names}
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise UnusableError(f"its files cannot be read: {error}") from error
-    if record.get("status") != "finished" or len(lines) != epochs or _RATE not in history:
-        raise UnusableError(f"it ended after {len(lines)} of {epochs} epochs")
-    took = record.get("communication", {}).get("name", "")
+        run = run_reader.read_run(directory)
+    except ConfigurationError as error:
+        raise UnusableError(f"its files cannot be read: {error.message}") from error
+    record, rates = run.record, [epoch.examples_per_second for epoch in run.epochs]
+    if not record:
+        raise UnusableError(f"its files cannot be read: {' '.join(run.problems)}")
+    if record.get("status") != "finished" or len(rates) != epochs or None in rates:
+        raise UnusableError(f"it ended after {len(rates)} of {epochs} epochs")
+    took = _entry(record, "communication").get("name", "")
     if transport and took != transport:
-        raise UnusableError(f"its workers added up over {took or 'nothing'}, and not over {transport}")
-    shares = _shares(directory / "events.jsonl")
-    wait = shares["input"] if shares else record.get("input", {}).get("share")
+        raise UnusableError(f"its workers all-reduced over {took or 'nothing'}, and not over {transport}")
+    replicas = finite(record.get("replicas"))
+    if replicas is None:
+        raise UnusableError("its run.json does not say how many replicas it had")
+    names = set.intersection(*(set(epoch.logs) for epoch in run.epochs))
+    series = {name: [epoch.logs[name] for epoch in run.epochs] for name in sorted(names)}
+    shares = _shares(run)
+    wait = shares["input"] if shares else finite(_entry(record, "input").get("share"))
     return Measured(
         seconds=seconds,
-        history=history,
-        final={name: _number(value) for name, value in record["final_metrics"].items()},
-        replicas=record["replicas"],
+        history={name: _numbers(values) for name, values in {**series, _RATE: rates}.items()},
+        final={name: finite(value) for name, value in _entry(record, "final_metrics").items()},
+        replicas=int(replicas),
         transport=took,
         xla=bool(record.get("xla")),
         data_wait=wait,
-        communication=shares["communication"] if shares and record.get("workers", 1) > 1 else None,
+        communication=shares["communication"] if shares and record.get("workers", 1) != 1 else None,
         others=others,
     )
 
 
-def _number(value: Any) -> float | None:
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
+def _entry(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = record.get(name)
+    return found if isinstance(found, dict) else {}
 
 
-def _shares(events: Path) -> dict[str, float]:
-    """The share of each part in the steps' time, over all epochs after the first; {} if unknown."""
-    epochs: dict[int, dict[str, Any]] = {}
-    try:
-        lines = events.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return {}
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):  # an incomplete line
-            continue
-        if isinstance(event, dict) and event.get("kind") == "epoch":
-            epochs[event.get("epoch", 0)] = event
-    measured = [event for number, event in epochs.items() if number > 0]
-    # Only parts of the steps' time: callbacks and validation do not depend on the strategy.
-    seconds = {
-        name: sum(event.get("parts", {}).get(name, 0.0) for event in measured)
-        for name in ("input", "compute", "communication")
-    }
-    whole = sum(seconds.values())
-    return {name: part / whole for name, part in seconds.items()} if whole else {}
+def _numbers(values: Sequence[float | None]) -> list[float]:
+    return [math.nan if value is None else value for value in values]
+
+
+def _shares(run: Run) -> dict[str, float]:
+    """The share of each part in the steps' time, without the first epoch; empty if the run has no events."""
+    parts = summed(epoch.parts for epoch in run.epochs if epoch.number > 0)
+    whole = sum(parts.get(name, 0.0) for name in TRAINING)
+    return {name: parts.get(name, 0.0) / whole for name in TRAINING} if whole else {}

@@ -63,7 +63,7 @@ class TableBatches:
 
     Args:
         table: the examples.
-        places: the order of the examples, an `order.PlainOrder` or `order.BucketOrder`.
+        places: the order of the examples, an `example_order.PlainOrder` or `BucketOrder`.
         layout: the replicas over which each batch of the order is divided.
         stages: the functions that each example passes through.
         padding: how examples of different lengths are padded; None leaves them ragged.
