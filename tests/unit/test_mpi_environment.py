@@ -19,7 +19,7 @@ STEP = {"SLURM_PROCID": "2", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "3"}
 
 @pytest.fixture(autouse=True)
 def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in {*os.environ} - {*mpi.without_start(os.environ)}:
+    for name in {*os.environ} - {*mpi.MPIStart().without(os.environ)}:
         monkeypatch.delenv(name)
     for name in ("DTRAIN_MPI", "TF_CONFIG"):
         monkeypatch.delenv(name, raising=False)
@@ -45,7 +45,7 @@ def test_rank_and_size(env: dict[str, str], found: tuple[int, int] | None) -> No
 
 def test_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (mpi.started_by_mpi(), mpi.rank(), mpi.size()) == (False, 0, 1)
-    assert mpi.topology() is None
+    assert not mpi.MPIStart().detected() and cluster.current() is None
     for name, value in OPEN_MPI.items():
         monkeypatch.setenv(name, value)
     assert (mpi.started_by_mpi(), mpi.rank(), mpi.size()) == (True, 1, 4)
@@ -54,15 +54,24 @@ def test_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cluster.current() is None
 
 
-def test_what_says_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_job_was_found_and_the_rule_if_there_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Topology({"worker": tuple(f"127.0.0.1:{port}" for port in range(1, 5))}, "worker", 1)
-    assert cluster.origin(job) == "TF_CONFIG has 4"
+    assert cluster.origin() == cluster.how_to_leave() == "" and cluster.known_to_tensorflow()
     for name, value in OPEN_MPI.items():
         monkeypatch.setenv(name, value)
-    assert cluster.origin(job) == "an MPI start of 4" and cluster.by_mpi_alone()
+    assert (cluster.origin(), cluster.how_to_leave()) == ("an MPI start", "set DTRAIN_MPI=0")
+    assert not cluster.known_to_tensorflow()
     monkeypatch.setenv("TF_CONFIG", job.to_tf_config())
-    assert cluster.origin(job) == "an MPI start of 4" and not cluster.by_mpi_alone()
+    assert cluster.origin() == "TF_CONFIG, which precedes an MPI start,"
+    assert cluster.how_to_leave() == "unset TF_CONFIG" and cluster.known_to_tensorflow()
     assert cluster.current() == job, "TF_CONFIG comes first, and nobody has to talk"
+    assert cluster.describe() == {
+        "environment": "tf_config",
+        "also_found": ["mpi"],
+        "precedence": ["tf_config", "joined", "mpi"],
+        "task": "worker 1",
+        "jobs": {"worker": [f"127.0.0.1:{port}" for port in range(1, 5)]},
+    }
 
 
 def test_no_world_without_a_start() -> None:

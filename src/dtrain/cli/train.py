@@ -156,18 +156,17 @@ def _check_cluster(topology: Topology, args: argparse.Namespace) -> None:
     """Check that the arguments fit the job that this process is already part of."""
     coordinated = topology.is_coordinated
     there = len(topology.jobs.get("worker", ())) if coordinated else topology.world_size
-    found, unset = f"TF_CONFIG describes a job of {there}", ", or unset TF_CONFIG"
-    if cluster.by_mpi_alone():
-        found, unset = f"this is an MPI start of {there}", ""
+    found, leave = cluster.origin(), cluster.how_to_leave()
+    unset = f", or {leave}" if leave else ""
     if args.workers is not None and not args.workers.fewest <= there <= args.workers.most:
         raise ConfigurationError(
-            f"--workers is {args.workers}, but {found}.",
+            f"--workers is {args.workers}, but {found} describes a job of {there}.",
             hint=f"Leave --workers out where something else has started the processes{unset}.",
         )
     servers = len(topology.jobs.get("ps", ()))
     if getattr(args, "ps", servers) != servers:
         raise ConfigurationError(
-            f"--ps is {args.ps}, but TF_CONFIG describes a job with {servers} parameter servers.",
+            f"--ps is {args.ps}, but {found} describes a job with {servers} parameter servers.",
             hint=f"Leave --ps out where something else has started the processes{unset}.",
         )
     for option, value in _said_of_job(args):

@@ -19,8 +19,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from dtrain.cluster import settings, tf_config
+from dtrain.cluster import settings
+from dtrain.cluster.environment import Environment
 from dtrain.cluster.sockets import bind_everywhere, loopback_host
+from dtrain.cluster.tf_config import TFConfig
 from dtrain.errors import MPIError, PeerMissingError
 from dtrain.topology import Topology
 
@@ -39,8 +41,7 @@ _STARTS = (
     ("PMIX_RANK", "SLURM_STEP_NUM_TASKS"),  # srun --mpi=pmix
     ("PMIX_RANK", "SLURM_NTASKS"),
 )
-# The prefixes of the variables that a starter sets for a rank; those in `_OF_USERS` are set by users.
-_OF_A_START = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "HYDRA_", "MPI_LOCAL")
+# The prefixes of the variables with which users, and not a starter, set an MPI library.
 _OF_USERS = ("OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_")
 
 
@@ -76,26 +77,38 @@ def world() -> Any:
         return _world
 
 
-def topology() -> Topology | None:
-    """The topology of an MPI start, whose ranks are the workers; None without a start or for a single rank.
+class MPIStart(Environment):
+    """The job whose workers are the ranks of an MPI start; none for a single rank."""
 
-    The first call is collective: each rank picks a free port and sends its address to all others.
+    name = "mpi"
+    label = "an MPI start"
+    leave = "set DTRAIN_MPI=0"
+    variables = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "HYDRA_", "MPI_LOCAL")
 
-    Raises:
-        MPIError: the ranks cannot communicate (see `world`), or some rank finds no address for a host.
-    """
-    global _topology
-    if size() == 1:
-        return None
-    with _lock:
-        if _topology is None:
-            _topology = _meet(world())
-        return _topology
+    def detected(self) -> bool:
+        """Whether an MPI starter started this process and others."""
+        return size() > 1
 
+    def topology(self) -> Topology:
+        """The topology; in the first call, each rank picks a free port and sends its address to all others.
 
-def agreed_secret() -> bytes | None:
-    """The secret that the ranks exchanged together with their addresses; None if they did not."""
-    return _secret
+        Raises:
+            MPIError: the ranks cannot communicate (see `world`), or some rank finds no address for a host.
+        """
+        global _topology
+        with _lock:
+            if _topology is None:
+                _topology = _meet(world())
+            return _topology
+
+    def secret(self) -> bytes | None:
+        """The secret that the ranks exchanged together with their addresses; None if they did not."""
+        return _secret
+
+    def without(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Keeps the variables of MPI libraries that users set."""
+        settings_of_users = {name: value for name, value in env.items() if name.startswith(_OF_USERS)}
+        return super().without(env) | settings_of_users
 
 
 def note_failure() -> None:
@@ -111,15 +124,6 @@ def start_in(env: Mapping[str, str]) -> tuple[int, int] | None:
         if all(text.isascii() and text.isdigit() for text in found) and int(found[0]) < int(found[1]):
             return int(found[0]), int(found[1])
     return None
-
-
-def without_start(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment without the variables of an MPI start, for a process that is no rank of it."""
-    return {
-        name: value
-        for name, value in env.items()
-        if not name.startswith(_OF_A_START) or name.startswith(_OF_USERS)
-    }
 
 
 def installed() -> bool:
@@ -149,7 +153,8 @@ def _open() -> Any:
             "MPI was asked for, but no MPI starter has started this process.",
             hint="Start the program by dtrain launch --mpi --workers N, mpirun -n N or srun --mpi=pmix.",
         )
-    job = tf_config.topology()
+    named = TFConfig()
+    job = named.topology() if named.detected() else None
     if job is not None and (not job.is_training_task or job.world_size != size()):
         raise MPIError(
             f"TF_CONFIG describes a job of {job.world_size} in which this process is {job.task}, but the MPI "

@@ -15,7 +15,7 @@ import stat
 from pathlib import Path
 from typing import NoReturn
 
-from dtrain.cluster import mpi, settings
+from dtrain.cluster import environments, settings
 from dtrain.errors import ConfigurationError
 from dtrain.topology import Topology, split_address
 
@@ -67,9 +67,9 @@ class Secret:
 def job_secret(topology: Topology, shared: Path = SHARED) -> Secret | None:
     """The secret of the job that this process is part of, or None if its processes share none.
 
-    DTRAIN_SECRET_FILE, which the launcher sets for its tasks, has precedence. Next comes the secret that the
-    ranks of an MPI start have agreed on. Finally, if all addresses are on this machine's loopback interface,
-    all jobs of this user share one file, which is created on first use.
+    DTRAIN_SECRET_FILE, which the launcher sets for its tasks, has precedence. Next comes the secret that an
+    environment gives to the job; the ranks of an MPI start agree on one. Finally, if all addresses are on
+    this machine's loopback interface, all jobs of this user share one file, which is created on first use.
 
     Args:
         topology: the job's topology.
@@ -82,9 +82,9 @@ def job_secret(topology: Topology, shared: Path = SHARED) -> Secret | None:
     path = settings.secret_file()
     if path is not None:
         return read_secret(path)
-    agreed = mpi.agreed_secret()
-    if agreed is not None:
-        return Secret(agreed, "the MPI start")
+    for environment in environments.ENVIRONMENTS.values():
+        if (agreed := environment.secret()) is not None:
+            return Secret(agreed, environment.label)
     return _of_this_user(shared) if on_loopback(topology) else None
 
 

@@ -18,19 +18,19 @@ _CHIEF_TIMEOUT = 60.0
 _STUCK_TIMEOUT = 60.0
 _REJOIN = 60.0
 
-# The prefixes of the variables that make a process a task of a job.
-_OF_A_TASK = (
-    "TF_CONFIG",
-    "DTRAIN_ATTEMPT",
-    "DTRAIN_CHANNEL_FD",
-    "DTRAIN_JOB",
-    "DTRAIN_LAUNCHED",
-    "DTRAIN_SECRET_FILE",
-    "DTRAIN_SPARE",
-    "OMPI_COMM_WORLD_",
-    "PMI_",
-    "PMIX_",
+TASK_VARIABLES = frozenset(
+    (
+        "DTRAIN_ATTEMPT",
+        "DTRAIN_CHANNEL_FD",
+        "DTRAIN_JOB",
+        "DTRAIN_LAUNCHED",
+        "DTRAIN_PLACE",
+        "DTRAIN_SECRET_FILE",
+        "DTRAIN_SPARE",
+        "DTRAIN_WORKERS_MAX",
+    )
 )
+"""dtrain's own variables that make a process a task of a launched job."""
 
 
 def launched() -> bool:
@@ -140,12 +140,6 @@ def heeds_mpi() -> bool:
 def google_metadata_address() -> str | None:
     """The address of Google Cloud's metadata server if not the usual one (GCE_METADATA_IP), or None."""
     return os.environ.get("GCE_METADATA_IP", "").strip() or None
-
-
-def plain_environment() -> dict[str, str]:
-    """The environment for a helper process that is no task of the job and sees no GPU."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(_OF_A_TASK)}
-    return own | {"CUDA_VISIBLE_DEVICES": "-1"}
 
 
 def log_device_placement() -> bool:

@@ -7,13 +7,31 @@ from __future__ import annotations
 
 import os
 
+from dtrain.cluster.environment import Environment
+from dtrain.errors import ClusterConfigError
 from dtrain.topology import Topology
 
 
-def topology() -> Topology | None:
-    """The topology in TF_CONFIG, or None if the variable is unset, empty or `{}`.
+class TFConfig(Environment):
+    """The job that TF_CONFIG describes; none if the variable is unset, empty or `{}`."""
 
-    Raises:
-        ClusterConfigError: TF_CONFIG is invalid.
-    """
-    return Topology.from_tf_config(os.environ.get("TF_CONFIG"))
+    name = "tf_config"
+    label = "TF_CONFIG"
+    leave = "unset TF_CONFIG"
+    variables = ("TF_CONFIG",)
+    known_to_tensorflow = True
+
+    def detected(self) -> bool:
+        """Whether TF_CONFIG has content, which may be invalid."""
+        return "".join(os.environ.get("TF_CONFIG", "").split()) not in ("", "{}")
+
+    def topology(self) -> Topology:
+        """The topology that TF_CONFIG describes.
+
+        Raises:
+            ClusterConfigError: TF_CONFIG is invalid.
+        """
+        found = Topology.from_tf_config(os.environ.get("TF_CONFIG"))
+        if found is None:
+            raise ClusterConfigError("TF_CONFIG describes no job.", hint="Ask only if it was detected.")
+        return found

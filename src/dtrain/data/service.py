@@ -22,7 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.cluster import settings
+from dtrain.cluster import plain_environment
 from dtrain.data import service_process
 from dtrain.data.arguments import is_function, whole_number
 from dtrain.errors import ConfigurationError, DataError
@@ -135,7 +135,7 @@ class DataService:
                     [sys.executable, "-P", service_process.__file__, str(writing)],
                     stdin=subprocess.PIPE,
                     pass_fds=[writing],
-                    env=settings.plain_environment(),
+                    env=plain_environment(),
                     start_new_session=True,  # Ctrl-C is for the training process, which then ends this one
                 )
             finally:

@@ -8,14 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from dtrain.cluster import mpi
+from dtrain.cluster import without_task
 from dtrain.cluster.sockets import loopback_host
 from dtrain.launch.spec import check_integer
 from dtrain.topology import Task, Topology
 from dtrain.upstream import noise
-
-# Variables that identify a task. A launcher that runs as a task of another job has inherited that job's.
-_OF_A_TASK = ("TF_CONFIG", "DTRAIN_JOB", "DTRAIN_ATTEMPT", "DTRAIN_PLACE", "DTRAIN_WORKERS_MAX")
 
 
 def worker_tasks(workers: int) -> list[Task]:
@@ -52,10 +49,8 @@ def task_environment(
     Raises:
         ConfigurationError: `devices_per_worker` is below 1.
     """
-    # If this launcher is itself an MPI rank, its tasks must not take themselves for that rank.
-    env = {**mpi.without_start(os.environ), **(extra or {})}
-    for variable in _OF_A_TASK:
-        env.pop(variable, None)
+    # If this launcher is itself a task of a job, its tasks must not take themselves for that task.
+    env = without_task({**os.environ, **(extra or {})})
     if topology is not None:
         env["TF_CONFIG"] = topology.to_tf_config()
     env["DTRAIN_LAUNCHED"] = "1"

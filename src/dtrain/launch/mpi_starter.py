@@ -112,7 +112,7 @@ def _kind(command: Sequence[str]) -> Literal["openmpi", "hydra", "slurm"]:
             text=True,
             errors="replace",
             timeout=_PATIENCE,
-            env=mpi.without_start(os.environ),
+            env=mpi.MPIStart().without(os.environ),
         )
         said = done.stdout + done.stderr
     except (OSError, subprocess.TimeoutExpired) as error:

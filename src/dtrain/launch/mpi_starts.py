@@ -93,7 +93,7 @@ class _MPIStart:
         self._session = session
         self._began = time.time()
         self._mark = new_mark()
-        self._env = session.environment(starter.environment(mpi.without_start(env)), self._mark)
+        self._env = session.environment(starter.environment(mpi.MPIStart().without(env)), self._mark)
         self._log = folder / "starter.log"
         self._placeholders: list[socket.socket] = []
         self._listener = socket.socket(socket.AF_UNIX)

@@ -41,7 +41,7 @@ class Choice:
 
 
 def choose() -> Choice:
-    """Chooses the first that is found: a TPU, a cluster (`TF_CONFIG` or an MPI start), GPUs, the CPU.
+    """Chooses the first that is found: a TPU, a cluster (`TF_CONFIG` or another environment), GPUs, the CPU.
 
     Raises:
         ClusterConfigError: `TF_CONFIG` is malformed.
@@ -54,10 +54,10 @@ def choose() -> Choice:
     if topology is not None and topology.jobs.get("ps"):
         return Choice(
             name="parameter_server",
-            reason=f"TF_CONFIG has {len(topology.jobs['ps'])} parameter servers",
+            reason=f"{origin()} has {len(topology.jobs['ps'])} parameter servers",
         )
     if topology is not None and topology.is_training_task and topology.world_size > 1:
-        return Choice(name="multi_worker", reason=f"{origin(topology)} workers")
+        return Choice(name="multi_worker", reason=f"{origin()} has {topology.world_size} workers")
     import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain import channel
-from dtrain.cluster import by_mpi_alone, check_peers, current, join
+from dtrain.cluster import check_peers, current, join, known_to_tensorflow
 from dtrain.collectives.transports import asked_for, implementation_of, install
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.protocol import ReplicaLayout
@@ -104,13 +104,14 @@ class MultiWorkerMirroredStrategy(
         if topology is not None and topology.world_size > 1:
             with channel.rendezvous():
                 check_peers(topology, timeout=peer_timeout)
-        if cluster_resolver is None and topology is not None and by_mpi_alone():
+        by_program = cluster_resolver is not None
+        if not by_program and topology is not None and not known_to_tensorflow():
             cluster_resolver = common.resolver_of(topology)
         self._collective_key_base = common.next_collective_key_base()
         extended = _connect(self, cluster_resolver, options)
         tf.distribute.Strategy.__init__(self, extended)
         if topology is not None:
-            join(topology)
+            join(topology, by_program=by_program)
         local = len(extended.worker_devices)
         self.dtrain_layout = ReplicaLayout(
             workers=self.num_replicas_in_sync // local,

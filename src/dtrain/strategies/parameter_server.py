@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain import channel
-from dtrain.cluster import current, join, serving
+from dtrain.cluster import current, join, known_to_tensorflow, serving
 from dtrain.errors import ClusterConfigError, ConfigurationError
 from dtrain.keras_engine.asynchronous.exchange import Servers
 from dtrain.keras_engine.asynchronous.program import CHIEF
@@ -169,6 +169,9 @@ class ParameterServerStrategy(
         with channel.rendezvous():
             serving.wait_for_servers(topology, timeout=peer_timeout)
         common.prepare(memory_growth=memory_growth, logical_cpus=False)
+        by_program = cluster_resolver is not None
+        if not by_program and not known_to_tensorflow():
+            cluster_resolver = common.resolver_of(topology)
         resolver = cluster_resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
         if not topology.has_address:
             topology = serving.with_chief(topology)
@@ -178,7 +181,7 @@ class ParameterServerStrategy(
         extended = ParameterServerExtended(self, resolver, variable_partitioner)
         tf.distribute.Strategy.__init__(self, extended)
         serving.connect_chief(topology)
-        join(topology)
+        join(topology, by_program=by_program)
         self.dtrain_servers = ServerLayout(
             workers=len(topology.jobs["worker"]),
             max_staleness=max_staleness,

@@ -1,0 +1,53 @@
+"""The base class of environments, which tell a process which job it is part of, and who its peers are.
+
+The environments and the rule of precedence among them are in `environments`. Nothing is read here.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from typing import ClassVar
+
+from dtrain.topology import Topology
+
+
+class Environment(abc.ABC):
+    """A way in which a process can learn its job, such as TF_CONFIG or the variables of a scheduler.
+
+    To add one, write a subclass in a file of its own, and list an instance in `environments.ENVIRONMENTS`. A
+    program adds its own by `cluster.register`.
+
+    Attributes:
+        name: its key in the registry.
+        label: its name in messages, such as "an MPI start".
+        leave: what a user does so that a process ignores it, such as "unset TF_CONFIG"; "" if nothing helps.
+        variables: the prefixes of the environment variables that make a process a task of a job here.
+        known_to_tensorflow: whether TensorFlow's strategies find the job without a cluster resolver.
+    """
+
+    name: ClassVar[str]
+    label: str
+    leave: ClassVar[str] = ""
+    variables: ClassVar[tuple[str, ...]] = ()
+    known_to_tensorflow: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def detected(self) -> bool:
+        """Whether this process is part of a job here. It is fast, and communicates with no other process."""
+
+    @abc.abstractmethod
+    def topology(self) -> Topology:
+        """The job, if it was detected. It may communicate; then all processes of the job must call it.
+
+        Raises:
+            ClusterConfigError: the description of the job is invalid.
+        """
+
+    def secret(self) -> bytes | None:
+        """A secret that the environment has given to all processes of the job, and to nobody else."""
+        return None
+
+    def without(self, env: Mapping[str, str]) -> dict[str, str]:
+        """The variables of `env` for a process that is no task of a job here."""
+        return {name: value for name, value in env.items() if not name.startswith(self.variables)}

@@ -1,0 +1,135 @@
+"""The registry of environments, and what this process learns from them: its job, and where that was found.
+
+If several environments are found, the first in the order of `ENVIRONMENTS` counts. Each is read in its file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from dtrain.cluster import settings
+from dtrain.cluster.environment import Environment
+from dtrain.cluster.mpi import MPIStart
+from dtrain.cluster.tf_config import TFConfig
+from dtrain.errors import ConfigurationError
+from dtrain.topology import Topology
+
+
+class _Joined(Environment):
+    """The job that a strategy of this process has joined, which its program may have described itself."""
+
+    name = "joined"
+    label = "the strategy's cluster resolver"
+    job: Topology | None = None
+
+    def detected(self) -> bool:
+        return self.job is not None
+
+    def topology(self) -> Topology:
+        if self.job is None:
+            raise ConfigurationError("No strategy has joined a job.", hint="Ask only if it was detected.")
+        return self.job
+
+
+_JOINED = _Joined()
+
+ENVIRONMENTS: dict[str, Environment] = {each.name: each for each in (TFConfig(), _JOINED, MPIStart())}
+"""The environments by name, in the order of precedence: what is said explicitly comes first."""
+
+
+def register(environment: Environment, *, before: str = MPIStart.name) -> None:
+    """Add an environment, before any strategy is made.
+
+    Args:
+        environment: an instance of a subclass of `Environment`.
+        before: the name of the environment over which it takes precedence.
+
+    Raises:
+        ConfigurationError: an environment of this name is registered, or there is none called `before`.
+    """
+    if environment.name in ENVIRONMENTS or before not in ENVIRONMENTS:
+        raise ConfigurationError(
+            f"The environment {environment.name!r} cannot be registered before {before!r}.",
+            hint=f"Registered are {', '.join(ENVIRONMENTS)}.",
+        )
+    names = [*ENVIRONMENTS]
+    moved = [ENVIRONMENTS.pop(name) for name in names[names.index(before) :]]
+    ENVIRONMENTS.update({each.name: each for each in (environment, *moved)})
+
+
+def found() -> list[Environment]:
+    """The environments that this process is in, in the order of precedence; the first one names the job."""
+    return [each for each in ENVIRONMENTS.values() if each.detected()]
+
+
+def current() -> Topology | None:
+    """The topology of the job that this process is part of, or None if it is a job of its own.
+
+    TF_CONFIG has precedence, then the topology given to `join`, then the other environments. With an MPI
+    start, the first call is collective: it returns when all ranks have called.
+
+    Raises:
+        ClusterConfigError: TF_CONFIG, or another description of the job, is invalid.
+        MPIError: an MPI starter started this process, but the ranks cannot communicate.
+    """
+    first = next(iter(found()), None)
+    return None if first is None else first.topology()
+
+
+def join(topology: Topology, *, by_program: bool) -> None:
+    """Record the job that a strategy of this process is part of, also for when the environment has changed.
+
+    Args:
+        topology: the job.
+        by_program: whether the program described it by a cluster resolver; otherwise `current` returned it.
+    """
+    named = _Joined.label if by_program else found()[0].label
+    _JOINED.job, _JOINED.label = topology, named
+
+
+def origin() -> str:
+    """Where the job was found, as the subject of a sentence, such as "TF_CONFIG"; "" without a job.
+
+    If several environments were found, it names the rule: "TF_CONFIG, which precedes an MPI start,".
+    """
+    labels = [*dict.fromkeys(each.label for each in found())]
+    return f"{labels[0]}, which precedes {' and '.join(labels[1:])}," if labels[1:] else "".join(labels)
+
+
+def how_to_leave() -> str:
+    """What a user does so that this process is a job of its own, such as "unset TF_CONFIG"; "" if unknown."""
+    return next((each.leave for each in found()), "")
+
+
+def known_to_tensorflow() -> bool:
+    """Whether TensorFlow's own resolver finds the job, or there is none."""
+    return all(each.known_to_tensorflow for each in found()[:1])
+
+
+def describe() -> dict[str, Any]:
+    """What is known of this process's place, as values that JSON can hold. Collective where `current` is.
+
+    Returns:
+        `environment` and `also_found` (names in `ENVIRONMENTS`), `precedence` (all names in order), and, with
+        a job, `task` and `jobs` (addresses by job).
+    """
+    names, topology = [each.name for each in found()], current()
+    about = {"environment": next(iter(names), None), "also_found": names[1:], "precedence": [*ENVIRONMENTS]}
+    if topology is None:
+        return about
+    return about | {"task": str(topology.task), "jobs": {job: [*each] for job, each in topology.jobs.items()}}
+
+
+def without_task(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables of `env` without those that make a process a task of a job."""
+    env = {name: value for name, value in env.items() if name not in settings.TASK_VARIABLES}
+    for each in ENVIRONMENTS.values():
+        env = each.without(env)
+    return env
+
+
+def plain_environment() -> dict[str, str]:
+    """The environment for a helper process that is no task of the job and sees no GPU."""
+    return without_task(os.environ) | {"CUDA_VISIBLE_DEVICES": "-1"}

@@ -1,0 +1,161 @@
+"""The contract of environments: every one in the registry, and the example of the guide, in real processes.
+
+To add an environment, add a `Start` to `STARTS`: how two processes of one job are started in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import guide
+from contract.mpi_starter import mpi_command, mpi_environment, mpi_missing
+from dtrain import cluster
+from dtrain.cluster.environments import ENVIRONMENTS
+from dtrain.errors import ConfigurationError
+from dtrain.topology import Topology
+
+JOB = {"worker": ("127.0.0.1:2221", "127.0.0.1:2222")}
+(EXAMPLE,) = (
+    block.text
+    for block in guide.files((guide.DOCS / "extending.md").read_text(encoding="utf-8"))
+    if block.title == "acme_environment.py"
+)
+SAYS = "\nimport json\nfrom dtrain import cluster\nprint(json.dumps(cluster.describe()))\n"
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a job of two processes is started in an environment.
+
+    Attributes:
+        variables: those of the process of each rank; by MPI, as its starter would set them.
+        program: what each process runs first.
+        by_mpi: whether an MPI starter starts the processes.
+        invalid: variables that describe no valid job.
+    """
+
+    variables: Sequence[dict[str, str]] = ({}, {})
+    program: str = ""
+    by_mpi: bool = False
+    invalid: dict[str, str] = field(default_factory=dict)
+
+
+STARTS = {
+    "tf_config": Start(
+        [{"TF_CONFIG": Topology(JOB, "worker", rank).to_tf_config()} for rank in (0, 1)],
+        invalid={"TF_CONFIG": '{"cluster": {}}'},
+    ),
+    "joined": Start(
+        program="import sys\nfrom dtrain import cluster, topology\n"
+        f"cluster.join(topology.Topology({JOB!r}, 'worker', int(sys.argv[1])), by_program=True)\n"
+    ),
+    "mpi": Start(
+        ({"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": "9"}, {"PMI_RANK": "1", "PMI_SIZE": "2"}), by_mpi=True
+    ),
+    "acme": Start(
+        [{"ACME_RANK": f"{rank}", "ACME_HOSTS": ",".join(JOB["worker"])} for rank in (0, 1)],
+        program="import acme_environment\n",
+        invalid={"ACME_RANK": "2", "ACME_HOSTS": "127.0.0.1:2221"},
+    ),
+}
+WITH_VARIABLES = [name for name, start in STARTS.items() if start.variables[0]]
+
+
+@pytest.fixture(autouse=True)
+def the_example_is_registered() -> Iterator[None]:
+    exec(EXAMPLE, {"__name__": "acme_environment"})
+    yield
+    del ENVIRONMENTS["acme"]
+
+
+def clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in {*os.environ} - {*cluster.without_task(os.environ)}:
+        monkeypatch.delenv(name)
+
+
+def test_every_environment_is_tested_here() -> None:
+    assert {*STARTS} == {*ENVIRONMENTS}
+    for name, each in ENVIRONMENTS.items():
+        assert each.name == name and each.label
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_two_processes_find_the_same_job_and_their_own_tasks(name: str, tmp_path: Path) -> None:
+    start = STARTS[name]
+    (tmp_path / "acme_environment.py").write_text(EXAMPLE, encoding="utf-8")
+    program = tmp_path / "program.py"
+    program.write_text(start.program + SAYS, encoding="utf-8")
+    env = cluster.without_task(os.environ)
+    if start.by_mpi:
+        if why := mpi_missing():
+            pytest.skip(why)
+        commands = [([*mpi_command(2), sys.executable, str(program)], env | mpi_environment())]
+    else:
+        commands = [
+            ([sys.executable, str(program), f"{rank}"], env | variables)
+            for rank, variables in enumerate(start.variables)
+        ]
+    found = []
+    for command, variables in commands:
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        found += [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["environment"] for each in found] == [name, name]
+    assert sorted(each["task"] for each in found) == ["worker 0", "worker 1"]
+    assert found[0]["jobs"] == found[1]["jobs"] and len({*found[0]["jobs"]["worker"]}) == 2
+    if not start.by_mpi:
+        assert found[0]["jobs"] == {job: [*addresses] for job, addresses in JOB.items()}
+
+
+@pytest.mark.parametrize("name", WITH_VARIABLES)
+def test_it_is_detected_by_its_variables_which_a_helper_process_does_not_get(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clear(monkeypatch)
+    assert not any(each.detected() for each in ENVIRONMENTS.values())
+    others = {"PATH": os.environ["PATH"], "OMPI_MCA_btl": "self", "SLURM_JOB_ID": "7"}
+    for variable, value in {**STARTS[name].variables[1], **others}.items():
+        monkeypatch.setenv(variable, value)
+    assert [each.name for each in ENVIRONMENTS.values() if each.detected()] == [name]
+    left = ENVIRONMENTS[name].without(os.environ)
+    assert {variable: left[variable] for variable in others} == others
+    assert not any(variable in left for variable in STARTS[name].variables[1])
+    clear(monkeypatch)
+    assert not ENVIRONMENTS[name].detected()
+
+
+@pytest.mark.parametrize("name", [name for name in STARTS if STARTS[name].invalid])
+def test_an_invalid_description_is_a_typed_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clear(monkeypatch)
+    for variable, value in STARTS[name].invalid.items():
+        monkeypatch.setenv(variable, value)
+    assert ENVIRONMENTS[name].detected()
+    with pytest.raises(ConfigurationError):
+        cluster.current()
+
+
+def test_the_first_of_two_names_the_job_and_the_rule_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    clear(monkeypatch)
+    for name in ("acme", "tf_config"):
+        for variable, value in STARTS[name].variables[1].items():
+            monkeypatch.setenv(variable, value)
+    about = cluster.describe()
+    assert (about["environment"], about["also_found"]) == ("tf_config", ["acme"])
+    assert about["precedence"] == ["tf_config", "joined", "acme", "mpi"]
+    assert cluster.origin() == "TF_CONFIG, which precedes an ACME job,"
+
+
+def test_a_name_is_registered_once_and_before_a_known_one() -> None:
+    known = [*ENVIRONMENTS]
+    for environment, before in ((ENVIRONMENTS["mpi"], "tf_config"), (ENVIRONMENTS["acme"], "slurm")):
+        with pytest.raises(ConfigurationError, match="cannot be registered before"):
+            cluster.register(environment, before=before)
+    assert [*ENVIRONMENTS] == known
