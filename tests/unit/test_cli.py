@@ -180,6 +180,10 @@ TRAIN = ["train", "synthetic", "--strategy", "multi_worker"]
         ([*TRAIN, "--model", "cnm"], ["The model 'cnm'", "Did you mean 'cnn'?", "transformer"]),
         ([*TRAIN, "--model", "transformer", "--image-size", "8"], ["The image size is 8"]),
         ([*TRAIN, "--vocabulary", "9"], ["The vocabulary is 9, but a cnn has none", "--model transformer"]),
+        (
+            [*TRAIN, "--model", "transformer", "--classes", "9999"],
+            ["The number of classes is 9999", "only 10000 words", "--vocabulary to 10001"],
+        ),
         ([*TRAIN, "--width", "20"], ["The width is 20", "multiple of 8"]),
         ([*TRAIN, "--size", "0"], ["The size is 0"]),
         ([*TRAIN, "--accumulation", "0"], ["The accumulation is 0"]),

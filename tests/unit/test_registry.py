@@ -6,10 +6,10 @@ import pytest
 
 import dtrain
 from dtrain.errors import UnknownStrategyError
-from dtrain.strategies.registry import NAMES, resolve_name, strategy_class
+from dtrain.strategies.registry import STRATEGIES, names, resolve_name
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", names())
 def test_a_name_means_itself(name: str) -> None:
     assert resolve_name(name) == name
 
@@ -54,7 +54,7 @@ def test_an_unknown_name_lists_the_known_ones_and_the_nearest(name: str, nearest
         dtrain.strategy(name)
     text = str(caught.value)
     assert repr(name) in text
-    assert all(known in text for known in NAMES)
+    assert all(known in text for known in names())
     assert f"Did you mean {nearest!r}?" in text
     assert isinstance(caught.value, ValueError)
 
@@ -69,7 +69,7 @@ def test_a_name_that_is_near_to_none() -> None:
     with pytest.raises(UnknownStrategyError) as caught:
         dtrain.strategy("quantum")
     assert "Did you mean" not in str(caught.value)
-    assert all(known in str(caught.value) for known in NAMES)
+    assert all(known in str(caught.value) for known in names())
 
 
 @pytest.mark.parametrize("name", [None, 3, ["mirrored"]])
@@ -78,8 +78,8 @@ def test_a_name_that_is_no_text(name: object) -> None:
         dtrain.strategy(name)  # type: ignore[arg-type]
 
 
-def test_every_name_but_those_that_choose_has_a_class() -> None:
-    for name in NAMES:
-        if name not in ("default", "auto"):
-            assert strategy_class(name).__name__.endswith("Strategy")
-    assert strategy_class("parameter_server") is dtrain.ParameterServerStrategy
+def test_every_entry_loads_its_class() -> None:
+    for entry in STRATEGIES.values():
+        if not entry.factory:
+            assert entry.load().__name__ == entry.class_name
+    assert STRATEGIES["parameter_server"].load() is dtrain.ParameterServerStrategy

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from dtrain.cli.strategies import as_text
-from dtrain.strategies.facts import FACTS
 from dtrain.strategies.feasibility import judge
 from dtrain.strategies.machine import Machine
-from dtrain.strategies.registry import NAMES, resolve_name
+from dtrain.strategies.registry import STRATEGIES, resolve_name
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,12 +22,10 @@ def here(**found: Any) -> dict[str, tuple[bool, int | None, str]]:
     return {name: tuple(each) for name, each in judge(Machine(processor="", cores=(0, 1), **found)).items()}
 
 
-def test_every_strategy_has_facts_and_a_rule() -> None:
-    assert [each.name for each in FACTS] == list(here())
-    assert {each.name for each in FACTS} == set(NAMES) - {"auto"}
-    for each in FACTS[1:]:
+def test_every_strategy_has_a_rule_and_is_found_by_its_class() -> None:
+    assert list(STRATEGIES) == list(here())
+    for each in list(STRATEGIES.values())[1:]:
         assert resolve_name(each.class_name) == each.name
-        assert all(each)
 
 
 def readme_table() -> str:
@@ -37,7 +34,7 @@ def readme_table() -> str:
         "| name | class | for | updates | replicas | when a process dies | what it does not do |",
         "|---|---|---|---|---|---|---|",
     ]
-    for each in FACTS:
+    for each in STRATEGIES.values():
         cells = (
             f"`{each.name}`",
             f"`{each.made_by}`",
@@ -103,7 +100,7 @@ def test_what_cannot(found: dict[str, Any], name: str, said: str) -> None:
 @pytest.mark.parametrize("width", [100, 140])
 def test_the_text_fits_and_marks_the_choice_of_auto(width: int) -> None:
     machine = Machine(processor="x", cores=(0,), auto="mirrored", auto_reason="this machine has 2 GPUs")
-    lines = as_text(FACTS, judge(machine), machine, width=width).splitlines()
+    lines = as_text(judge(machine), machine, width=width).splitlines()
     assert max(map(len, lines)) <= width
     assert any(line.startswith("mirrored *") for line in lines)
     assert "* auto takes mirrored: this machine has 2 GPUs." in lines
@@ -119,7 +116,7 @@ def test_the_command_on_this_machine() -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     rows = {row["name"]: row for row in found["strategies"]}
-    assert set(rows) == set(NAMES) - {"auto"}
+    assert set(rows) == set(STRATEGIES)
     assert rows["default"]["here"] is True and rows["tpu"]["here"] is False
     assert [name for name, row in rows.items() if row["auto"]] == [found["auto"]["strategy"]]
     assert found["auto"]["reason"]

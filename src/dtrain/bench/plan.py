@@ -14,13 +14,11 @@ from typing import NamedTuple
 from dtrain.errors import ConfigurationError
 from dtrain.option_fields import check, option, positive_integer, seconds
 from dtrain.recipes.catalogue import RECIPES
-from dtrain.strategies.facts import FACTS
 from dtrain.strategies.feasibility import judge
 from dtrain.strategies.machine import Machine
-from dtrain.strategies.registry import resolve_name
+from dtrain.strategies.registry import AUTO, STRATEGIES, resolve_name, spanning
 from dtrain.words import check_word
 
-STRATEGIES = tuple(facts.name for facts in FACTS)
 TRANSPORTS = ("ring", "mpi", "nccl")
 ONE_DEVICE = "one_device"
 ONE_CORE = "one_device_one_core"
@@ -80,12 +78,15 @@ class Asked:
     )
     model: str = option("digits", " or ".join(MODELS), metavar="MODEL", words=tuple(MODELS))
     workers: int = option(
-        2, "workers of multi_worker and parameter_server", metavar="N", type=positive_integer
+        2,
+        f"workers of {' and '.join(spanning('workers', 'servers'))}",
+        metavar="N",
+        type=positive_integer,
     )
     ps: int = option(1, "parameter servers", metavar="M", type=positive_integer)
     devices: int = option(
         2,
-        "replicas of mirrored and central_storage: GPUs, or logical CPUs",
+        f"replicas of {' and '.join(spanning('devices'))}: GPUs, or logical CPUs",
         metavar="K",
         type=positive_integer,
     )
@@ -152,9 +153,9 @@ class Asked:
             ConfigurationError: a name is not known, there is none, or one is `auto`.
         """
         if self.strategies is None:
-            return STRATEGIES
+            return tuple(STRATEGIES)
         found = {resolve_name(name) for name in _listed("strategies", self.strategies)}
-        if "auto" in found:
+        if AUTO in found:
             raise ConfigurationError(
                 "The strategies name 'auto', which is one of the others.",
                 hint="`dtrain strategies` says which of them it is on this machine.",
@@ -208,7 +209,7 @@ class Row:
     @property
     def synchronous(self) -> bool:
         """Whether the row trains synchronously, so that it should give the numbers of one device."""
-        return self.strategy != "parameter_server" or self.replicas == 1
+        return self.strategy not in spanning("servers") or self.replicas == 1
 
     def command(self, asked: Asked, run_dir: Path) -> list[str]:
         """The command that trains the row, with `run_dir` as its run directory."""
@@ -227,18 +228,17 @@ class Row:
 def rows_of(asked: Asked, machine: Machine) -> list[Row]:
     """All rows, including those that cannot run here. One device is always among them, as the base."""
     makers = {
-        "default": _default,
-        "mirrored": _on_devices,
-        "central_storage": _on_devices,
-        "multi_worker": _multi_worker,
-        "parameter_server": _parameter_server,
-        "tpu": _tpu,
+        "device": _without_strategy,
+        "devices": _on_devices,
+        "workers": _on_workers,
+        "servers": _on_servers,
+        "tpu": _on_tpu,
     }
     names = asked.names()
     rows: list[Row] = []
-    for name in STRATEGIES:
-        if name in names and name in makers:
-            rows += makers[name](name, asked, machine)
+    for name in names:
+        if name != ONE_DEVICE:
+            rows += makers[STRATEGIES[name].spans](name, asked, machine)
     bases = _one_device(machine)
     if not any(row.replicas > 1 and not row.absent for row in rows) and ONE_DEVICE not in names:
         bases = [row for row in bases if row.key != ONE_CORE]
@@ -268,7 +268,7 @@ def _one_device(machine: Machine) -> list[Row]:
     ]
 
 
-def _default(name: str, asked: Asked, machine: Machine) -> list[Row]:
+def _without_strategy(name: str, asked: Asked, machine: Machine) -> list[Row]:
     """The row without a strategy, on the same cores as `one_device` with all cores."""
     return [replace(_one_device(machine)[-1], key=name, title=f"{name} (no strategy)", strategy=name)]
 
@@ -286,7 +286,7 @@ def _on_devices(name: str, asked: Asked, machine: Machine) -> list[Row]:
     return [replace(row, seat=_seat("cores", cores), cores=f"{len(cores)}, shared", own_core=enough)]
 
 
-def _multi_worker(name: str, asked: Asked, machine: Machine) -> list[Row]:
+def _on_workers(name: str, asked: Asked, machine: Machine) -> list[Row]:
     found = []
     here = judge(machine)[name]
     for way in asked.ways():
@@ -311,7 +311,7 @@ def _transport_problem(way: str, machine: Machine) -> str:
     return machine.mpi_problem if way == "mpi" else ""
 
 
-def _parameter_server(name: str, asked: Asked, machine: Machine) -> list[Row]:
+def _on_servers(name: str, asked: Asked, machine: Machine) -> list[Row]:
     here = judge(machine)[name]
     row = Row(
         key=name,
@@ -339,7 +339,7 @@ def _seated(row: Row, problem: str, machine: Machine) -> Row:
     return replace(row, seat=seat, cores=f"{row.workers}, own" if row.workers > 1 else "1")
 
 
-def _tpu(name: str, asked: Asked, machine: Machine) -> list[Row]:
+def _on_tpu(name: str, asked: Asked, machine: Machine) -> list[Row]:
     here = judge(machine)[name]
     row = Row(key=name, title=name, strategy=name, own_core=False, cores="TPU")
     return [replace(row, absent="" if here.can else here.why, seat=_seat("cores", machine.cores))]

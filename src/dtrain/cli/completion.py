@@ -14,9 +14,9 @@ from argcomplete.completers import FilesCompleter
 
 from dtrain.cli.parser import Parser
 from dtrain.recipes import RECIPES
-from dtrain.strategies.registry import NAMES
+from dtrain.strategies.registry import names
 
-_VALUES = {"recipe": list(RECIPES), "strategy": list(NAMES)}
+_VALUES = {"recipe": list(RECIPES), "strategy": list(names())}
 
 
 class _Values(FilesCompleter):

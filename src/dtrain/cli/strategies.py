@@ -1,7 +1,7 @@
 """`dtrain strategies`: compares all strategies, and shows which of them this machine can run.
 
-It prints the contents of `strategies/facts.py` and the results of `strategies/feasibility.py`, as text or as
-JSON. It decides nothing itself.
+It prints the entries of `strategies/registry.py` and the results of `strategies/feasibility.py`, as text or
+as JSON. It decides nothing itself.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import shutil
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from dtrain.strategies.registry import STRATEGIES, StrategyEntry
 from dtrain.text_table import lines_of
 
 if TYPE_CHECKING:
-    from dtrain.strategies.facts import StrategyFacts
     from dtrain.strategies.feasibility import Feasibility
     from dtrain.strategies.machine import Machine
 
 HELP = "compare the strategies, and say which of them this machine can run"
 
+# The fields of an entry that the JSON shows as they are.
+_SHOWN = ("name", "made_by", "purpose", "updates", "replicas", "failure", "ease", "limits")
 _NARROWEST, _WIDEST = 100, 160  # characters a line
 
 
@@ -36,33 +38,32 @@ def run(args: argparse.Namespace) -> int:
         ConfigurationError: the environment contradicts itself.
         UnsupportedVersionError: TensorFlow cannot be imported.
     """
-    from dtrain.strategies.facts import FACTS
     from dtrain.strategies.feasibility import judge
     from dtrain.strategies.machine import look_at_machine
 
     machine = look_at_machine()
     here = judge(machine)
     if args.json:
-        print(json.dumps(as_data(FACTS, here, machine), indent=2))
+        print(json.dumps(as_data(here, machine), indent=2))
         return 0
     width = min(max(shutil.get_terminal_size((120, 24)).columns, _NARROWEST), _WIDEST)
-    print(as_text(FACTS, here, machine, width=width))
+    print(as_text(here, machine, width=width))
     return 0
 
 
-def as_data(facts: Sequence[StrategyFacts], here: dict[str, Feasibility], machine: Machine) -> dict[str, Any]:
+def as_data(here: dict[str, Feasibility], machine: Machine) -> dict[str, Any]:
     """The contents of the tables, and the machine, as data for JSON."""
     return {
         "strategies": [
             {
-                **each._asdict(),
+                **{name: getattr(each, name) for name in _SHOWN},
                 "class": each.class_name,
                 "replicas_now": here[each.name].replicas,
                 "here": here[each.name].can,
                 "why": here[each.name].why,
                 "auto": each.name == machine.auto,
             }
-            for each in facts
+            for each in STRATEGIES.values()
         ],
         "auto": {"strategy": machine.auto, "reason": machine.auto_reason},
         "machine": {
@@ -75,15 +76,15 @@ def as_data(facts: Sequence[StrategyFacts], here: dict[str, Feasibility], machin
     }
 
 
-def as_text(
-    facts: Sequence[StrategyFacts], here: dict[str, Feasibility], machine: Machine, *, width: int
-) -> str:
+def as_text(here: dict[str, Feasibility], machine: Machine, *, width: int) -> str:
     """Two tables in lines of `width` characters: what this machine can run, and what each strategy is for."""
     gpus = {0: "no GPU", 1: "one GPU"}.get(len(machine.gpus), f"{len(machine.gpus)} GPUs")
-    on_this = [_on_this_machine(each, here[each.name], each.name == machine.auto) for each in facts]
+    on_this = [
+        _on_this_machine(each, here[each.name], each.name == machine.auto) for each in STRATEGIES.values()
+    ]
     about = [
         [each.name, each.purpose, each.updates, *(_plain(text) for text in (each.failure, each.ease))]
-        for each in facts
+        for each in STRATEGIES.values()
     ]
     return "\n".join(
         [
@@ -106,10 +107,10 @@ def as_text(
     ).rstrip()
 
 
-def _on_this_machine(facts: StrategyFacts, here: Feasibility, chosen: bool) -> list[str]:
+def _on_this_machine(entry: StrategyEntry, here: Feasibility, chosen: bool) -> list[str]:
     replicas = ("as asked for" if here.can else "-") if here.replicas is None else f"{here.replicas}"
     said = f"{'yes' if here.can else 'no'}: {here.why}"
-    return [f"{facts.name}{' *' if chosen else ''}", facts.class_name, replicas, said]
+    return [f"{entry.name}{' *' if chosen else ''}", entry.class_name, replicas, said]
 
 
 def _plain(text: str) -> str:

@@ -17,17 +17,17 @@ from dtrain.errors import ConfigurationError
 from dtrain.option_fields import declare, flag, help_of, own_fields, positive_integer
 from dtrain.recipes import RECIPES, RecipeOptions, check_recipe, load_recipe
 from dtrain.recipes.catalogue import options_of_single_recipes
-from dtrain.strategies.registry import resolve_name
+from dtrain.strategies.registry import AUTO, resolve_name, spanning
 from dtrain.topology import Topology
 from dtrain.upstream import noise
 
 HELP = "train a built-in recipe"
 
-_MULTI_WORKER = "multi_worker"
-_PARAMETER_SERVER = "parameter_server"
-_SEVERAL_PROCESSES = (_MULTI_WORKER, _PARAMETER_SERVER)
-_ONE_DEVICE = ("default", "one_device")
-_SEVERAL_DEVICES = ("mirrored", "central_storage")
+_SEVERAL_PROCESSES = spanning("workers", "servers")
+_WORKERS = " or ".join(spanning("workers"))
+_SERVERS = spanning("servers")
+_ONE_DEVICE = spanning("device")
+_SEVERAL_DEVICES = spanning("devices")
 _DEFAULT_WORKERS = 2
 _DEFAULT_PS = 1
 _DEFAULT_DEVICES = 2
@@ -41,13 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how to train")
     declared |= declare(group, own_fields(RecipeOptions))
     add_job_arguments(
-        parser, workers_default=f"{_DEFAULT_WORKERS} with multi_worker and parameter_server, else 1"
+        parser,
+        workers_default=f"{_DEFAULT_WORKERS} with {' and '.join(_SEVERAL_PROCESSES)}, else 1",
     )
     parser.add_argument(
         "--devices",
         type=positive_integer,
         metavar="K",
-        help=f"logical CPUs in a worker (default: {_DEFAULT_DEVICES} with mirrored and central_storage)",
+        help=f"logical CPUs in a worker (default: {_DEFAULT_DEVICES} with {' and '.join(_SEVERAL_DEVICES)})",
     )
     group = parser.add_argument_group("options of single recipes; dtrain train RECIPE --help tells more")
     for name, by_recipe in options_of_single_recipes().items():
@@ -122,7 +123,7 @@ def _options(recipe: str, args: argparse.Namespace) -> RecipeOptions:
 
 def _check_servers(strategy: str, args: argparse.Namespace) -> None:
     """Check that `--ps` is given only with parameter servers, and `--devices` only without them."""
-    if strategy == _PARAMETER_SERVER:
+    if strategy in _SERVERS:
         if args.devices is not None:
             raise ConfigurationError(
                 f"--devices is {args.devices}, but a worker of parameter servers has one device.",
@@ -132,7 +133,7 @@ def _check_servers(strategy: str, args: argparse.Namespace) -> None:
     if hasattr(args, "ps"):
         raise ConfigurationError(
             f"--ps is {args.ps}, but the strategy {strategy!r} has no parameter servers.",
-            hint=f"Use --strategy {_PARAMETER_SERVER}, or leave --ps out.",
+            hint=f"Use --strategy {' or '.join(_SERVERS)}, or leave --ps out.",
         )
 
 
@@ -141,7 +142,7 @@ def _check_alone(strategy: str, args: argparse.Namespace) -> None:
     for option, value in _said_of_job(args):
         raise ConfigurationError(
             f"{option} is {value}, but the recipe trains in one process, which nobody watches.",
-            hint=f"Use --strategy {_MULTI_WORKER}, or leave {option} out; the strategy is {strategy!r}.",
+            hint=f"Use --strategy {_WORKERS}, or leave {option} out; the strategy is {strategy!r}.",
         )
 
 
@@ -182,11 +183,11 @@ def _workers(strategy: str, asked: Workers | None) -> Workers | None:
         return asked or Workers(_DEFAULT_WORKERS, _DEFAULT_WORKERS)
     if asked is None or asked.most == 1:
         return None
-    if strategy == "auto":
+    if strategy == AUTO:
         return asked
     raise ConfigurationError(
         f"--workers is {asked}, but the strategy {strategy!r} trains in one process.",
-        hint=f"Use --strategy {_MULTI_WORKER} for several processes, or --devices for several devices.",
+        hint=f"Use --strategy {_WORKERS} for several processes, or --devices for several devices.",
     )
 
 
@@ -206,7 +207,7 @@ def _set_devices(strategy: str, asked: int | None) -> None:
 def _launch(
     recipe: str, options: RecipeOptions, processes: Workers, strategy: str, args: argparse.Namespace
 ) -> int:
-    servers = {"ps": _DEFAULT_PS} if strategy == _PARAMETER_SERVER else {}
+    servers = {"ps": _DEFAULT_PS} if strategy in _SERVERS else {}
     command = [sys.executable, "-m", "dtrain", "train", recipe, *options.to_arguments()]
     return launch(command, processes, devices_per_worker=args.devices, **{**servers, **job_options(args)})
 

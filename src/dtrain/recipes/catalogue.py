@@ -218,8 +218,10 @@ class SyntheticOptions(RecipeOptions):
                     )
         if self.model == "transformer" and self.number("vocabulary") < self.class_count() + 2:
             raise ConfigurationError(
-                f"The vocabulary is {self.vocabulary}, too small for {self.class_count()} classes.",
-                hint="Each class has a word of its own, and one is for all.",
+                f"The number of classes is {self.class_count()}, but the vocabulary has only "
+                f"{self.number('vocabulary')} words.",
+                hint=f"Set --vocabulary to {self.class_count() + 2} or more, or --classes to fewer: each class "
+                "has a word of its own.",
             )
         if self.width % 8:
             raise ConfigurationError(

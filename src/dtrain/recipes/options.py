@@ -15,7 +15,7 @@ from dtrain.batch_sizes import BatchSizes, check_batches, plan_batches
 from dtrain.errors import ConfigurationError
 from dtrain.monitor.run_directory import check_run_directory
 from dtrain.option_fields import check, declare, option, own_fields, said, to_arguments
-from dtrain.strategies.registry import NAMES
+from dtrain.strategies.registry import names
 from dtrain.words import PRECISIONS, SCALINGS, SHORT_PRECISIONS
 
 _LARGEST_SEED = 2**32 - 1
@@ -51,7 +51,7 @@ class RecipeOptions:
     usual_warmup: ClassVar[float] = 0.0
 
     strategy: str = option(
-        "auto", f"how to distribute: {', '.join(NAMES)}; dtrain strategies compares them", metavar="S"
+        "auto", f"how to distribute: {', '.join(names())}; dtrain strategies compares them", metavar="S"
     )
     epochs: int = option(10, "passes over the training data", metavar="E", least=1, noun="number of epochs")
     global_batch: int | None = option(

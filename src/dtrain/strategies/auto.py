@@ -72,13 +72,6 @@ def choose() -> Choice:
     return Choice(name="default", reason=f"no TPU, {why}, no GPU: the CPU")
 
 
-def best_single_device() -> str:
-    """The name of the first GPU, or of the CPU if there is no GPU."""
-    import tensorflow as tf
-
-    return "/gpu:0" if tf.config.list_physical_devices("GPU") else "/cpu:0"
-
-
 def _logical_cpus() -> int:
     """How many logical CPUs the program has configured; does not start TensorFlow's devices."""
     import tensorflow as tf

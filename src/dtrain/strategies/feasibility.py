@@ -1,6 +1,7 @@
 """Decides which strategies this machine can run now, with how many replicas, and why it cannot run others.
 
-It applies fixed rules to the facts that `machine` has gathered, and looks at no device itself.
+It applies a rule for each span of strategies to the facts that `machine` has gathered, and looks at no device
+itself.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from dtrain.strategies.machine import Machine
+from dtrain.strategies.registry import STRATEGIES, Span
 
 
 class Feasibility(NamedTuple):
@@ -27,10 +29,10 @@ class Feasibility(NamedTuple):
 
 def judge(machine: Machine) -> dict[str, Feasibility]:
     """The feasibility of each strategy on a machine, by the strategy's name."""
-    return {name: rule(machine) for name, rule in _RULES.items()}
+    return {name: _RULES[entry.spans](machine) for name, entry in STRATEGIES.items()}
 
 
-def _default(machine: Machine) -> Feasibility:
+def _on_one_device(machine: Machine) -> Feasibility:
     return Feasibility(True, 1, "on the first GPU" if machine.gpus else "on the CPU")
 
 
@@ -44,7 +46,7 @@ def _on_devices(machine: Machine) -> Feasibility:
     return Feasibility(True, 1, "no GPU: one CPU, unless dtrain train --devices K divides it, for tests")
 
 
-def _multi_worker(machine: Machine) -> Feasibility:
+def _on_workers(machine: Machine) -> Feasibility:
     if machine.job_servers:
         return Feasibility(False, None, "this job has parameter servers")
     if machine.job_workers > 1:
@@ -61,7 +63,7 @@ def _of_job(machine: Machine) -> int:
     return machine.job_workers * (len(machine.gpus) or machine.logical_cpus)
 
 
-def _tpu(machine: Machine) -> Feasibility:
+def _on_tpu(machine: Machine) -> Feasibility:
     if machine.tpu is None:
         return Feasibility(False, None, "the environment names no TPU (TPU_NAME)")
     return Feasibility(
@@ -69,7 +71,7 @@ def _tpu(machine: Machine) -> Feasibility:
     )
 
 
-def _parameter_server(machine: Machine) -> Feasibility:
+def _on_servers(machine: Machine) -> Feasibility:
     if machine.job_servers:
         servers = f"{machine.job_servers} parameter server{'s' if machine.job_servers > 1 else ''}"
         return Feasibility(True, 1, f"this job has {servers}")
@@ -80,12 +82,10 @@ def _parameter_server(machine: Machine) -> Feasibility:
     return Feasibility(True, 1, "with --workers N --ps M")
 
 
-_RULES: dict[str, Callable[[Machine], Feasibility]] = {
-    "default": _default,
-    "one_device": _default,
-    "mirrored": _on_devices,
-    "multi_worker": _multi_worker,
-    "central_storage": _on_devices,
-    "tpu": _tpu,
-    "parameter_server": _parameter_server,
+_RULES: dict[Span, Callable[[Machine], Feasibility]] = {
+    "device": _on_one_device,
+    "devices": _on_devices,
+    "workers": _on_workers,
+    "servers": _on_servers,
+    "tpu": _on_tpu,
 }

@@ -27,3 +27,10 @@ class OneDeviceStrategy(tf.distribute.OneDeviceStrategy):  # type: ignore[misc]
         devices.known([device])
         super().__init__(device)
         self.dtrain_layout = ReplicaLayout()
+
+
+def one_device_strategy(device: str | None = None, *, memory_growth: bool = True) -> OneDeviceStrategy:
+    """A `OneDeviceStrategy` on the given device; by default on the first GPU, or on the CPU without a GPU."""
+    if device is None:
+        device = "/gpu:0" if tf.config.list_physical_devices("GPU") else "/cpu:0"
+    return OneDeviceStrategy(device, memory_growth=memory_growth)

@@ -1,56 +1,206 @@
-"""Creates a strategy from its name: `dtrain.strategy("mirrored")`.
+"""The registry of strategies: what is known of each, and `dtrain.strategy`, which creates one from its name.
 
-It accepts the names in `facts`, TensorFlow's class names and common synonyms. A strategy's class is in the
-module of its name. Choosing a strategy for `auto` is not done here.
+An entry names the module of its strategy, which is imported only to create it: this module imports no
+TensorFlow. Choosing a strategy for `auto` is not done here.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from dtrain.errors import ConfigurationError, UnknownStrategyError, known_are
-from dtrain.strategies.facts import BY_NAME
 from dtrain.strategies.interface import DistributionStrategy
 from dtrain.upstream.versions import check_versions
 
-NAMES = (*BY_NAME, "auto")
-# Accepted words in the form of `_plain`, with the canonical names.
-_WORDS = {name.replace("_", ""): name for name in NAMES} | {
-    "off": "default",
-    "none": "default",
-    "no": "default",
-    "single": "default",
-    "multigpu": "mirrored",
-    "multiworkermirrored": "multi_worker",
-    "collectiveallreduce": "multi_worker",
-    "ps": "parameter_server",
-}
-# Words from other libraries that are not accepted, because their meaning depends on more than the name. They
-# only help to suggest a name.
-_ELSEWHERE = {
-    "allreduce": "multi_worker",
-    "dataparallel": "mirrored",
-    "ddp": "multi_worker",
-    "distributed": "multi_worker",
-    "distributeddataparallel": "multi_worker",
-    "dp": "mirrored",
-    "fsdp": "multi_worker",
-    "gpu": "mirrored",
-    "horovod": "multi_worker",
-    "local": "default",
-    "multidevice": "mirrored",
-    "multinode": "multi_worker",
-    "zero": "multi_worker",
-}
+Span = Literal["device", "devices", "workers", "servers", "tpu"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyEntry:
+    """What is known of one strategy, on every machine; the README's table is made from it.
+
+    Attributes:
+        name: the canonical name.
+        spans: what it trains on: one device, the devices of one machine, several workers, workers with
+            parameter servers, or a TPU. Decides which machines can run it (`feasibility`), and how `dtrain
+            train` and `dtrain bench` start it.
+        made_by: the class with its arguments, or the function.
+        purpose: what it is used for.
+        updates: how the replicas' gradients are combined, and whether replicas wait for each other.
+        replicas: how many replicas there are.
+        failure: what happens to the job when one of its processes dies.
+        ease: what is needed to use it besides its name.
+        limits: what it does not do.
+        synonyms: further accepted names, in lower case without dashes, underscores and the ending
+            "strategy". The name itself is accepted in any of these forms.
+        suggested_for: words of other libraries that are not accepted, because their meaning depends on more
+            than the name. The error for such a word suggests this strategy.
+        module: the module of the class.
+        factory: the function in `module` that `dtrain.strategy` calls; "" for the class itself.
+    """
+
+    name: str
+    spans: Span
+    made_by: str
+    purpose: str
+    updates: str
+    replicas: str
+    failure: str
+    ease: str
+    limits: str
+    synonyms: tuple[str, ...] = ()
+    suggested_for: tuple[str, ...] = ()
+    module: str
+    factory: str = ""
+
+    @property
+    def class_name(self) -> str:
+        """The name of the class without arguments; for `default`, the qualified name of the function."""
+        return self.made_by.partition("(")[0]
+
+    def load(self) -> Any:
+        """The class or function that creates the strategy; imports its module."""
+        return getattr(importlib.import_module(self.module), self.factory or self.class_name)
+
+
+_RESUMES = "started again, it goes on from its last checkpoint, to the bit"
+
+_ENTRIES = (
+    StrategyEntry(
+        name="default",
+        spans="device",
+        made_by="dtrain.get_strategy()",
+        purpose="one device; to begin with",
+        updates="nothing to combine",
+        replicas="1",
+        failure=_RESUMES,
+        ease="the name is enough",
+        limits="it distributes nothing",
+        synonyms=("off", "none", "no", "single"),
+        suggested_for=("local",),
+        module="dtrain.strategies.default",
+        factory="default_strategy",
+    ),
+    StrategyEntry(
+        name="one_device",
+        spans="device",
+        made_by="OneDeviceStrategy(device)",
+        purpose="one device that you choose; to test a program that is to be distributed",
+        updates="nothing to combine",
+        replicas="1",
+        failure=_RESUMES,
+        ease="the name is enough",
+        limits="the device is yours to choose",
+        module="dtrain.strategies.one_device",
+        factory="one_device_strategy",
+    ),
+    StrategyEntry(
+        name="mirrored",
+        spans="devices",
+        made_by="MirroredStrategy(devices, cross_device_ops)",
+        purpose="several GPUs of one machine",
+        updates="synchronous: an all-reduce every step",
+        replicas="one a GPU, or one a logical CPU, of this machine",
+        failure=_RESUMES,
+        ease="the name is enough",
+        limits="on CPUs it is for tests: they share the cores",
+        synonyms=("multigpu",),
+        suggested_for=("dataparallel", "dp", "gpu", "multidevice"),
+        module="dtrain.strategies.mirrored",
+    ),
+    StrategyEntry(
+        name="multi_worker",
+        spans="workers",
+        made_by='MultiWorkerMirroredStrategy(cluster_resolver, communication_options, communication="auto")',
+        purpose="several machines, or several processes of one",
+        updates="synchronous: an all-reduce every step, over MPI, sockets or NCCL",
+        replicas="those of all workers",
+        failure="all workers go on from the last checkpoint, to the bit; "
+        "with `--workers MIN:MAX` also without those that do not come up",
+        ease="one process a worker: `dtrain launch --workers N`, `TF_CONFIG` or an MPI start",
+        limits="it does not train on without a worker: when one dies, all go on from the last checkpoint",
+        synonyms=("multiworkermirrored", "collectiveallreduce"),
+        suggested_for=(
+            "allreduce",
+            "ddp",
+            "distributed",
+            "distributeddataparallel",
+            "fsdp",
+            "horovod",
+            "multinode",
+            "zero",
+        ),
+        module="dtrain.strategies.multi_worker",
+    ),
+    StrategyEntry(
+        name="central_storage",
+        spans="devices",
+        made_by="CentralStorageStrategy(compute_devices, parameter_device)",
+        purpose="one copy of the weights, on the CPU, for several devices of one machine",
+        updates="synchronous: gradients are added up where the weights are",
+        replicas="one a device",
+        failure=_RESUMES,
+        ease="the name is enough",
+        limits="weights travel each step; several devices, one machine; no XLA, which reads weights on "
+        "its own device only",
+        module="dtrain.strategies.central_storage",
+    ),
+    StrategyEntry(
+        name="tpu",
+        spans="tpu",
+        made_by='TPUStrategy(tpu_cluster_resolver, ..., tpu="name")',
+        purpose="the cores of a TPU",
+        updates="synchronous: an all-reduce every step, between the cores",
+        replicas="one a TPU core",
+        failure="nothing is promised: not tried",
+        ease="the name is enough on a TPU VM; elsewhere the TPU's name",
+        limits="no TPU was at hand: only finding one and its errors are tested; Keras and TensorFlow train "
+        "there as they are, without what follows below",
+        module="dtrain.strategies.tpu",
+    ),
+    StrategyEntry(
+        name="parameter_server",
+        spans="servers",
+        made_by="ParameterServerStrategy(cluster_resolver, variable_partitioner, max_staleness=None, "
+        "overlap=False)",
+        purpose="huge embeddings; workers of unequal speed, or that come and go",
+        updates="asynchronous: each worker updates the servers' weights with its own batch",
+        replicas="1: each worker trains on whole batches by itself",
+        failure="of a worker: the others go on, and its steps are done again; of a server or the chief: all "
+        "go on from the last checkpoint",
+        ease="a chief, workers and servers: `dtrain launch --workers N --ps M`",
+        limits="with several workers the numbers are not one device's; see [below](#asynchronous-training)",
+        synonyms=("ps",),
+        module="dtrain.strategies.parameter_server",
+    ),
+)
+
+STRATEGIES = {entry.name: entry for entry in _ENTRIES}
+"""The registry: all strategies by name, in the order of the README's table."""
+
+AUTO = "auto"
+"""The name that stands for the strategy that `dtrain.strategies.auto` chooses."""
+
+
+def names() -> tuple[str, ...]:
+    """The canonical names of all strategies, and `auto`."""
+    return (*STRATEGIES, AUTO)
+
+
+def spanning(*spans: Span) -> tuple[str, ...]:
+    """The names of the strategies that train on one of these (see `StrategyEntry.spans`)."""
+    return tuple(entry.name for entry in STRATEGIES.values() if entry.spans in spans)
 
 
 def resolve_name(name: str) -> str:
     """The canonical name of a strategy.
 
     Args:
-        name: one of `NAMES`, a class name of TensorFlow (also with the prefix `tf.distribute.`), or a
+        name: one of `names()`, a class name of TensorFlow (also with the prefix `tf.distribute.`), or a
             synonym; case, dashes and underscores do not matter.
 
     Raises:
@@ -59,22 +209,26 @@ def resolve_name(name: str) -> str:
     if not isinstance(name, str):
         raise UnknownStrategyError(
             f"A strategy's name is a string; found {name!r} ({type(name).__name__}).",
-            hint=f"one of {', '.join(NAMES)}",
+            hint=f"one of {', '.join(names())}",
         )
-    word = _plain(name)
-    if word in _WORDS:
-        return _WORDS[word]
-    hint = known_are(NAMES, word, _WORDS | _ELSEWHERE)
+    accepted, suggested = {AUTO: AUTO}, dict[str, str]()
+    for entry in STRATEGIES.values():
+        accepted |= dict.fromkeys((_normalised(entry.name), *entry.synonyms), entry.name)
+        suggested |= dict.fromkeys(entry.suggested_for, entry.name)
+    word = _normalised(name)
+    if word in accepted:
+        return accepted[word]
+    hint = known_are(names(), word, accepted | suggested)
     raise UnknownStrategyError(f"There is no strategy {name!r}.", hint=hint)
 
 
-def _plain(name: str) -> str:
+def _normalised(name: str) -> str:
     """A name in lower case without module, dashes, underscores, spaces and the ending "Strategy"."""
     word = re.sub(r"[-_ ]", "", name.strip().rpartition(".")[2].lower())
     return word.removesuffix("strategy") or word
 
 
-def strategy(name: str = "auto", **options: Any) -> DistributionStrategy:
+def strategy(name: str = AUTO, **options: Any) -> DistributionStrategy:
     """Creates a strategy from its name.
 
     Args:
@@ -92,33 +246,16 @@ def strategy(name: str = "auto", **options: Any) -> DistributionStrategy:
     """
     canonical = resolve_name(name)
     check_versions()
-    if canonical == "auto":
+    if canonical == AUTO:
         from dtrain.strategies.auto import choose
 
         choice = choose()
         choice.announce()
         return strategy(choice.name, **{**choice.options, **options})
-    if canonical == "default":
-        _check_options(canonical, options, ("memory_growth",))
-        from dtrain.strategies.default import default_strategy
-
-        default: DistributionStrategy = default_strategy(**options)
-        return default
-    made = strategy_class(canonical)
-    _check_options(canonical, options, tuple(inspect.signature(made).parameters))
-    if canonical == "one_device" and "device" not in options:
-        from dtrain.strategies.auto import best_single_device
-
-        options["device"] = best_single_device()
-    found: DistributionStrategy = made(**options)
-    return found
-
-
-def strategy_class(name: str) -> Any:
-    """The class of a strategy, by canonical name; `default` and `auto` have none."""
-    import importlib
-
-    return getattr(importlib.import_module(f"dtrain.strategies.{name}"), BY_NAME[name].class_name)
+    make = STRATEGIES[canonical].load()
+    _check_options(canonical, options, tuple(inspect.signature(make).parameters))
+    made: DistributionStrategy = make(**options)
+    return made
 
 
 def _check_options(name: str, options: dict[str, Any], known: tuple[str, ...]) -> None:
