@@ -26,6 +26,8 @@ def test_every_strategy_has_a_rule_and_is_found_by_its_class() -> None:
     assert list(STRATEGIES) == list(here())
     for each in list(STRATEGIES.values())[1:]:
         assert resolve_name(each.class_name) == each.name
+    for each in STRATEGIES.values():
+        assert all((each.purpose, each.updates, each.replicas, each.failure, each.ease, each.limits))
 
 
 def readme_table() -> str:

@@ -220,8 +220,8 @@ class SyntheticOptions(RecipeOptions):
             raise ConfigurationError(
                 f"The number of classes is {self.class_count()}, but the vocabulary has only "
                 f"{self.number('vocabulary')} words.",
-                hint=f"Set --vocabulary to {self.class_count() + 2} or more, or --classes to fewer: each class "
-                "has a word of its own.",
+                hint=f"Set --vocabulary to {self.class_count() + 2} or more, or --classes to fewer: each "
+                "class has a word of its own.",
             )
         if self.width % 8:
             raise ConfigurationError(
