@@ -11,12 +11,8 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from dtrain.monitor.report import text
-from dtrain.monitor.report.markup import drawings
-from dtrain.monitor.report.markup import parts as macros
+from dtrain.monitor.report.markup import drawings, ordered, part_class
 from dtrain.monitor.report.scales import Scale
-
-PARTS = ("compute", "input", "communication", "checkpoint", "callbacks", "validation", "start", "other")
-"""The parts of an epoch's time, in the order in which they are drawn."""
 
 _WIDTH, _HEIGHT = 360.0, 212.0
 _TOP, _RIGHT, _BOTTOM = 8.0, 8.0, 34.0
@@ -35,16 +31,6 @@ class Bar:
     def seconds(self) -> float:
         """The sum of all parts."""
         return sum(self.parts.values())
-
-
-def part_class(name: str) -> str:
-    """The CSS class of a part; an unknown part looks like `other`."""
-    return f"p-{name}" if name in PARTS else "p-other"
-
-
-def ordered(parts: Mapping[str, float]) -> list[str]:
-    """The names of `parts` in the order of PARTS, unknown ones last."""
-    return [name for name in PARTS if name in parts] + sorted(name for name in parts if name not in PARTS)
 
 
 def grouped(bars: Sequence[Bar], most: int) -> tuple[list[Bar], int]:
@@ -97,7 +83,7 @@ def bar_chart(title: str, bars: Sequence[Bar], axis: str) -> Markup:
     said = ", ".join(f"{name} {text.percent(total[name] / sum(total.values()))}" for name in ordered(total))
     frame = {"width": _WIDTH, "height": _HEIGHT, "left": left, "right": right, "base": base, "axis": axis}
     frame["heights"] = [(y(tick), label) for tick, label in ticks]
-    return drawings.bar_chart(title, part_legend(ordered(total)), f"{title}. In all: {said}", frame, stacks)
+    return drawings.bar_chart(title, ordered(total), f"{title}. In all: {said}", frame, stacks)
 
 
 def _stack(bar: Bar, x: float, width: float, place: Callable[[float], float]) -> list[_Piece]:
@@ -127,13 +113,3 @@ def flat_bar(parts: Mapping[str, float], name: str) -> Markup:
         pieces.append(_Piece(part_class(part), said, x, max(width - 2, 0.5)))
         x += width
     return drawings.flat_bar(name, pieces)
-
-
-def part_name(name: str) -> Markup:
-    """A part's name with its colour, as markup."""
-    return drawings.part_name(name, part_class(name))
-
-
-def part_legend(names: Sequence[str]) -> Markup:
-    """The legend: names and colours of parts."""
-    return macros.legend([part_name(name) for name in names])

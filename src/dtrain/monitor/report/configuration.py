@@ -13,9 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from dtrain.monitor.report import text
-from dtrain.monitor.report.markup import parts
-from dtrain.monitor.report.names import run_name
-from dtrain.monitor.report.tables import Row, table
+from dtrain.monitor.report.markup import sections
 from dtrain.monitor.run_data import Run
 
 _OUTCOME = (
@@ -35,44 +33,19 @@ _OUTCOME = (
 )
 _LONGEST = 300
 _MOST = 200
-_SCROLLED = 40
 
 
-def configuration(runs: Sequence[Run]) -> Markup:
+def configuration(runs: Sequence[Run], names: Sequence[Markup]) -> Markup:
     """The table of settings, one column a run; settings that differ come first and are marked."""
     records = [_flat(run.record) for run in runs]
-    keys = list(dict.fromkeys(key for record in records for key in record))[:_MOST]
-    if not keys:
-        return Markup()
-    several = len(runs) > 1
-    differing = [key for key in keys if several and not _is_outcome(key) and _differs(records, key)]
-    same = [key for key in keys if key not in differing and not _is_outcome(key)]
-    outcome = [key for key in keys if _is_outcome(key)]
-    rows = [
-        *(_row(key, records, style="differs") for key in differing),
-        *(_row(key, records) for key in same),
-        *(_row(key, records, style="outcome") for key in outcome),
-    ]
-    columns = [("setting", ""), *((run.name if several else "value", "value") for run in runs)]
-    shown = table("Configuration", columns, rows, tall=len(rows) > _SCROLLED)
-    if not several:
-        return shown
-    names = [run_name(run, place) for place, run in enumerate(runs)]
-    told = text.plural(len(differing), "setting")
-    return parts.settings_compared(len(differing), told, names) + shown
-
-
-def _row(key: str, records: Sequence[Mapping[str, str]], *, style: str = "") -> Row:
-    values = [record.get(key, text.UNKNOWN) for record in records]
-    return Row([parts.setting(key, style == "differs"), *values], style)
-
-
-def _differs(records: Sequence[Mapping[str, str]], key: str) -> bool:
-    return len({record.get(key) for record in records}) > 1
-
-
-def _is_outcome(key: str) -> bool:
-    return key.partition(".")[0] in _OUTCOME
+    rows: list[dict[str, Any]] = []
+    for key in list(dict.fromkeys(key for record in records for key in record))[:_MOST]:
+        values = [record.get(key, text.UNKNOWN) for record in records]
+        style = "outcome" if key.partition(".")[0] in _OUTCOME else "differs" if len(set(values)) > 1 else ""
+        rows.append({"key": key, "values": values, "style": style})
+    rows.sort(key=lambda row: ("differs", "", "outcome").index(row["style"]))
+    differing = sum(row["style"] == "differs" for row in rows)
+    return sections.configuration(runs, names, rows, differing) if rows else Markup()
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

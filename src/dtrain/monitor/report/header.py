@@ -9,21 +9,18 @@ import shlex
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from markupsafe import Markup
 
 from dtrain.monitor.event_file import finite
 from dtrain.monitor.report import text
-from dtrain.monitor.report.markup import parts
-from dtrain.monitor.report.names import run_name, state_badge
-from dtrain.monitor.report.tables import Row, numbers, table
+from dtrain.monitor.report.markup import parts, sections
 from dtrain.monitor.run_data import Run
-from dtrain.training_rate import Figures, of_run
+from dtrain.training_rate import of_run
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
     """A figure of a run: its name, its value as text, and a note on what it covers."""
 
     name: str
@@ -31,67 +28,75 @@ class Figure:
     note: str = ""
 
 
-def rate(run: Run) -> float | None:
-    """Examples per second over all replicas: from the record, else from all epochs after the first."""
+class Measures(NamedTuple):
+    """What the page says about a run in numbers, in seconds and shares; None where it is unknown.
+
+    Attributes:
+        where: strategy and number of replicas.
+        rate: examples per second over all replicas.
+        step: seconds of a step.
+        wall_time: seconds from start to end.
+        data_wait: the share of the time spent waiting for data.
+        communication: the share of the epochs' time spent on communication.
+    """
+
+    where: str
+    rate: float | None
+    step: float | None
+    wall_time: float | None
+    data_wait: float | None
+    communication: float | None
+
+
+def measures(run: Run) -> Measures:
+    """The numbers of a run: from its record, else from all epochs after the first, else from its steps."""
+    record, parts = run.record, run.parts
+    steady = of_run(epoch.steady for epoch in run.epochs if epoch.steady is not None)
     rates = [epoch.examples_per_second for epoch in run.epochs if epoch.examples_per_second is not None]
     noted = [value for value in run.steps.values["examples_per_second"] if value == value]
-    return _first(
-        finite(run.record.get("examples_per_second")),
-        _steady(run).examples_per_second,
-        statistics.median(rates[1:] or rates) if rates else None,
-        statistics.median(noted) if noted else None,
-    )
-
-
-def wall_time(run: Run) -> float | None:
-    """Seconds from start to end, from the record; else the sum over all attempts."""
-    attempts = sum(attempt.seconds for attempt in run.attempts)
-    return _first(finite(run.record.get("wall_time_seconds")), attempts if attempts > 0 else None)
-
-
-def part_share(run: Run, part: str) -> float | None:
-    """The share of a part in the time of all epochs; None if the time by part is unknown."""
-    parts = run.parts
+    replicas, recorded = finite(record.get("replicas")), record.get("input")
+    many = "" if replicas is None else f", {text.plural(int(replicas), 'replica')}"
     total = sum(parts.values())
-    return parts.get(part, 0.0) / total if total > 0 else None
-
-
-def data_wait(run: Run) -> float | None:
-    """The share of the time spent waiting for data."""
-    recorded = run.record.get("input")
-    return _first(
-        part_share(run, "input"), finite(recorded.get("share")) if isinstance(recorded, dict) else None
+    shares = {
+        part: parts.get(part, 0.0) / total if total > 0 else None for part in ("input", "communication")
+    }
+    return Measures(
+        where=_said(record.get("strategy")) + many or text.UNKNOWN,
+        rate=_first(
+            finite(record.get("examples_per_second")),
+            steady.examples_per_second,
+            statistics.median(rates[1:] or rates) if rates else None,
+            statistics.median(noted) if noted else None,
+        ),
+        step=_first(finite(record.get("step_seconds")), steady.step_seconds, run.steps.step_seconds),
+        wall_time=_first(
+            finite(record.get("wall_time_seconds")), sum(attempt.seconds for attempt in run.attempts) or None
+        ),
+        data_wait=_first(
+            shares["input"], finite(recorded.get("share")) if isinstance(recorded, dict) else None
+        ),
+        communication=shares["communication"],
     )
 
 
 def figures(run: Run) -> list[Figure]:
     """The headline figures of a run; every run has the same number of figures in the same order."""
+    of = measures(run)
     replicas = finite(run.record.get("replicas"))
     return [
-        Figure("examples/s", text.number(rate(run)), "over all replicas" if replicas != 1 else ""),
-        Figure("time of a step", text.seconds(_step(run)), "tracing left out"),
-        Figure("wall time", text.seconds(wall_time(run)), _epoch_count(run)),
-        Figure("waiting for data", text.percent(data_wait(run)), "of the time"),
-        Figure("communication", text.percent(part_share(run, "communication")), "of the epochs' time"),
+        Figure("examples/s", text.number(of.rate), "over all replicas" if replicas != 1 else ""),
+        Figure("time of a step", text.seconds(of.step), "tracing left out"),
+        Figure("wall time", text.seconds(of.wall_time), _epoch_count(run)),
+        Figure("waiting for data", text.percent(of.data_wait), "of the time"),
+        Figure("communication", text.percent(of.communication), "of the epochs' time"),
         _metric(run, "loss"),
         _metric(run, "accuracy"),
     ]
 
 
-def _step(run: Run) -> float | None:
-    """Seconds of a step: from the record, else from all epochs after the first, else the median by time."""
-    recorded = finite(run.record.get("step_seconds"))
-    return _first(recorded, _steady(run).step_seconds, run.steps.step_seconds)
-
-
 def _first(*values: float | None) -> float | None:
     """The first value that is not None, or None."""
     return next((value for value in values if value is not None), None)
-
-
-def _steady(run: Run) -> Figures:
-    """The figures of the steps in which no function was traced, of all epochs after the first."""
-    return of_run(epoch.steady for epoch in run.epochs if epoch.steady is not None)
 
 
 def _epoch_count(run: Run) -> str:
@@ -169,8 +174,8 @@ def _communication(value: object) -> str:
 
 
 def _started(run: Run) -> str:
-    began = text.moment(run.attempts[0].began) if run.attempts else None
-    return "" if began is None else began.isoformat(sep=" ", timespec="seconds")
+    began = text.moment(run.attempts[0].began, zone=True) if run.attempts else text.UNKNOWN
+    return "" if began == text.UNKNOWN else began
 
 
 def _commit(value: object) -> str:
@@ -192,31 +197,11 @@ def tiles(run: Run) -> Markup:
     return parts.tiles(shown) if shown else Markup()
 
 
-def comparison(runs: Sequence[Run], failed: Sequence[tuple[str, str]]) -> Markup:
+def comparison(runs: Sequence[Run], names: Sequence[Markup], failed: Sequence[tuple[str, str]]) -> Markup:
     """The table of the figures of several runs, with rows for directories that could not be read."""
     metrics = [name for name in _METRICS if any(run.final(name) is not None for run in runs)][:_MOST_METRICS]
-    rows = []
-    for place, run in enumerate(runs):
-        cells = [
-            run_name(run, place),
-            state_badge(run),
-            _where(run),
-            *(text.number(run.final(name)) for name in metrics),
-            text.number(rate(run)),
-            text.seconds(_step(run)),
-            text.seconds(wall_time(run)),
-            f"{len(run.epochs):,}",
-            text.percent(data_wait(run)),
-            text.percent(part_share(run, "communication")),
-        ]
-        rows.append(Row(cells, run=place))
-    columns = [("run", ""), ("state", ""), ("strategy", ""), *numbers(*map(_in_words, metrics))]
-    columns += numbers("examples/s", "step", "wall time", "epochs", "waiting for data", "communication")
-    for path, _ in failed:
-        said = parts.badge("failed", "✕", "no report")
-        blank = [text.UNKNOWN] * (len(columns) - 2)
-        rows.append(Row([path, said, *blank], style="bad"))
-    return table("The runs and their figures", columns, rows)
+    headed = [(_in_words(name), name) for name in metrics]
+    return sections.comparison(runs, names, headed, [measures(run) for run in runs], failed)
 
 
 def _in_words(metric: str) -> str:
@@ -224,12 +209,6 @@ def _in_words(metric: str) -> str:
         if metric.startswith(prefix):
             return f"{data} {metric.removeprefix(prefix)}"
     return f"training {metric}"
-
-
-def _where(run: Run) -> str:
-    replicas = finite(run.record.get("replicas"))
-    many = "" if replicas is None else f", {text.plural(int(replicas), 'replica')}"
-    return _said(run.record.get("strategy")) + many or text.UNKNOWN
 
 
 _METRICS = ("test_accuracy", "val_accuracy", "accuracy", "test_loss", "val_loss", "loss")

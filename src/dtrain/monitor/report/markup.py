@@ -7,6 +7,7 @@ call them decide what it shows.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -14,6 +15,11 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from dtrain.monitor.report import text
+from dtrain.monitor.report.thinning import thin_list
+from dtrain.monitor.run_data import Run
+
+PARTS = ("compute", "input", "communication", "checkpoint", "callbacks", "validation", "start", "other")
+"""The parts of an epoch's time, in the order in which they are drawn."""
 
 _FOLDER = resources.files(__package__) / "templates"
 
@@ -33,6 +39,22 @@ def _clean(value: object) -> object:
     return value if isinstance(value, Markup) or not isinstance(value, str) else text.clean(value)
 
 
+def part_class(name: str) -> str:
+    """The CSS class of a part; an unknown part looks like `other`."""
+    return f"p-{name}" if name in PARTS else "p-other"
+
+
+def ordered(parts: Mapping[str, float]) -> list[str]:
+    """The names of `parts` in the order of PARTS, unknown ones last."""
+    return [name for name in PARTS if name in parts] + sorted(name for name in parts if name not in PARTS)
+
+
+def _all_of(runs: Sequence[Run], name: str, fewest: int = 1) -> list[tuple[int, Any]]:
+    """All items of a kind, each after the number of its run; not of runs with fewer than `fewest`."""
+    found = [(place, getattr(run, name)) for place, run in enumerate(runs)]
+    return [(place, item) for place, items in found if len(items) >= fewest for item in items]
+
+
 _pages = Environment(
     loader=FunctionLoader(_tight),
     autoescape=True,
@@ -43,8 +65,21 @@ _pages = Environment(
 _pages.filters |= {
     "g": lambda value: f"{value:g}",
     "place": lambda value: f"{value:.1f}",
+    "number": text.number,
+    "count": text.count,
+    "position": text.position,
+    "moment": text.moment,
     "seconds": text.seconds,
     "percent": text.percent,
+    "plural": text.plural,
+    "worded": lambda name: name.replace("_", " "),
+    "texts": lambda headings, style="": [(heading, style) for heading in headings],
+    "numbers": lambda headings: [(heading, "number") for heading in headings],
+    "numbered": lambda items: list(enumerate(items)),
+    "all_of": _all_of,
+    "thin": thin_list,
+    "ordered": ordered,
+    "part_class": part_class,
 }
 
 
@@ -53,8 +88,11 @@ def page(**values: Any) -> str:
     return _pages.get_template("page.html").render(values)
 
 
+sections: Any = _pages.get_template("sections.html").module
+"""The macros of `sections.html`, as functions that return markup: the sections that consist of tables."""
+
 parts: Any = _pages.get_template("parts.html").module
-"""The macros of `parts.html`, as functions that return markup: tables, legends and other small pieces."""
+"""The macros of `parts.html`, as functions that return markup: legends and other small pieces."""
 
 drawings: Any = _pages.get_template("drawings.html").module
 """The macros of `drawings.html`, as functions that return markup: charts of curves and of bars."""

@@ -16,9 +16,7 @@ from dtrain.monitor.report.breakdown import time_section, worker_section
 from dtrain.monitor.report.charts import Chart, swatch
 from dtrain.monitor.report.configuration import configuration
 from dtrain.monitor.report.curves import metric_curves, speed_curves
-from dtrain.monitor.report.event_tables import alarm_section, attempt_section, checkpoint_section
 from dtrain.monitor.report.header import comparison, facts, tiles
-from dtrain.monitor.report.names import state_badge
 from dtrain.monitor.report.output import GENERATOR
 from dtrain.monitor.report.thinning import thin_list
 from dtrain.monitor.run_data import Run
@@ -44,21 +42,23 @@ def render(
         written: the time of writing that the page shows; by default now.
     """
     several = len(runs) > 1
+    every = [markup.parts.key(swatch(place), run.name) for place, run in enumerate(runs)]
+    names, tables = every if several else [], markup.sections
     title = title or (f"{len(runs)} runs" if several else runs[0].name)
     metrics, speed = metric_curves(runs), speed_curves(runs)
-    time, time_notes = time_section(runs)
+    time, time_notes = time_section(runs, names)
     notes = [*metrics.notes, *time_notes, *_thinned(metrics.charts + speed.charts)]
     sections = [
-        ("figures", "Figures", comparison(runs, failed) if several or failed else tiles(runs[0])),
+        ("figures", "Figures", comparison(runs, every, failed) if several or failed else tiles(runs[0])),
         ("curves", "Curves", metrics.html or markup.parts.quiet("No metric has been written yet.")),
         ("speed", "Speed", speed.html),
         ("time", "Where the time went", time),
-        ("workers", "Workers", worker_section(runs)),
-        ("alarms", "Alarms", alarm_section(runs)),
-        ("checkpoints", "Checkpoints", checkpoint_section(runs)),
-        ("attempts", "Attempts", attempt_section(runs)),
-        ("configuration", "Configuration", configuration(runs)),
-        ("notes", "About this page", _notes(runs, notes)),
+        ("workers", "Workers", worker_section(runs, names)),
+        ("alarms", "Alarms", tables.alarms(runs, names)),
+        ("checkpoints", "Checkpoints", tables.checkpoints(runs, names)),
+        ("attempts", "Attempts", tables.attempts(runs, names)),
+        ("configuration", "Configuration", configuration(runs, names)),
+        ("notes", "About this page", tables.notes(runs, names, notes)),
     ]
     when = (written or datetime.datetime.now()).astimezone()
     return markup.page(
@@ -68,7 +68,7 @@ def render(
         policy=_POLICY,
         style=Markup(markup.source("page.css")),
         script=Markup(markup.source("page.js")),
-        badge="" if several else state_badge(runs[0]),
+        badge="" if several else tables.state(runs[0]),
         facts=facts(runs),
         written=when.isoformat(sep=" ", timespec="seconds"),
         problems=_problems(runs, failed),
@@ -95,13 +95,3 @@ def _thinned(charts: Sequence[Chart]) -> list[str]:
         f"Long curves were thinned, from {asked:,} to {shown:,} points: of each stretch the lowest and the "
         "highest value are drawn, so that spikes stay."
     ]
-
-
-def _notes(runs: Sequence[Run], notes: Sequence[str]) -> Markup:
-    """The last section: the files that the runs were read from, and notes on what is left out."""
-    several = len(runs) > 1
-    sources = [
-        f"{f'{run.name}: ' if several else ''}read from {', '.join(run.sources) or 'nothing'} in {run.path}."
-        for run in runs
-    ]
-    return markup.parts.plain_list([*notes, *sources], quiet=True)

@@ -58,12 +58,13 @@ def position(place: int | None) -> str:
     return count(None if place is None else place + 1)
 
 
-def moment(time: float) -> datetime.datetime | None:
-    """A Unix time in the local time zone; None if it is out of range."""
+def moment(time: float, *, zone: bool = False) -> str:
+    """A Unix time as date and time in the local time zone."""
     try:
-        return datetime.datetime.fromtimestamp(time).astimezone()
+        found = datetime.datetime.fromtimestamp(time).astimezone()
     except (OverflowError, OSError, ValueError):
-        return None
+        return UNKNOWN
+    return found.isoformat(sep=" ", timespec="seconds") if zone else f"{found:%Y-%m-%d %H:%M:%S}"
 
 
 def seconds(value: float | None) -> str:
