@@ -17,7 +17,7 @@ import tensorflow as tf
 from dtrain.keras_engine.context import ReplicaStep, all_reduce_sum, local_update
 from dtrain.keras_engine.gradients import zero_if_empty
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.row_gradients import on_present
+from dtrain.keras_engine.row_gradients import sum_gradients
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
@@ -243,7 +243,7 @@ class MicroBatch(ReplicaStep):
         super().__init__(layout, **known)
         self.updates_weights = last
 
-    def whole_gradients(self, gradients: list[Any], target: Any) -> list[Any]:
+    def whole_gradients(self, gradients: list[Any], variables: list[Any], target: Any) -> list[Any]:
         """This replica's own gradients, weighted but not all-reduced; zeros if it has no examples.
 
         Raises:
@@ -253,7 +253,7 @@ class MicroBatch(ReplicaStep):
         self.waits.meet(target)
         return zero_if_empty(self, gradients)
 
-    def gradients_of_program(self, gradients: list[Any], lookups: Any) -> list[Any]:
+    def gradients_of_program(self, gradients: list[Any], variables: list[Any], lookups: Any) -> list[Any]:
         """As `whole_gradients`, for gradients that an XLA program has computed."""
         check_dense(gradients)
         return gradients
@@ -268,10 +268,8 @@ class MicroBatch(ReplicaStep):
             return gradients
         accumulators = upstream_keras.accumulators_of(optimizer)
         mine = [accumulators[upstream_keras.number_of_variable(optimizer, each)] for each in variables]
-        totals = on_present(
-            all_reduce_sum,
-            [None if g is None else g + own.value for g, own in zip(gradients, mine, strict=True)],
-        )
+        sums = [None if g is None else g + own.value for g, own in zip(gradients, mine, strict=True)]
+        totals = sum_gradients(sums, variables)
         with local_update():
             for own, gradient in zip(mine, gradients, strict=True):
                 if gradient is not None:

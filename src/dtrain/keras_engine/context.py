@@ -110,11 +110,12 @@ class ReplicaStep(abc.ABC):
         self._whole: list[Any] = []
 
     @abc.abstractmethod
-    def whole_gradients(self, gradients: list[Any], target: Any) -> list[Any]:
+    def whole_gradients(self, gradients: list[Any], variables: list[Any], target: Any) -> list[Any]:
         """The gradients that the step sees in place of those that its tape computes.
 
         Args:
-            gradients: of variables, with this replica's weight applied; tensors, `tf.IndexedSlices` or None.
+            gradients: with this replica's weight applied; tensors, `tf.IndexedSlices` or None.
+            variables: the variable of each gradient.
             target: the value that was differentiated.
         """
 
@@ -257,7 +258,7 @@ class TrialStep(ReplicaStep):
         """A point of weight 1, because the values must be noted without a weight."""
         return Point(tf.ones([], tf.float32))
 
-    def whole_gradients(self, gradients: list[Any], target: Any) -> list[Any]:
+    def whole_gradients(self, gradients: list[Any], variables: list[Any], target: Any) -> list[Any]:
         """Notes the gradients, and returns them."""
         found: list[Any] = self._noted(gradients, "a loss that train_step differentiates")
         return found

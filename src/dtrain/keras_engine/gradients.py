@@ -40,19 +40,21 @@ def gradient(
     flat, each = tf.nest.flatten(found), tf.nest.flatten(sources)
     # Gradients of inputs belong to this replica's examples; gradients of variables belong to all examples.
     mine = [i for i, source in enumerate(each) if _is_variable(source)]
-    for i, whole in zip(mine, step.whole_gradients([flat[i] for i in mine], target), strict=True):
-        flat[i] = whole
-    step.reduced |= variable_ids([each[i] for i in mine])
+    variables = [each[i] for i in mine]
+    whole = step.whole_gradients([flat[i] for i in mine], variables, target)
+    for i, gradient in zip(mine, whole, strict=True):
+        flat[i] = gradient
+    step.reduced |= variable_ids(variables)
     return tf.nest.pack_sequence_as(found, flat) if tf.nest.is_nested(found) else flat[0]
 
 
 class AtOnce(ReplicaStep):
     """A step whose gradients are all-reduced as soon as its tape gives them."""
 
-    def whole_gradients(self, gradients: list[Any], target: Any) -> list[Any]:
+    def whole_gradients(self, gradients: list[Any], variables: list[Any], target: Any) -> list[Any]:
         """The all-reduced gradients."""
         self.waits.meet(target)
-        return on_present(sum_gradients, zero_if_empty(self, gradients))
+        return sum_gradients(zero_if_empty(self, gradients), variables)
 
     def gradients_to_apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> list[Any]:
         """The all-reduced gradients: those of `tape.gradient` already are, the others are reduced here."""
@@ -61,19 +63,22 @@ class AtOnce(ReplicaStep):
             for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
             if gradient is not None and not variable_ids([variable]) <= self.reduced
         ]
-        by_share = [_scale(gradients[i], self.share) for i in missing]
-        whole = dict(zip(missing, on_present(sum_gradients, zero_if_empty(self, by_share)), strict=True))
+        by_share = zero_if_empty(self, [_scale(gradients[i], self.share) for i in missing])
+        whole = dict(zip(missing, sum_gradients(by_share, [variables[i] for i in missing]), strict=True))
         return [whole.get(i, gradient) for i, gradient in enumerate(gradients)]
 
-    def gradients_of_program(self, gradients: list[Any], lookups: list[Lookups]) -> list[Any]:
+    def gradients_of_program(
+        self, gradients: list[Any], variables: list[Any], lookups: list[Lookups]
+    ) -> list[Any]:
         """As `whole_gradients`, for gradients that an XLA program has computed.
 
         Args:
             gradients: the gradients, without None.
+            variables: the variable of each gradient.
             lookups: one for each gradient. They are found inside the program, because only its graph shows
                 what the gradients are computed from.
         """
-        return sum_gradients(gradients, lookups)
+        return sum_gradients(gradients, variables, lookups)
 
 
 def _by_parts(original: Callable[..., Any], tape: Any, target: Any, sources: Any, *rest: Any) -> Any:

@@ -117,7 +117,7 @@ def _in_replica(
     strategy, step, targets = _checked(optimizer, variables)
     _build(optimizer, strategy, targets)
     if step is None:
-        found = on_present(sum_gradients, grads)
+        found = sum_gradients(grads, targets)
     else:
         found = step.gradients_to_apply(optimizer, grads, targets)
     if found is None:

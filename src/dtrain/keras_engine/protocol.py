@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from dtrain.keras_engine.gradient_hook import GradientHook
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,7 @@ class ReplicaLayout:
         central: whether weights and optimizer state exist once for all replicas.
         sums: names what all-reduces between workers (`Transport.sums`). Results of different ones may differ
             in their last bits. "" with one worker.
+        gradient_hook: reduces the gradients instead of a plain all-reduce; None for none.
     """
 
     workers: int = 1
@@ -30,6 +34,7 @@ class ReplicaLayout:
     local_replicas: int = 1
     central: bool = False
     sums: str = ""
+    gradient_hook: GradientHook | None = None
 
     @property
     def replicas(self) -> int:

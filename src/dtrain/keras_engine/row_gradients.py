@@ -28,20 +28,43 @@ _CONDITIONS = ("If", "StatelessIf", "Case", "StatelessCase")
 _READS = ("ReadVariableOp", "VarHandleOp", "ResourceGather", "StatefulPartitionedCall")
 
 
-def sum_gradients(gradients: Sequence[Any], lookups: Sequence[Lookups] | None = None) -> list[Any]:
-    """The sums of gradients over all replicas; must be called in a replica.
+def sum_gradients(
+    gradients: Sequence[Any], variables: Sequence[Any], lookups: Sequence[Lookups] | None = None
+) -> list[Any]:
+    """The sums of gradients over all replicas, or what the strategy's gradient hook makes of them.
+
+    Must be called in a replica.
 
     Args:
-        gradients: tensors or `tf.IndexedSlices`.
-        lookups: the lookups that each gradient comes from; None finds them by the graph.
+        gradients: tensors, `tf.IndexedSlices` or None; None stays None.
+        variables: the variable of each gradient.
+        lookups: the lookups that each gradient comes from, if none is None; None finds them by the graph.
     """
-    lookups = [Lookups.of(gradient) for gradient in gradients] if lookups is None else lookups
-    parts = [each.split(gradient) for each, gradient in zip(lookups, gradients, strict=True)]
-    reduced = iter(all_reduce_sum([part for found in parts for part in found]))
-    return [
-        each.joined([next(reduced) for _ in found], gradient)
-        for each, found, gradient in zip(lookups, parts, gradients, strict=True)
-    ]
+    present = [i for i, gradient in enumerate(gradients) if gradient is not None]
+    if not present:
+        return list(gradients)
+    found = [Lookups.of(gradients[i]) for i in present] if lookups is None else lookups
+    parts = [each.split(gradients[i]) for i, each in zip(present, found, strict=True)]
+    owners = [variables[i] for i, split in zip(present, parts, strict=True) for _ in split]
+    reduced = iter(_reduced([part for split in parts for part in split], owners))
+    whole = list(gradients)
+    for i, each, split in zip(present, found, parts, strict=True):
+        whole[i] = each.joined([next(reduced) for _ in split], gradients[i])
+    return whole
+
+
+def _reduced(gradients: list[Any], variables: list[Any]) -> list[Any]:
+    """The reduced gradients: the dense ones by the strategy's hook, if it has one; the others all-reduced."""
+    layout = current_layout()
+    hook = None if layout is None else layout.gradient_hook
+    dense = [i for i, each in enumerate(gradients) if not isinstance(each, tf.IndexedSlices)]
+    if hook is None or not dense:
+        return list(all_reduce_sum(gradients))
+    found = hook.reduce([gradients[i] for i in dense], [variables[i] for i in dense], all_reduce_sum)
+    whole = dict(zip(dense, found, strict=True))
+    sparse = [i for i in range(len(gradients)) if i not in whole]
+    whole.update(zip(sparse, all_reduce_sum([gradients[i] for i in sparse]), strict=True))
+    return [whole[i] for i in range(len(gradients))]
 
 
 def on_present(function: Callable[[list[Any]], Sequence[Any]], values: Sequence[Any]) -> list[Any]:

@@ -327,7 +327,8 @@ class StepProgram(Program):
         for (optimizer, traced, variables), values, *rows in zip(
             captured, gradients, kinds, sizes, strict=True
         ):
-            found = iter(step.gradients_of_program(values, list(map(Lookups, *rows))))
+            present = [v for g, v in zip(traced, variables, strict=True) if g is not None]
+            found = iter(step.gradients_of_program(values, present, list(map(Lookups, *rows))))
             step.reduced |= variable_ids(variables)
             optimizer.apply([None if g is None else next(found) for g in traced], variables)
         state.synchronise(step)
@@ -345,7 +346,7 @@ class CompiledStep(ReplicaStep):
         super().__init__(layout, **known)
         self.captured: list[tuple[Any, list[Any], list[Any]]] = []
 
-    def whole_gradients(self, gradients: list[Any], target: Any) -> list[Any]:
+    def whole_gradients(self, gradients: list[Any], variables: list[Any], target: Any) -> list[Any]:
         """This replica's own gradients, weighted by its share, not all-reduced."""
         return zero_if_empty(self, gradients)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.keras_engine.gradient_hook import GradientHook, hook_of
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.scope import strategy_made
 from dtrain.strategies import common, devices
@@ -59,9 +60,12 @@ class CentralStorageStrategy(
         parameter_device: the device of the weights; None uses the only compute device if that is a GPU, else
             the CPU.
         memory_growth: whether GPUs allocate memory as needed instead of all at once.
+        gradient_hook: how gradients are reduced: "float16" or "bfloat16" all-reduces them in 16 bits; a
+            `GradientHook` reduces them itself; None all-reduces them as they are.
 
     Raises:
         DeviceError: a device does not exist, or is named twice.
+        ConfigurationError: there is no gradient hook of this name.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class CentralStorageStrategy(
         parameter_device: str | None = None,
         *,
         memory_growth: bool = True,
+        gradient_hook: str | GradientHook | None = None,
     ) -> None:
         common.prepare(memory_growth=memory_growth)
         self._collective_key_base = common.next_collective_key_base()
@@ -86,5 +91,7 @@ class CentralStorageStrategy(
         host = tf.DeviceSpec.from_string(devices.logical("CPU")[0].name)
         resolved = host.replace(device_type=parameter.device_type, device_index=parameter.device_index or 0)
         tf.distribute.Strategy.__init__(self, CentralStorageExtended(self, compute, resolved.to_string()))
-        self.dtrain_layout = ReplicaLayout(local_replicas=self.num_replicas_in_sync, central=True)
+        self.dtrain_layout = ReplicaLayout(
+            local_replicas=self.num_replicas_in_sync, central=True, gradient_hook=hook_of(gradient_hook)
+        )
         strategy_made(self)

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.keras_engine.gradient_hook import GradientHook, hook_of
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.scope import strategy_made
 from dtrain.strategies import common, devices
@@ -32,9 +33,12 @@ class MirroredStrategy(common.ReplicaRunner, tf.distribute.MirroredStrategy):  #
         cross_device_ops: a `tf.distribute.CrossDeviceOps`; None uses TensorFlow's choice (NCCL for GPUs), or
             for CPUs a sum on one device.
         memory_growth: whether GPUs allocate memory as needed instead of all at once.
+        gradient_hook: how gradients are reduced: "float16" or "bfloat16" all-reduces them in 16 bits; a
+            `GradientHook` reduces them itself; None all-reduces them as they are.
 
     Raises:
         DeviceError: a device does not exist, or is named twice.
+        ConfigurationError: there is no gradient hook of this name.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class MirroredStrategy(common.ReplicaRunner, tf.distribute.MirroredStrategy):  #
         cross_device_ops: tf.distribute.CrossDeviceOps | None = None,
         *,
         memory_growth: bool = True,
+        gradient_hook: str | GradientHook | None = None,
     ) -> None:
         common.prepare(memory_growth=memory_growth)
         self._collective_key_base = common.next_collective_key_base()
@@ -53,7 +58,9 @@ class MirroredStrategy(common.ReplicaRunner, tf.distribute.MirroredStrategy):  #
         tf.distribute.Strategy.__init__(
             self, MirroredExtended(self, devices=names, cross_device_ops=cross_device_ops)
         )
-        self.dtrain_layout = ReplicaLayout(local_replicas=self.num_replicas_in_sync)
+        self.dtrain_layout = ReplicaLayout(
+            local_replicas=self.num_replicas_in_sync, gradient_hook=hook_of(gradient_hook)
+        )
         strategy_made(self)
 
 

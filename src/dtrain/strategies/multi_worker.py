@@ -16,6 +16,7 @@ from dtrain import channel
 from dtrain.cluster import check_peers, current, join, known_to_tensorflow
 from dtrain.collectives.transports import asked_for, implementation_of, install
 from dtrain.errors import ConfigurationError
+from dtrain.keras_engine.gradient_hook import GradientHook, hook_of
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.scope import strategy_made
 from dtrain.keras_engine.seeds import note_drawn
@@ -76,6 +77,8 @@ class MultiWorkerMirroredStrategy(
             GPUs, MPI if an MPI starter started all workers, and the ring otherwise. The attribute
             `dtrain_communication` holds the choice and its reason.
         memory_growth: whether GPUs allocate memory as needed instead of all at once.
+        gradient_hook: how gradients are reduced: "float16" or "bfloat16" all-reduces them in 16 bits; a
+            `GradientHook` reduces them itself; None all-reduces them as they are.
         peer_timeout: seconds to wait for the other workers. None uses `DTRAIN_PEER_TIMEOUT`; if that is not
             set, no limit under `dtrain launch`, 120 under `dtrain.spawn` and 300 elsewhere.
 
@@ -85,8 +88,8 @@ class MultiWorkerMirroredStrategy(
         PeerMissingError: a worker did not report in time.
         PeerMismatchError: the workers have different clusters or transports, or two have the same number.
         MPIError: the ranks of an MPI start cannot communicate, or MPI was asked for and cannot be used.
-        ConfigurationError: TensorFlow has started already, the communication is not known, or it was given
-            twice.
+        ConfigurationError: TensorFlow has started already, the gradient hook or the communication is not
+            known, or the communication was given twice.
     """
 
     def __init__(
@@ -96,9 +99,11 @@ class MultiWorkerMirroredStrategy(
         *,
         communication: Any = None,
         memory_growth: bool = True,
+        gradient_hook: str | GradientHook | None = None,
         peer_timeout: float | None = None,
     ) -> None:
         asked, options = _options(communication_options, communication)
+        hook = hook_of(gradient_hook)
         topology = current() if cluster_resolver is None else _topology_of(cluster_resolver)
         common.prepare(memory_growth=memory_growth)
         if topology is not None and topology.world_size > 1:
@@ -117,6 +122,7 @@ class MultiWorkerMirroredStrategy(
             workers=self.num_replicas_in_sync // local,
             worker=topology.rank if topology is not None and topology.world_size > 1 else 0,
             local_replicas=local,
+            gradient_hook=hook,
         )
         self.dtrain_communication, extended.dtrain_calls = install(
             extended, self.dtrain_layout, asked, topology

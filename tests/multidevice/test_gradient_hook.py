@@ -1,0 +1,163 @@
+"""Gradient hooks: what they are given, that the registered ones compress, and that the numbers stay close."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import dtrain
+from dtrain.errors import ConfigurationError
+from dtrain.keras_engine.gradient_hook import HOOKS, GradientHook
+
+_RANDOM = np.random.default_rng(0)
+TOKENS = _RANDOM.integers(0, 7, size=(9, 3)).astype("int32")
+INPUTS = _RANDOM.normal(size=(9, 4)).astype("float32")
+TARGETS = _RANDOM.normal(size=(9, 2)).astype("float32")
+STRATEGIES = [dtrain.MirroredStrategy, dtrain.CentralStorageStrategy]
+
+
+class Clipped(keras.Model):
+    """Clips by hand between the tape and the optimizer, as users do."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        variables = self.trainable_variables
+        gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, variables), 0.5)
+        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return {"loss": loss}
+
+
+def model(kind: type[keras.Model] = keras.Model) -> keras.Model:
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((4,))
+    x = layers.Dense(8, activation="tanh", name="first")(inputs)
+    return kind(inputs, layers.Dense(2, name="second")(x))
+
+
+def fitted(
+    strategy: tf.distribute.Strategy, kind: type[keras.Model] = keras.Model, **options: Any
+) -> list[np.ndarray]:
+    with strategy.scope():
+        trained = model(kind)
+        accumulated = options.pop("accumulated", None)
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.5, gradient_accumulation_steps=accumulated)
+        trained.compile(optimizer, "mse", **options)
+    # The last batch has one example, so that a replica has none.
+    trained.fit(INPUTS, TARGETS, batch_size=4, epochs=4, shuffle=False, verbose=0)
+    return list(trained.get_weights())
+
+
+def by_hand(strategy: tf.distribute.Strategy) -> list[np.ndarray]:
+    with strategy.scope():
+        trained = model()
+        optimizer = keras.optimizers.SGD(0.1)
+
+    def in_replica(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((trained(x) - y) ** 2) / 8
+        optimizer.apply(tape.gradient(loss, trained.trainable_variables), trained.trainable_variables)
+
+    data = tf.data.Dataset.from_tensor_slices((INPUTS[:8], TARGETS[:8])).batch(8)
+    for x, y in strategy.experimental_distribute_dataset(data):
+        tf.function(strategy.run)(in_replica, args=(x, y))
+    return list(trained.get_weights())
+
+
+def apart(some: list[np.ndarray], others: list[np.ndarray]) -> float:
+    return max(float(np.abs(a - b).max()) for a, b in zip(some, others, strict=True))
+
+
+RUNS: dict[str, Callable[[tf.distribute.Strategy], list[np.ndarray]]] = {
+    "fit": fitted,
+    "own step": lambda strategy: fitted(strategy, Clipped),
+    "accumulation": lambda strategy: fitted(strategy, accumulated=2),
+    "xla": lambda strategy: fitted(strategy, jit_compile=True),
+    "own loop": by_hand,
+}
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+@pytest.mark.parametrize("run", RUNS)
+def test_compressed_gradients_train_as_one_device_does_within_the_types_precision(
+    run: str, name: str
+) -> None:
+    one = RUNS[run](dtrain.OneDeviceStrategy("/cpu:0"))
+    plain = RUNS[run](dtrain.MirroredStrategy())
+    found = RUNS[run](dtrain.MirroredStrategy(gradient_hook=name))
+    assert apart(plain, one) < 1e-6
+    precision = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[name]
+    # It is rounded, and by no more than a few steps of gradients of about 1 can be.
+    assert 1e-6 < apart(found, one) < 4 * precision
+
+
+class Recorded(GradientHook):
+    """All-reduces, and notes what it is given; if asked, leaves out the biases."""
+
+    def __init__(self, *, biases: bool = True) -> None:
+        self.seen: list[list[tuple[str, tuple[int, ...]]]] = []
+        self._biases = biases
+
+    def reduce(self, gradients: Any, variables: Any, all_reduce: Any) -> Any:
+        self.seen.append([(v.path, tuple(g.shape)) for g, v in zip(gradients, variables, strict=True)])
+        sums = all_reduce(gradients)
+        kept = [self._biases or "bias" not in v.path for v in variables]
+        return [g if keep else tf.zeros_like(g) for g, keep in zip(sums, kept, strict=True)]
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_a_hook_is_given_each_gradient_with_its_variable(kind: Any) -> None:
+    hook = Recorded(biases=False)
+    before, after = model().get_weights(), fitted(kind(gradient_hook=hook))
+    kernels = [
+        ("first/kernel", (4, 8)),
+        ("first/bias", (8,)),
+        ("second/kernel", (8, 2)),
+        ("second/bias", (2,)),
+    ]
+    assert hook.seen
+    assert all(each == kernels for each in hook.seen)
+    moved = [not np.array_equal(a, b) for a, b in zip(before, after, strict=True)]
+    assert moved == [True, False, True, False]
+
+
+def test_with_local_accumulation_it_is_called_for_each_update() -> None:
+    """A micro-batch that updates nothing is not reduced, so a hook does not see it."""
+    hook = Recorded()
+    fitted(dtrain.MirroredStrategy(gradient_hook=hook), accumulated=2)
+    assert 0 < len(hook.seen) <= 4  # two replicas, traced once for each way in which an update may come
+
+
+def test_sparse_gradients_are_all_reduced_without_the_hook() -> None:
+    def trained(**options: Any) -> list[np.ndarray]:
+        strategy = dtrain.MirroredStrategy(**options)
+        with strategy.scope():
+            keras.utils.set_random_seed(3)
+            words = keras.Sequential(
+                [keras.Input((3,), dtype="int32"), layers.Embedding(7, 2), layers.Flatten(), layers.Dense(2)]
+            )
+            words.compile("sgd", "mse")
+        words.fit(TOKENS, TARGETS, batch_size=4, shuffle=False, verbose=0)
+        return list(words.get_weights())
+
+    hook = Recorded()
+    plain, found = trained(), trained(gradient_hook=hook)
+    assert [[shape for _, shape in call] for call in hook.seen] == [[(6, 2), (2,)]] * len(hook.seen)
+    assert apart(plain, found) == 0
+
+
+def test_the_name_is_checked_and_the_registry_can_be_added_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match="flaot16") as caught:
+        dtrain.MirroredStrategy(gradient_hook="flaot16")
+    assert "'float16'" in caught.value.hint
+    monkeypatch.setitem(HOOKS, "recorded", Recorded)
+    strategy = dtrain.strategy("mirrored", gradient_hook="recorded")
+    fitted(strategy)
+    assert strategy.dtrain_layout.gradient_hook.seen
