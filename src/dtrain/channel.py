@@ -20,14 +20,14 @@ from typing import Any
 
 from dtrain import cluster, task_hooks
 from dtrain.cluster import settings
-from dtrain.errors import DtrainError
+from dtrain.errors import DtrainError, RunAgain
 from dtrain.task_messages import REASON_LIMIT, Message, parse
 from dtrain.topology import Task
 
 VARIABLE = "DTRAIN_CHANNEL_FD"
 """The environment variable that holds the pipe's address; see `Listener.address`."""
 
-RUN_AGAIN = 75
+RUN_AGAIN = RunAgain.STATUS
 """The exit status (EX_TEMPFAIL) of a task that saved a checkpoint and asks for its job to be run again."""
 
 _LINE_LIMIT = 4096  # bytes (PIPE_BUF) that Linux writes to a pipe atomically

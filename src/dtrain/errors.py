@@ -1,8 +1,8 @@
 """Every exception that dtrain raises on purpose, and the hint for an unknown word.
 
-A message says what was set and what was found; its hint says what to do. All classes derive from
-`DtrainError` and from the built-in class that a caller would expect, so `except ValueError` keeps working.
-This module raises nothing itself.
+A message says what was set and what was found; its hint says what to do. All classes but `ProcessEnd` and its
+subclasses derive from `DtrainError` and from the built-in class that a caller would expect, so
+`except ValueError` keeps working. This module raises nothing itself.
 """
 
 from __future__ import annotations
@@ -127,3 +127,30 @@ class TaskTimeoutError(TaskFailedError, TimeoutError):
 
 class MPIError(DtrainError, RuntimeError):
     """MPI was asked for, but is not installed or cannot be used."""
+
+
+class ProcessEnd(SystemExit):
+    """This process has done its part of the job, and must end without a traceback; nothing has failed.
+
+    It is a `SystemExit`, because only a `SystemExit` ends a plain script with a chosen status, and because
+    `except Exception` must not catch it: a worker whose chief has ended would go on and train alone.
+
+    Attributes:
+        code: the exit status.
+    """
+
+
+class ServingEnded(ProcessEnd):
+    """The chief's program has ended well, so this worker or parameter server ends with status 0."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+class RunAgain(ProcessEnd):
+    """Training was saved after a preemption notice; status 75 (EX_TEMPFAIL) means "run me again"."""
+
+    STATUS = 75
+
+    def __init__(self) -> None:
+        super().__init__(self.STATUS)

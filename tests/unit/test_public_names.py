@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import dtrain
-from dtrain import errors
+from dtrain import channel, errors
 
 SOURCE = Path(dtrain.__file__).parent
 
@@ -212,10 +213,18 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         dtrain.HorovodStrategy  # noqa: B018
 
 
+def test_the_statuses_with_which_a_process_ends_that_has_done_its_part() -> None:
+    assert (errors.ServingEnded().code, errors.RunAgain().code) == (0, channel.RUN_AGAIN)
+    assert channel.RUN_AGAIN == 75
+
+
 def test_every_error_is_a_dtrain_error_and_a_builtin_one() -> None:
     classes = [c for _, c in inspect.getmembers(errors, inspect.isclass) if c.__module__ == "dtrain.errors"]
     assert len(classes) > 10
     for found in classes:
+        if issubclass(found, errors.ProcessEnd):
+            assert not issubclass(found, Exception), "a program's `except Exception` would go on"
+            continue
         assert issubclass(found, errors.DtrainError)
         if found is not errors.DtrainError:
             builtin = [base for base in found.__mro__ if base.__module__ == "builtins"]
@@ -256,3 +265,10 @@ assert not {"tensorflow", "keras"} & set(sys.modules), "dtrain --help"
 def test_importing_dtrain_and_its_help_import_neither_tensorflow_nor_keras() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_library_code_ends_no_process_but_by_a_typed_exception() -> None:
+    ends = re.compile(r"raise SystemExit|sys\.exit\(|raise KeyboardInterrupt")
+    found = [path for path in SOURCE.rglob("*.py") if ends.search(path.read_text(encoding="utf-8"))]
+    programs = [path for path in found if '\nif __name__ == "__main__":' in path.read_text(encoding="utf-8")]
+    assert [str(path) for path in found if path not in programs and path.name != "__main__.py"] == []

@@ -24,6 +24,7 @@ from dtrain.checkpoint.store import Written
 from dtrain.checkpoint.stored import remove_all
 from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.cluster import settings
+from dtrain.errors import RunAgain
 from dtrain.keras_engine.build import build
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
 from dtrain.keras_engine.steps import step_is_stock
@@ -116,7 +117,7 @@ class BackupSession:
         """Restores what is due before the first step; later, saves if all workers decide so.
 
         Raises:
-            SystemExit: with the status `channel.RUN_AGAIN`, after saving because of a preemption notice.
+            RunAgain: a preemption notice has come, and the state is saved.
         """
         if self._restoration.at(Moment.FIRST_STEP):
             return
@@ -150,7 +151,7 @@ class BackupSession:
         Under a launcher that restarts the job, checkpoints stay until the whole job has ended.
 
         Raises:
-            SystemExit: with the status `channel.RUN_AGAIN`, if such a job got a preemption notice.
+            RunAgain: such a job has got a preemption notice.
         """
         self._restoration.at(Moment.FIT_ENDS)
         job_continues = self._plan.delete and settings.restarted_job() is not None
@@ -172,7 +173,7 @@ class BackupSession:
         noted = exchange(self._layout, self._notices.noted) if job_continues else []
         self._notices.close()
         if any(noted):  # the state is saved; when the program is run again, it does what follows this fit
-            raise SystemExit(channel.RUN_AGAIN)
+            raise RunAgain
         self._notices.pass_on()
 
     def left(self) -> None:
@@ -275,7 +276,7 @@ class BackupSession:
         """Saves, waits until the checkpoint is written, and ends this process.
 
         Raises:
-            SystemExit: always, with the status `channel.RUN_AGAIN`.
+            RunAgain: always.
         """
         self._wait()
         self._save(epoch=self._epoch, boundary=False)
@@ -291,9 +292,9 @@ class BackupSession:
                 self._total,
                 "is saved" if written else "could not be saved: an older one is",
                 self._plan.folder,
-                channel.RUN_AGAIN,
+                RunAgain.STATUS,
             )
-        raise SystemExit(channel.RUN_AGAIN)
+        raise RunAgain
 
     def _wait(self, step: int | None = None) -> bool:
         """Waits until all checkpoints are written, at most `_LAST_SECONDS`.

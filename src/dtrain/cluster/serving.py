@@ -23,7 +23,13 @@ from dtrain.cluster.sockets import (
     host_towards,
     this_process_listens_on,
 )
-from dtrain.errors import ClusterConfigError, PeerMissingError, PortInUseError, TaskFailedError
+from dtrain.errors import (
+    ClusterConfigError,
+    PeerMissingError,
+    PortInUseError,
+    ServingEnded,
+    TaskFailedError,
+)
 from dtrain.log import logger
 from dtrain.topology import SERVING_JOBS, Topology, split_address
 
@@ -70,7 +76,7 @@ def serve(topology: Topology) -> NoReturn:
         topology: a job with parameter servers, in which this process is a worker or a parameter server.
 
     Raises:
-        SystemExit: with status 0, when the chief's program has ended without an error.
+        ServingEnded: the chief's program has ended without an error; it ends this process with status 0.
         TaskFailedError: the chief's program failed.
         PeerMissingError: the chief did not appear within `settings.peer_timeout()`, or was then unreachable
             for `settings.chief_timeout()`. A chief that is restarted within that time is served again.
@@ -96,7 +102,7 @@ def serve(topology: Topology) -> NoReturn:
             exit_code=1,
             hint="See the output of the chief; this server ends because nobody is left to serve.",
         )
-    raise SystemExit(0)
+    raise ServingEnded
 
 
 def _start_server(topology: Topology) -> Any:
