@@ -170,9 +170,8 @@ def test_a_killed_launcher_leaves_nothing(tmp_path: Path) -> None:
         assert "sum 3" in lines.readline() and "sum 3" in lines.readline()
         pids = [int(path.name.rpartition("-")[2]) for path in (tmp_path / "lives").iterdir()]
         starts = processes("rank_placeholder.py", f"dtrain-{launcher.pid}-")
-        assert (
-            len(starts) == 3 and len(traces(launcher.pid)) == 2
-        )  # the starter and two seats; on disk, in memory
+        # The starter and two placeholders; a folder on disk, and one in memory.
+        assert len(starts) == 3 and len(traces(launcher.pid)) == 2
         launcher.send_signal(signal.SIGKILL)
         launcher.wait()
     wait_until(lambda: not any(map(alive, [*pids, *starts])) and not traces(launcher.pid), limit=10)

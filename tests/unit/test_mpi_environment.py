@@ -111,8 +111,8 @@ def test_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("SLURMD_NODENAME", "n7")
     opened = Starter(("/usr/bin/mpirun", "--quiet"), "openmpi")
-    assert " ".join(opened.start(3, ["seat"])) == (
-        "/usr/bin/mpirun --quiet --allow-run-as-root --host localhost:3 --bind-to none -n 3 seat"
+    assert " ".join(opened.start(3, ["python"])) == (
+        "/usr/bin/mpirun --quiet --allow-run-as-root --host localhost:3 --bind-to none -n 3 python"
     )
     assert opened.environment({"SLURM_JOB_ID": "1", "A": "b"}) == {"A": "b"}
     assert opened.for_ranks() == {
@@ -122,12 +122,12 @@ def test_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     hydra = Starter(("mpiexec",), "hydra")
     assert hydra.for_ranks() == {"MPI4PY_RC_FINALIZE": "0"}
-    assert "-pmi-port -n 3 seat" in " ".join(hydra.start(3, ["seat"]))
+    assert "-pmi-port -n 3 python" in " ".join(hydra.start(3, ["python"]))
     slurm = Starter(("srun",), "slurm")
-    assert " ".join(slurm.start(3, ["seat"])) == (
-        "srun --mpi=pmix --nodes=1 --nodelist=n7 --overlap --ntasks=3 seat"
+    assert " ".join(slurm.start(3, ["python"])) == (
+        "srun --mpi=pmix --nodes=1 --nodelist=n7 --overlap --ntasks=3 python"
     )
-    assert "--mpi=pmix" not in Starter(("srun", "--mpi=pmi2"), "slurm").start(3, ["seat"])
+    assert "--mpi=pmix" not in Starter(("srun", "--mpi=pmi2"), "slurm").start(3, ["python"])
     assert slurm.environment({"SLURM_JOB_ID": "1"}) == {"SLURM_JOB_ID": "1"}
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert "--allow-run-as-root" not in opened.start(3, ["seat"])
+    assert "--allow-run-as-root" not in opened.start(3, ["python"])

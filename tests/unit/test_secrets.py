@@ -23,6 +23,7 @@ from dtrain.collectives.transport import Facts
 from dtrain.errors import AuthenticationError, ConfigurationError
 from dtrain.keras_engine import messages, talk
 from dtrain.launch import rank_placeholder
+from dtrain.launch.local_launcher import LocalLauncher
 from dtrain.launch.session import Session
 from dtrain.topology import Topology
 
@@ -212,8 +213,9 @@ def arguments_of_guard() -> str:
 def test_what_a_job_has_on_disk_and_in_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder is made for this user alone; neither it nor the mark of the job can be read by others."""
     session = Session()
-    with session.opened():
-        env = session.environment({"DTRAIN_SECRET_FILE": "another job's", "A": "b"}, "mark")
+    launcher = LocalLauncher(session)
+    with session.opened(), launcher.opened():
+        env = launcher.environment({"DTRAIN_SECRET_FILE": "another job's", "A": "b"}, "mark")
         folders = [session.scratch(), *filter(None, [session.scratch_memory()])]
         for folder in folders:
             assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -225,7 +227,7 @@ def test_what_a_job_has_on_disk_and_in_arguments(monkeypatch: pytest.MonkeyPatch
         while not (guard := arguments_of_guard()) and time.monotonic() < deadline:
             time.sleep(0.01)  # the system shows a new program's a moment later
         assert guard
-        for word in (session._mark, content, *map(str, folders)):
+        for word in (launcher._mark, content, *map(str, folders)):
             assert word not in guard
     assert not any(folder.exists() for folder in folders)
 
@@ -245,16 +247,16 @@ def test_a_rank_placeholder_sends_only_what_the_starter_has_added(tmp_path: Path
         json.dumps({n: rank_placeholder.digest(value) for n, value in known.items()})
     )
     with socket.socket(socket.AF_UNIX) as launcher:
-        launcher.bind(str(tmp_path / "seats"))
+        launcher.bind(str(tmp_path / "ranks"))
         launcher.listen(1)
         launcher.settimeout(30)
-        seat = subprocess.Popen(
+        placeholder = subprocess.Popen(
             [
                 sys.executable,
                 "-I",
                 "-S",
                 rank_placeholder.__file__,
-                str(tmp_path / "seats"),
+                str(tmp_path / "ranks"),
                 str(tmp_path / "known"),
             ],
             env={**known, "CHANGED": "by the starter", "PMIX_RANK": "1"},
@@ -262,6 +264,6 @@ def test_a_rank_placeholder_sends_only_what_the_starter_has_added(tmp_path: Path
         sock, _ = launcher.accept()
         with sock, sock.makefile("rb") as lines:
             sent = json.loads(lines.readline())
-    assert seat.wait(30) == 0
+    assert placeholder.wait(30) == 0
     sent.pop("LC_CTYPE", None)  # Python's own
     assert sent == {"CHANGED": "by the starter", "PMIX_RANK": "1"}

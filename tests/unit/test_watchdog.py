@@ -12,7 +12,8 @@ from types import MappingProxyType
 
 import pytest
 
-from dtrain.launch.watchdog import Verdict, Watchdog, is_stopped
+from dtrain.launch.local_process import is_stopped
+from dtrain.launch.watchdog import Verdict, Watchdog
 from dtrain.task_messages import Progress
 from dtrain.topology import Task
 
@@ -29,7 +30,7 @@ class Job:
         self.silent: set[Task] = set()
         self.reports: dict[Task, Progress] = {}
         self.verdicts: list[tuple[float, Verdict]] = []
-        self.watchdog = Watchdog(hang_timeout, lambda: self.now, lambda pid: pid in self.stopped)
+        self.watchdog = Watchdog(hang_timeout, lambda: self.now, lambda task, pid: pid in self.stopped)
         for task in self.tasks:
             self.watchdog.on_start(task, 100 + task.index)
 

@@ -19,7 +19,8 @@ from dtrain.bench.busy import Others
 from dtrain.bench.plan import Asked, Row
 from dtrain.launch import guard
 from dtrain.launch.environment import task_environment
-from dtrain.launch.session import Session, new_mark
+from dtrain.launch.local_launcher import LocalLauncher, new_mark
+from dtrain.launch.session import Session
 
 LOG = "log.txt"
 _GRACE = 10.0  # seconds for a launcher to end its tasks, before everything is killed
@@ -66,11 +67,12 @@ class Runner:
     def __init__(self, asked: Asked, cores: Sequence[int]) -> None:
         self._asked, self._cores = asked, cores
         self._session = Session()
+        self._launcher = LocalLauncher(self._session)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
         """A context in which signals are queued instead of ending the process; `run` raises StoppedError."""
-        with self._session.opened():
+        with self._session.opened(), self._launcher.opened():
             yield
 
     def run(self, row: Row, folder: Path) -> Ended:
@@ -93,7 +95,7 @@ class Runner:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=self._session.environment(_environment(), mark),
+                env=self._launcher.environment(_environment(), mark),
                 # Ctrl-C must reach only this process, which then ends the run in order. Tasks of a launched
                 # job have their own session, too: Linux may share cores by session, so that all rows are
                 # equal.

@@ -13,7 +13,7 @@ from dtrain.launch.connections import Connections
 from dtrain.launch.policy import Decision, Policy
 from dtrain.launch.rendezvous_watch import RendezvousWatch
 from dtrain.launch.spec import JobSpec
-from dtrain.launch.task_process import Event, TaskProcess
+from dtrain.launch.task_handle import Event, TaskHandle
 from dtrain.task_messages import CheckpointNote, ConnectedNote, FailureNote, Message, Progress, RemoveNote
 from dtrain.topology import Task, Topology, split_address
 
@@ -77,7 +77,7 @@ class Attempt(Policy):
         self.spec = spec
         self.record = record
         self.addresses = {each.task: each.address for each in topologies}
-        self.find: Callable[[Task], TaskProcess | None] = lambda task: None
+        self.find: Callable[[Task], TaskHandle | None] = lambda task: None
         self.failures: dict[Task, FailureNote] = {}
         self.latest: dict[Task, Progress] = {}
         self.answers_signals = False  # whether a task reported that it saves a checkpoint on SIGTERM

@@ -9,9 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable
 
-from dtrain.cluster.sockets import listens
 from dtrain.launch.processes import Outcome
-from dtrain.launch.task_process import TaskProcess
+from dtrain.launch.task_handle import TaskHandle
 
 _EVERY = 1.0  # seconds; importing TensorFlow alone takes longer
 
@@ -36,7 +35,7 @@ class Connections:
         """When to call `look` next, by `time.monotonic()`; None once a connection is known."""
         return None if self.made else self._next
 
-    def look(self, processes: Iterable[TaskProcess | None], ports: Collection[int]) -> None:
+    def look(self, processes: Iterable[TaskHandle | None], ports: Collection[int]) -> None:
         """Inspect the processes, at most once a second: the libraries they loaded, the ports they listen on.
 
         A TensorFlow server sends the launcher no message, so only its listening port shows it.
@@ -47,7 +46,7 @@ class Connections:
         running = [process for process in processes if process is not None]
         self.tensorflow = self.tensorflow or any(process.uses("libtensorflow") for process in running)
         if self.tensorflow:
-            self.made |= any(listens(process.pid, ports) for process in running)
+            self.made |= any(process.listens(ports) for process in running)
 
     def advice(self, outcome: Outcome) -> str:
         """The warning to show at the end of a job.

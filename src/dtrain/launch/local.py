@@ -5,10 +5,12 @@ It only connects the parts: `restarts` runs the attempts, `processes` runs the t
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from dtrain.launch.launchers import make_launcher
 from dtrain.launch.limits import system_limits_told
 from dtrain.launch.parameter_servers import ParameterServerJob
 from dtrain.launch.reports import exit_status
@@ -48,9 +50,12 @@ def launch_local(
         MPIError: mpi4py or the starter is missing, or the starter failed.
     """
     spec = JobSpec(command=command, **options)
-    session = Session(stdout=stdout, stderr=stderr, hears_tasks=True, notices=(signal.SIGUSR1,))
-    job = ParameterServerJob(spec, session) if spec.ps else SynchronousJob(spec, session)
-    with session.opened(), job:
+    session = Session(stdout=stdout, stderr=stderr, takes_reports=True, notices=(signal.SIGUSR1,))
+    launcher = make_launcher(spec, session)
+    if launcher.restarts_job:
+        spec = dataclasses.replace(spec, max_restarts=0, min_workers=None)
+    job = ParameterServerJob(spec, launcher) if spec.ps else SynchronousJob(spec, launcher)
+    with session.opened(), launcher.opened(), job:
         outcome = job.run()
     job.finish(outcome)
     return exit_status(outcome)

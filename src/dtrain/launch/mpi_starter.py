@@ -1,6 +1,6 @@
 """Finds the MPI starter, such as `mpirun`, and builds the command that starts ranks on this machine.
 
-It starts no rank; see `mpi_starts`.
+It starts no rank; see `mpi_launcher`.
 """
 
 from __future__ import annotations

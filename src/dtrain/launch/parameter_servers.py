@@ -9,15 +9,15 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from dtrain.launch.attempt import Attempt, JobRecord
-from dtrain.launch.environment import local_topologies, worker_tasks
+from dtrain.launch.environment import worker_tasks
+from dtrain.launch.launcher import Assignment, Launcher
 from dtrain.launch.policy import GO_ON, Decision
-from dtrain.launch.ports import reserve_ports
-from dtrain.launch.processes import Outcome, TaskCommand
+from dtrain.launch.processes import Outcome
 from dtrain.launch.reports import NOTICES, describe_exit
 from dtrain.launch.restart_rules import USAGE, Budget, Failure, RestartRules
 from dtrain.launch.restarts import RestartedJob
-from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec
+from dtrain.launch.task_handle import TaskCommand
 from dtrain.topology import Task, Topology
 
 LINGER = 5.0
@@ -93,32 +93,34 @@ class ServerRestartRules(RestartRules):
 
 
 class ParameterServerJob(RestartedJob):
-    """A job with a chief, workers and parameter servers. All attempts use the same ports.
+    """A job with a chief, workers and parameter servers. All attempts use the same addresses.
 
     Args:
         spec: the job.
-        session: the launcher's session.
+        launcher: starts the tasks.
     """
 
     everyone = "The whole job is"
 
-    def __init__(self, spec: JobSpec, session: Session) -> None:
+    def __init__(self, spec: JobSpec, launcher: Launcher) -> None:
         tasks = [Task("chief", 0), *worker_tasks(spec.workers), *(Task("ps", i) for i in range(spec.ps))]
         self._budget = Budget(spec.restarts)
-        super().__init__(spec, session, len(tasks), ServerRestartRules(self._budget))
+        super().__init__(spec, launcher, len(tasks), ServerRestartRules(self._budget))
         self._tasks = tasks
-        self._topologies: list[Topology] = []
+        self._assigned: Sequence[Assignment] = ()
 
     def open(self) -> None:
-        """Reserve the ports."""
-        ports = self.resources.enter_context(reserve_ports(len(self._tasks)))
-        self._topologies = local_topologies(self._tasks, ports)
+        """Have the launcher assign the addresses."""
+        self._assigned = self.resources.enter_context(self.launcher.assign(self._tasks, self.common))
 
     @contextlib.contextmanager
     def attempt(self, number: int) -> Iterator[tuple[Attempt, Sequence[TaskCommand]]]:
         """One attempt; the tasks and their addresses are the same in all attempts."""
-        attempt = ParameterServerAttempt(self.spec, self.record, self._topologies, self._budget)
-        yield attempt, [self.command(topology, number) for topology in self._topologies]
+        topologies = [each.topology for each in self._assigned]
+        # A launcher that cannot start one task again has no restarts for a single worker.
+        budget = self._budget if self.launcher.restarts_task else Budget(0)
+        attempt = ParameterServerAttempt(self.spec, self.record, topologies, budget)
+        yield attempt, [self.command(each, number) for each in self._assigned]
 
     def failure(self, outcome: Outcome, task: Task, exception: str | None, attempt: Attempt) -> Failure:
         """How an attempt failed. Only an exception of the chief counts, and no step is compared."""

@@ -4,8 +4,8 @@ A policy only decides. `processes` carries the decision out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from dtrain.task_messages import Message
@@ -30,7 +30,7 @@ class Decision:
         line: a line to show to the user, or "".
         task: the task that failed; None means the task whose exit was judged.
         reason: how that task failed, in words, if its exit status does not show it.
-        signum, pids: the signal, and the processes that receive it.
+        signum, pids: the signal, and the tasks that receive it, each with the process of it that does.
     """
 
     action: Literal["go on", "fail", "kill", "wait", "finish", "restart", "signal"]
@@ -39,7 +39,7 @@ class Decision:
     task: Task | None = None
     reason: str = ""
     signum: int = 0
-    pids: Sequence[int] = ()
+    pids: Mapping[Task, int] = field(default_factory=dict)
 
 
 GO_ON = Decision("go on")

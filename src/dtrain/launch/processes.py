@@ -1,22 +1,20 @@
-"""Runs the processes of one job, or of one attempt, on this machine until all have ended; leaves none behind.
+"""Runs the tasks of one job, or of one attempt, until all have ended; leaves none behind.
 
-It handles commands, signals and exit codes. It does not know what the processes compute or how they connect.
+It handles commands, signals and exit codes. A launcher starts the tasks, a policy says what an event means.
 """
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TextIO
+from typing import Protocol
 
-from dtrain.launch import guard
+from dtrain.launch.launcher import Launcher
 from dtrain.launch.policy import Decision, Policy
-from dtrain.launch.session import Session, new_mark
-from dtrain.launch.task_process import Event, TaskCommand, TaskProcess
+from dtrain.launch.task_handle import Event, TaskCommand, TaskHandle
 from dtrain.task_messages import Request
 from dtrain.topology import Task
 
@@ -28,8 +26,8 @@ _TRACE_PATIENCE = 0.3  # seconds to read a failed task's last lines from its pip
 class Reserve(Protocol):
     """A supply of processes that are ready to become tasks."""
 
-    def take(self, env: Mapping[str, str]) -> TaskProcess | None:
-        """A process that continues as a task with this environment, or None if there is none."""
+    def take(self, command: TaskCommand) -> TaskHandle | None:
+        """A process that continues as this task, or None if there is none."""
 
 
 @dataclass
@@ -54,7 +52,7 @@ class Outcome:
 
 
 class Job:
-    """Starts, watches and ends all processes of one job, or of one attempt of a job.
+    """Starts, watches and ends all tasks of one job, or of one attempt of a job.
 
     The policy decides what events mean. When a task's exit means that the job has failed, the other tasks get
     SIGTERM and, after the policy's grace, SIGKILL; or SIGKILL at once. SIGINT, SIGTERM and SIGHUP are
@@ -63,35 +61,31 @@ class Job:
 
     Args:
         commands: the tasks to run.
+        launcher: starts the tasks; it is open.
         policy: by default, the first failure ends the job.
         timeout: the seconds that the job may take; None sets no limit.
-        stdout, stderr: where the tasks' lines go; by default this process's own streams.
-        session: an open session if this is one attempt of several; its streams replace `stdout`, `stderr`.
         reserve: a supply of waiting processes, asked before a new process is started.
     """
 
     def __init__(
         self,
         commands: Sequence[TaskCommand],
+        launcher: Launcher,
         *,
         policy: Policy | None = None,
         timeout: float | None = None,
-        stdout: TextIO | None = None,
-        stderr: TextIO | None = None,
-        session: Session | None = None,
         reserve: Reserve | None = None,
     ) -> None:
         self._commands = {spec.task: spec for spec in commands}
         self._policy = policy or Policy()
         self._deadline = None if timeout is None else time.monotonic() + timeout
-        self._own_session = session is None
-        self._session = session or Session(
-            stdout=stdout, stderr=stderr, hears_tasks=self._policy.takes_requests
-        )
+        self._launcher = launcher
+        self._session = launcher.session
         self._reserve = reserve
         self._events = self._session.events
-        self._mark = new_mark()
-        self._children: dict[Task, TaskProcess] = {}
+        self._children: dict[Task, TaskHandle] = {}
+        self._announced: set[TaskHandle] = set()  # their exits have been taken from the queue
+        self._judged: set[TaskHandle] = set()  # the policy has decided what their exits mean
         self._due: dict[Task, float] = {}
         self._failed: tuple[Task, float, Decision] | None = None  # the float: when to carry the decision out
         self._linger_until: float | None = None
@@ -102,18 +96,16 @@ class Job:
 
     def run(self, *, after: float = 0.0) -> Outcome:
         """Start every task `after` seconds from now; return when no process of the job is left."""
-        with self._session.opened() if self._own_session else contextlib.nullcontext():
-            try:
-                if self._pause(after):
-                    for task in self._commands:
-                        self._start(task)
-                    self._watch()
-            finally:
-                self._end()
+        try:
+            if self._pause(after):
+                self._start(list(self._commands))
+                self._watch()
+        finally:
+            self._end()
         return self._outcome
 
-    def process(self, task: Task) -> TaskProcess | None:
-        """The process of a task, or None before it is started."""
+    def handle(self, task: Task) -> TaskHandle | None:
+        """The handle of a task, or None before it is started."""
         return self._children.get(task)
 
     def _pause(self, seconds: float) -> bool:
@@ -132,18 +124,20 @@ class Job:
                 return False
             self._note(event)
 
-    def _start(self, task: Task) -> None:
-        spec = self._commands[task]
-        env = self._session.environment(spec.env, self._mark)
-        process = self._reserve.take(env) if self._reserve is not None else None
-        if process is None:
-            process = self._session.start(spec.command, env)
-        process.become(task, self._session.console)
-        self._children[task] = process
-        self._session.say(self._policy.on_start(task, process.pid))
+    def _start(self, tasks: Sequence[Task]) -> None:
+        commands = {task: self._commands[task] for task in tasks}
+        if self._reserve is not None:
+            taken = {task: self._reserve.take(command) for task, command in commands.items()}
+            self._children |= {task: spare for task, spare in taken.items() if spare is not None}
+            commands = {task: command for task, command in commands.items() if taken[task] is None}
+        if commands:
+            started = self._launcher.start(list(commands.values()))
+            self._children |= dict(zip(commands, started, strict=True))
+        for task in tasks:
+            self._session.say(self._policy.on_start(task, self._children[task].pid))
 
     def _watch(self) -> None:
-        while self._due or not all(child.announced for child in self._children.values()):
+        while self._due or not self._announced.issuperset(self._children.values()):
             try:
                 event = self._events.get(timeout=self._seconds_to_next_deadline())
             except queue.Empty:
@@ -156,8 +150,8 @@ class Job:
             self._fail(self._failed[0], self._failed[2])
 
     def _on_event(self, event: Event) -> None:
-        if isinstance(event, TaskProcess):
-            event.announced = True
+        if isinstance(event, TaskHandle):
+            self._announced.add(event)
             self._on_exit()
         elif isinstance(event, Request):
             self._on_request(event)
@@ -167,20 +161,20 @@ class Job:
             self._on_signal(event)
 
     def _note(self, event: Event) -> None:
-        if not isinstance(event, TaskProcess | Request | int):
+        if not isinstance(event, TaskHandle | Request | int):
             self._policy.on_message(event)
 
     def _on_exit(self) -> None:
         if self._others_after and not self._running(self._others_after):
             self._others_after = ()
             self._stop(signal.SIGTERM)
-        ended = [child for child in self._children.values() if child.ended_at and not child.judged]
+        ended = [child for child in self._children.values() if child.ended_at and child not in self._judged]
         for child in sorted(ended, key=lambda child: child.ended_at):
             if self._kill_at is not None or self._linger_until is not None:
                 return  # the job is ending, so these exits mean nothing
-            if not child.announced:
+            if child not in self._announced:
                 return  # exits are judged in their order, each after all messages of its task
-            child.judged = True
+            self._judged.add(child)
             if child.task is None or child.exit_code is None:
                 continue
             if child.exit_code > 0:
@@ -203,11 +197,12 @@ class Job:
             self._due.clear()
             self._linger_until = time.monotonic() + decision.after
         elif decision.action == "restart" and task is not None:
-            self._children[task].finish_output()
+            self._children[task].join_output(0.0)
             self._due[task] = time.monotonic() + decision.after
         elif decision.action == "signal":
-            for pid in decision.pids:  # reported by tasks; `signal_member` rejects ids of foreign processes
-                any(child.signal_member(pid, decision.signum) for child in self._children.values())
+            for member, pid in decision.pids.items():
+                # The task has reported this id, so it may be wrong; `signal_member` rejects foreign ones.
+                self._children[member].signal_member(pid, decision.signum)
 
     def _fail(self, task: Task, decision: Decision) -> None:
         self._outcome.first_failure = task
@@ -226,7 +221,7 @@ class Job:
             return
         if request.pid is None or request.pid == child.pid:  # else the request meant an earlier process
             self._session.say(f"{request.task}, process {child.pid}, is killed: {request.reason}")
-            child.signal_group(signal.SIGKILL)
+            child.signal(signal.SIGKILL)
 
     def _on_signal(self, signum: int) -> None:
         if self._outcome.signal is None:
@@ -265,7 +260,7 @@ class Job:
         else:
             for task in [task for task, due in self._due.items() if now >= due]:
                 del self._due[task]
-                self._start(task)
+                self._start([task])
 
     def _running(self, tasks: Iterable[Task]) -> list[Task]:
         return [task for task in tasks if self._children[task].exit_code is None]
@@ -273,7 +268,7 @@ class Job:
     def _stop(self, signum: int, tasks: Iterable[Task] | None = None) -> None:
         self._due.clear()
         for task in self._running(self._children if tasks is None else tasks):
-            self._children[task].signal_group(signum)
+            self._children[task].signal(signum)
         patience = 1.0 if signum == signal.SIGKILL else self._policy.grace()
         self._kill_at = time.monotonic() + patience
 
@@ -289,8 +284,8 @@ class Job:
 
     def _end(self) -> None:
         for child in self._children.values():
-            child.signal_group(signal.SIGKILL)
-        guard.kill_marked(self._mark)
+            child.signal(signal.SIGKILL)
+        self._launcher.kill_rest()
         for task, child in self._children.items():
             child.join_output()
             self._outcome.exit_codes[task] = -signal.SIGKILL if child.exit_code is None else child.exit_code

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from dtrain.launch.policy import GO_ON, Decision
 from dtrain.launch.reports import describe_exit
-from dtrain.launch.task_process import TaskProcess
+from dtrain.launch.task_handle import TaskHandle
 from dtrain.launch.watchdog import START_LIMIT
 from dtrain.slowness import in_words
 from dtrain.task_messages import ConnectedNote, Message, RendezvousNote
@@ -66,7 +66,7 @@ class RendezvousWatch:
             return None
         return self._clock() + _LOOK
 
-    def check(self, tasks: Iterable[Task], find: Callable[[Task], TaskProcess | None]) -> Decision:
+    def check(self, tasks: Iterable[Task], find: Callable[[Task], TaskHandle | None]) -> Decision:
         """Decide to kill the attempt if a missing task has ended, is stopped, or exceeds the time limit."""
         if not self._waiting:
             return GO_ON

@@ -20,20 +20,21 @@ from dtrain.channel import RUN_AGAIN
 from dtrain.launch.attempt import Attempt, JobRecord
 from dtrain.launch.connections import Connections
 from dtrain.launch.environment import task_environment
-from dtrain.launch.processes import Job, Outcome, Reserve, TaskCommand
+from dtrain.launch.launcher import Assignment, Launcher
+from dtrain.launch.processes import Job, Outcome, Reserve
 from dtrain.launch.reports import exit_status, report
 from dtrain.launch.restart_rules import Failure, Judgement, RestartRules, back_off
-from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec
-from dtrain.topology import Task, Topology
+from dtrain.launch.task_handle import TaskCommand
+from dtrain.topology import Task
 
 
 class RestartedJob(ABC):
-    """A job that is restarted after failures. Use it in a `with` block while its session is open.
+    """A job that is restarted after failures. Use it in a `with` block while its launcher is open.
 
     Args:
         spec: the job.
-        session: the launcher's session.
+        launcher: starts the tasks.
         tasks: the largest number of tasks that an attempt may have.
         rules: decide whether another attempt follows a failure.
     """
@@ -44,9 +45,10 @@ class RestartedJob(ABC):
     reserve: Reserve | None = None
     """The supply of waiting processes that may become tasks, or None."""
 
-    def __init__(self, spec: JobSpec, session: Session, tasks: int, rules: RestartRules) -> None:
+    def __init__(self, spec: JobSpec, launcher: Launcher, tasks: int, rules: RestartRules) -> None:
         self.spec = spec
-        self.session = session
+        self.launcher = launcher
+        self.session = launcher.session
         self.record = JobRecord(Connections(tasks))
         self.rules = rules
         self.resources = contextlib.ExitStack()
@@ -70,28 +72,29 @@ class RestartedJob(ABC):
 
     @abstractmethod
     def attempt(self, number: int) -> AbstractContextManager[tuple[Attempt, Sequence[TaskCommand]]]:
-        """The attempt with this number, from 0, and its tasks' commands; its ports are held while open."""
+        """The attempt with this number, from 0, and its tasks' commands; addresses are held while open."""
 
-    def command(self, topology: Topology, number: int, own: Mapping[str, str] | None = None) -> TaskCommand:
+    def command(self, assigned: Assignment, number: int, own: Mapping[str, str] | None = None) -> TaskCommand:
         """The command and environment of one task in an attempt.
 
         Args:
-            topology: the task's view of the job.
+            assigned: what the launcher has assigned to the task.
             number: the attempt's number, from 0.
-            own: variables that only this task gets.
+            own: further variables that only this task gets.
         """
+        topology = assigned.topology
         env = {**self.common, "TF_CONFIG": topology.to_tf_config()}
         if self.spec.restarts or self.spec.ps:
             env |= {"DTRAIN_JOB": self._name, "DTRAIN_ATTEMPT": str(number)}
-        return TaskCommand(topology.task, self.spec.command, {**env, **(own or {})})
+        return TaskCommand(topology.task, self.spec.command, {**env, **assigned.variables, **(own or {})})
 
     def run(self) -> Outcome:
         """Run attempts until no other follows, showing each failure; returns the last outcome."""
         number, delay = 0, 0.0
         while True:
             with self.attempt(number) as (attempt, commands):
-                job = Job(commands, policy=attempt, session=self.session, reserve=self.reserve)
-                attempt.find = job.process
+                job = Job(commands, self.launcher, policy=attempt, reserve=self.reserve)
+                attempt.find = job.handle
                 outcome = job.run(after=delay)
             attempt.close()
             found = self._next(outcome, attempt)
@@ -102,7 +105,7 @@ class RestartedJob(ABC):
     def finish(self, outcome: Outcome) -> None:
         """Show a final hint and, after success, delete what tasks marked for removal.
 
-        Call it when the session is closed, so that all messages of the tasks are there.
+        Call it when the launcher is closed, so that all messages of the tasks are there.
         """
         self.record.note_all(self.session.left_over())
         self.session.say(self._hint or self.record.connections.advice(outcome))

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import cloudpickle
 
@@ -21,10 +21,13 @@ from dtrain.errors import ConfigurationError, TaskFailedError, TaskTimeoutError
 from dtrain.launch import child
 from dtrain.launch.environment import local_topologies, task_environment, worker_tasks
 from dtrain.launch.limits import system_limits_told
+from dtrain.launch.local_launcher import LocalLauncher
 from dtrain.launch.ports import reserve_ports
-from dtrain.launch.processes import Job, Outcome, TaskCommand
+from dtrain.launch.processes import Job, Outcome
 from dtrain.launch.reports import describe_exit
+from dtrain.launch.session import Session
 from dtrain.launch.spec import check_integer
+from dtrain.launch.task_handle import TaskCommand
 from dtrain.topology import Task
 
 Result = TypeVar("Result")
@@ -70,43 +73,82 @@ def spawn(
         raise ConfigurationError(f"timeout is {timeout!r}, not a positive number of seconds.")
     check_integer("workers", workers, least=1)
     tasks = worker_tasks(workers)
-    payload = _pickle(fn, tuple(args), dict(kwargs or {}))
-    with tempfile.TemporaryDirectory(prefix="dtrain-spawn-") as name, reserve_ports(len(tasks)) as ports:
-        folder = Path(name)
-        child.call_file(folder).write_bytes(payload)
-        # Run by its path: dtrain may be importable only after the child has set its sys.path to this one.
-        command = [sys.executable, "-P", child.__file__, str(folder)]
-        job = Job(
-            [
-                TaskCommand(topology.task, command, task_environment(topology, devices_per_worker, None))
-                for topology in local_topologies(tasks, ports)
-            ],
-            timeout=timeout,
-        )
-        outcome = job.run()
+    name = getattr(fn, "__qualname__", repr(fn))
+    call = pickled_call(fn, args, kwargs or {}, f"spawn cannot send {name!r} or its arguments")
+    with tempfile.TemporaryDirectory(prefix="dtrain-spawn-") as path, reserve_ports(len(tasks)) as ports:
+        folder = Path(path)
+        environments = {
+            topology.task: task_environment(topology, devices_per_worker, None)
+            for topology in local_topologies(tasks, ports)
+        }
+        outcome = make_calls(call, folder, environments, timeout=timeout)
         _raise_for(outcome, folder, timeout)
         return [_result(task, folder) for task in tasks]
 
 
-def _pickle(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+def pickled_call(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], problem: str
+) -> bytes:
+    """A function call for `make_calls`.
+
+    Args:
+        fn, args, kwargs: the call.
+        problem: the beginning of the error's message.
+
+    Raises:
+        ConfigurationError: the function or an argument cannot be pickled.
+    """
     try:
-        call = cloudpickle.dumps((fn, args, kwargs))
+        call = cloudpickle.dumps((fn, tuple(args), dict(kwargs)))
     except Exception as error:  # picklers raise whatever the objects' own methods raise
-        name = getattr(fn, "__qualname__", repr(fn))
         raise ConfigurationError(
-            f"spawn cannot send {name!r} or its arguments to another process: {error}",
+            f"{problem} to another process: {error}",
             hint="Make models, datasets, strategies and open files inside the function.",
         ) from error
     return pickle.dumps((sys.path, call))
 
 
-def _raise_for(outcome: Outcome, folder: Path, timeout: float | None) -> None:
+def make_calls(
+    call: bytes,
+    folder: Path,
+    environments: Mapping[Task, Mapping[str, str]],
+    *,
+    timeout: float | None,
+    output: TextIO | None = None,
+) -> Outcome:
+    """Make a function call in processes of this machine, until all have ended.
+
+    Args:
+        call: the call, as `pickled_call` returns it.
+        folder: the folder for the call's file and for the files that `child` names.
+        environments: the environment of each process.
+        timeout: the seconds that all calls may take; None sets no limit.
+        output: where the processes' lines go; by default this process's own streams.
+
+    Raises:
+        TaskFailedError: this process received a signal that did not end it.
+        KeyboardInterrupt: Ctrl-C was pressed.
+    """
+    child.call_file(folder).write_bytes(call)
+    # Run by its path: dtrain may be importable only after the child has set its sys.path to this one.
+    command = [sys.executable, "-P", child.__file__, str(folder)]
+    session = Session(stdout=output, stderr=output)
+    launcher = LocalLauncher(session)
+    commands = [TaskCommand(task, command, env) for task, env in environments.items()]
+    with session.opened(), launcher.opened():
+        outcome = Job(commands, launcher, timeout=timeout).run()
     if outcome.signal is not None:
-        # All workers have ended, so the signal may have its usual effect: KeyboardInterrupt for Ctrl-C.
+        # All processes have ended, so the signal may have its usual effect: KeyboardInterrupt for Ctrl-C.
         signal.raise_signal(outcome.signal)
         task, code = next(iter(outcome.exit_codes.items()))
         name = signal.Signals(outcome.signal).name
-        raise TaskFailedError(f"{name} was received: every worker was ended.", task=str(task), exit_code=code)
+        raise TaskFailedError(
+            f"{name} was received: all its processes were ended.", task=str(task), exit_code=code
+        )
+    return outcome
+
+
+def _raise_for(outcome: Outcome, folder: Path, timeout: float | None) -> None:
     if outcome.timed_out:
         task = outcome.timed_out[0]
         raise TaskTimeoutError(

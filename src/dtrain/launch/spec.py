@@ -41,8 +41,10 @@ class JobSpec:
         env: variables to add to this process's environment, or to replace in it.
         grace: seconds between asking tasks to end (SIGTERM, or the signal that this process received) and
             SIGKILL; None means 5, or 30 for tasks that save a checkpoint first.
-        mpi: let an MPI starter such as `mpirun` make the workers the ranks of an MPI start, a new one for
-            each attempt, so that they can communicate over MPI. Not with parameter servers.
+        launcher: what starts the tasks: a name in `launchers.LAUNCHERS`.
+        mpi: the launcher is `mpi`: an MPI starter such as `mpirun` makes the workers the ranks of an MPI
+            start, a new one for each attempt, so that they can communicate over MPI. Not with parameter
+            servers.
         mpi_starter: the starter's path or name, optionally with arguments, such as "srun --mpi=pmix"; None
             takes the `mpirun` beside this Python, or the one in PATH. Only with `mpi`.
 
@@ -62,6 +64,7 @@ class JobSpec:
     gpus: Sequence[str] = ()
     env: Mapping[str, str] | None = None
     grace: float | None = None
+    launcher: str = "local"
     mpi: bool = False
     mpi_starter: str | None = None
 
@@ -78,6 +81,12 @@ class JobSpec:
             _check_seconds(name, getattr(self, name))
         self._check_elastic()
         self._check_mpi()
+        if self.gpus and len(self.gpus) < self.workers:
+            raise ConfigurationError(
+                f"gpus has {len(self.gpus)} values ({', '.join(self.gpus)}), but the job has {self.workers} "
+                "workers, and each sees only its own GPU.",
+                hint="Give one value of CUDA_VISIBLE_DEVICES for each worker, or none at all.",
+            )
         if self.ps:
             self._check_servers()
         elif self.spares and not self._can_have_spares():
@@ -86,6 +95,11 @@ class JobSpec:
                 "Linux.",
                 hint="Leave it out, or launch the script itself.",
             )
+
+    @property
+    def launcher_name(self) -> str:
+        """The name of the launcher."""
+        return "mpi" if self.mpi else self.launcher
 
     @property
     def restarts(self) -> int:
@@ -141,12 +155,13 @@ class JobSpec:
                 )
 
     def _check_mpi(self) -> None:
-        if self.mpi_starter is not None and not self.mpi:
+        by_mpi = self.launcher_name == "mpi"
+        if self.mpi_starter is not None and not by_mpi:
             raise ConfigurationError(
                 f"mpi_starter is {self.mpi_starter!r}, but the job is not started by MPI.",
                 hint="Set mpi too (--mpi).",
             )
-        if self.mpi and self.ps:
+        if by_mpi and self.ps:
             raise ConfigurationError(
                 f"mpi is set, but the job has {self.ps} parameter servers, which talk over TensorFlow's "
                 "connections.",

@@ -15,19 +15,17 @@ from pathlib import Path
 from dtrain.channel import RUN_AGAIN
 from dtrain.cluster import settings
 from dtrain.launch.attempt import SAVING_GRACE, Attempt, JobRecord
-from dtrain.launch.environment import local_topologies, worker_tasks
+from dtrain.launch.environment import worker_tasks
+from dtrain.launch.launcher import Launcher
 from dtrain.launch.members import Members
-from dtrain.launch.mpi_starter import find_starter
-from dtrain.launch.mpi_starts import MPIStarts
 from dtrain.launch.policy import GO_ON, Decision
-from dtrain.launch.ports import reserve_ports
-from dtrain.launch.processes import Outcome, TaskCommand
+from dtrain.launch.processes import Outcome
 from dtrain.launch.reports import trace
 from dtrain.launch.restart_rules import USAGE, Budget, Failure, Judgement, RestartRules, back_off
 from dtrain.launch.restarts import RestartedJob
-from dtrain.launch.session import Session
 from dtrain.launch.spares import Spares
 from dtrain.launch.spec import JobSpec
+from dtrain.launch.task_handle import TaskCommand
 from dtrain.launch.watchdog import Watchdog
 from dtrain.task_messages import ImportsNote, Message, Progress
 from dtrain.topology import Task, Topology
@@ -52,6 +50,7 @@ class SynchronousAttempt(Attempt):
         places: the place of each worker, by its index.
         members: the present and absent places of the job.
         spares: the job's spare processes, started once every worker has completed a step.
+        silent_failures: as for `Launcher`.
     """
 
     def __init__(
@@ -62,12 +61,15 @@ class SynchronousAttempt(Attempt):
         places: Sequence[int],
         members: Members,
         spares: Spares,
+        *,
+        silent_failures: bool = False,
     ) -> None:
         super().__init__(spec, record, topologies, spec.hang_timeout)
         self.places = places
         self._members = members
-        self._watchdog = Watchdog(spec.hang_timeout)
+        self._watchdog = Watchdog(spec.hang_timeout, stopped=self._stopped)
         self._spares = spares
+        self._silent_failures = silent_failures
         self._began_at = time.monotonic()
         self._asked = False
         self._stuck: tuple[Task, float] | None = None
@@ -125,8 +127,11 @@ class SynchronousAttempt(Attempt):
 
     def _lost_peer(self, task: Task, code: int) -> bool:
         note = self.failures.get(task)
-        # An MPI library ends a rank whose peer is gone before Python can send a note.
-        return code > 0 and (self.spec.mpi if note is None else note.lost_peer)
+        return code > 0 and (self._silent_failures if note is None else note.lost_peer)
+
+    def _stopped(self, task: Task, pid: int) -> bool:
+        process = self.find(task)
+        return process is not None and process.stopped(pid)
 
     def next_check(self) -> float | None:
         """When the rendezvous, the watchdog, a spare or an absent worker needs the next check."""
@@ -175,36 +180,29 @@ class SynchronousAttempt(Attempt):
             p.done and p.train and p.phase != "idle" for p in self.latest.values()
         )
 
-    def _reporting(self) -> list[int]:
-        return [
-            latest.pid
+    def _reporting(self) -> dict[Task, int]:
+        return {
+            task: latest.pid
             for task, latest in self.latest.items()
-            if (process := self.find(task)) is None or process.exit_code is None
-        ]
+            if (process := self.find(task)) is not None and process.exit_code is None
+        }
 
 
 class SynchronousJob(RestartedJob):
-    """A job of workers only. Each attempt has new ports and, with `mpi`, its own MPI start.
+    """A job of workers only. In each attempt, the launcher assigns new addresses.
 
     Args:
         spec: the job.
-        session: the launcher's session.
-
-    Raises:
-        MPIError: mpi4py or the starter is missing.
+        launcher: starts the tasks.
     """
 
-    def __init__(self, spec: JobSpec, session: Session) -> None:
-        super().__init__(spec, session, spec.workers, RestartRules(Budget(spec.restarts)))
+    def __init__(self, spec: JobSpec, launcher: Launcher) -> None:
+        super().__init__(spec, launcher, spec.workers, RestartRules(Budget(spec.restarts)))
         self.common["DTRAIN_WORKERS_MAX"] = str(spec.workers)
-        starter = find_starter(spec.mpi_starter) if spec.mpi else None
-        if starter is not None:
-            self.common = {**starter.for_ranks(), **self.common}
-        self._mpi_starts = None if starter is None else MPIStarts(starter, session)
         self._members = Members(
             spec.min_workers or spec.workers, spec.workers, rejoin=settings.rejoin_seconds()
         )
-        self.reserve: Spares = Spares(spec.command, self.common, spec.spare_count, session)
+        self.reserve: Spares = Spares(spec.command, self.common, spec.spare_count, launcher)
 
     def open(self) -> None:
         """Register the spares, so that they are ended when the job is closed."""
@@ -219,16 +217,21 @@ class SynchronousJob(RestartedJob):
         places = self._members.present()
         tasks = worker_tasks(len(places))
         self.reserve.hold()
-        with reserve_ports(len(tasks)) as ports, self._ranks(len(tasks)) as ranks:
-            topologies = local_topologies(tasks, ports)
+        with self.launcher.assign(tasks, self.common) as assigned:
             attempt = SynchronousAttempt(
-                self.spec, self.record, topologies, places, self._members, self.reserve
+                self.spec,
+                self.record,
+                [each.topology for each in assigned],
+                places,
+                self._members,
+                self.reserve,
+                silent_failures=self.launcher.silent_failures,
             )
             yield (
                 attempt,
                 [
-                    self.command(topology, number, {**rank, **self._of_place(place)})
-                    for topology, place, rank in zip(topologies, places, ranks, strict=True)
+                    self.command(each, number, self._of_place(place))
+                    for each, place in zip(assigned, places, strict=True)
                 ],
             )
 
@@ -236,15 +239,6 @@ class SynchronousJob(RestartedJob):
         """The variables that tell a task its place and select its GPU."""
         own = {"CUDA_VISIBLE_DEVICES": self.spec.gpus[place]} if self.spec.gpus else {}
         return {"DTRAIN_PLACE": str(place), **own}
-
-    @contextlib.contextmanager
-    def _ranks(self, size: int) -> Iterator[list[dict[str, str]]]:
-        """The variables that make each task a rank of a new MPI start; empty without MPI."""
-        if self._mpi_starts is None:
-            yield [{} for _ in range(size)]
-            return
-        with self._mpi_starts.start(size, self.common) as ranks:
-            yield ranks
 
     def judge(self, failure: Failure, attempt: Attempt) -> Judgement:
         """Decide whether another attempt follows.

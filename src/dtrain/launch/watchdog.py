@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import psutil
-
 from dtrain.slowness import in_words, is_slow, slow_line
 from dtrain.task_messages import Progress
 from dtrain.topology import Task
@@ -90,18 +88,19 @@ class Watchdog:
     Args:
         hang_timeout: the limit in seconds, or None for the default.
         clock: returns the time in seconds; tests replace it.
-        stopped: tells whether a process is stopped by a signal; tests replace it.
+        stopped: tells whether a task's process is stopped by a signal, given the process id that the task
+            reported; None if nobody can tell.
     """
 
     def __init__(
         self,
         hang_timeout: float | None,
         clock: Callable[[], float] = time.monotonic,
-        stopped: Callable[[int], bool] | None = None,
+        stopped: Callable[[Task, int], bool] | None = None,
     ) -> None:
         self._given = hang_timeout
         self._clock = clock
-        self._stopped = stopped or is_stopped
+        self._stopped = stopped or (lambda task, pid: False)
         self._records: dict[Task, _Record] = {}
         self._ended: list[Task] = []
         self._coordinated = False
@@ -206,7 +205,7 @@ class Watchdog:
         return max(limit, START_LIMIT, _STEPS * self._longest_start)
 
     def _dead(self, record: _Record, now: float) -> bool:
-        return now - record.heard > _SILENT and self._stopped(record.last.pid)
+        return now - record.heard > _SILENT and self._stopped(record.last.task, record.last.pid)
 
     def _hung(self, now: float) -> Verdict:
         task, why = self._culprit(now)
@@ -224,7 +223,7 @@ class Watchdog:
         """The task that the others wait for, and what that task is doing."""
         everyone = dict(sorted(self._records.items(), key=lambda item: (item[0].job, item[0].index)))
         for task, record in everyone.items():
-            if self._stopped(record.last.pid):
+            if self._stopped(record.last.task, record.last.pid):
                 return task, "its process is stopped (SIGSTOP)"
         silent = [task for task, record in everyone.items() if now - record.heard > _SILENT]
         if len(silent) == 1 or (silent and len(silent) < len(everyone)):
@@ -275,14 +274,6 @@ class Watchdog:
                 record.slow_since, record.slow_at = None, now
                 return Verdict("slow", task, _slow_line(record.last, mine, usual))
         return None
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by SIGSTOP or a debugger; False if the system does not tell."""
-    try:
-        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-    except (psutil.Error, OSError, ValueError):
-        return False
 
 
 def _moved(old: Progress, new: Progress) -> bool:

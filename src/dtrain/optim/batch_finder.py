@@ -9,23 +9,22 @@ from __future__ import annotations
 import io
 import pickle
 import signal
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import psutil
 
 from dtrain.errors import ConfigurationError, TaskFailedError, TaskTimeoutError
 from dtrain.launch import child
 from dtrain.launch.environment import task_environment
-from dtrain.launch.processes import Job, Outcome, TaskCommand
+from dtrain.launch.processes import Outcome
 from dtrain.launch.reports import describe_exit
+from dtrain.launch.spawn import make_calls, pickled_call
 from dtrain.log import logger
 from dtrain.optim.batch_trial import Trial, names_memory, run_trial
-from dtrain.topology import Task, Topology
+from dtrain.topology import Task
 
 _CGROUP = Path("/proc/self/cgroup")
 _TASK = Task("worker", 0)
@@ -230,9 +229,11 @@ class Finder:
         options = {"steps": self._steps, "memory_limit": self.memory_limit, "look": look}
         with tempfile.TemporaryDirectory(prefix="dtrain-batch-") as name:
             folder = Path(name)
-            child.call_file(folder).write_bytes(_pickled(self._call, (self._make, batch), options))
             said = io.StringIO()
-            trial = self._answer(batch, folder, self._run(folder, said), said.getvalue())
+            env = task_environment(None, None, None)
+            call = pickled_call(self._call, (self._make, batch), options, "make cannot be sent")
+            outcome = make_calls(call, folder, {_TASK: env}, timeout=self._timeout, output=said)
+            trial = self._answer(batch, folder, outcome, said.getvalue())
         if trial.outcome == "error":
             _raise(batch, *trial.error)
         if trial.outcome == "no start":
@@ -262,28 +263,9 @@ class Finder:
             hint="Give a higher memory_limit, or make the model or its inputs smaller.",
         )
 
-    def _run(self, folder: Path, said: io.StringIO) -> Outcome:
-        env = task_environment(Topology({"worker": ("localhost:1",)}, _TASK.job, _TASK.index), None, None)
-        del env["TF_CONFIG"]  # a trial is a replica by itself
-        command = [sys.executable, "-P", child.__file__, str(folder)]
-        job = Job(
-            [TaskCommand(_TASK, command, env)],
-            timeout=self._timeout,
-            stdout=said,
-            stderr=said,
-        )
-        return job.run()
-
     def _answer(self, batch: int, folder: Path, outcome: Outcome, said: str) -> Trial:
         """The answer of a trial's process, or the meaning of its death."""
         code = outcome.exit_codes[_TASK]
-        if outcome.signal is not None:
-            # The trial's process is gone; raise the signal again, so that it has its usual effect.
-            signal.raise_signal(outcome.signal)
-            name = signal.Signals(outcome.signal).name
-            raise TaskFailedError(
-                f"{name} was received: the trial was ended.", task=str(_TASK), exit_code=code
-            )
         if outcome.timed_out:
             raise TaskTimeoutError(
                 f"The trial of a batch of {batch} still ran after {self._timeout:g} s, and was ended.",
@@ -303,17 +285,6 @@ class Finder:
             task=str(_TASK),
             exit_code=code,
         )
-
-
-def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    try:
-        call = cloudpickle.dumps((fn, args, kwargs))
-    except Exception as error:  # picklers raise whatever the objects' own methods raise
-        raise ConfigurationError(
-            f"make cannot be sent to another process: {error}",
-            hint="Make models, datasets, strategies and open files inside the function.",
-        ) from error
-    return pickle.dumps((sys.path, call))
 
 
 def _raise(batch: int, error: BaseException | None, trace: str) -> None:

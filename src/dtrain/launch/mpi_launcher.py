@@ -1,8 +1,7 @@
-"""The MPI starts of a job: for each attempt, a starter starts placeholders, whose ranks the tasks take over.
+"""The launcher of MPI ranks: in each attempt a starter starts placeholders, whose ranks the tasks take over.
 
 A starter such as `mpirun` ends all ranks when one dies and does not say which one died. So it starts only
-placeholders, and this module returns each rank's environment. The launcher starts the tasks with these
-environments as its own children. This module starts no task.
+placeholders, and each task gets a rank's environment. The tasks themselves are processes of this machine.
 """
 
 from __future__ import annotations
@@ -16,16 +15,20 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dtrain.cluster import mpi
 from dtrain.errors import MPIError
 from dtrain.launch import guard, rank_placeholder
-from dtrain.launch.mpi_starter import Starter
+from dtrain.launch.launcher import Assignment
+from dtrain.launch.local_launcher import LocalLauncher, new_mark
+from dtrain.launch.local_process import bound_to_launcher
+from dtrain.launch.mpi_starter import Starter, find_starter
 from dtrain.launch.reports import describe_exit
-from dtrain.launch.session import Session, new_mark
-from dtrain.launch.task_process import bound_to_launcher
+from dtrain.launch.session import Session
+from dtrain.launch.spec import JobSpec
+from dtrain.topology import Task
 
 _PATIENCE = 60.0  # seconds for all ranks to be started
 _GOODBYE = 5.0  # seconds for srun to end its job step
@@ -33,38 +36,47 @@ _OPEN_FILES = ("HYDI_CONTROL_FD",)  # variables that name file descriptors of th
 _TOLD = 8  # lines of a failed starter's output that the error message quotes
 
 
-class MPIStarts:
-    """Makes the MPI starts of one job, one after another.
+class MPILauncher(LocalLauncher):
+    """Starts the tasks as processes of this machine that are the ranks of an MPI start.
 
-    Args:
-        starter: the MPI starter.
-        session: the launcher's session.
+    Raises:
+        MPIError: mpi4py or the starter is missing.
     """
 
-    def __init__(self, starter: Starter, session: Session) -> None:
-        self._starter = starter
-        self._session = session
+    silent_failures = True
+
+    def __init__(self, session: Session, spec: JobSpec | None = None) -> None:
+        super().__init__(session, spec)
+        self._starter = find_starter(None if spec is None else spec.mpi_starter)
         self._count = 0
 
     @contextlib.contextmanager
-    def start(self, size: int, env: Mapping[str, str]) -> Iterator[list[dict[str, str]]]:
-        """Start ranks, and give each rank's environment variables, in rank order.
-
-        The variables are valid inside the `with` block.
-
-        Args:
-            size: the number of ranks.
-            env: the environment of the tasks.
+    def assign(self, tasks: Sequence[Task], env: Mapping[str, str]) -> Iterator[Sequence[Assignment]]:
+        """Make an MPI start with a rank for each task; each assignment has the variables of its rank.
 
         Raises:
+            ConfigurationError: the system refuses so many ports.
             MPIError: the starter failed, took over 60 s, or made a start of another size.
         """
+        own = {name: value for name, value in self._starter.for_ranks().items() if name not in env}
+        with super().assign(tasks, env) as assigned, self._ranks(len(tasks), {**env, **own}) as ranks:
+            yield [
+                Assignment(each.topology, {**own, **rank}) for each, rank in zip(assigned, ranks, strict=True)
+            ]
+
+    @contextlib.contextmanager
+    def _ranks(self, size: int, env: Mapping[str, str]) -> Iterator[list[dict[str, str]]]:
+        """The environment variables of each rank of a new start, in rank order."""
         self._count += 1
-        folder = self._session.scratch() / f"mpi-{self._count}"
+        folder = self.session.scratch() / f"mpi-{self._count}"
         folder.mkdir(mode=0o700)
         memory = self._memory(folder.name)
         added = {} if memory is None else _backing(memory)
-        start = _MPIStart(self._starter, size, {**env, "TMPDIR": str(folder)}, folder, self._session)
+        mark = new_mark()
+        prepared = self.environment(
+            self._starter.environment(mpi.MPIStart().without({**env, "TMPDIR": str(folder)})), mark
+        )
+        start = _MPIStart(self._starter, size, prepared, folder, mark, self.session.say)
         try:
             yield [{**added, **rank} for rank in start.ranks()]
         finally:
@@ -74,8 +86,8 @@ class MPIStarts:
                     shutil.rmtree(used, ignore_errors=True)
 
     def _memory(self, name: str) -> Path | None:
-        """A folder for the ranks' shared memory; killed ranks leave files in it, so `start` deletes it."""
-        base = self._session.scratch_memory()
+        """A folder for the ranks' shared memory; killed ranks leave files in it, so `_ranks` deletes it."""
+        base = self.session.scratch_memory()
         if base is None:
             return None
         (base / name).mkdir(mode=0o700)
@@ -86,14 +98,20 @@ class _MPIStart:
     """One MPI start: the starter's process and the connections to its placeholders."""
 
     def __init__(
-        self, starter: Starter, size: int, env: Mapping[str, str], folder: Path, session: Session
+        self,
+        starter: Starter,
+        size: int,
+        env: Mapping[str, str],
+        folder: Path,
+        mark: str,
+        say: Callable[[str], None],
     ) -> None:
         self._starter = starter
         self._size = size
-        self._session = session
+        self._say = say
         self._began = time.time()
-        self._mark = new_mark()
-        self._env = session.environment(starter.environment(mpi.MPIStart().without(env)), self._mark)
+        self._mark = mark
+        self._env = env
         self._log = folder / "starter.log"
         self._placeholders: list[socket.socket] = []
         self._listener = socket.socket(socket.AF_UNIX)
@@ -108,7 +126,7 @@ class _MPIStart:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [*bound_to_launcher(), *starter.start(size, program)],
-                env=self._env,
+                env=dict(self._env),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -131,7 +149,7 @@ class _MPIStart:
         return [found[number] for number in sorted(found)]
 
     def close(self) -> None:
-        """End the starter and its placeholders. The tasks have ended, or `Job` ends them."""
+        """End the starter and its placeholders. The tasks have ended, or the engine ends them."""
         for connection in self._placeholders:
             connection.close()
         self._listener.close()
@@ -141,7 +159,7 @@ class _MPIStart:
         ended = self._process.poll()
         if ended is not None and ended < 0:  # the ranks cannot continue for long without their starter
             starter = f"The MPI starter ({self._starter}, process {self._process.pid})"
-            self._session.say(f"{starter} {describe_exit(ended)} before its ranks had ended.")
+            self._say(f"{starter} {describe_exit(ended)} before its ranks had ended.")
         if ended is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -1,86 +1,62 @@
-"""One process of a job: starts it, reads its output, sends it signals and reports its exit.
+"""One process on this machine: starts it, reads its output, sends it signals and reports its exit.
 
 What an exit means is not decided here; see `policy`.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import os
-import queue
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 import psutil
 
+from dtrain.cluster.sockets import listens
 from dtrain.launch.output import Console, OutputReader
-from dtrain.launch.watchdog import is_stopped
-from dtrain.task_messages import Message
+from dtrain.launch.task_handle import TaskHandle
 from dtrain.topology import Task
-
-TAIL_LINES = 20
-"""The number of a task's last lines that are kept for the report of its failure."""
 
 _HERE = Path(__file__).parent
 
 
-@dataclass(frozen=True)
-class TaskCommand:
-    """What one task runs: its argument vector and its whole environment."""
-
-    task: Task
-    command: Sequence[str]
-    env: Mapping[str, str]
-
-
-class TaskProcess:
-    """A process that is a task, or a spare that may become one.
+class LocalProcess(TaskHandle):
+    """A process of this machine that is a task, or a spare that may become one.
 
     Args:
         command: the argument vector.
         env: the whole environment of the process.
-        events: the queue that receives this object when the process has ended.
+        on_exit: called with this object when the process has ended.
         inherited: the file descriptors that the process keeps open.
-        catch_up: called when the process has ended, before the exit is put into `events`; it returns when all
-            messages of the process have been received.
-
-    Attributes:
-        task: the task that the process is; None for a spare.
-        announced: whether its exit has been taken from `events`.
-        judged: whether the policy has decided what its exit means.
-        exit_code: the exit code, negative for a death by signal; None while it runs.
-        ended_at: when it ended, by `time.monotonic()`; 0 while it runs.
-        tail: its last lines, standard output and standard error together.
+        catch_up: called when the process has ended, before `on_exit`; it returns when all messages of the
+            process have been received.
+        stdin: the standard input of the process.
     """
 
     def __init__(
         self,
         command: Sequence[str],
         env: Mapping[str, str],
-        events: queue.SimpleQueue[Event],
+        on_exit: Callable[[LocalProcess], None],
         inherited: Sequence[int] = (),
         catch_up: Callable[[], None] | None = None,
+        stdin: IO[bytes] | int = subprocess.DEVNULL,
     ) -> None:
-        self.task: Task | None = None
-        self.announced = self.judged = False
-        self.exit_code: int | None = None
-        self.ended_at = 0.0
-        self.tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
-        self._events = events
+        super().__init__()
+        self._on_exit = on_exit
         self._catch_up = catch_up
         self._reap_lock = threading.Lock()
         self._readers: list[OutputReader] = []
         self._popen = subprocess.Popen(
             [*bound_to_launcher(), *command],
             env=dict(env),
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
@@ -92,12 +68,11 @@ class TaskProcess:
     def become(self, task: Task, console: Console) -> None:
         """Make this process a task: its output, also what it wrote so far, is shown as that task's lines."""
         self.task = task
-        if self._popen.stdout is None or self._popen.stderr is None:
-            raise RuntimeError("subprocess made no pipes")
         # The reader closes its descriptor, so it gets a duplicate: the file object closes the original.
         self._readers = [
             OutputReader(os.dup(pipe.fileno()), f"[{task}] ", console, to=name, tail=self.tail)
             for name, pipe in (("stdout", self._popen.stdout), ("stderr", self._popen.stderr))
+            if pipe is not None
         ]
         self._close_pipes()
         for reader in self._readers:
@@ -105,10 +80,10 @@ class TaskProcess:
 
     def discard(self) -> None:
         """End a spare that is not needed."""
-        self.signal_group(signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         self._close_pipes()
 
-    def signal_group(self, signum: int) -> None:
+    def signal(self, signum: int) -> None:
         """Send a signal to the process and its whole process group, unless the process has ended."""
         with self._reap_lock:
             if self._popen.returncode is None:
@@ -143,9 +118,9 @@ class TaskProcess:
             each.pid == self.pid for each in psutil.Process(pid).parents()
         )
 
-    def stopped(self) -> bool:
-        """Whether the process is stopped by SIGSTOP or a debugger; False if the system does not tell."""
-        return is_stopped(self.pid)
+    def stopped(self, pid: int | None = None) -> bool:
+        """Whether a process is stopped by SIGSTOP or a debugger; False if the system does not tell."""
+        return is_stopped(self.pid if pid is None else pid)
 
     def uses(self, library: str) -> bool:
         """Whether the process has loaded a library whose path contains `library`; False without /proc."""
@@ -154,14 +129,14 @@ class TaskProcess:
             return library in maps
         return False
 
-    def finish_output(self) -> None:
-        """Let the output readers end, even if another process still holds the pipes."""
-        for reader in self._readers:
-            reader.finish()
+    def listens(self, ports: Collection[int]) -> bool:
+        """Whether the process listens on one of these ports."""
+        return listens(self.pid, ports)
 
     def join_output(self, patience: float = 2.0) -> None:
         """Wait until all output of the task has been shown, at most `patience` seconds for each stream."""
-        self.finish_output()
+        for reader in self._readers:
+            reader.finish()  # end, even if another process still holds the pipes
         for reader in self._readers:
             reader.join(patience)
 
@@ -185,14 +160,7 @@ class TaskProcess:
         if self._catch_up is not None:
             self._catch_up()
         self.exit_code = code
-        self._events.put(self)
-
-
-Event = TaskProcess | Message | int
-"""An event of a job: an ended process, a task's message, the number of a received signal, or 0.
-
-0 means nothing; it only wakes the thread that waits for events.
-"""
+        self._on_exit(self)
 
 
 def bound_to_launcher() -> list[str]:
@@ -200,3 +168,11 @@ def bound_to_launcher() -> list[str]:
     if sys.platform != "linux":
         return []
     return [sys.executable, "-I", "-S", str(_HERE / "exec_child.py"), str(os.getpid())]
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by SIGSTOP or a debugger; False if the system does not tell."""
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except (psutil.Error, OSError, ValueError):
+        return False

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.launch.task_process import TaskProcess
+from dtrain.launch.local_process import LocalProcess
 
 # Starts a child in its own session, and says by a file which number it has.
 _PROGRAM = """
@@ -26,11 +26,11 @@ child.wait()
 
 
 @pytest.fixture
-def task(tmp_path: Path) -> Iterator[tuple[TaskProcess, int]]:
+def task(tmp_path: Path) -> Iterator[tuple[LocalProcess, int]]:
     """A task, and a process that it has started."""
     told = tmp_path / "child"
-    process = TaskProcess(
-        [sys.executable, "-S", "-c", _PROGRAM, str(told)], dict(os.environ), queue.SimpleQueue()
+    process = LocalProcess(
+        [sys.executable, "-S", "-c", _PROGRAM, str(told)], dict(os.environ), queue.SimpleQueue[object]().put
     )
     child = ""
     for _ in range(400):
@@ -46,7 +46,7 @@ def task(tmp_path: Path) -> Iterator[tuple[TaskProcess, int]]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a signal by a handle is a matter of Linux")
 def test_a_signal_reaches_the_task_and_what_it_started_and_nobody_else(
-    task: tuple[TaskProcess, int],
+    task: tuple[LocalProcess, int],
 ) -> None:
     process, child = task
     stranger = subprocess.Popen(["sleep", "60"], start_new_session=True)

@@ -1,0 +1,25 @@
+"""The registry of launchers, by name.
+
+A launcher that is added here can be chosen in every job (`JobSpec.launcher`).
+"""
+
+from __future__ import annotations
+
+from dtrain.launch.launcher import Launcher
+from dtrain.launch.local_launcher import LocalLauncher
+from dtrain.launch.mpi_launcher import MPILauncher
+from dtrain.launch.session import Session
+from dtrain.launch.spec import JobSpec
+from dtrain.words import known_word
+
+LAUNCHERS: dict[str, type[Launcher]] = {"local": LocalLauncher, "mpi": MPILauncher}
+
+
+def make_launcher(spec: JobSpec, session: Session) -> Launcher:
+    """The launcher that a job names.
+
+    Raises:
+        ConfigurationError: there is no launcher of this name.
+        MPIError: the job is to be started by MPI, and mpi4py or the starter is missing.
+    """
+    return LAUNCHERS[known_word("launcher", spec.launcher_name, LAUNCHERS)](session, spec)
