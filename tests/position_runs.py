@@ -20,8 +20,7 @@ import tensorflow as tf
 import dtrain
 from dtrain.data import Pipeline
 from dtrain.keras_engine import hook
-from dtrain.keras_engine.between_steps import NoSession
-from dtrain.keras_engine.feed.settings import FeedSettings, feeding
+from dtrain.keras_engine.loop import Loop, NoSession
 from dtrain.upstream import keras as upstream_keras
 
 ROWS, BATCH, EPOCHS = 22, 4, 3  # six batches, the last one short
@@ -220,7 +219,7 @@ class Run:
         self.places: list[tuple[int, int, Any]] = []
         self._position, self._epoch = position, first_epoch
         make = upstream_keras.EPOCH_ITERATOR.resolve()
-        with feeding(FeedSettings(session=_Session(self._between))):
+        with Loop(session=_Session(self._between)).running():
             iterator = make(distribute_strategy=strategy, steps_per_execution=steps, **arguments)
         iterator.reset()
         if position is not None and not inside:

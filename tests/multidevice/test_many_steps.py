@@ -14,8 +14,8 @@ import tensorflow as tf
 
 import dtrain
 from dtrain.keras_engine import randoms, xla_rule
-from dtrain.keras_engine.between_steps import NoSession
 from dtrain.keras_engine.feed.calls import TARGET_SECONDS, Call, CallSize
+from dtrain.keras_engine.loop import NoSession
 from dtrain.keras_engine.protocol import ReplicaLayout
 
 RANDOM = np.random.default_rng(0)

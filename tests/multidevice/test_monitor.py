@@ -107,6 +107,35 @@ def test_the_parts_add_up_to_the_wall_time(strategy: str, tmp_path: Path) -> Non
     assert report[0]["parts"]["start"] > 0.0 == report[2]["parts"]["start"]
 
 
+class Copied(keras.callbacks.Callback):  # type: ignore[misc]
+    """Copies itself in `fit`, and notes for which object a hook is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[Copied] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.other = copy.copy(self)
+        self.other.on_epoch_end(epoch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.called.append(self)
+
+
+def test_a_copy_that_a_callback_makes_of_itself_calls_its_own_hooks() -> None:
+    given = Copied()
+    make().fit(X, Y, epochs=1, verbose=0, callbacks=[given])
+    assert given.called == [given.other, given]
+
+
+def test_fit_leaves_a_list_of_callbacks_as_it_was() -> None:
+    model = make()
+    given = keras.callbacks.CallbackList([Copied()], add_history=True, model=model)
+    before = [*given.callbacks]
+    model.fit(X, Y, epochs=1, verbose=0, callbacks=given)
+    assert given.callbacks == before
+
+
 def test_slow_callbacks_are_named(caplog: pytest.LogCaptureFixture) -> None:
     history = make().fit(X, Y, epochs=2, verbose=0, callbacks=[Slow()])
     lines = [line for line in said(caplog).splitlines() if "Callbacks took" in line]

@@ -14,7 +14,7 @@ from dtrain import events
 from dtrain.checkpoint.callback_state import CallbackStates
 from dtrain.checkpoint.content import Found, restore_findings, restore_generators
 from dtrain.checkpoint.folder import CheckpointFolder
-from dtrain.keras_engine.between_steps import epoch_goes_on
+from dtrain.keras_engine.loop import current_loop
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
@@ -160,7 +160,7 @@ class Restoration(NewTraining):
 
     def _continue_metrics(self) -> None:
         """Keeps the metrics' values: they cover the steps of this epoch that are done."""
-        epoch_goes_on(self._model)
+        current_loop().epoch_resumed = True
 
     def _restore_position(self) -> None:
         self._iterator.go_to(self._worker["position"])

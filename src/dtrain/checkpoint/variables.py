@@ -14,9 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.errors import CheckpointError
-from dtrain.keras_engine.accumulation import MicroBatchSums, sums_of
+from dtrain.keras_engine.accumulation import MicroBatchSums
 from dtrain.keras_engine.asynchronous.snapshot import Snapshots
 from dtrain.keras_engine.context import underlying
+from dtrain.keras_engine.loop import loop_of
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
 from dtrain.keras_engine.sharded_state import owner_of, owners_of
 from dtrain.keras_engine.variables import holds_parts
@@ -196,7 +197,8 @@ class TrainingVariables:
         return kinds.get(found.aggregation, "first")
 
     def _sums(self) -> MicroBatchSums | None:
-        return sums_of(self._model) if self._optimizer is getattr(self._model, "optimizer", None) else None
+        sums: MicroBatchSums | None = loop_of(self._model).sums
+        return sums if self._optimizer is getattr(self._model, "optimizer", None) else None
 
     def _is_here(self, replica: int) -> bool:
         first = self._layout.first_replica

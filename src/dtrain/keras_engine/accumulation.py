@@ -7,7 +7,6 @@ is decided in `step_function.py`.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ import tensorflow as tf
 
 from dtrain.keras_engine.context import ReplicaStep, all_reduce_sum, local_update
 from dtrain.keras_engine.gradients import zero_if_empty
+from dtrain.keras_engine.loop import current_loop
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.row_gradients import sum_gradients
 from dtrain.log import logger
@@ -144,14 +144,6 @@ class MicroBatchSums:
                 each.assign(total)
 
 
-_sums: weakref.WeakKeyDictionary[Any, MicroBatchSums] = weakref.WeakKeyDictionary()
-
-
-def sums_of(model: Any) -> MicroBatchSums | None:
-    """The `MicroBatchSums` of a model's optimizer, during a `fit` that may use partial sums; else None."""
-    return None if model.optimizer is None else _sums.get(model.optimizer)
-
-
 class LocalSums(keras.callbacks.Callback):  # type: ignore[misc]
     """Opens and closes a model's `MicroBatchSums`.
 
@@ -168,11 +160,10 @@ class LocalSums(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, model: Any, layout: ReplicaLayout) -> None:
         super().__init__()
         self._sums = MicroBatchSums(model.optimizer, model.distribute_strategy, layout)
-        self._optimizer = model.optimizer
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Allows partial sums."""
-        _sums[self._optimizer] = self._sums
+        current_loop().sums = self._sums
         self._sums.open()
 
     def on_test_begin(self, logs: Any = None) -> None:
@@ -186,17 +177,14 @@ class LocalSums(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_end(self, logs: Any = None) -> None:
         """All-reduces the sums, and ends the use of partial sums."""
         self._sums.close()
-        _sums.pop(self._optimizer, None)
+        current_loop().sums = None
 
 
-def abandon_sums(model: Any) -> None:
+def abandon_sums(sums: MicroBatchSums) -> None:
     """Cleans up the sums after a `fit` that an exception ended.
 
     An error in the cleaning up is logged and not raised, because it must not hide that exception.
     """
-    sums = None if model.optimizer is None else _sums.pop(model.optimizer, None)
-    if sums is None:
-        return
     try:
         sums.abandon()
     except Exception as error:

@@ -1,13 +1,15 @@
-"""Lets only one worker write to each path that several workers' callbacks share.
+"""Prepares the callbacks of a `fit`: expands, shares between workers and times them, and asks what they need.
 
-The first worker with the path runs the user's callback; the others run one that does not write there. What a
-callback saves through the model is not its task: `files.py` makes that safe.
+Only one worker writes to each path that several workers' callbacks share: the first worker with the path runs
+the user's callback, and the others run one that does not write there. What a callback saves through the model
+is not decided here: `files.py` makes that safe.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import os
 import secrets
 import tempfile
@@ -17,9 +19,202 @@ from typing import Any
 
 import keras
 
+from dtrain import events
+from dtrain.errors import ConfigurationError
+from dtrain.keras_engine.loop import FitSession, NoSession
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.talk import exchange
-from dtrain.upstream.keras import is_keras_own
+from dtrain.upstream import keras as upstream_keras
+
+_BATCH_HOOKS = {
+    "train": ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"),
+    "test": ("on_test_batch_begin", "on_test_batch_end"),
+}
+_TIMED_HOOKS = ("on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end")
+
+
+# --- lists of callbacks
+
+
+def listed(callbacks: Any) -> list[Any]:
+    """The callbacks of `fit` as a flat list; given as a `CallbackList`, a nest, a single one or None."""
+    if callbacks is None:
+        return []
+    given = isinstance(callbacks, keras.callbacks.CallbackList)
+    found = callbacks.callbacks if given else keras.tree.flatten(callbacks)
+    return [each.callback if isinstance(each, TimedCallback) else each for each in found]
+
+
+def relisted(given: Any, callbacks: list[Any], model: Any) -> Any:
+    """These callbacks, in the form in which `fit` was given its callbacks.
+
+    Args:
+        given: the argument of `fit`. A `CallbackList` is copied, because it may be given to another `fit`.
+        callbacks: the callbacks that `fit` is to run.
+        model: the model that `fit` trains.
+    """
+    if not isinstance(given, keras.callbacks.CallbackList):
+        return callbacks
+    copied = copy.copy(given)
+    copied.callbacks = callbacks
+    for each in callbacks:
+        if not any(each is other for other in given.callbacks):
+            each.set_params(given.params)
+            each.set_model(model)
+    return copied
+
+
+def expanded(callbacks: Sequence[Any], model: Any, arguments: dict[str, Any]) -> list[Any]:
+    """Replaces each callback that has `dtrain_callbacks` by the callbacks that this method returns."""
+    found: list[Any] = []
+    for each in callbacks:
+        several = getattr(each, "dtrain_callbacks", None)
+        found += [each] if several is None else several(model, arguments)
+    return found
+
+
+# --- the session of a fit
+
+
+def wants_session(callbacks: Any) -> bool:
+    """Whether one of the callbacks of `fit` has the method `dtrain_session`."""
+    return any(hasattr(each, "dtrain_session") for each in listed(callbacks))
+
+
+def session_of(callbacks: Sequence[Any], model: Any, arguments: dict[str, Any]) -> FitSession:
+    """Makes the session of a `fit`.
+
+    Args:
+        callbacks: the callbacks of `fit`.
+        model: the model that `fit` trains.
+        arguments: of `fit`, by name.
+
+    Returns:
+        The session of the callback that has one; a `NoSession` if none has.
+
+    Raises:
+        ConfigurationError: several callbacks have one.
+    """
+    wanting = [each for each in callbacks if hasattr(each, "dtrain_session")]
+    if len(wanting) > 1:
+        raise ConfigurationError(
+            f"fit was given {len(wanting)} callbacks that save and restore its state.",
+            hint="Give it one BackupAndRestore; it may save by steps, epochs and seconds at once.",
+        )
+    session: FitSession = wanting[0].dtrain_session(model, arguments) if wanting else NoSession()
+    return session
+
+
+# --- callbacks that need each batch
+
+
+def watches(callback: Any, kind: str) -> bool:
+    """Whether a callback needs the results of every batch before the next batch starts.
+
+    True for a callback with a batch hook of its own, except for callbacks that are known not to need it.
+
+    Args:
+        callback: a Keras callback.
+        kind: "train" or "test".
+    """
+    if isinstance(callback, keras.callbacks.History | keras.callbacks.ProgbarLogger):
+        return False
+    if hasattr(callback, "dtrain_session") or not getattr(callback, "dtrain_every_batch", True):
+        return False
+    if _tracks_epochs(callback):
+        return False
+    if isinstance(callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore):
+        if upstream_keras.is_keras_own(callback):
+            return bool(callback.save_freq != "epoch")
+    elif isinstance(callback, keras.callbacks.TensorBoard) and upstream_keras.is_keras_own(callback):
+        return bool(callback.update_freq != "epoch" or upstream_keras.profiles_batches(callback))
+    return any(_has_hook(callback, name) for name in _BATCH_HOOKS[kind] if not _passes_on(callback, name))
+
+
+def watched(callbacks: Any, layout: ReplicaLayout | None, *kinds: str) -> list[bool]:
+    """For each kind ("train", "test"), whether a callback on any worker watches every batch.
+
+    Every worker must call it.
+    """
+    if layout is None:
+        return [True for _ in kinds]
+    seen = [any(watches(one, kind) for one in listed(callbacks)) for kind in kinds]
+    return [any(found) for found in zip(*exchange(layout, seen), strict=True)]
+
+
+def _has_hook(callback: Any, name: str) -> bool:
+    """Whether a callback has a hook of its own."""
+    plain = getattr(keras.callbacks.Callback, name)
+    return name in vars(callback) or getattr(type(callback), name, plain) is not plain
+
+
+def _tracks_epochs(callback: Any) -> bool:
+    """Whether the callback is one of Weights & Biases or MLflow and is set to log epochs only."""
+    kind = type(callback)
+    if kind.__module__.startswith("wandb."):
+        return getattr(callback, "logging_batch_wise", True) is False
+    return kind.__module__.startswith("mlflow.") and getattr(callback, "log_every_epoch", False) is True
+
+
+def _passes_on(callback: Any, name: str) -> bool:
+    """Whether the callback is a `LambdaCallback` for which the user gave no function `name`."""
+    return isinstance(callback, keras.callbacks.LambdaCallback) and getattr(callback, name, None) is None
+
+
+# --- the time that callbacks take
+
+
+class TimedCallback:
+    """Stands for a callback in a `fit`, and records the time of the hooks that the callback defines.
+
+    Callbacks that save count as checkpoints, all others as callbacks; the seconds are kept by
+    `time_breakdown`. Hooks for batches are not timed for `async_safe` callbacks, because Keras may call these
+    in threads of its own, beside the training.
+
+    Attributes:
+        callback: the callback.
+    """
+
+    def __init__(self, callback: Any) -> None:
+        self.callback = callback
+        saves = isinstance(callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore)
+        self._part = "checkpoint" if saves or hasattr(callback, "dtrain_session") else "callbacks"
+        beside = getattr(callback, "async_safe", False)
+        for name in _TIMED_HOOKS if beside else _TIMED_HOOKS + _BATCH_HOOKS["train"]:
+            if _has_hook(callback, name):
+                setattr(self, name, functools.partial(self._call, name))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.callback, name)
+
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        with events.part(self._part, type(self.callback).__name__):
+            return getattr(self.callback, name)(*args, **kwargs)
+
+
+def timed(callbacks: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+    """The callbacks of a `fit`, of which those that are the user's are timed.
+
+    Keras' bar and `History` are not timed, because Keras must recognise them.
+
+    Args:
+        callbacks: all callbacks, also those that a session adds.
+        given: the callbacks without those of the session.
+    """
+    package = __name__.rpartition(".")[0]
+    untimed = keras.callbacks.History | keras.callbacks.ProgbarLogger
+    users = [each for each in given if not type(each).__module__.startswith(package)]
+    return [
+        TimedCallback(each)
+        if any(each is other for other in users) and not isinstance(each, untimed)
+        else each
+        for each in callbacks
+    ]
+
+
+# --- paths that workers share
 
 
 class RestoreOnly(keras.callbacks.Callback):  # type: ignore[misc]
@@ -81,7 +276,7 @@ def _follower(callback: Any) -> Any:
     """What this worker runs in place of a callback whose files another worker writes."""
     if isinstance(callback, keras.callbacks.BackupAndRestore):
         return RestoreOnly(callback)
-    if is_keras_own(callback):
+    if upstream_keras.is_keras_own(callback):
         return keras.callbacks.Callback()
     # A user's subclass may do more than write, so it still runs, but its files are discarded.
     quiet = copy.copy(callback)

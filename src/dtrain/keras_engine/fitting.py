@@ -1,4 +1,4 @@
-"""Wraps Keras' own `fit`, `evaluate`, `predict` and `compile`: checks, scope, callbacks, progress.
+"""Replaces Keras' `fit`, `evaluate`, `predict` and `compile`: makes what a call needs, then calls Keras' own.
 
 The training loop is Keras' own and not part of this module. Mistakes that would give wrong numbers raise an
 error here, before training.
@@ -6,24 +6,33 @@ error here, before training.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import operator
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from dtrain import events
+from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.accumulation import LocalSums, abandon_sums, can_sum_locally
 from dtrain.keras_engine.alarms import LossAlarm
-from dtrain.keras_engine.asynchronous.fitting import prepare_evaluate, prepare_fit, prepare_predict, watches
-from dtrain.keras_engine.between_steps import begin_session, listed, reported, wants_session
-from dtrain.keras_engine.callbacks import shared_between_workers
-from dtrain.keras_engine.feed.settings import FeedSettings, feeding
+from dtrain.keras_engine.asynchronous.fitting import prepare_evaluate, prepare_fit, prepare_predict
+from dtrain.keras_engine.callbacks import (
+    expanded,
+    listed,
+    relisted,
+    session_of,
+    shared_between_workers,
+    timed,
+    wants_session,
+    watched,
+)
 from dtrain.keras_engine.input_report import InputReport
-from dtrain.keras_engine.noted_function import steps_counted
-from dtrain.keras_engine.numbers import check_numbers
+from dtrain.keras_engine.loop import Loop, loop_of
 from dtrain.keras_engine.progress_bar import ProgressBar
 from dtrain.keras_engine.protocol import (
     ReplicaLayout,
@@ -37,10 +46,19 @@ from dtrain.keras_engine.step_function import StepFunction
 from dtrain.keras_engine.steps import step_is_stock
 from dtrain.keras_engine.talk import exchange
 from dtrain.keras_engine.time_report import TimeReport
-from dtrain.keras_engine.timed_callbacks import timed
 from dtrain.keras_engine.xla_rule import note_compiled
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream.reach import replaces
+
+_LEAST_COUNTS = {
+    "batch_size": 1,
+    "validation_batch_size": 1,
+    "steps_per_epoch": 1,
+    "validation_steps": 1,
+    "steps": 1,
+    "epochs": 0,
+    "initial_epoch": 0,
+}
 
 
 @replaces(upstream_keras.FIT, inside=True)
@@ -53,7 +71,7 @@ def fit(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -
         args, kwargs = call.args[1:], call.kwargs
     if not self.compiled:  # Keras raises an error that says so
         return original(self, *args, **kwargs)
-    layout, servers = _layout(self), servers_of(self.distribute_strategy)
+    layout, servers = layout_of(self.distribute_strategy), servers_of(self.distribute_strategy)
     if layout is None and servers is None and not wants_session(call.arguments["callbacks"]):
         with tensorflows_own_explained(self):
             return original(self, *args, **kwargs)
@@ -67,7 +85,7 @@ def fit(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -
 
 
 def _fitted(
-    self: Any,
+    model: Any,
     original: Callable[..., Any],
     call: inspect.BoundArguments,
     layout: ReplicaLayout | None,
@@ -75,24 +93,19 @@ def _fitted(
 ) -> Any:
     """Runs `fit` for a model under a strategy of dtrain's, or with a session; returns the `History`."""
     report = TimeReport(layout)
-    own = _prepared(self, call.arguments, layout, servers, report)
-    watched = _watched(call.arguments["callbacks"], layout, "train", "test")
-    session = begin_session(self, call.arguments)
+    loop = _loop_of_fit(model, call.arguments, layout, servers, report)
     try:
-        epochs = int(call.arguments["epochs"]) - int(call.arguments["initial_epoch"])
-        training = FeedSettings(every_batch=watched[0], session=session, model=self, epochs=epochs)
-        with reported("fit", lambda: steps_counted(self)):
-            with timed(own), feeding(training, FeedSettings(every_batch=watched[1])):
-                history = original(*call.args, **call.kwargs)
-            session.end(history)
+        with loop.running():
+            history = original(*call.args, **call.kwargs)
+            loop.session.end(history)
     except BaseException:
-        session.left()
-        if layout is not None:
-            abandon_sums(self)
+        loop.session.left()
+        if loop.sums is not None:
+            abandon_sums(loop.sums)
         raise
     finally:
-        if isinstance(self.train_function, StepFunction):
-            self.train_function.fit_ended()
+        if isinstance(model.train_function, StepFunction):
+            model.train_function.fit_ended()
     published = [0]
     if layout is not None:
         # Waits for all workers: what their callbacks write is complete when fit returns on any of them.
@@ -103,28 +116,43 @@ def _fitted(
     return history
 
 
-def _prepared(
-    self: Any,
+def _loop_of_fit(
+    model: Any,
     arguments: dict[str, Any],
     layout: ReplicaLayout | None,
     servers: ServerLayout | None,
     report: TimeReport,
-) -> list[Any]:
-    """Prepares the arguments of a `fit`, in place; returns the user's callbacks."""
-    if layout is None and servers is None:
-        return _not_of_the_engine(arguments["callbacks"])
-    check_numbers(arguments)
-    _expand(self, arguments)
-    check_model(self)
+) -> Loop:
+    """Makes all that a `fit` needs, and changes its arguments in place. Every worker must call it."""
+    given = arguments["callbacks"]
+    callbacks = listed(given)
+    managed = layout is not None or servers is not None
+    # A `CallbackList` gets no callbacks of the engine's: it has its own bar and its own `History`.
+    as_list = not isinstance(given, keras.callbacks.CallbackList)
+    if managed:
+        _check_counts(arguments)
+        callbacks = expanded(callbacks, model, arguments) if as_list else callbacks
+        check_model(model)
     if servers is not None:
-        prepare_fit(self, arguments)
-    elif layout is not None:
+        callbacks = prepare_fit(model, arguments, callbacks)
+    if layout is not None:
         _check_batch(arguments, layout)
         arguments["verbose"] = _verbose(arguments["verbose"], layout)
-        arguments["callbacks"] = _callbacks(arguments["callbacks"], layout, self)
-    own = _not_of_the_engine(arguments["callbacks"])
-    _add_own(arguments, layout, report)
-    return own
+        callbacks = shared_between_workers(callbacks, layout)
+        callbacks = [*(_local_sums(model, callbacks, layout) if as_list else ()), *callbacks]
+    if managed and as_list:
+        callbacks += [*_reports(arguments, callbacks, layout), report]
+    training, validation = watched(callbacks, layout, "train", "test")
+    session = session_of(callbacks, model, arguments)
+    arguments["callbacks"] = relisted(given, timed(session.callbacks(callbacks), callbacks), model)
+    return Loop(
+        kind="fit",
+        model=model,
+        every_batch=training,
+        session=session,
+        epochs=int(arguments["epochs"]) - int(arguments["initial_epoch"]),
+        validation=Loop(kind="evaluate", model=model, every_batch=validation),
+    )
 
 
 @replaces(upstream_keras.EVALUATE)
@@ -137,6 +165,36 @@ def evaluate(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: A
 def predict(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The replacement of `predict`."""
     return _without_training(original, prepare_predict, self, args, kwargs)
+
+
+def _without_training(
+    original: Callable[..., Any],
+    prepare_for_servers: Callable[[Any, dict[str, Any]], None],
+    self: Any,
+    args: Any,
+    kwargs: Any,
+) -> Any:
+    """Runs `evaluate` or `predict`, with one progress bar for the job.
+
+    An argument that makes a dataset (`dtrain_dataset`) is replaced by the dataset.
+    """
+    kind = original.__name__
+    call = inspect.signature(original).bind(self, *args, **kwargs)
+    datasets_in_place(call.arguments, kind)
+    layout, servers = layout_of(self.distribute_strategy), servers_of(self.distribute_strategy)
+    if layout is None and servers is None:
+        return original(*call.args, **call.kwargs)
+    call.apply_defaults()
+    _check_counts(call.arguments)
+    loop = Loop(kind=kind, model=self)
+    if servers is not None:
+        prepare_for_servers(self, call.arguments)
+    else:
+        call.arguments["verbose"] = _verbose(call.arguments["verbose"], layout)
+        if kind == "evaluate":
+            (loop.every_batch,) = watched(call.arguments["callbacks"], layout, "test")
+    with loop.running():
+        return original(*call.args, **call.kwargs)
 
 
 @replaces(upstream_keras.COMPILE)
@@ -155,50 +213,55 @@ def compile(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: An
         return original(self, *args, **kwargs)
 
 
-def _expand(model: Any, arguments: dict[str, Any]) -> None:
-    """Replaces each callback that has `dtrain_callbacks` by the callbacks that this method returns."""
-    given = arguments["callbacks"]
-    if isinstance(given, keras.callbacks.CallbackList):
-        return
-    found: list[Any] = []
-    for each in listed(given):
-        several = getattr(each, "dtrain_callbacks", None)
-        found += [each] if several is None else several(model, arguments)
-    if given is not None:
-        arguments["callbacks"] = found
+@replaces(upstream_keras.EPOCH_LOGS)
+def epoch_logs(original: Callable[..., Any], self: Any, logs: Any) -> Any:
+    """The replacement of the method that computes an epoch's logs from the logs of its last step.
 
-
-def _not_of_the_engine(callbacks: Any) -> list[Any]:
-    """The callbacks that are not the engine's own, so the user's."""
-    package = __name__.rpartition(".")[0]
-    return [each for each in listed(callbacks) if not type(each).__module__.startswith(package)]
-
-
-def _add_own(arguments: dict[str, Any], layout: ReplicaLayout | None, report: TimeReport) -> None:
-    """Adds the engine's own callbacks to those of `fit`: for its data, its loss, its time and its progress.
-
-    A `CallbackList` is left alone, so such a `fit` has no reports.
+    A resumed epoch may have no step in this process; its logs are then the results of the restored metrics.
     """
-    if isinstance(arguments["callbacks"], keras.callbacks.CallbackList):
-        return
-    given = listed(arguments["callbacks"])
-    shown = arguments["verbose"] not in (0, False) and not any(
-        isinstance(each, keras.callbacks.ProgbarLogger) for each in given
-    )
-    first = layout is None or layout.worker == 0
-    own: list[Any] = []
-    if layout is not None:
-        worker = layout.worker if layout.workers > 1 else None
-        own.append(InputReport(arguments["x"], worker=worker))
-    if not any(isinstance(each, LossAlarm) for each in given):
-        own.append(LossAlarm(reports=first))
-    if shown:
-        own.append(ProgressBar())
-    arguments["callbacks"] = [*given, *own, report]
+    loop = loop_of(self)
+    resumed, loop.epoch_resumed = loop.epoch_resumed, False
+    layout = layout_of(self.distribute_strategy)
+    together = layout is not None and layout.workers > 1
+    # Under several workers, computing the metrics waits until every worker has contributed its own.
+    with events.waiting_for_others() if together else contextlib.nullcontext():
+        if resumed and not logs:
+            return dict(self.get_metrics_result())
+        whole = getattr(self.train_function or self.test_function, "metrics", None)
+        found = None if whole is None else whole()
+        if found is None:
+            return original(self, logs)
+    # As in Keras: if a custom step returned logs of other names than the metrics', its logs are kept.
+    return found if isinstance(logs, dict) and set(logs) == set(found) else logs
 
 
-def _layout(model: Any) -> ReplicaLayout | None:
-    return layout_of(model.distribute_strategy)
+def _check_counts(arguments: Mapping[str, Any]) -> None:
+    """Checks that each count among the arguments of a call is whole and not too small; None is allowed.
+
+    Keras treats some invalid counts as not given: `batch_size=0` trains with 32.
+
+    Raises:
+        ConfigurationError: a count is not; it names the argument, its value and the least allowed value.
+    """
+    for name, least in _LEAST_COUNTS.items():
+        value = arguments.get(name)
+        if value is not None and not _is_count(value, least):
+            hint = f"set {name} to a whole number of at least {least}"
+            raise ConfigurationError(
+                f"{name}={value!r} was set, which is no number to count with.",
+                hint=hint if name in ("epochs", "initial_epoch") else f"{hint}, or leave it out",
+            )
+
+
+def _is_count(value: Any, least: int) -> bool:
+    if isinstance(value, bool):
+        return False
+    if isinstance(value, float):
+        return value.is_integer() and value >= least  # such as `len(x) / 32` without a remainder
+    try:
+        return operator.index(value) >= least
+    except TypeError:
+        return False
 
 
 def _check_batch(arguments: dict[str, Any], layout: ReplicaLayout) -> None:
@@ -217,52 +280,23 @@ def _verbose(verbose: Any, layout: ReplicaLayout | None) -> Any:
     return 0 if layout is not None and layout.worker > 0 else verbose
 
 
-def _callbacks(callbacks: Any, layout: ReplicaLayout, model: Any) -> Any:
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.callbacks = [*shared_between_workers(callbacks.callbacks, layout)]
-        return callbacks
-    found = shared_between_workers(listed(callbacks), layout)
-    apart = can_sum_locally(model, layout) and step_is_stock(model, "train_step")
-    if apart and not _watched(found, layout, "train")[0]:
-        return [LocalSums(model, layout), *found]
+def _local_sums(model: Any, callbacks: list[Any], layout: ReplicaLayout) -> list[Any]:
+    """The callback with which each replica sums its own gradients of micro-batches; none if it cannot."""
+    if not getattr(model.optimizer, "gradient_accumulation_steps", None):
+        return []
+    if not (can_sum_locally(model, layout) and step_is_stock(model, "train_step")):
+        return []
+    return [] if watched(callbacks, layout, "train")[0] else [LocalSums(model, layout)]
+
+
+def _reports(arguments: dict[str, Any], callbacks: list[Any], layout: ReplicaLayout | None) -> list[Any]:
+    """The engine's own callbacks for the data, the loss and the progress of a `fit`."""
+    found: list[Any] = []
+    if layout is not None:
+        found.append(InputReport(arguments["x"], worker=layout.worker if layout.workers > 1 else None))
+    if not any(isinstance(each, LossAlarm) for each in callbacks):
+        found.append(LossAlarm(reports=layout is None or layout.worker == 0))
+    given_bar = any(isinstance(each, keras.callbacks.ProgbarLogger) for each in callbacks)
+    if arguments["verbose"] not in (0, False) and not given_bar:
+        found.append(ProgressBar())
     return found
-
-
-def _watched(callbacks: Any, layout: ReplicaLayout | None, *kinds: str) -> list[bool]:
-    """For each kind ("train", "test"), whether a callback on any worker watches every batch.
-
-    Every worker must call it.
-    """
-    if layout is None:
-        return [True for _ in kinds]
-    seen = [any(watches(one, kind) for one in listed(callbacks)) for kind in kinds]
-    return [any(found) for found in zip(*exchange(layout, seen), strict=True)]
-
-
-def _without_training(
-    original: Callable[..., Any],
-    prepare_for_servers: Callable[[Any, dict[str, Any]], None],
-    self: Any,
-    args: Any,
-    kwargs: Any,
-) -> Any:
-    """Runs `evaluate` or `predict`, with one progress bar for the job.
-
-    An argument that makes a dataset (`dtrain_dataset`) is replaced by the dataset.
-    """
-    name = original.__name__
-    call = inspect.signature(original).bind(self, *args, **kwargs)
-    datasets_in_place(call.arguments, name)
-    layout, servers = _layout(self), servers_of(self.distribute_strategy)
-    if layout is None and servers is None:
-        return original(*call.args, **call.kwargs)
-    call.apply_defaults()
-    check_numbers(call.arguments)
-    if servers is not None:
-        prepare_for_servers(self, call.arguments)
-        with reported(name):
-            return original(*call.args, **call.kwargs)
-    call.arguments["verbose"] = _verbose(call.arguments["verbose"], layout)
-    watched = [True] if name == "predict" else _watched(call.arguments["callbacks"], layout, "test")
-    with reported(name), feeding(FeedSettings(every_batch=watched[0])):
-        return original(*call.args, **call.kwargs)

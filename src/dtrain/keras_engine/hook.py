@@ -12,7 +12,6 @@ from dtrain.cluster import settings
 
 # The modules that hold replacements.
 _REPLACING = (
-    "between_steps",
     "build",
     "convolutions",
     "empty_parts",

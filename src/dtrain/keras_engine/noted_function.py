@@ -5,11 +5,10 @@ It changes neither the arguments nor the results of the function.
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 from dtrain import events
-from dtrain.upstream import keras as upstream_keras
+from dtrain.keras_engine.loop import steps_counted
 
 
 class NotedFunction:
@@ -27,6 +26,7 @@ class NotedFunction:
         Raises:
             StopIteration: the iterator has no batch left; a TensorFlow iterator raises OutOfRangeError.
         """
+        counted = steps_counted(self._model) if self._train else 0
         events.emit(events.InputBegins(data))
         events.emit(events.StepBegins())
         try:
@@ -34,7 +34,9 @@ class NotedFunction:
         except BaseException:
             events.emit(events.PartChanges("callbacks"))
             raise
-        steps = self._model.steps_per_execution
+        steps = len(data) if isinstance(data, list) else self._model.steps_per_execution
+        if self._train:  # at the end of the data, the function runs fewer steps
+            steps = min(steps, steps_counted(self._model) - counted) or steps
         events.emit(events.StepsEnd(steps, self._train, usual=self._called))
         events.emit(events.CallEnds(self._train))
         self._called = True
@@ -42,11 +44,3 @@ class NotedFunction:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._function, name)
-
-
-def steps_counted(model: Any) -> int:
-    """The steps that a model's optimizer has counted; 0 if a user's own optimizer counts none."""
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    with contextlib.suppress(AttributeError):
-        return int(upstream_keras.iterations_of(optimizer).numpy())
-    return 0

@@ -5,7 +5,6 @@ Which rows a replica gets is not decided here, but in `input.py`.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +26,7 @@ def check_rows(batch: Any, rows: Any) -> Any:
 
     Returns:
         `rows`. If the row counts are unknown while a graph is traced, reading `rows` at run time fails if
-        they differ; `typed_errors` then raises a `DataError`.
+        they differ; `typed` makes a `DataError` of that error.
 
     Raises:
         DataError: the row counts are known and differ.
@@ -48,16 +47,10 @@ def check_rows(batch: Any, rows: Any) -> Any:
         return tf.identity(rows)
 
 
-@contextlib.contextmanager
-def typed_errors() -> Iterator[None]:
-    """A context for reading data that `check_rows` checks: raises its `DataError` for TensorFlow's error."""
-    try:
-        yield
-    except tf.errors.InvalidArgumentError as error:
-        found = re.search(f"{re.escape(_BEGIN)}(.*?){re.escape(_END)}", str(error), re.DOTALL)
-        if found is None:
-            raise
-        raise _error(found[1].replace("\\'", "'")) from None
+def typed(error: tf.errors.InvalidArgumentError) -> DataError | None:
+    """The `DataError` for an error that TensorFlow raised because of `check_rows`; None for any other."""
+    found = re.search(f"{re.escape(_BEGIN)}(.*?){re.escape(_END)}", str(error), re.DOTALL)
+    return None if found is None else _error(found[1].replace("\\'", "'"))
 
 
 def _error(counts: str) -> DataError:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from dtrain import events
 from dtrain.errors import CompilationError
 from dtrain.keras_engine import metrics
-from dtrain.keras_engine.accumulation import ADD, GROUP, UPDATE, MicroBatchSums, SparseGradients, sums_of
+from dtrain.keras_engine.accumulation import ADD, GROUP, UPDATE, MicroBatchSums, SparseGradients
 from dtrain.keras_engine.feed.calls import Call
 from dtrain.keras_engine.groups import GroupIterator
 from dtrain.keras_engine.input import (
@@ -28,6 +28,7 @@ from dtrain.keras_engine.input import (
     split_batch,
     to_tensors,
 )
+from dtrain.keras_engine.loop import loop_of
 from dtrain.keras_engine.protocol import ReplicaLayout, communication_clock, waiting_clock
 from dtrain.keras_engine.runs import Run, can_loop
 from dtrain.keras_engine.steps import Program
@@ -269,7 +270,9 @@ class StepFunction:
         )
 
     def _sums(self) -> MicroBatchSums | None:
-        return sums_of(self._model) if self._training and self._program.stock and not self._sparse else None
+        """The sums of the `fit` that runs; None if every micro-batch is all-reduced."""
+        sums: MicroBatchSums | None = loop_of(self._model).sums
+        return sums if self._training and self._program.stock and not self._sparse else None
 
     def _step(self, parts: Any, total: Any, specs: Any) -> tuple[Any, Any]:
         """The outputs of one step, and the seconds that it waited for other workers, or None."""

@@ -12,15 +12,9 @@ import keras
 import tensorflow as tf
 
 from dtrain.errors import DataError
-from dtrain.keras_engine.between_steps import listed
+from dtrain.keras_engine.callbacks import listed, watches
 from dtrain.keras_engine.protocol import servers_of
 from dtrain.log import logger
-from dtrain.upstream import keras as upstream_keras
-
-_BATCH_HOOKS = {
-    "train": ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"),
-    "test": ("on_test_batch_begin", "on_test_batch_end"),
-}
 
 
 class StalenessReport(keras.callbacks.Callback):  # type: ignore[misc]
@@ -47,8 +41,11 @@ class StalenessReport(keras.callbacks.Callback):  # type: ignore[misc]
         )
 
 
-def prepare_fit(model: Any, arguments: dict[str, Any]) -> None:
-    """Changes the arguments of `fit` in place: data, callbacks and whether callbacks need every batch.
+def prepare_fit(model: Any, arguments: dict[str, Any], callbacks: list[Any]) -> list[Any]:
+    """Changes the data in the arguments of `fit` in place, and finds whether callbacks need every batch.
+
+    Returns:
+        The callbacks, with one that reports the staleness.
 
     Raises:
         DataError: a function given as data returned no `tf.data.Dataset`.
@@ -56,17 +53,13 @@ def prepare_fit(model: Any, arguments: dict[str, Any]) -> None:
     layout = servers_of(model.distribute_strategy)
     arguments["x"] = _dataset(arguments["x"], "x")
     arguments["validation_data"] = _dataset(arguments["validation_data"], "validation_data")
-    callbacks = arguments["callbacks"]
-    reported = any(isinstance(callback, StalenessReport) for callback in listed(callbacks))
+    reported = any(isinstance(callback, StalenessReport) for callback in callbacks)
     if layout is not None and (layout.workers > 1 or layout.overlap) and not reported:
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks.callbacks.insert(0, _for_model(StalenessReport(), model))
-        else:
-            callbacks = [StalenessReport(), *listed(callbacks)]
-    arguments["callbacks"] = callbacks
+        callbacks = [StalenessReport(), *callbacks]
     _watch_batches(model.make_train_function(), callbacks, "train")
     if arguments["validation_data"] is not None or arguments["validation_split"]:
         _watch_batches(model.make_test_function(), callbacks, "test")
+    return callbacks
 
 
 def prepare_evaluate(model: Any, arguments: dict[str, Any]) -> None:
@@ -99,49 +92,3 @@ def _dataset(data: Any, name: str) -> Any:
 
 def _watch_batches(function: Any, callbacks: Any, kind: str) -> None:
     function.every_batch = any(watches(callback, kind) for callback in listed(callbacks))
-
-
-def watches(callback: Any, kind: str) -> bool:
-    """Whether a callback needs the results of every batch before the next batch starts.
-
-    True for a callback with a batch hook of its own, except for callbacks that are known not to need it.
-
-    Args:
-        callback: a Keras callback.
-        kind: "train" or "test".
-    """
-    if isinstance(callback, keras.callbacks.History | keras.callbacks.ProgbarLogger | StalenessReport):
-        return False
-    if hasattr(callback, "dtrain_session") or not getattr(callback, "dtrain_every_batch", True):
-        return False
-    if _tracks_epochs(callback):
-        return False
-    if isinstance(callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore):
-        if upstream_keras.is_keras_own(callback):
-            return bool(callback.save_freq != "epoch")
-    elif isinstance(callback, keras.callbacks.TensorBoard) and upstream_keras.is_keras_own(callback):
-        return bool(callback.update_freq != "epoch" or upstream_keras.profiles_batches(callback))
-    base = keras.callbacks.Callback
-    return any(
-        name in vars(callback) or getattr(type(callback), name) is not getattr(base, name)
-        for name in _BATCH_HOOKS[kind]
-        if not _passes_on(callback, name)
-    )
-
-
-def _tracks_epochs(callback: Any) -> bool:
-    """Whether the callback is one of Weights & Biases or MLflow and is set to log epochs only."""
-    kind = type(callback)
-    if kind.__module__.startswith("wandb."):
-        return getattr(callback, "logging_batch_wise", True) is False
-    return kind.__module__.startswith("mlflow.") and getattr(callback, "log_every_epoch", False) is True
-
-
-def _passes_on(callback: Any, name: str) -> bool:
-    """Whether the callback is a `LambdaCallback` for which the user gave no function `name`."""
-    return isinstance(callback, keras.callbacks.LambdaCallback) and getattr(callback, name, None) is None
-
-
-def _for_model(callback: Any, model: Any) -> Any:
-    callback.set_model(model)
-    return callback

@@ -20,11 +20,11 @@ from dtrain.keras_engine.feed.arrays import ArraySource
 from dtrain.keras_engine.feed.calls import Call, CallSize, LastStep
 from dtrain.keras_engine.feed.division import CountedAdapter, check_same_data, common_steps, divided
 from dtrain.keras_engine.feed.position import DataPosition, restored
-from dtrain.keras_engine.feed.settings import take_settings
 from dtrain.keras_engine.feed.sources import source_of
 from dtrain.keras_engine.groups import GroupIterator, Groups, batch_size_of, can_be_grouped
 from dtrain.keras_engine.input import SplitIterator
 from dtrain.keras_engine.input_advice import may_read_ahead
+from dtrain.keras_engine.loop import current_loop
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
 from dtrain.keras_engine.step_function import StepFunction
 from dtrain.log import logger
@@ -70,9 +70,9 @@ class FeedEpochs(_Base):  # type: ignore[misc]
     def __init__(self, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
         upstream_keras.epoch_iterator_base().__init__(self, *args, **kwargs)
         self._distribute_strategy = distribute_strategy
-        self._settings = take_settings()
+        self._loop = current_loop().reads(self)
         layout = layout_of(distribute_strategy)
-        watched = layout is None or self._settings.every_batch
+        watched = layout is None or self._loop.every_batch
         self._call_size = CallSize(layout or ReplicaLayout(), every_batch=watched)
         self._groups: Groups | None = None
         self._in_xla: bool | None = None  # None until the first iterator over the data is made
@@ -94,7 +94,7 @@ class FeedEpochs(_Base):  # type: ignore[misc]
             )
             self._num_batches = self.data_adapter.num_batches
         self._forget()
-        self._settings.session.attach(self)
+        self._loop.session.attach(self)
 
     def _forget(self) -> None:
         """Resets all counts, as if nothing had been read."""
@@ -117,14 +117,14 @@ class FeedEpochs(_Base):  # type: ignore[misc]
 
     def _grouped(self, dataset: Any) -> Any:
         """An iterator over groups of batches, if the model's steps run in XLA; else None."""
-        model, batches = self._settings.model, self.steps_per_epoch or self._num_batches
-        function = None if model is None else model.train_function
+        loop, batches = self._loop, self.steps_per_epoch or self._num_batches
+        function = loop.model.train_function if loop.kind == "fit" else None
         if not isinstance(function, StepFunction) or self.steps_per_execution > 1:
             return None
         if self._in_xla is None:
             readable = isinstance(self._source, ArraySource) or may_read_ahead(dataset)
             known = batches and readable and can_be_grouped(dataset.element_spec)
-            steps = batches * self._settings.epochs if batches and known else None
+            steps = batches * loop.epochs if batches and known else None
             self._in_xla = function.in_xla(steps, batch_size_of(self._source, dataset))
         if not self._in_xla:
             return None
@@ -247,7 +247,7 @@ class FeedEpochs(_Base):  # type: ignore[misc]
             self._call_size.steps(),
             total - step if total else None,
             self._num_batches - self._steps_seen if self._num_batches else None,
-            self._settings.session.max_steps(),
+            self._loop.session.max_steps(),
         ]
         return Call(iterator, max(1, min(limit for limit in limits if limit is not None)))
 
@@ -266,7 +266,7 @@ class FeedEpochs(_Base):  # type: ignore[misc]
     def _pause(self) -> None:
         """Runs what happens between two steps, such as saving a checkpoint."""
         events.emit(events.BetweenSteps(self._done))
-        self._settings.session.between_steps(self, self._done)
+        self._loop.session.between_steps(self, self._done)
 
     def _end_epoch(self) -> None:
         if self._running:

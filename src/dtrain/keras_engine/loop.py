@@ -1,0 +1,162 @@
+"""A running `fit`, `evaluate` or `predict`: what it needs, and which one runs now.
+
+`fitting.py` makes a `Loop` before it calls Keras' own method. Where Keras calls dtrain back without
+arguments, `current_loop` returns the loop. No loop over batches is written here: that is Keras' own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from dtrain import events
+from dtrain.keras_engine import row_checks
+from dtrain.upstream import keras as upstream_keras
+
+
+class FitSession(Protocol):
+    """Takes part in one `fit`, such as by saving checkpoints between steps.
+
+    The method `dtrain_session(model, arguments)` of a callback makes it. Between two steps the state is
+    consistent: all writes of the last step are complete, and the next step has read nothing. Every worker
+    calls all its methods; `left` is called only where an exception ended `fit`.
+    """
+
+    def callbacks(self, callbacks: list[Any]) -> list[Any]:
+        """The callbacks that `fit` runs in place of the given ones."""
+
+    def attach(self, iterator: Any) -> None:
+        """Called with the epoch iterator that `fit` trains on, before any callback is called."""
+
+    def between_steps(self, iterator: Any, done: int) -> None:
+        """Called before each call of the train function, and after the last one of an epoch.
+
+        Where only reading shows that the data has ended, the last call of the train function runs no step.
+        `done` is then the same before and after it.
+
+        Args:
+            iterator: the epoch iterator, as for `attach`.
+            done: completed steps of the epoch.
+        """
+
+    def max_steps(self) -> int | None:
+        """The most steps that may run before the next `between_steps`; None for no limit."""
+
+    def end(self, history: Any) -> None:
+        """Called when `fit` has succeeded, with the `History` that it returns."""
+
+    def left(self) -> None:
+        """Called when an exception has ended `fit`. It must neither raise nor wait for other workers."""
+
+
+class NoSession:
+    """A session that does nothing."""
+
+    def callbacks(self, callbacks: list[Any]) -> list[Any]:
+        """The given callbacks."""
+        return callbacks
+
+    def attach(self, iterator: Any) -> None:
+        """Does nothing."""
+
+    def between_steps(self, iterator: Any, done: int) -> None:
+        """Does nothing."""
+
+    def max_steps(self) -> int | None:
+        """No limit."""
+        return None
+
+    def end(self, history: Any) -> None:
+        """Does nothing."""
+
+    def left(self) -> None:
+        """Does nothing."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Loop:
+    """One call of `fit`, `evaluate` or `predict`.
+
+    Attributes:
+        kind: "fit", "evaluate" or "predict"; "" for what stands for a loop where none runs.
+        model: the model that is trained, evaluated or asked.
+        every_batch: whether each call of the train or test function runs one step, because a callback needs
+            each batch.
+        session: is called between the steps.
+        epochs: the number of epochs that a `fit` trains.
+        validation: the loop over the validation data of a `fit`; None for other loops.
+        iterator: the epoch iterator of a `fit` over its training data, once Keras has made it.
+        sums: the `MicroBatchSums` of a `fit`, while replicas may hold partial sums; else None.
+        epoch_resumed: whether the running epoch of a `fit` began in another process, and its metrics were
+            restored.
+    """
+
+    kind: str = ""
+    model: Any = None
+    every_batch: bool = True
+    session: FitSession = field(default_factory=NoSession)
+    epochs: int = 0
+    validation: Loop | None = None
+    iterator: Any = None
+    sums: Any = None
+    epoch_resumed: bool = False
+
+    def reads(self, iterator: Any) -> Loop:
+        """The loop that a new epoch iterator belongs to.
+
+        Keras gives an epoch iterator its data only. The first one that a `fit` makes reads the training data,
+        and all others the validation data.
+        """
+        if self.validation is None:
+            return self
+        if self.iterator is not None:
+            return self.validation
+        self.iterator = iterator
+        return self
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """A context in which this loop is the current one; it emits the events of the loop's two ends.
+
+        Raises:
+            DataError: in place of TensorFlow's error for a batch that cannot be split.
+        """
+        token = _running.set(self)
+        step = (lambda: steps_counted(self.model)) if self.kind == "fit" else None
+        try:
+            with events.loop(self.kind, step):
+                yield
+        except tf.errors.InvalidArgumentError as error:
+            refused = row_checks.typed(error)
+            if refused is None:
+                raise
+            raise refused from None
+        finally:
+            _running.reset(token)
+
+
+_running: ContextVar[Loop | None] = ContextVar("running", default=None)
+
+
+def current_loop() -> Loop:
+    """The innermost loop that runs in this thread; a `Loop` without a kind if none does."""
+    return _running.get() or Loop()
+
+
+def loop_of(model: Any) -> Loop:
+    """As `current_loop`, if that is a loop of this model; else a `Loop` without a kind."""
+    loop = current_loop()
+    return loop if loop.model is model else Loop()
+
+
+def steps_counted(model: Any) -> int:
+    """The steps that a model's optimizer has counted; 0 if a user's own optimizer counts none."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    with contextlib.suppress(AttributeError):
+        return int(upstream_keras.iterations_of(optimizer).numpy())
+    return 0
