@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import runpy
 import sys
 import time
 import traceback
@@ -367,6 +368,7 @@ def main() -> None:
 
     import dtrain
 
+    runpy.run_path(str(out / "first.py"))
     tf.config.threading.set_intra_op_parallelism_threads(1)
     strategy = dtrain.MultiWorkerMirroredStrategy(communication=communication)
     report: dict[str, Any] = {"communication": strategy.dtrain_communication.as_dict(), "cases": {}}

@@ -26,6 +26,7 @@ def check_transport(
     by_mpi: bool = False,
     only: str = "",
     environment: dict[str, str] | None = None,
+    first: str = "",
 ) -> dict[str, str]:
     """Run the cases; fails at the first case with an error, or with different bits on different workers.
 
@@ -37,6 +38,7 @@ def check_transport(
         by_mpi: whether an MPI starter starts the workers.
         only: names of cases, separated by commas; "" for all cases.
         environment: variables to set for the workers.
+        first: a program that each worker runs before it makes the strategy; "" for none.
 
     Returns:
         The first worker's `dtrain_communication` of the strategy.
@@ -46,6 +48,7 @@ def check_transport(
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(workers)]}
     command = [sys.executable, str(PROGRAM), str(out), communication, json.dumps(cluster)]
     options = ["--only", only] if only else []
+    (out / "first.py").write_text(first, encoding="utf-8")
     setting = os.environ | (environment or {}) | (mpi_environment() if by_mpi else {})
     if by_mpi:
         commands = [[*mpi_command(workers), *command, *options]]

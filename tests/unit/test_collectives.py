@@ -28,7 +28,7 @@ SECONDS = 20.0
 def facts(
     asked: str = "auto", *, gpus: bool = False, mpi: int = 0, problem: str = "", replicas: int = 1
 ) -> Facts:
-    return Facts(asked=asked, gpus=gpus, mpi_size=mpi, mpi_problem=problem, replicas=replicas)
+    return Facts(asked=asked, gpus=gpus, replicas=replicas, own={"mpi": {"size": mpi, "problem": problem}})
 
 
 @pytest.mark.parametrize(

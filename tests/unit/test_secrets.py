@@ -151,7 +151,7 @@ PLAIN: list[Any] = [
     *([], (), set(), {}, [1, (2, [3.5, None])], {"a": {1: (b"x",)}, (1, 2): []}, {1, "a"}, frozenset({(1,)})),
     Path("/tmp/x"),
     SaveProposal(True, "a notice", False, 0.25),
-    Facts(asked="auto", gpus=False, mpi_size=0),
+    Facts(asked="auto", gpus=False, own={"mpi": {"size": 0, "problem": ""}}),
 ]
 ARRAYS: list[Any] = [
     *(np.float32(0.1), np.int64(-7), np.bool_(True), np.array(3.0), np.zeros((2, 0, 3), "int8")),

@@ -1,15 +1,17 @@
 """Collective calls on NumPy arrays: all-reduce, gather and broadcast between workers; no TensorFlow.
 
-Subclasses move the bytes. Every call starts with a barrier that compares which call each worker is at, so
-that data is sent only to peers that are ready to receive it. A worker that waits in the barrier leaves its
-core to other processes, notices a lost or mismatched peer, and measures how long it waits. Small all-reduces
-send their values together with the barrier's messages.
+Subclasses move the bytes: they need `_swap` alone, and may do the rest faster. Every call starts with a
+barrier that compares which call each worker is at, so that data is sent only to peers that are ready to
+receive it. A worker that waits in the barrier leaves its core to other processes, notices a lost or
+mismatched peer, and measures how long it waits. Small all-reduces send their values together with the
+barrier's messages.
 """
 
 from __future__ import annotations
 
 import abc
 import threading
+import time
 import zlib
 from collections.abc import Sequence
 
@@ -123,24 +125,34 @@ class Calls(abc.ABC):
             return found
 
     @abc.abstractmethod
+    def _swap(self, out: Parts, into: Parts) -> None:
+        """Sends the bytes `out[r]` to each worker r while it receives `into[r]` from it; None means nothing.
+
+        Messages of two workers must arrive in the order in which they were sent.
+
+        Raises:
+            PeerMissingError: another worker is lost.
+        """
+
     def _meet(self, kind: int, size: int) -> None:
         """The barrier: returns when all workers are at the same call; adds to `waited`."""
+        begun = time.perf_counter()
+        everyone = self._from_all(np.array([kind, size], np.int64))
+        self.waited += time.perf_counter() - begun
+        self._compare([each.tolist() for each in everyone])
 
-    @abc.abstractmethod
     def _meet_with(self, kind: int, value: np.ndarray) -> list[np.ndarray]:
         """As `_meet`, and exchanges vectors of up to `WHOLE_BYTES` bytes.
 
         Returns:
             The vectors of all workers, valid until the next call.
         """
+        self._meet(kind, value.nbytes)
+        return self._from_all(value)
 
-    @abc.abstractmethod
-    def _swap(self, out: Parts, into: Parts) -> None:
-        """Sends `out[r]` to each worker r while it receives `into[r]` from it; None means nothing to do."""
-
-    @abc.abstractmethod
     def _all_reduce(self, value: np.ndarray, total: np.ndarray) -> None:
         """Fills `total` with the sum of all workers' vectors `value`, which are not empty."""
+        self._reduce_by_parts(value, total)
 
     def _send_first(self, found: np.ndarray) -> None:
         """Sends the first worker's bytes to all workers, into `found`."""

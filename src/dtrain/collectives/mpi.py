@@ -1,4 +1,4 @@
-"""Collective calls over MPI, with any MPI library that mpi4py was built for or finds.
+"""The transport MPI: collective calls over any MPI library that mpi4py was built for or finds.
 
 Starting processes and initialising MPI are not done here.
 """
@@ -7,13 +7,22 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from dtrain.cluster import mpi
 from dtrain.collectives.calls import WHOLE_BYTES, WHOLE_WORKERS, Calls, Parts
-from dtrain.errors import PeerMissingError
+from dtrain.collectives.peer_liveness import PeerLiveness
+from dtrain.collectives.transport import Facts, Transport
+from dtrain.errors import DtrainError, MPIError, PeerMissingError
+from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.talk import exchange
+from dtrain.topology import Topology
+
+NOT_STARTED = "no MPI starter started the workers"
 
 # From this many bytes on, and up to this many workers, an all-reduce exchanges parts, directly from the
 # gradient's memory. MPI's own all-reduce first copies the whole gradient, which takes as long as sending it.
@@ -27,6 +36,86 @@ _EAGER_SECONDS = 2e-4
 _NAP = 5e-5  # seconds between two polls after that
 _MEETING = 1  # the tag of the barrier's messages
 _CHECK_SECONDS = 1.0  # seconds between two checks whether the peers are alive
+
+
+class MPI(Transport):
+    """The MPI library whose starter started the workers."""
+
+    name = "mpi"
+
+    def own_facts(self) -> dict[str, Any]:
+        """How many processes an MPI starter started (`size`), and why MPI cannot be used here (`problem`)."""
+        if not mpi.started_by_mpi():
+            return {"size": 0, "problem": ""}
+        return {"size": mpi.size(), "problem": "" if mpi.installed() else "mpi4py is not installed"}
+
+    def error(self, problem: str) -> DtrainError:
+        """An `MPIError`."""
+        return MPIError(
+            f"communication={self.name!r} was set, but {problem}.",
+            hint="start the program by `dtrain launch --mpi --workers N`, or by mpirun or srun "
+            "(pip install 'dtrain[mpi]')",
+        )
+
+    def reason(self, facts: Sequence[Facts]) -> str:
+        """Chosen if an MPI starter started all workers."""
+        return "" if self.problem(facts) else f"an MPI starter started all {len(facts)} workers"
+
+    def problem(self, facts: Sequence[Facts]) -> str:
+        """Why the job cannot use MPI."""
+        starts = [each.own[self.name] for each in facts]
+        if not any(start["size"] for start in starts):
+            return NOT_STARTED
+        for worker, (each, start) in enumerate(zip(facts, starts, strict=True)):
+            if start["size"] != len(facts):
+                found = f"one that started {start['size']}" if start["size"] else "none"
+                return (
+                    f"the job has {len(facts)} workers, and worker {worker} reports of MPI starters {found}"
+                )
+            if each.replicas > 1:
+                return f"worker {worker} has {each.replicas} replicas, and over MPI a worker has one"
+            if start["problem"]:
+                return f"worker {worker} cannot use MPI: {start['problem']}"
+        return ""
+
+    def started(self, layout: ReplicaLayout, facts: Sequence[Facts]) -> Sequence[Facts]:
+        """Initialises MPI, which is done only after the facts have led to this transport.
+
+        Returns:
+            The facts with each worker's problem, so that all workers use MPI or none does.
+        """
+        problems = exchange(layout, mpi.problem())
+        return [
+            replace(each, own={**each.own, self.name: {**each.own[self.name], "problem": found}})
+            for each, found in zip(facts, problems, strict=True)
+        ]
+
+    def connect(
+        self, layout: ReplicaLayout, topology: Topology, facts: Sequence[Facts]
+    ) -> tuple[Calls | None, str]:
+        """Duplicates MPI's world communicator, so that dtrain's messages cannot mix with a program's own.
+
+        Raises:
+            MPIError: the ranks in MPI differ from the workers' numbers.
+        """
+        import mpi4py.MPI
+
+        world = mpi.world().Dup()
+        if (world.Get_rank(), world.Get_size()) != (layout.worker, layout.workers):
+            raise MPIError(
+                f"Worker {layout.worker} of {layout.workers} is rank {world.Get_rank()} of "
+                f"{world.Get_size()} in MPI's world.",
+                hint="leave TF_CONFIG to dtrain, or number its workers as the ranks are",
+            )
+        peers = PeerLiveness(topology)
+
+        def check() -> None:
+            peers.check()
+            mpi.check_ended()
+
+        vendor, version = mpi4py.MPI.get_vendor()
+        name = f"{vendor} {'.'.join(map(str, version))} (mpi4py {mpi4py.__version__})"
+        return MPICalls(world, check=check), name
 
 
 class MPICalls(Calls):

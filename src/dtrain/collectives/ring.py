@@ -1,18 +1,22 @@
-"""A launcher for TensorFlow's own collectives, ring or NCCL, that makes them fast, and correct in loops.
+"""The transport NCCL, and a launcher that makes TensorFlow's own collectives fast, and correct in loops.
 
-They are used where dtrain's collective calls are not: on GPUs, with several replicas in a worker, and if the
-workers cannot be connected by sockets.
+TensorFlow's collectives, ring or NCCL, are used where dtrain's collective calls are not: on GPUs, with
+several replicas in a worker, and if the workers cannot be connected by sockets.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from dtrain.collectives.calls import Calls
 from dtrain.collectives.launcher import all_reduce_in_groups
+from dtrain.collectives.transport import Facts, Transport
+from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.topology import Topology
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.collectives import LAUNCHER
 
@@ -20,6 +24,23 @@ _Launcher: Any = LAUNCHER.resolve()
 
 # Collective keys that are counted in the graph begin here, far from the keys that TensorFlow assigns.
 _FIRST_COUNTED_KEY = 1 << 30
+
+
+class NCCL(Transport):
+    """TensorFlow's collectives over NVIDIA's NCCL."""
+
+    name = "nccl"
+    implementation = "NCCL"
+
+    def reason(self, facts: Sequence[Facts]) -> str:
+        """Chosen if all replicas are on GPUs."""
+        return "all replicas are on GPUs" if all(each.gpus for each in facts) else ""
+
+    def connect(
+        self, layout: ReplicaLayout, topology: Topology, facts: Sequence[Facts]
+    ) -> tuple[Calls | None, str]:
+        """TensorFlow has connected the workers already."""
+        return None, ""
 
 
 class RingLauncher(_Launcher):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Collective calls over sockets between each two workers, for jobs without MPI.
+"""The transport "ring": collective calls over sockets between each two workers, for jobs without MPI.
 
 Tensors are sent directly from their memory, and received directly into the memory of the result. TensorFlow's
 own collectives copy each message several times, which takes four times the processor time for a 30 MB model.
@@ -10,12 +10,18 @@ from __future__ import annotations
 import select
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from dtrain.collectives.calls import Calls, Parts, raw
+from dtrain.collectives.connect import connect_all
+from dtrain.collectives.peer_liveness import PeerLiveness
+from dtrain.collectives.transport import Facts, Transport
 from dtrain.errors import PeerMissingError
+from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.log import logger
+from dtrain.topology import Topology, split_address
 
 _AT_ONCE = 1 << 20  # bytes in one call of send or receive, so that both take turns
 _CHECK_SECONDS = 1.0  # seconds between two checks whether the peers are alive
@@ -28,6 +34,30 @@ _BROKEN_LINK = {
     socket.TCP_KEEPINTVL: 5,
     socket.TCP_KEEPCNT: 4,
 }
+
+
+class Ring(Transport):
+    """Sockets between each two workers; TensorFlow's ring on GPUs, for several replicas or as a fallback."""
+
+    name = "ring"
+
+    def connect(
+        self, layout: ReplicaLayout, topology: Topology, facts: Sequence[Facts]
+    ) -> tuple[Calls | None, str]:
+        """Connects by sockets, if every two workers can be connected and have one CPU replica each."""
+        if any(each.gpus or each.replicas > 1 for each in facts):
+            return None, ""
+        peers = connect_all(layout, split_address(topology.address)[0])
+        if peers is None:
+            if layout.worker == 0:
+                logger.warning(
+                    "The workers could not be connected by sockets of their own (a firewall, perhaps): "
+                    "values travel by TensorFlow's collectives, which are slower."
+                )
+            return None, ""
+        kinds = sorted({"local" if each.family == socket.AF_UNIX else "TCP" for each in peers.values()})
+        calls = SocketCalls(layout.worker, peers, check=PeerLiveness(topology).check)
+        return calls, f"sockets ({' and '.join(kinds)})"
 
 
 class SocketCalls(Calls):
@@ -59,12 +89,6 @@ class SocketCalls(Calls):
         for peer in self._peers.values():
             peer.close()
 
-    def _meet(self, kind: int, size: int) -> None:
-        begun = time.perf_counter()
-        everyone = self._from_all(np.array([kind, size], np.int64))
-        self.waited += time.perf_counter() - begun
-        self._compare([each.tolist() for each in everyone])
-
     def _meet_with(self, kind: int, value: np.ndarray) -> list[np.ndarray]:
         begun = time.perf_counter()
         header = np.array([kind, value.nbytes], np.int64)
@@ -76,9 +100,6 @@ class SocketCalls(Calls):
         self._swap([None] * self.size, self._for_others([raw(each) for each in found]))
         self.waited += time.perf_counter() - begun
         return found
-
-    def _all_reduce(self, value: np.ndarray, total: np.ndarray) -> None:
-        self._reduce_by_parts(value, total)
 
     def _swap(self, out: Parts, into: Parts) -> None:
         sending = {r: part.data for r, part in enumerate(out) if part is not None and part.size}

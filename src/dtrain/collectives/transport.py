@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtrain.errors import ConfigurationError, DtrainError
 from dtrain.keras_engine import messages
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.topology import Topology
@@ -50,20 +51,21 @@ class Facts:
     Attributes:
         asked: "auto", or the name of the transport that the user asked for.
         gpus: whether all replicas of the worker are on GPUs.
-        mpi_size: how many processes the worker's MPI starter started; 0 without an MPI starter.
-        mpi_problem: why the worker cannot use MPI although an MPI starter started it; "" if it can.
         replicas: how many replicas the worker has.
+        own: what each transport has found in the worker (see `Transport.own_facts`), by the transport's name.
     """
 
     asked: str
     gpus: bool
-    mpi_size: int
-    mpi_problem: str = ""
     replicas: int = 1
+    own: dict[str, Any] = field(default_factory=dict)
 
 
 class Transport(abc.ABC):
-    """A transport between workers. To add one, write a subclass and list it in `transports.TRANSPORTS`.
+    """A transport between workers.
+
+    To add one, write a subclass in a file of its own, and list an instance in `transports.TRANSPORTS`. A
+    program adds its own by `transports.register`.
 
     Attributes:
         name: the name by which a user asks for it.
@@ -74,17 +76,25 @@ class Transport(abc.ABC):
     name: ClassVar[str]
     implementation: ClassVar[str] = "RING"
 
-    @abc.abstractmethod
+    def own_facts(self) -> Any:
+        """What the transport finds in this process, as a value that JSON can hold; all workers get it."""
+        return None
+
     def reason(self, facts: Sequence[Facts]) -> str:
         """Why "auto" chooses this transport; "" if it does not.
 
         Args:
             facts: the facts of all workers, in their order.
         """
+        return ""
 
     def problem(self, facts: Sequence[Facts]) -> str:
         """Why the workers cannot use this transport; "" if they can."""
         return ""
+
+    def error(self, problem: str) -> DtrainError:
+        """The error if this transport was asked for, and has a problem."""
+        return ConfigurationError(f"communication={self.name!r} was set, but {problem}.", hint="use another")
 
     def started(self, layout: ReplicaLayout, facts: Sequence[Facts]) -> Sequence[Facts]:
         """Starts the transport's library, if any; all workers call it.
@@ -94,6 +104,7 @@ class Transport(abc.ABC):
         """
         return facts
 
+    @abc.abstractmethod
     def connect(
         self, layout: ReplicaLayout, topology: Topology, facts: Sequence[Facts]
     ) -> tuple[Calls | None, str]:
@@ -103,4 +114,3 @@ class Transport(abc.ABC):
             The collective calls, and the library that moves the bytes; None and "" to use TensorFlow's own
             collectives.
         """
-        return None, ""

@@ -5,135 +5,46 @@ A strategy calls `install` once, when TensorFlow has connected its workers. No b
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
-from dtrain.cluster import mpi
-from dtrain.collectives.calls import Calls
-from dtrain.collectives.connect import connect_all
 from dtrain.collectives.launcher import CallLauncher, CallOperations
-from dtrain.collectives.mpi import MPICalls
-from dtrain.collectives.peer_liveness import PeerLiveness
-from dtrain.collectives.ring import RingLauncher
-from dtrain.collectives.sockets import SocketCalls
+from dtrain.collectives.mpi import MPI
+from dtrain.collectives.ring import NCCL, RingLauncher
+from dtrain.collectives.sockets import Ring
 from dtrain.collectives.transport import Communication, Facts, Transport
-from dtrain.errors import ConfigurationError, MPIError, PeerMismatchError
+from dtrain.errors import ConfigurationError, PeerMismatchError
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.talk import exchange
 from dtrain.log import logger
-from dtrain.topology import Topology, split_address
+from dtrain.topology import Topology
 from dtrain.upstream import collectives as upstream_collectives
 
 AUTO = "auto"
-
-
-class NCCL(Transport):
-    """TensorFlow's collectives over NVIDIA's NCCL."""
-
-    name = "nccl"
-    implementation = "NCCL"
-
-    def reason(self, facts: Sequence[Facts]) -> str:
-        """Chosen if all replicas are on GPUs."""
-        return "all replicas are on GPUs" if all(each.gpus for each in facts) else ""
-
-
-class MPI(Transport):
-    """The MPI library whose starter started the workers."""
-
-    name = "mpi"
-
-    def reason(self, facts: Sequence[Facts]) -> str:
-        """Chosen if an MPI starter started all workers."""
-        return "" if self.problem(facts) else f"an MPI starter started all {len(facts)} workers"
-
-    def problem(self, facts: Sequence[Facts]) -> str:
-        """Why the job cannot use MPI."""
-        if not any(each.mpi_size for each in facts):
-            return "no MPI starter started the workers"
-        for worker, each in enumerate(facts):
-            if each.mpi_size != len(facts):
-                found = f"one that started {each.mpi_size}" if each.mpi_size else "none"
-                return (
-                    f"the job has {len(facts)} workers, and worker {worker} reports of MPI starters {found}"
-                )
-            if each.replicas > 1:
-                return f"worker {worker} has {each.replicas} replicas, and over MPI a worker has one"
-            if each.mpi_problem:
-                return f"worker {worker} cannot use MPI: {each.mpi_problem}"
-        return ""
-
-    def started(self, layout: ReplicaLayout, facts: Sequence[Facts]) -> Sequence[Facts]:
-        """Initialises MPI, which is done only after the facts have led to this transport.
-
-        Returns:
-            The facts with each worker's problem, so that all workers use MPI or none does.
-        """
-        problems = exchange(layout, mpi.problem())
-        return [replace(each, mpi_problem=found) for each, found in zip(facts, problems, strict=True)]
-
-    def connect(
-        self, layout: ReplicaLayout, topology: Topology, facts: Sequence[Facts]
-    ) -> tuple[Calls | None, str]:
-        """Duplicates MPI's world communicator, so that dtrain's messages cannot mix with a program's own.
-
-        Raises:
-            MPIError: the ranks in MPI differ from the workers' numbers.
-        """
-        import mpi4py.MPI
-
-        world = mpi.world().Dup()
-        if (world.Get_rank(), world.Get_size()) != (layout.worker, layout.workers):
-            raise MPIError(
-                f"Worker {layout.worker} of {layout.workers} is rank {world.Get_rank()} of "
-                f"{world.Get_size()} in MPI's world.",
-                hint="leave TF_CONFIG to dtrain, or number its workers as the ranks are",
-            )
-        peers = PeerLiveness(topology)
-
-        def check() -> None:
-            peers.check()
-            mpi.check_ended()
-
-        vendor, version = mpi4py.MPI.get_vendor()
-        name = f"{vendor} {'.'.join(map(str, version))} (mpi4py {mpi4py.__version__})"
-        return MPICalls(world, check=check), name
-
-
-class Ring(Transport):
-    """Sockets between each two workers; TensorFlow's ring on GPUs, for several replicas or as a fallback."""
-
-    name = "ring"
-
-    def reason(self, facts: Sequence[Facts]) -> str:
-        """Always chosen, as the last transport in the list; the reason is why MPI was not."""
-        return MPI().problem(facts) or "nothing else was found"
-
-    def connect(
-        self, layout: ReplicaLayout, topology: Topology, facts: Sequence[Facts]
-    ) -> tuple[Calls | None, str]:
-        """Connects by sockets, if every two workers can be connected and have one CPU replica each."""
-        if any(each.gpus or each.replicas > 1 for each in facts):
-            return None, ""
-        peers = connect_all(layout, split_address(topology.address)[0])
-        if peers is None:
-            if layout.worker == 0:
-                logger.warning(
-                    "The workers could not be connected by sockets of their own (a firewall, perhaps): "
-                    "values travel by TensorFlow's collectives, which are slower."
-                )
-            return None, ""
-        kinds = sorted({"local" if each.family == socket.AF_UNIX else "TCP" for each in peers.values()})
-        calls = SocketCalls(layout.worker, peers, check=PeerLiveness(topology).check)
-        return calls, f"sockets ({' and '.join(kinds)})"
-
+"""The name that leaves the choice to dtrain."""
 
 TRANSPORTS: dict[str, Transport] = {each.name: each for each in (NCCL(), MPI(), Ring())}
-"""The transports by name; "auto" chooses the first that has a reason."""
+"""The transports by name; "auto" chooses the first that has a reason, or the last."""
+
+
+def register(transport: Transport) -> None:
+    """Add a transport, before any strategy is made; all workers must add the same, in the same order.
+
+    Args:
+        transport: an instance of a subclass of `Transport`. "auto" asks it before those that are there.
+
+    Raises:
+        ConfigurationError: a transport of this name is registered already.
+    """
+    if transport.name in (AUTO, *TRANSPORTS):
+        raise ConfigurationError(
+            f"There is a transport {transport.name!r} already.", hint="give yours another name"
+        )
+    others = {**TRANSPORTS}
+    TRANSPORTS.clear()
+    TRANSPORTS.update({transport.name: transport, **others})
 
 
 def asked_for(communication: Any) -> str:
@@ -170,7 +81,7 @@ def choose(facts: Sequence[Facts]) -> tuple[str, str]:
 
     Raises:
         PeerMismatchError: the workers were asked for different transports.
-        MPIError: MPI was asked for, but cannot be used.
+        ConfigurationError, MPIError: a transport was asked for that cannot be used.
     """
     if len({each.asked for each in facts}) > 1:
         told = ", ".join(f"{each.asked} (worker {i})" for i, each in enumerate(facts))
@@ -180,14 +91,14 @@ def choose(facts: Sequence[Facts]) -> tuple[str, str]:
         )
     wanted = facts[0].asked
     if wanted == AUTO:
-        return next((name, why) for name, each in TRANSPORTS.items() if (why := each.reason(facts)))
+        for name, each in TRANSPORTS.items():
+            if why := each.reason(facts):
+                return name, why
+        problems = (each.problem(facts) for each in TRANSPORTS.values())
+        return name, next(filter(None, problems), "nothing else was found")
     problem = TRANSPORTS[wanted].problem(facts)
     if problem:
-        raise MPIError(
-            f"communication={wanted!r} was set, but {problem}.",
-            hint="start the program by `dtrain launch --mpi --workers N`, or by mpirun or srun "
-            "(pip install 'dtrain[mpi]')",
-        )
+        raise TRANSPORTS[wanted].error(problem)
     return wanted, "it was asked for"
 
 
@@ -206,7 +117,7 @@ def install(
         The chosen transport, and dtrain's collective operations; None for these if TensorFlow's are used.
 
     Raises:
-        PeerMismatchError, MPIError: as `choose`.
+        PeerMismatchError, ConfigurationError, MPIError: as `choose`.
     """
     tensorflow, gpus = f"TensorFlow {tf.__version__}", _on_gpus(extended)
     if layout.workers == 1 or topology is None:
@@ -236,13 +147,11 @@ def install(
 
 
 def _facts(extended: Any, asked: str) -> Facts:
-    started = mpi.started_by_mpi()
     return Facts(
         asked=asked,
         gpus=_on_gpus(extended),
-        mpi_size=mpi.size() if started else 0,
-        mpi_problem="mpi4py is not installed" if started and not mpi.installed() else "",
         replicas=len(extended.worker_devices),
+        own={name: each.own_facts() for name, each in TRANSPORTS.items()},
     )
 
 
