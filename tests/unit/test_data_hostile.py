@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
 from dtrain.data import load_cifar10, load_imdb, tfrecord_files
 from dtrain.data.archives import by_number
@@ -211,7 +212,7 @@ def test_a_pickle_that_grows_when_it_is_read(tmp_path: Path, kind: str) -> None:
 def test_a_record_that_is_shorter_than_it_says(tmp_path: Path, compression: str, length: int) -> None:
     path = tmp_path / "a.tfrecord"
     size = struct.pack("<Q", length)
-    content = size + struct.pack("<I", tfrecord_files._masked_crc(size)) + bytes(1000)
+    content = size + struct.pack("<I", masked_crc32c(size)) + bytes(1000)
     pack = {"": bytes, "GZIP": gzip.compress, "ZLIB": zlib.compress}[compression]
     path.write_bytes(pack(content))
     assert "ecord 0" in refused(lambda: tfrecord_files.scan(str(path), compression))

@@ -7,12 +7,7 @@ user's `tf.data` code reads.
 from __future__ import annotations
 
 import atexit
-import base64
-import contextlib
-import json
-import os
-import pickle
-import selectors
+import multiprocessing
 import subprocess
 import sys
 import threading
@@ -46,6 +41,7 @@ class DataService:
 
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._connections: list[Any] = []
         self._dispatcher: Any = None
         self._ports: list[int] = []
         self._closed = False
@@ -61,10 +57,8 @@ class DataService:
         """Ends the reading processes; datasets that read from them fail. A second call does nothing."""
         self._closed = True
         atexit.unregister(self.close)
-        for process in self._processes:
-            if process.stdin is not None:
-                with contextlib.suppress(OSError):
-                    process.stdin.close()
+        for connection in self._connections:
+            connection.close()
         for process in self._processes:
             try:
                 process.wait(_END_SECONDS)
@@ -97,7 +91,7 @@ class DataService:
         """One part of the examples a process; elements are taken from the processes in turn."""
         orders = [{"make": make, "place": (index, workers)} for index in range(workers)]
         answers = self._start(orders)
-        specs = [pickle.loads(base64.b64decode(answer["spec"])) for answer in answers]
+        specs = [answer["spec"] for answer in answers]
         if any(spec != specs[0] for spec in specs):
             raise DataError(
                 f"The function's datasets differ from process to process: {specs}.",
@@ -127,26 +121,20 @@ class DataService:
         Raises:
             DataError: a process could not start its servers.
         """
-        pipes = []
         for order in orders:
-            reading, writing = os.pipe()
-            try:
+            ours, theirs = multiprocessing.Pipe()
+            with theirs:
                 process = subprocess.Popen(
-                    [sys.executable, "-P", service_process.__file__, str(writing)],
-                    stdin=subprocess.PIPE,
-                    pass_fds=[writing],
+                    [sys.executable, "-P", service_process.__file__, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
                     env=plain_environment(),
                     start_new_session=True,  # Ctrl-C is for the training process, which then ends this one
                 )
-            finally:
-                os.close(writing)
             self._processes.append(process)
-            pipes.append(reading)
-            line = base64.b64encode(pickle.dumps({"path": sys.path, **order}))
-            if process.stdin is not None:
-                process.stdin.write(line + b"\n")
-                process.stdin.flush()
-        answers = [_answer(reading) for reading in pipes]
+            self._connections.append(ours)
+            ours.send((sys.path, order))
+        answers = [_answer(connection) for connection in self._connections]
         wrong = [answer["error"] for answer in answers if "error" in answer]
         if wrong:
             self.close()
@@ -288,14 +276,14 @@ def _pickled(make: Callable[..., Any]) -> bytes:
         ) from error
 
 
-def _answer(reading: int) -> dict[str, Any]:
+def _answer(connection: Any) -> dict[str, Any]:
     """The answer of a reading process: what it serves, or an error."""
-    with os.fdopen(reading, encoding="utf-8") as pipe, selectors.DefaultSelector() as selector:
-        selector.register(pipe, selectors.EVENT_READ)
-        if not selector.select(_START_SECONDS):
-            return {"error": f"it did not start within {_START_SECONDS:.0f} seconds"}
-        line = pipe.readline()
-    return json.loads(line) if line else {"error": "it ended"}
+    if not connection.poll(_START_SECONDS):
+        return {"error": f"it did not start within {_START_SECONDS:.0f} seconds"}
+    try:
+        return connection.recv()
+    except (EOFError, ConnectionError):
+        return {"error": "it ended"}
 
 
 def _hint(error: str) -> str:

@@ -1,41 +1,39 @@
 """A process that reads data for a training process: a worker of the tf.data service, maybe with a dispatcher.
 
-It is run by its path, before dtrain can be imported, so it imports dtrain late. It reads one order from
-standard input. It ends when standard input is closed, which happens however the training process ends.
+It is run by its path, before dtrain can be imported, so it imports dtrain late. It reads one order from a
+connection of `multiprocessing`, and answers there. It ends when the other end of the connection is closed,
+which happens however the training process ends.
 
-Usage: python -P service_process.py DESCRIPTOR; it writes its answer to the pipe with this file descriptor.
+Usage: python -P service_process.py DESCRIPTOR; the file descriptor is that of the connection.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import pickle
 import sys
 import threading
+from multiprocessing.connection import Connection
 from typing import Any
 
 
 def main() -> None:
-    """Reads one order, starts the servers, and answers with one line of JSON: what it serves, or an error."""
-    source = sys.stdin.buffer
-    order = pickle.loads(base64.b64decode(source.readline()))
-    threading.Thread(target=_end_with, args=(source,), daemon=True).start()
-    sys.path[:] = order["path"]
+    """Reads one order, starts the servers, and answers what it serves, or with an error."""
+    connection = Connection(int(sys.argv[1]))
+    sys.path[:], order = connection.recv()
+    threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
     try:
         answer, _servers = _serve(order)
     except BaseException as error:
         answer = {"error": f"{type(error).__name__}: {error}"}
-    with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8") as answers:
-        answers.write(json.dumps(answer) + "\n")
+    connection.send(answer)
     if "error" not in answer:
         threading.Event().wait()
 
 
-def _end_with(source: Any) -> None:
-    """Ends the process when `source` is closed; TensorFlow's servers do not end by themselves."""
-    source.read()
+def _end_with(connection: Any) -> None:
+    """Ends the process when the connection is closed; TensorFlow's servers do not end by themselves."""
+    connection.poll(None)
     os._exit(0)
 
 
@@ -66,7 +64,7 @@ def _serve(order: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     answer = {
         "service": dispatcher.target,
         "dataset": number.numpy().decode(),
-        "spec": base64.b64encode(pickle.dumps(dataset.element_spec)).decode(),
+        "spec": dataset.element_spec,
         "length": int(dataset.cardinality()),
     }
     return answer, (dispatcher, worker, dataset)

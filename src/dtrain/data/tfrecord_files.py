@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
 from dtrain.errors import ConfigurationError, DataError
 
 COMPRESSIONS = ("", "GZIP", "ZLIB")
@@ -22,8 +24,6 @@ _PIECE = 16 << 20  # bytes that are read at a time
 _LONGEST_RECORD = (2 << 30) - 1  # bytes; a protocol buffer cannot be longer
 _HEADER = struct.Struct("<QI")
 _FOOTER = 4
-_MASK_DELTA = 0xA282EAD8
-_POLYNOMIAL = 0x82F63B78
 
 
 def check_compression(compression: str | None) -> str:
@@ -80,7 +80,7 @@ def _length(header: bytes, path: str, record: int) -> int:
         raise _cut_off(path, record)
     length, checksum = _HEADER.unpack(header)
     # Checked before the length is used: a damaged length could lead anywhere in the file.
-    if _masked_crc(header[:8]) != checksum:
+    if masked_crc32c(header[:8]) != checksum:
         raise DataError(
             f"{path} is no TFRecord file, or is damaged: record {record} has a wrong checksum.",
             hint="write it again; if it is compressed, say compression='GZIP' or 'ZLIB'",
@@ -187,21 +187,3 @@ def _raw(path: str) -> Iterator[Any]:
         ) from error
     with file:
         yield file
-
-
-def _crc_table() -> list[int]:
-    table = list(range(256))
-    for _ in range(8):
-        table = [(entry >> 1) ^ _POLYNOMIAL if entry & 1 else entry >> 1 for entry in table]
-    return table
-
-
-_TABLE = _crc_table()
-
-
-def _masked_crc(data: bytes) -> int:
-    state = 0xFFFFFFFF
-    for byte in data:
-        state = _TABLE[(state ^ byte) & 0xFF] ^ (state >> 8)
-    crc = state ^ 0xFFFFFFFF
-    return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
