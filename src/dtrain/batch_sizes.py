@@ -9,6 +9,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from dtrain.errors import ConfigurationError
+from dtrain.words import counted
 
 DEFAULT_PER_REPLICA = 32
 """The default per-replica batch, in examples: the default batch size of Keras' `fit`."""
@@ -83,12 +84,12 @@ def plan_batches(
         each = per_replica or DEFAULT_PER_REPLICA
         return BatchSizes(micro_batch=each * replicas, accumulation=accumulation or 1, replicas=replicas)
     if per_replica is not None:
-        what = f"per-replica batch of {per_replica} on {_count(replicas)}"
+        what = f"per-replica batch of {per_replica} on {counted(replicas, 'replica')}"
         found = _divided(global_batch, per_replica * replicas, what)
         if accumulation not in (None, found):
             raise ConfigurationError(
                 f"The global batch is {global_batch}, but a per-replica batch of {per_replica} on "
-                f"{_count(replicas)} with an accumulation of {accumulation} makes "
+                f"{counted(replicas, 'replica')} with an accumulation of {accumulation} makes "
                 f"{per_replica * replicas * (accumulation or 1)}.",
                 hint=f"Give two of the three. With these batches the accumulation is {found}.",
             )
@@ -104,7 +105,7 @@ def plan_batches(
             )
     else:
         what = f"accumulation of {accumulation} on " if accumulation > 1 else ""
-        what += _count(replicas)
+        what += counted(replicas, "replica")
         micro_batch = _divided(global_batch, accumulation * replicas, what) * replicas
     return BatchSizes(micro_batch=micro_batch, accumulation=accumulation, replicas=replicas)
 
@@ -130,7 +131,3 @@ def _divided(global_batch: int, by: int, what: str) -> int:
         f"The global batch is {global_batch}, which {what} cannot share evenly: it is no multiple of {by}.",
         hint=f"Set it to {near}, or change the other sizes.",
     )
-
-
-def _count(replicas: int) -> str:
-    return f"{replicas} replica" if replicas == 1 else f"{replicas} replicas"

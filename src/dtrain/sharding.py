@@ -43,7 +43,7 @@ class SourceKind:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ShardingChoice:
     """How a source is divided.
 
     Attributes:
@@ -73,7 +73,7 @@ class Shares:
     steps: int
 
 
-def choose(word: str, kind: SourceKind, workers: int) -> Choice:
+def choose(word: str, kind: SourceKind, workers: int) -> ShardingChoice:
     """Choose how a source is divided over the workers.
 
     "auto" chooses "function" for a function ("off" with buckets), and "data" if single examples can be read
@@ -96,39 +96,41 @@ def choose(word: str, kind: SourceKind, workers: int) -> Choice:
     if word != "auto":
         _check_possible(word, kind)
     if workers == 1:
-        return Choice("off", "one process reads everything")
+        return ShardingChoice("off", "one process reads everything")
     if word == "data" and not (kind.random_access or kind.cached):
         # As in TensorFlow's own sharding by data: a sequential reader cannot skip rows without reading them.
-        return Choice("off", f"{kind.name} are read in turn: each worker reads all and takes its own rows")
+        return ShardingChoice(
+            "off", f"{kind.name} are read in turn: each worker reads all and takes its own rows"
+        )
     if word != "auto":
-        return Choice(word, "as set")
+        return ShardingChoice(word, "as set")
     if kind.function and kind.bucketed:
-        return Choice("off", "buckets are made over all examples")
+        return ShardingChoice("off", "buckets are made over all examples")
     if kind.function:
-        return Choice("function", "the function is called with each worker's InputContext")
+        return ShardingChoice("function", "the function is called with each worker's InputContext")
     if kind.random_access:
-        return Choice("data", f"single examples can be fetched from {kind.name}")
+        return ShardingChoice("data", f"single examples can be fetched from {kind.name}")
     return _auto_sequential(kind, workers)
 
 
-def _auto_sequential(kind: SourceKind, workers: int) -> Choice:
+def _auto_sequential(kind: SourceKind, workers: int) -> ShardingChoice:
     otherwise = "data" if kind.cached else "off"
     files = len(kind.counts)
     if kind.padded or kind.bucketed:
-        return Choice(otherwise, "padding and buckets look at whole global batches")
+        return ShardingChoice(otherwise, "padding and buckets look at whole global batches")
     if not kind.shuffled:
-        return Choice(otherwise, "without shuffle the examples keep their order")
+        return ShardingChoice(otherwise, "without shuffle the examples keep their order")
     if files < workers:
-        return Choice(otherwise, f"{files} files are fewer than {workers} workers")
+        return ShardingChoice(otherwise, f"{files} files are fewer than {workers} workers")
     loads = [sum(kind.counts[file] for file in files) for files in divide_files(kind.counts, workers)]
     if not any(loads):
-        return Choice(otherwise, f"{files} files are all empty")
+        return ShardingChoice(otherwise, f"{files} files are all empty")
     over = max(loads) * workers / sum(loads)
     if over > _MOST_OVER_MEAN:
-        return Choice(
+        return ShardingChoice(
             otherwise, f"{files} files divide unevenly: one worker would get {over:.2f} times the mean"
         )
-    return Choice("file", f"{files} files for {workers} workers, {over:.2f} times the mean at most")
+    return ShardingChoice("file", f"{files} files for {workers} workers, {over:.2f} times the mean at most")
 
 
 def _check_possible(word: str, kind: SourceKind) -> None:

@@ -20,6 +20,7 @@ from dtrain.errors import ConfigurationError, DataError
 from dtrain.optim.optimizers import OptimizerLike, base_optimizer, rate_of, with_settings
 from dtrain.strategies.registry import strategy as make_strategy
 from dtrain.trainer_run import NoRun, TrainerRun
+from dtrain.words import whole_number
 
 
 class Trainer:
@@ -73,11 +74,7 @@ class Trainer:
     ) -> None:
         self._precision = None if precision is None else optim.precision_policy(precision)
         optim.scaled_rate(1.0, batch=1, base_batch=1 if base_batch is None else base_batch, scaling=scaling)
-        if isinstance(warmup_steps, bool) or not hasattr(warmup_steps, "__index__") or warmup_steps < 0:
-            raise ConfigurationError(
-                f"warmup_steps is {warmup_steps!r}, which is no integer of at least 0.",
-                hint="Set it to 0 for no warm-up.",
-            )
+        warmup_steps = whole_number(warmup_steps, "warmup_steps", 0)
         self.strategy = make_strategy(strategy) if isinstance(strategy, str) else strategy
         replicas = self.strategy.num_replicas_in_sync
         # If a worker of an elastic job is absent, the batches stay the same, and each present worker's shard
@@ -193,8 +190,7 @@ class Trainer:
             DataError: the dataset is not batched.
         """
         model = self._compiled()
-        if epochs < 1:
-            raise ConfigurationError(f"epochs is {epochs}, which is below 1.", hint="Set it to 1 or more.")
+        epochs = whole_number(epochs, "epochs", 1)
         source = self._source(train)
         files = self._files
         held_out = None if validation is None else self._plain(validation)

@@ -1,7 +1,7 @@
-"""Checks that a user's word is one of the known words; the error lists them and names the nearest.
+"""Checks words and whole numbers that users give; the error for a word lists the known ones and the nearest.
 
-It also holds the words that several modules share. The module that uses a word defines its meaning. It does
-not import TensorFlow.
+It also holds the words that several modules share, and counts nouns. The module that uses a word defines its
+meaning. It does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -61,3 +61,24 @@ def check_word(
     """
     if word not in known:
         raise ConfigurationError(f"The {noun} {word!r} is not known.", hint=known_are(known, word, near))
+
+
+def whole_number(value: Any, name: str, least: int | None = None) -> int:
+    """Convert an integer of any type, NumPy's included, to `int`; booleans are refused.
+
+    Raises:
+        ConfigurationError: the value is not an integer, or is less than `least`.
+    """
+    try:
+        found = value.__index__() if not isinstance(value, bool) else None
+    except AttributeError:
+        found = None
+    if found is None or (least is not None and found < least):
+        wanted = "an integer" if least is None else f"an integer of at least {least}"
+        raise ConfigurationError(f"{name}={value!r} is not {wanted}.", hint=f"give {name} as {wanted}")
+    return int(found)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and its noun, in the plural unless the number is 1."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

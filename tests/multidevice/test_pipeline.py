@@ -392,7 +392,7 @@ def test_data_without_end_goes_on_at_a_step_and_every_worker_needs_rows(two_work
         (lambda: Pipeline((X, Y), batch=2.5), ConfigurationError, "batch=2.5"),
         (lambda: Pipeline((X, Y), batch=True), ConfigurationError, "batch=True"),
         (lambda: Pipeline((X, Y), seed="s"), ConfigurationError, "seed='s'"),
-        (lambda: Pipeline((X, Y), sharding="rows"), ConfigurationError, "'auto', 'data'"),
+        (lambda: Pipeline((X, Y), sharding="rows"), ConfigurationError, "auto, data"),
         (lambda: Pipeline((X, Y), sharding="file"), ConfigurationError, "not in files"),
         (lambda: Pipeline((X, Y), batch=64, drop_remainder=True), DataError, "leaves nothing of 37"),
         (lambda: Pipeline((X, Y), transform=lambda x, y: x), ConfigurationError, "must take the example"),

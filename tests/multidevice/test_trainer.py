@@ -275,7 +275,7 @@ def test_a_run_is_gone_on_with_as_what_it_was(tmp_path: Path) -> None:
         ({"precision": "float8"}, r"precision='float8'"),
         ({"scaling": "cubic"}, r"scaling='cubic'"),
         ({"global_batch": 17}, "no multiple of 2"),
-        ({"warmup_steps": -1}, "warmup_steps is -1"),
+        ({"warmup_steps": -1}, "warmup_steps=-1"),
         ({"base_batch": 0}, "base_batch=0"),
     ],
 )
@@ -290,7 +290,7 @@ def test_calls_that_cannot_work(tmp_path: Path) -> None:
     made = compiled()
     with pytest.raises(ConfigurationError, match="no run directory"):
         made.resume()
-    with pytest.raises(ConfigurationError, match="epochs is 0"):
+    with pytest.raises(ConfigurationError, match="epochs=0"):
         made.fit((X, Y), epochs=0)
     with pytest.raises(DataError, match="single examples"):
         made.fit(tf.data.Dataset.from_tensor_slices((X, Y)))

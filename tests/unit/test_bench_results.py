@@ -13,7 +13,7 @@ import pytest
 from dtrain.bench import output, picture
 from dtrain.bench.measured import Measured, UnusableError, read_run
 from dtrain.bench.plan import ONE_CORE, Asked, rows_of
-from dtrain.bench.results import Outcome, Results
+from dtrain.bench.results import Results, RowResult
 from dtrain.bench.table import as_markdown, as_text
 from dtrain.strategies.machine import Machine
 from dtrain.text_table import lines_of
@@ -36,7 +36,7 @@ def run(rate: float, *, loss: float = 1.0, staleness: float | None = None, **mor
 def results(runs: dict[str, list[Measured | None]], **asked: Any) -> Results:
     """Of two rounds, unless said otherwise; rows without runs have failed."""
     made = Results(Asked(epochs=3, **asked), MACHINE, [])
-    made.outcomes = [Outcome(row) for row in rows_of(made.asked, MACHINE)]
+    made.outcomes = [RowResult(row) for row in rows_of(made.asked, MACHINE)]
     for outcome in made.outcomes:
         outcome.runs = runs.get(outcome.row.key, [])
         if not outcome.runs and not outcome.row.absent:

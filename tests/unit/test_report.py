@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from dtrain import cli
-from dtrain.monitor.event_file import parse_events
+from dtrain.monitor.line_files import parse_events
 from dtrain.monitor.report.thinning import thin_curve
 from dtrain.monitor.run_directory import RunDirectory, is_locked, lock_run_directory
 from dtrain.monitor.run_reader import read_run

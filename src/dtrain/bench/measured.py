@@ -14,7 +14,7 @@ from typing import Any
 
 from dtrain.errors import ConfigurationError
 from dtrain.monitor import run_reader
-from dtrain.monitor.event_file import finite
+from dtrain.monitor.line_files import finite
 from dtrain.monitor.run_data import RATE as _RATE
 from dtrain.monitor.run_data import Run, summed
 from dtrain.training_rate import TRAINING

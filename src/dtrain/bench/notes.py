@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dtrain.bench.plan import counted
-from dtrain.bench.results import TOLERANCE, Outcome, Results
+from dtrain.bench.results import TOLERANCE, Results, RowResult
+from dtrain.words import counted
 
 _SHARES = (
     "'For data' and 'for peers': the shares of the steps' time in which training waited for data, and "
@@ -40,7 +40,7 @@ def comparison(results: Results) -> list[str]:
     return [*(_against(each, asynchronous, results) for each in others), *_what_an_update_is(results, others)]
 
 
-def _against(synchronous: Outcome, asynchronous: Outcome, results: Results) -> str:
+def _against(synchronous: RowResult, asynchronous: RowResult, results: Results) -> str:
     times = results.times(asynchronous, synchronous)
     ratio = "" if times is None else f"asynchronous training is {times:.2f} times as fast; "
     loss, accuracy = (
@@ -54,7 +54,7 @@ def _against(synchronous: Outcome, asynchronous: Outcome, results: Results) -> s
     )
 
 
-def _what_an_update_is(results: Results, others: list[Outcome]) -> list[str]:
+def _what_an_update_is(results: Results, others: list[RowResult]) -> list[str]:
     if not others:
         return []
     batch, workers = results.asked.global_batch, results.asked.workers
@@ -105,7 +105,7 @@ def _same(results: Results) -> str:
     )
 
 
-def _of_row(outcome: Outcome, results: Results) -> list[str]:
+def _of_row(outcome: RowResult, results: Results) -> list[str]:
     row, found, cores = outcome.row, [], outcome.row.cores.partition(",")[0]
     if not results.machine.gpus:
         if row.replicas > 1 and not row.own_core:

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dtrain.bench.plan import Row, counted
-from dtrain.bench.results import Outcome, Results
+from dtrain.bench.plan import Row
+from dtrain.bench.results import Results, RowResult
 from dtrain.monitor.curves import figure_class
 from dtrain.paths import written_whole
+from dtrain.words import counted
 
 INCHES = (11.0, 10.5)
 """Width and height of the picture."""
@@ -61,7 +62,7 @@ def draw(results: Results, path: Path) -> None:
         made.savefig(unfinished, format="png", dpi=DPI)
 
 
-def _bars(axes: Any, measured: Sequence[Outcome], results: Results) -> None:
+def _bars(axes: Any, measured: Sequence[RowResult], results: Results) -> None:
     rates = [outcome.median(lambda run: run.rate) or 0.0 for outcome in measured]
     colours = [_COLOURS[number % len(_COLOURS)] for number in range(len(measured))]
     bars = axes.barh([_named(outcome.row) for outcome in measured], rates, color=colours, height=0.68)
@@ -74,7 +75,7 @@ def _bars(axes: Any, measured: Sequence[Outcome], results: Results) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _said(outcome: Outcome, results: Results) -> str:
+def _said(outcome: RowResult, results: Results) -> str:
     """The label of a bar: the rate, the speed-up over the base, and the efficiency of a replica."""
     rate = outcome.median(lambda run: run.rate) or 0.0
     times, efficiency = results.times(outcome, results.base), results.efficiency(outcome)
@@ -85,7 +86,7 @@ def _said(outcome: Outcome, results: Results) -> str:
 
 
 def _curves(
-    axes: Any, measured: Sequence[Outcome], results: Results, *, name: str, label: str, by: str
+    axes: Any, measured: Sequence[RowResult], results: Results, *, name: str, label: str, by: str
 ) -> None:
     from matplotlib.ticker import MaxNLocator
 

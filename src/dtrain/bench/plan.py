@@ -17,7 +17,7 @@ from dtrain.recipes.catalogue import RECIPES
 from dtrain.strategies.feasibility import judge
 from dtrain.strategies.machine import Machine
 from dtrain.strategies.registry import AUTO, STRATEGIES, resolve_name, spanning
-from dtrain.words import check_word
+from dtrain.words import check_word, counted
 
 TRANSPORTS = ("ring", "mpi", "nccl")
 ONE_DEVICE = "one_device"
@@ -347,11 +347,6 @@ def _on_tpu(name: str, asked: Asked, machine: Machine) -> list[Row]:
 
 def _seat(kind: str, numbers: Sequence[int]) -> str:
     return f"{kind}={','.join(map(str, numbers))}"
-
-
-def counted(number: int, noun: str) -> str:
-    """A number and its noun, in the plural unless the number is 1."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _listed(what: str, text: str) -> list[str]:

@@ -25,7 +25,7 @@ TOLERANCE = 2e-4
 
 
 @dataclass
-class Outcome:
+class RowResult:
     """A row and its measurements.
 
     Attributes:
@@ -69,7 +69,7 @@ class Results:
 
     asked: Asked
     machine: Machine
-    outcomes: list[Outcome]
+    outcomes: list[RowResult]
     started_at: str = field(
         default_factory=lambda: datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     )
@@ -77,27 +77,27 @@ class Results:
     load_before: float = field(default_factory=lambda: os.getloadavg()[0])
     status: str = "running"
 
-    def of(self, key: str) -> Outcome | None:
+    def of(self, key: str) -> RowResult | None:
         """The outcome of the row with this key; None if the plan has no such row."""
         return next((outcome for outcome in self.outcomes if outcome.row.key == key), None)
 
     @property
-    def base(self) -> Outcome | None:
+    def base(self) -> RowResult | None:
         """The row that speed-ups and efficiencies are relative to: one device on one core, or on one GPU."""
         return self.of(ONE_CORE) or self.of(ONE_DEVICE)
 
-    def times(self, outcome: Outcome, base: Outcome | None) -> float | None:
+    def times(self, outcome: RowResult, base: RowResult | None) -> float | None:
         """The speed relative to the row `base`: the median over the rounds that both have, or None."""
         pairs = zip(outcome.runs, base.runs if base is not None else (), strict=False)
         found = [mine.rate / other.rate for mine, other in pairs if mine is not None and other is not None]
         return statistics.median(found) if found else None
 
-    def efficiency(self, outcome: Outcome) -> float | None:
+    def efficiency(self, outcome: RowResult) -> float | None:
         """The speed-up over the base divided by the number of replicas; None if replicas share cores."""
         times = self.times(outcome, self.base)
         return times / outcome.row.replicas if times is not None and outcome.row.own_core else None
 
-    def apart(self, outcome: Outcome) -> float | None:
+    def apart(self, outcome: RowResult) -> float | None:
         """The largest relative difference, over all rounds, of the first epoch's loss from one device's.
 
         None if a measurement is missing, or if the row is the one device itself.
@@ -108,7 +108,7 @@ class Results:
         loss = reference.measured[0].first_loss
         return max((abs(run.first_loss / loss - 1) for run in outcome.measured), default=None)
 
-    def same(self, outcome: Outcome) -> bool | None:
+    def same(self, outcome: RowResult) -> bool | None:
         """Whether the row gives the numbers of one device; None if it need not, or if that is unknown."""
         apart = self.apart(outcome)
         promised = outcome.row.synchronous and not self.asked.what.random
@@ -140,7 +140,7 @@ class Results:
             "rows": [self._row(outcome) for outcome in self.outcomes],
         }
 
-    def _row(self, outcome: Outcome) -> dict[str, Any]:
+    def _row(self, outcome: RowResult) -> dict[str, Any]:
         row = outcome.row
         rate = outcome.median(lambda run: run.rate)
         return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dtrain.bench.notes import comparison, notes
-from dtrain.bench.results import Outcome, Results
+from dtrain.bench.results import Results, RowResult
 from dtrain.text_table import lines_of, markdown_of
 
 _SPEED = ("speed", "replicas", "cores", "examples/s", "ms a step", "speed-up", "efficiency")
@@ -70,7 +70,7 @@ def as_markdown(results: Results, *, picture: str = "") -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def same_cell(outcome: Outcome, results: Results) -> str:
+def same_cell(outcome: RowResult, results: Results) -> str:
     """The cell that says whether a row gives the numbers of one device, with the difference found."""
     apart, same = results.apart(outcome), results.same(outcome)
     if apart is None:
@@ -144,7 +144,7 @@ def _number_rows(results: Results) -> list[list[str]]:
     return rows
 
 
-def _why(outcome: Outcome) -> str:
+def _why(outcome: RowResult) -> str:
     if outcome.row.absent:
         return f"not here: {outcome.row.absent}"
     return f"failed: {outcome.problem}" if outcome.failed else "not run: interrupted"

@@ -18,7 +18,7 @@ from dtrain.option_fields import declare, own_fields, said
 
 if TYPE_CHECKING:
     from dtrain.bench.plan import Asked
-    from dtrain.bench.results import Outcome, Results
+    from dtrain.bench.results import Results, RowResult
     from dtrain.bench.runs import Runner
 
 HELP = "train the same model under the strategies that this machine can run, and compare them"
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     from dtrain import cluster
     from dtrain.bench import output
     from dtrain.bench.plan import Asked, rows_of
-    from dtrain.bench.results import Outcome, Results
+    from dtrain.bench.results import Results, RowResult
     from dtrain.strategies.machine import look_at_machine
 
     asked = Asked(**said(args, own_fields(Asked)))
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     output.check_output(args.output, 0)
     _say("looking at this machine ...")
     machine = look_at_machine()
-    results = Results(asked, machine, [Outcome(row) for row in rows_of(asked, machine)])
+    results = Results(asked, machine, [RowResult(row) for row in rows_of(asked, machine)])
     output.check_output(args.output, asked.rounds * sum(not o.row.absent for o in results.outcomes))
     directory = output.open_output(args.output)
     status = _measure(results, directory)
@@ -125,7 +125,7 @@ def _rounds(results: Results, runner: Runner, directory: Path, started: float) -
             write_data(results, directory)
 
 
-def _one(outcome: Outcome, asked: Asked, runner: Runner, folder: Path) -> None:
+def _one(outcome: RowResult, asked: Asked, runner: Runner, folder: Path) -> None:
     """Run one row once, and record the result in its outcome."""
     from dtrain.bench.measured import UnusableError, read_run
 

@@ -19,7 +19,7 @@ from dtrain.strategies.registry import names
 _VALUES = {"recipe": list(RECIPES), "strategy": list(names())}
 
 
-class _Values(FilesCompleter):
+class _Completer(FilesCompleter):
     """Completes an argument by its known values; by file names if it has none."""
 
     def __call__(self, prefix: str, **facts: Any) -> list[str]:
@@ -36,4 +36,4 @@ def answer(commands: Mapping[str, Callable[[ArgumentParser], None]]) -> None:
     parsers = parser.add_subparsers()
     for name, add_arguments in commands.items():
         add_arguments(parsers.add_parser(name))
-    argcomplete.autocomplete(parser, default_completer=_Values())
+    argcomplete.autocomplete(parser, default_completer=_Completer())

@@ -55,8 +55,8 @@ _MOST_NAMES = 128 << 20  # characters of all names together
 _PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 
 
-class Files(Protocol):
-    """Files that are read by name, from an archive or from a folder."""
+class ArchiveFiles(Protocol):
+    """ArchiveFiles that are read by name, from an archive or from a folder."""
 
     def names(self) -> list[str]:
         """The relative names of all files, with `/`; numbers in names sort as numbers, on every machine."""
@@ -66,7 +66,7 @@ class Files(Protocol):
 
 
 @contextmanager
-def open_files(path: Path) -> Iterator[Files]:
+def open_files(path: Path) -> Iterator[ArchiveFiles]:
     """Open a folder, or a tar archive that is plain or compressed with gzip, bzip2 or xz.
 
     Raises:
@@ -80,7 +80,7 @@ def open_files(path: Path) -> Iterator[Files]:
             metered = _Metered(stream)
             tar = tarfile.TarFile(fileobj=cast("IO[bytes]", metered), tarinfo=_Header)
             members = _members(path, tar, metered)
-            _check_end(path, raw, stream, members)
+            _check_end(path, raw, stream, len(members), tar.offset if members else 0)
         yield _Tar(path, tar, metered, members)
 
 
@@ -234,26 +234,19 @@ def _decompressed(path: Path, raw: IO[bytes]) -> IO[bytes]:
     return raw
 
 
-def _check_end(path: Path, raw: IO[bytes], stream: IO[bytes], members: list[tarfile.TarInfo]) -> None:
+def _check_end(path: Path, raw: IO[bytes], stream: IO[bytes], entries: int, end: int) -> None:
     """Check for the end mark, a block of zeros; without it the archive is cut off between two files.
 
     `tarfile` stops without an error where an archive is cut off, and at a damaged header. A compressed
     archive is read to its last byte, because the checksum that shows damage comes last.
     """
-    # Folders and links have a header but no data; a sparse file stores only a part of its size.
-    plain = [member.isreg() and member.sparse is None for member in members]
-    sizes = [
-        -(-member.size // _BLOCK) * _BLOCK if whole else 0
-        for member, whole in zip(members, plain, strict=True)
-    ]
-    end = max((m.offset_data + size for m, size in zip(members, sizes, strict=True)), default=0)
     whole = stream.tell() >= end + _BLOCK
     if raw is stream:
         raw.seek(end)
         whole = raw.read(_BLOCK) == bytes(_BLOCK)
     if not whole:
         raise DataError(
-            f"{path} is cut off or damaged after {len(members)} entries: no end mark follows.",
+            f"{path} is cut off or damaged after {entries} entries: no end mark follows.",
             hint="Fetch it again.",
         )
     while stream.read(_CHUNK):

@@ -1,4 +1,4 @@
-"""Checks the arguments of a pipeline: integers, and functions that accept the arguments they will get.
+"""Checks the functions that a pipeline is given: they must accept the arguments they will get.
 
 It does not check the content of a source; the code that reads the source does.
 """
@@ -16,22 +16,6 @@ from dtrain.errors import ConfigurationError
 def is_function(source: Any) -> bool:
     """Whether a source is a function; arrays and datasets do not count, even if they are callable."""
     return callable(source) and not hasattr(source, "__array__") and not isinstance(source, tf.data.Dataset)
-
-
-def whole_number(value: Any, name: str, least: int | None = None) -> int:
-    """Convert an integer of any type, NumPy's included, to `int`; booleans are refused.
-
-    Raises:
-        ConfigurationError: the value is not an integer, or is less than `least`.
-    """
-    try:
-        found = value.__index__() if not isinstance(value, bool) else None
-    except AttributeError:
-        found = None
-    if found is None or (least is not None and found < least):
-        wanted = "an integer" if least is None else f"an integer of at least {least}"
-        raise ConfigurationError(f"{name}={value!r} is not {wanted}.", hint=f"give {name} as {wanted}")
-    return int(found)
 
 
 def taking(function: Any, count: int, name: str, what: str) -> Any:

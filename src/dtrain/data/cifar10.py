@@ -16,14 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrain.data import prepared
-from dtrain.data.archives import Files, by_number, open_files
+from dtrain.data.archives import ArchiveFiles, by_number, open_files
 from dtrain.data.checksums import PublishedArchive
 from dtrain.data.digits import Examples
-from dtrain.data.published import Located, Published, check_limit, listing, locate
+from dtrain.data.published import Located, Published, listing, locate
 from dtrain.data.unpickling import load_arrays
 from dtrain.errors import DataError
 from dtrain.log import logger
 from dtrain.plain_text import cleaned
+from dtrain.words import whole_number
 
 _PIXELS = 3 * 32 * 32
 _CLASSES = 10
@@ -94,7 +95,8 @@ def load_cifar10(
         ConfigurationError: `limit` or `checksum` is malformed, or `checksum` was given for a folder.
         UnsupportedVersionError: the folder was prepared by tensorflow-datasets, which is not installed.
     """
-    check_limit(limit)
+    if limit is not None:
+        whole_number(limit, "limit", 1)
     found = locate(_PUBLISHED, path, checksum)
     data = _from_prepared(found.path, limit) if found.form == "prepared" else _from_batches(found, limit)
     logger.info("CIFAR-10: %d + %d images from %s", len(data.train.labels), len(data.test.labels), found.path)
@@ -117,7 +119,7 @@ def _from_batches(found: Located, limit: int | None) -> Cifar10:
     return data
 
 
-def _joined(files: Files, names: list[str], path: Path, limit: int | None) -> Examples:
+def _joined(files: ArchiveFiles, names: list[str], path: Path, limit: int | None) -> Examples:
     """Concatenate the images of the batch files; reads no more files than `limit` needs."""
     batches: list[Examples] = []
     # Without a limit all files are read in one call, so that the archive is decompressed once.

@@ -5,7 +5,7 @@ It checks that the columns fit together. It decides neither the order of the row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,13 +100,15 @@ class ColumnTable:
         DataError: the rows of a column have no values.
     """
 
+    endless = False
+
     def __init__(self, columns: Any, numbers: np.ndarray | None = None) -> None:
         self.columns = columns
-        leaves = [column for _, column in named_columns(columns)]
+        leaves = tf.nest.flatten(columns)
         self.examples: int = leaves[0].examples
         if any(0 in column.values.shape[1:] for column in leaves):
             raise DataError("An array of the source has rows without any value.", hint="leave it out")
-        self.spec = map_columns(lambda column: column.spec, columns)
+        self.spec = tf.nest.map_structure(lambda column: column.spec, columns)
         self._numbers = numbers
         self._tensors: Any = None
 
@@ -114,7 +116,7 @@ class ColumnTable:
         """Converts the arrays to tensors, once and eagerly, so that no graph holds a copy of its own."""
         if self._tensors is None:
             with tf.init_scope(), tf.device("CPU:0"):
-                self._tensors = map_columns(_tensor, self.columns)
+                self._tensors = tf.nest.map_structure(_tensor, self.columns)
 
     def fetch(self, indices: Any) -> Any:
         """The rows at `indices`: a nest of tensors, ragged where the column is ragged.
@@ -122,22 +124,11 @@ class ColumnTable:
         Args:
             indices: int64 of shape (n,).
         """
-        return map_columns(lambda tensor: tf.gather(tensor, indices), self._tensors)
+        return tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), self._tensors)
 
     def numbers(self, indices: Any) -> Any:
         """The numbers, in the whole source, of the rows at `indices`: int64 of shape (n,)."""
         return indices if self._numbers is None else tf.gather(tf.constant(self._numbers), indices)
-
-
-def map_columns(function: Callable[[Any], Any], nest: Any) -> Any:
-    """Applies a function to each leaf of a nest of tuples and dictionaries."""
-    if isinstance(nest, dict):
-        return {key: map_columns(function, value) for key, value in nest.items()}
-    if isinstance(nest, tuple) and hasattr(nest, "_fields"):
-        return type(nest)(*(map_columns(function, value) for value in nest))
-    if isinstance(nest, tuple):
-        return tuple(map_columns(function, value) for value in nest)
-    return function(nest)
 
 
 def _check_kind(source: Any) -> None:

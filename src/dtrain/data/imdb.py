@@ -15,13 +15,14 @@ from typing import NamedTuple
 import numpy as np
 
 from dtrain.data import prepared
-from dtrain.data.archives import Files, by_number, open_files
+from dtrain.data.archives import ArchiveFiles, by_number, open_files
 from dtrain.data.checksums import PublishedArchive
-from dtrain.data.published import Published, check_limit, listing, locate
+from dtrain.data.published import Published, listing, locate
 from dtrain.data.texts import Texts, check_encoding, wrong_encoding
 from dtrain.errors import DataError
 from dtrain.log import logger
 from dtrain.plain_text import cleaned
+from dtrain.words import whole_number
 
 _CLASSES = ("neg", "pos")  # by label
 _PARTS = ("train", "test")
@@ -86,7 +87,8 @@ def load_imdb(
         folder. UnsupportedVersionError: the folder was prepared by tensorflow-datasets, which is not
         installed.
     """
-    check_limit(limit)
+    if limit is not None:
+        whole_number(limit, "limit", 1)
     check_encoding(encoding)
     found = locate(_PUBLISHED, path, checksum)
     if found.form == "prepared":
@@ -124,7 +126,7 @@ def _in_turn(classes: Sequence[list[str]]) -> list[tuple[str, int]]:
     return [(name, label) for each in rounds for label, name in enumerate(each) if name is not None]
 
 
-def _part(files: Files, wanted: list[tuple[str, int]], encoding: str, path: Path) -> Texts:
+def _part(files: ArchiveFiles, wanted: list[tuple[str, int]], encoding: str, path: Path) -> Texts:
     texts = []
     for name, raw in files.read(name for name, _ in wanted):
         try:

@@ -13,21 +13,23 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain import sharding as rules
-from dtrain.data.arguments import is_function, taking, whole_number
+from dtrain.data.arguments import taking
 from dtrain.data.batching import Stages, StreamBatches, TableBatches, finished, rows_of_worker
-from dtrain.data.columns import ColumnTable, columns_of
+from dtrain.data.columns import ColumnTable
 from dtrain.data.epoch_counter import EpochCounter, EpochPositions
-from dtrain.data.readers import ArrayRecordTable, FunctionStream, InOrder, RecordStream, cached, in_order
-from dtrain.data.records import Records
-from dtrain.data.text_batches import Padding, bucket_order, check_pad, lengths_of
+from dtrain.data.readers import FunctionStream, InOrder, cached
+from dtrain.data.sources import Share, source_of
+from dtrain.data.text_batches import Padding, bucket_order, check_pad, padding_of
 from dtrain.errors import BackendError, ConfigurationError, DataError
 from dtrain.example_order import PlainOrder
 from dtrain.job import world_size
 from dtrain.keras_engine.hook import install
-from dtrain.keras_engine.input import unconverted
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.talk import exchange
 from dtrain.log import logger
+from dtrain.words import whole_number
+
+_WHOLE = Share()
 
 
 class Pipeline:
@@ -106,11 +108,7 @@ class Pipeline:
         self._cache = bool(cache)
         self._pad, self._buckets = check_pad(pad, buckets)
         self._drop = bool(drop_remainder)
-        self._records = source if isinstance(source, Records) else None
-        self._function = source if is_function(source) else None
-        self._columns: ColumnTable | None = None
-        if self._records is None and self._function is None:
-            self._columns = ColumnTable(columns_of(source))
+        self._source = source_of(source)
         self._sharding = sharding
         rules.choose(sharding, self._kind, 1)
         if self.examples is not None:
@@ -122,9 +120,7 @@ class Pipeline:
     @property
     def examples(self) -> int | None:
         """The number of examples in an epoch; None if the source is a function."""
-        if self._records is not None:
-            return self._records.examples
-        return self._columns.examples if self._columns is not None else None
+        return self._source.examples
 
     def __len__(self) -> int:
         """The number of batches in an epoch.
@@ -206,15 +202,12 @@ class Pipeline:
 
     @property
     def _kind(self) -> rules.SourceKind:
-        records = self._records
-        name = "arrays"
-        if records is not None:
-            name = "array-record files" if records.random_access else "TFRecord files"
+        source = self._source
         return rules.SourceKind(
-            name="a function" if self._function is not None else name,
-            random_access=self._columns is not None or (records is not None and records.random_access),
-            counts=() if records is None else records.counts,
-            function=self._function is not None,
+            name=source.name,
+            random_access=source.random_access,
+            counts=source.counts,
+            function=source.function,
             cached=self._cache,
             shuffled=self._shuffle,
             padded=self._pad is not None,
@@ -225,57 +218,28 @@ class Pipeline:
     def _order_seed(self) -> int | None:
         return self._seed if self._shuffle else None
 
-    def _reader(
-        self, files: tuple[int, ...] | None = None, context: Any = None, *, keep: bool = True
-    ) -> tuple[Any, Stages]:
+    def _reader(self, share: Share = _WHOLE, *, keep: bool = True) -> tuple[Any, Stages]:
         """The reader (a table or a stream) of a share of the source, and the stages that it has not applied.
 
-        `files` and `context` choose the share; None is the whole source. With `keep=False` the examples are
-        not cached, even if `cache` is set.
+        With `keep=False` the examples are not cached, even if `cache` is set.
         """
-        if self._columns is not None:
-            reader: Any = self._columns
-        elif self._records is not None:
-            chosen = tuple(range(len(self._records.files))) if files is None else files
-            reader = (ArrayRecordTable if self._records.random_access else RecordStream)(
-                self._records, chosen
-            )
-        else:
-            reader = FunctionStream(self._function, context or tf.distribute.InputContext())  # type: ignore[arg-type]
-        prepare = self._prepare
+        reader = self._source.open(share)
+        prepare = self._source.prepared_by(self._transform)
         done = prepare is None and isinstance(reader, ColumnTable)
         if self._cache and reader.examples != 0 and not done:
-            if getattr(reader, "endless", False):
+            if reader.endless:
                 raise DataError("cache=True was set for data without an end.", hint="cache=False")
             if keep:
-                key = ("cache", files, getattr(context, "input_pipeline_id", None))
-                if key not in self._kept:
-                    self._kept[key] = cached(reader, prepare)
-                reader, prepare = self._kept[key], None
+                if ("cache", share.key) not in self._kept:
+                    self._kept["cache", share.key] = cached(reader, prepare)
+                reader, prepare = self._kept["cache", share.key], None
         return reader, Stages(prepare=prepare, augment=self._augment, seed=self._seed)
-
-    @property
-    def _prepare(self) -> Callable[[Any], Any] | None:
-        records, transform = self._records, self._transform
-        if records is None:
-            return transform
-
-        parse = tf.function(records.parse)
-
-        def prepare(raw: Any) -> Any:
-            example = parse(*raw)
-            return example if transform is None else transform(example)
-
-        return prepare
 
     def _padding(self, table: Any, stages: Stages, key: Any) -> Padding | None:
         if self._pad is None:
             return None
         if ("padding", key) not in self._kept:
-            elements = in_order(table).map(unconverted(lambda example, _: (_prepared(stages, example), 0)))
-            spec = elements.element_spec[0]
-            lengths = lengths_of(table, stages.prepare, spec)
-            self._kept["padding", key] = Padding(self._pad, spec, lengths)
+            self._kept["padding", key] = padding_of(self._pad, table, stages.prepare)
         return self._kept["padding", key]
 
     def _whole_batches(self) -> tuple[Callable[[Any, int], tf.data.Dataset], int | None, bool]:
@@ -339,7 +303,7 @@ class Pipeline:
         mine = None
         if choice.word == "function":
             context = tf.distribute.InputContext(layout.workers, layout.worker, layout.replicas)
-            reader, stages = self._reader(context=context)
+            reader, stages = self._reader(Share(context=context))
             mine = reader.count() if isinstance(reader, FunctionStream) else reader.examples
         counts = self._agreed(layout, counter, mine)
         if choice.word == "function":
@@ -351,12 +315,10 @@ class Pipeline:
             batches = self._table_batches(reader, stages, layout)
             return finished(batches.dataset(counter, first_step))
         if choice.word == "file":
-            records = self._records
-            if records is None:
-                raise RuntimeError("there are no files")
-            divided = rules.divide_files(records.counts, layout.workers)
-            counts = [sum(records.counts[file] for file in files) for files in divided]
-            reader, stages = self._reader(files=divided[layout.worker])
+            examples = self._source.counts
+            divided = rules.divide_files(examples, layout.workers)
+            counts = [sum(examples[file] for file in files) for files in divided]
+            reader, stages = self._reader(Share(files=divided[layout.worker]))
         return finished(self._own_share(reader, stages, layout, counts, counter, first_step))
 
     def _agreed(self, layout: ReplicaLayout, counter: EpochCounter, mine: int | None) -> list[Any]:
@@ -365,7 +327,6 @@ class Pipeline:
         Raises:
             DataError: the workers' pipelines differ.
         """
-        records = self._records
         same = {
             "the number of examples": self.examples,
             "batch": self.batch,
@@ -373,7 +334,7 @@ class Pipeline:
             "shuffle": self._shuffle,
             "sharding": self._sharding,
             "buckets": self._buckets,
-            "the examples of each file": None if records is None else records.counts,
+            "the examples of each file": self._source.counts,
             "the epoch that comes next": counter.next,
         }
         everyone = exchange(layout, (same, mine))
@@ -399,7 +360,7 @@ class Pipeline:
                 "The function gives some workers examples without end, and others not.",
                 hint="repeat() the dataset in every worker, or in none",
             )
-        alone = FunctionStream(self._function, tf.distribute.InputContext()).examples  # type: ignore[arg-type]
+        alone = self._source.open(_WHOLE).examples
         if alone is not None and not any(endless) and sum(counts) != alone:
             raise DataError(
                 f"The function gives one process {alone} examples, but {len(counts)} workers {sum(counts)} "
@@ -417,7 +378,7 @@ class Pipeline:
         first_step: int,
     ) -> tf.data.Dataset:
         """The batches where each worker reads its own share of the examples."""
-        if getattr(reader, "endless", False):
+        if reader.endless:
             part = rows_of_worker(self.batch, layout)
             stream = self._stream_batches(reader, stages, part)
             return stream.endless_parts(counter, layout, self.batch, first_step)
@@ -433,7 +394,3 @@ class Pipeline:
             InOrder(reader) if hasattr(reader, "fetch") else reader, stages, max(batch, 1), drop=False
         )
         return stream.parts(counter, layout, share).skip(first_step)
-
-
-def _prepared(stages: Stages, example: Any) -> Any:
-    return example if stages.prepare is None else stages.prepare(example)

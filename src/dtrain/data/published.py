@@ -98,18 +98,6 @@ def usual_folders() -> list[Path]:
     return [settings.data_directory(), Path("~/.keras/datasets").expanduser()]
 
 
-def check_limit(limit: int | None) -> None:
-    """Refuses a limit that leaves no examples.
-
-    Raises:
-        ConfigurationError: the limit is neither None nor an integer of at least 1.
-    """
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise ConfigurationError(
-            f"limit={limit!r} is not an integer of at least 1.", hint="Leave it out to load everything."
-        )
-
-
 def listing(names: list[str], *, most: int = 8) -> str:
     """The first `most` names of a list and how many more there are, for a message."""
     more = f" and {len(names) - most} more" if len(names) > most else ""

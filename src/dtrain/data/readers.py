@@ -31,6 +31,7 @@ class Table(Protocol):
     """Examples that can be fetched by their indices."""
 
     examples: int
+    endless: bool  # False, as for a `Stream` with an end
 
     def open(self) -> None:
         """Prepares the resources of `fetch`; called eagerly, before a graph is traced."""
@@ -72,6 +73,8 @@ class ArrayRecordTable:
     Attributes:
         examples: number of records in these files.
     """
+
+    endless = False
 
     def __init__(self, records: Records, files: Sequence[int]) -> None:
         counts = np.array([records.counts[file] for file in files], np.int64)

@@ -16,7 +16,8 @@ import tensorflow as tf
 from dtrain.data.columns import Column, columns_of, named_columns
 from dtrain.data.records import array_record_module
 from dtrain.data.tfrecord_files import check_compression
-from dtrain.errors import ConfigurationError, DataError
+from dtrain.errors import DataError
+from dtrain.words import whole_number
 
 
 def write_tfrecords(
@@ -76,10 +77,7 @@ def record_features(examples: Any) -> dict[str, Any]:
 
 
 def _write(examples: Any, pattern: Any, shards: int, open_writer: Callable[[str], Any]) -> list[str]:
-    if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
-        raise ConfigurationError(
-            f"shards={shards!r} is not a number of files.", hint="an integer of at least 1"
-        )
+    shards = whole_number(shards, "shards", 1)
     columns = list(named_columns(columns_of(examples)))
     for name, column in columns:
         _check_writable(column, name)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dtrain.data.digits import Examples
 from dtrain.errors import ConfigurationError
+from dtrain.words import whole_number
 
 _RULE_SEED = 20  # seed of the task; the caller's seed draws examples of the task
 _NOISE = 0.25
@@ -142,5 +143,4 @@ def _balanced_labels(random: np.random.Generator, examples: int, classes: int) -
 
 def _check(**numbers: int) -> None:
     for name, number in numbers.items():
-        if number < 1:
-            raise ConfigurationError(f"{name}={number} is not positive.", hint="Take at least 1.")
+        whole_number(number, name, 1)

@@ -134,7 +134,25 @@ def padding_value(value: Any, dtype: tf.DType) -> Any:
         ) from error
 
 
-def lengths_of(table: Any, prepare: Callable[[Any], Any] | None, spec: Any) -> np.ndarray:
+def padding_of(value: Any, table: Any, prepare: Callable[[Any], Any] | None) -> Padding:
+    """The padding for a table's examples, whose lengths it measures.
+
+    Args:
+        value: the value to pad with.
+        table: any `Table`.
+        prepare: applied to each example; None leaves examples as they are.
+
+    Raises:
+        DataError: examples differ in more than their first dimension.
+    """
+    elements = in_order(table)
+    if prepare is not None:
+        elements = elements.map(unconverted(lambda example, number: (prepare(example), number)))
+    spec = elements.element_spec[0]
+    return Padding(value, spec, _lengths_of(table, prepare, spec))
+
+
+def _lengths_of(table: Any, prepare: Callable[[Any], Any] | None, spec: Any) -> np.ndarray:
     """The lengths of the open leaves of each example, int64 of shape (examples, open leaves).
 
     Ragged arrays without `prepare` know their lengths. Otherwise all examples are prepared once to measure

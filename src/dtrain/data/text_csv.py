@@ -45,7 +45,7 @@ class TextCsv(NamedTuple):
     classes: tuple[str, ...]
 
 
-class _Row(NamedTuple):
+class _TableRow(NamedTuple):
     line: int  # the line of the file that the row begins in, from 1
     fields: list[str]
 
@@ -156,7 +156,7 @@ def _decode(file: Path, encoding: str) -> str:
 
 def _table(
     content: io.StringIO, file: Path, text: list[str], label: str, delimiter: str | None
-) -> tuple[_Columns, list[_Row]]:
+) -> tuple[_Columns, list[_TableRow]]:
     candidates = [delimiter] if delimiter is not None else list(_DELIMITERS)
     headers = {each: _header(content, each) for each in candidates}
     for each, header in headers.items():
@@ -192,7 +192,7 @@ def _columns(header: list[str], file: Path, text: list[str], label: str) -> _Col
     return _Columns([header.index(name) for name in text], header.index(label), len(header))
 
 
-def _rows(content: io.StringIO, file: Path, delimiter: str, width: int) -> Iterator[_Row]:
+def _rows(content: io.StringIO, file: Path, delimiter: str, width: int) -> Iterator[_TableRow]:
     """Yield the rows below the header; empty lines are skipped."""
     content.seek(0)
     with _long_fields():
@@ -207,7 +207,7 @@ def _rows(content: io.StringIO, file: Path, delimiter: str, width: int) -> Itera
                         hint="Put a field with a delimiter or line end in quotes, and double quotes in it.",
                     )
                 if fields and below_header:
-                    yield _Row(line, fields)
+                    yield _TableRow(line, fields)
                 below_header = below_header or bool(fields)
                 line = reader.line_num + 1
         except csv.Error as error:
@@ -217,7 +217,7 @@ def _rows(content: io.StringIO, file: Path, delimiter: str, width: int) -> Itera
             ) from error
 
 
-def _label(row: _Row, column: int, file: Path, name: str) -> str:
+def _label(row: _TableRow, column: int, file: Path, name: str) -> str:
     word = row.fields[column].strip()
     if not word:
         raise DataError(

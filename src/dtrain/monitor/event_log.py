@@ -1,7 +1,7 @@
 """Writes `events.jsonl`: one line for each event of a run, as it happens.
 
 Only the chief writes. If the file cannot be written, one warning is logged and training continues. This
-module does not read the file; `event_file.py` does.
+module does not read the file; `line_files.py` does.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from dtrain.monitor.run_directory import RunDirectory
 from dtrain.strategies.registry import resolve_name
 from dtrain.time_breakdown import PARTS
 from dtrain.training_rate import of_epoch, of_run
+from dtrain.words import counted
 
 VERSION = 1
 """The version of the format of a run directory."""
@@ -115,12 +116,12 @@ def parameters_of(model: keras.Model) -> int | None:
 def summarize(record: Mapping[str, Any], run: RunDirectory) -> str:
     """A finished run in three lines, for the terminal: its test metrics, its speed and its files."""
     final = record["final_metrics"]
-    where = _count(record["replicas"], "replica")
+    where = counted(record["replicas"], "replica")
     if "parameter_servers" in record:
-        servers = _count(record["parameter_servers"], "parameter server")
-        where = f"{_count(record['workers'], 'worker')} and {servers}"
+        servers = counted(record["parameter_servers"], "parameter server")
+        where = f"{counted(record['workers'], 'worker')} and {servers}"
     elif record["workers"] > 1:
-        where += f" in {_count(record['workers'], 'worker')}"
+        where += f" in {counted(record['workers'], 'worker')}"
     files = ", ".join(file.name + ("/" if file.is_dir() else "") for file in run.files())
     result = f"test accuracy {final['test_accuracy']:.4f}, test loss {final['test_loss']:.4f}"
     return (
@@ -177,7 +178,3 @@ def _name_of(strategy: tf.distribute.Strategy) -> str:
         return resolve_name(type(strategy).__name__)
     except UnknownStrategyError:  # TensorFlow's default strategy has no public class
         return "default"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

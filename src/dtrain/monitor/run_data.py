@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dtrain import training_rate
-from dtrain.monitor.event_file import finite
+from dtrain.monitor.line_files import finite
 
 State = Literal["finished", "failed", "running", "left", "unknown"]
 """`left`: begun, not finished, and no process works on it. `unknown`: it cannot be seen if a process does."""
@@ -127,7 +127,7 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class Alarm:
+class RunAlarm:
     """A problem that the run reported: `kind` is "nan", "spike" or similar."""
 
     kind: str
@@ -149,7 +149,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class RunAttempt:
     """One attempt: one start of the program. `began` and `last` are the times of its first and last event.
 
     `status` is the status of its `end` event, "" if it wrote none.
@@ -186,9 +186,9 @@ class EventSummary:
 
     epochs: tuple[Epoch, ...] = ()
     steps: Steps = field(default_factory=Steps)
-    alarms: tuple[Alarm, ...] = ()
+    alarms: tuple[RunAlarm, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[RunAttempt, ...] = ()
     end: str = ""
     last: float | None = None
 
@@ -221,17 +221,6 @@ class Run(EventSummary):
     def parts(self) -> dict[str, float]:
         """The seconds of each part, summed over all epochs."""
         return summed(epoch.parts for epoch in self.epochs)
-
-    def clock(self, time: float) -> float:
-        """Convert a Unix time to seconds since the run began, without the pauses between attempts."""
-        before = 0.0
-        for attempt in self.attempts[:-1]:
-            if time <= attempt.last:
-                break
-            before += attempt.seconds
-        else:
-            attempt = self.attempts[-1]
-        return before + min(max(time - attempt.began, 0.0), attempt.seconds)
 
     def epoch_position(self, epoch: int | None, step: int | None) -> float | None:
         """The position of a step on an axis of epochs; epoch number k, from 0, ends at k + 1."""

@@ -1,6 +1,6 @@
 """Sorts a run's events into attempts, epochs, steps, alarms and checkpoints.
 
-It interprets the events that `dtrain.monitor.event_file` has parsed, and reads no file. A field that is
+It interprets the events that `dtrain.monitor.line_files` has parsed, and reads no file. A field that is
 missing or of a wrong type counts as unknown.
 """
 
@@ -12,15 +12,15 @@ from itertools import pairwise
 from math import nan
 from typing import Any, TypeVar
 
-from dtrain.monitor.event_file import finite
+from dtrain.monitor.line_files import finite
 from dtrain.monitor.run_data import (
     RATE,
-    Alarm,
-    Attempt,
     Cause,
     Checkpoint,
     Epoch,
     EventSummary,
+    RunAlarm,
+    RunAttempt,
     Steps,
     WorkerEpoch,
 )
@@ -46,7 +46,7 @@ def summarize_events(events: Sequence[Event]) -> EventSummary:
         epochs=tuple(epochs[number] for number in sorted(epochs)),
         steps=_steps([events[start:stop] for start, stop in spans], attempts),
         alarms=tuple(
-            _made(Alarm, event, kind=_text(event.get("alarm")) or "alarm")
+            _made(RunAlarm, event, kind=_text(event.get("alarm")) or "alarm")
             for event in events
             if event["kind"] == "alarm"
         ),
@@ -64,12 +64,12 @@ def _attempt_spans(events: Sequence[Event]) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def _attempt(number: int, events: Sequence[Event]) -> Attempt:
+def _attempt(number: int, events: Sequence[Event]) -> RunAttempt:
     begin: Event = next((event for event in events if event["kind"] == "begin"), {})
     end = next((event for event in reversed(events) if event["kind"] == "end"), {})
     said = _count(begin.get("attempt"))
     return _made(
-        Attempt,
+        RunAttempt,
         begin,
         number=number if said is None else said,
         began=float(events[0]["time"]),
@@ -78,7 +78,7 @@ def _attempt(number: int, events: Sequence[Event]) -> Attempt:
     )
 
 
-def _steps(parts: Iterable[Sequence[Event]], attempts: Sequence[Attempt]) -> Steps:
+def _steps(parts: Iterable[Sequence[Event]], attempts: Sequence[RunAttempt]) -> Steps:
     found = Steps()
     columns = {"step": found.step, "seconds": found.seconds, "steps": found.steps, **found.values}
     before = latest = 0.0

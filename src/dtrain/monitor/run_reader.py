@@ -15,15 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.errors import ConfigurationError
-from dtrain.monitor.event_file import NAME as EVENTS
-from dtrain.monitor.event_file import is_known_version, parse_events, versions
-from dtrain.monitor.metrics_file import parse_metrics
+from dtrain.monitor.line_files import (
+    EVENTS,
+    METRICS,
+    is_known_version,
+    parse_events,
+    parse_metrics,
+    versions,
+)
 from dtrain.monitor.run_data import RATE, Epoch, EventSummary, Run, State
 from dtrain.monitor.run_directory import RunDirectory, is_locked
 from dtrain.monitor.run_events import summarize_events
 from dtrain.monitor.tensorboard_file import Scalars, read_tensorboard
 
-_LOOKED_FOR = ("run.json", EVENTS, "metrics.csv", "tensorboard/")
+_LOOKED_FOR = ("run.json", EVENTS, METRICS, "tensorboard/")
 _HOLDS = f"a run directory holds {', '.join(_LOOKED_FOR[:-1])} or {_LOOKED_FOR[-1]}"
 
 
@@ -80,7 +85,7 @@ def read_run(path: str | os.PathLike[str], *, name: str = "") -> Run:
     if (content := _read(directory.metrics, problems)) is not None:
         by_epoch, found = parse_metrics(content, running=running)
         problems += found
-        sources += ["metrics.csv"] if by_epoch else []
+        sources += [METRICS] if by_epoch else []
     scalars: dict[str, tuple[tuple[float, float], ...]] = {}
     if not summary.epochs and not by_epoch and directory.tensorboard.is_dir():
         by_epoch, scalars, found = _tensorboard(directory)

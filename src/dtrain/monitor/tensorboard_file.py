@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from dtrain.monitor.event_file import finite
+from dtrain.monitor.line_files import finite
 
 _EPOCH_TAG = "epoch_"
 _VALIDATION = "validation"

@@ -23,8 +23,9 @@ from dtrain.launch.processes import Outcome
 from dtrain.launch.reports import describe_exit
 from dtrain.launch.spawn import make_calls, pickled_call
 from dtrain.log import logger
-from dtrain.optim.batch_trial import Trial, names_memory, run_trial
+from dtrain.optim.batch_trial import BatchTrial, names_memory, run_trial
 from dtrain.topology import Task
+from dtrain.words import whole_number
 
 _CGROUP = Path("/proc/self/cgroup")
 _TASK = Task("worker", 0)
@@ -74,15 +75,9 @@ def largest_batch(
         TaskFailedError: a trial's process died for another reason than memory.
         Exception: any error that `make` or the training raised, with the trial's traceback as a note.
     """
-    unit = 1 if granularity is None else granularity
-    for name, value in {
-        "start": 1 if start is None else start,
-        "granularity": unit,
-        "limit": limit,
-        "steps": steps,
-    }.items():
-        if value < 1:
-            raise ConfigurationError(f"{name} is {value}, and must be at least 1.")
+    unit = whole_number(1 if granularity is None else granularity, "granularity", 1)
+    for name, value in {"start": 1 if start is None else start, "limit": limit, "steps": steps}.items():
+        whole_number(value, name, 1)
     if timeout <= 0:
         raise ConfigurationError(f"timeout is {timeout}, and must be a positive number of seconds.")
     if limit < unit:
@@ -205,7 +200,7 @@ class Finder:
         memory_limit: int,
         steps: int = 3,
         timeout: float = 600.0,
-        run: Callable[..., Trial] = run_trial,
+        run: Callable[..., BatchTrial] = run_trial,
     ) -> None:
         self._make = make
         self._call = run
@@ -213,7 +208,7 @@ class Finder:
         self._timeout = timeout
         self.memory_limit = memory_limit
 
-    def trial(self, batch: int, *, look: bool = False) -> Trial:
+    def trial(self, batch: int, *, look: bool = False) -> BatchTrial:
         """Try a batch size; the trial's outcome is "fits" or "too large".
 
         Args:
@@ -248,13 +243,13 @@ class Finder:
             logger.info("batch %d does not fit: %s", batch, trial.reason or held)
         return trial
 
-    def guess(self, trial: Trial) -> int:
+    def guess(self, trial: BatchTrial) -> int:
         """The largest power of two that should fit by the trial's prediction; 0 without a prediction."""
         if trial.for_one <= 0:
             return 0
         return 1 << int((self.memory_limit - trial.resident) / trial.for_one).bit_length() >> 1
 
-    def nothing_fits(self, unit: int, trial: Trial) -> ConfigurationError:
+    def nothing_fits(self, unit: int, trial: BatchTrial) -> ConfigurationError:
         """The error for a smallest size that does not fit."""
         what = "Not even a batch of one example" if unit == 1 else f"Not even a batch of {unit} examples"
         held = f"; it held {_gb(trial.resident)}" if trial.resident else ""
@@ -263,7 +258,7 @@ class Finder:
             hint="Give a higher memory_limit, or make the model or its inputs smaller.",
         )
 
-    def _answer(self, batch: int, folder: Path, outcome: Outcome, said: str) -> Trial:
+    def _answer(self, batch: int, folder: Path, outcome: Outcome, said: str) -> BatchTrial:
         """The answer of a trial's process, or the meaning of its death."""
         code = outcome.exit_codes[_TASK]
         if outcome.timed_out:
@@ -279,7 +274,7 @@ class Finder:
         if report.exists():
             said = report.read_text(encoding="utf-8")
         if code == -signal.SIGKILL or names_memory(said):
-            return Trial(outcome="too large", reason=f"the process {describe_exit(code)}")
+            return BatchTrial(outcome="too large", reason=f"the process {describe_exit(code)}")
         raise TaskFailedError(
             f"The trial of a batch of {batch} {describe_exit(code)}. It said:\n{said}",
             task=str(_TASK),

@@ -34,7 +34,7 @@ _OUT_OF_MEMORY = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class BatchTrial:
     """The result of a trial.
 
     Attributes:
@@ -58,7 +58,9 @@ def names_memory(text: str) -> bool:
     return any(sign in text for sign in _OUT_OF_MEMORY)
 
 
-def run_trial(make: Callable[[int], Any], batch: int, *, steps: int, memory_limit: int, look: bool) -> Trial:
+def run_trial(
+    make: Callable[[int], Any], batch: int, *, steps: int, memory_limit: int, look: bool
+) -> BatchTrial:
     """Trains some steps with a batch size. Call it in a process of its own: the memory limit remains.
 
     Args:
@@ -71,7 +73,7 @@ def run_trial(make: Callable[[int], Any], batch: int, *, steps: int, memory_limi
     _offer_to_be_killed()
     started = _start_tensorflow(memory_limit)
     if started > memory_limit:
-        return Trial(outcome="no start", resident=started)
+        return BatchTrial(outcome="no start", resident=started)
     _limit_memory(memory_limit)
     return try_batch(make, batch, steps=steps, memory_limit=memory_limit, look=look)
 
@@ -84,7 +86,7 @@ def try_batch(
     memory_limit: int,
     look: bool,
     predict: Callable[..., Any] | None = None,
-) -> Trial:
+) -> BatchTrial:
     """Trains some steps in this process, without limiting its memory; the arguments are those of `run_trial`.
 
     `predict` replaces `predict_memory`, which is called if `look` is set.
@@ -95,12 +97,12 @@ def try_batch(
     except Exception as error:
         text = "".join(traceback.format_exception(error))
         if isinstance(error, MemoryError) or names_memory(f"{type(error).__name__}: {error}"):
-            return Trial(outcome="too large", resident=peak_resident(), reason=text.splitlines()[-1])
-        return Trial(outcome="error", error=(_picklable(error), text))
+            return BatchTrial(outcome="too large", resident=peak_resident(), reason=text.splitlines()[-1])
+        return BatchTrial(outcome="error", error=(_picklable(error), text))
     resident = peak_resident()
     if resident > memory_limit:
-        return Trial(outcome="too large", resident=resident, reason="more than the limit was held")
-    return Trial(
+        return BatchTrial(outcome="too large", resident=resident, reason="more than the limit was held")
+    return BatchTrial(
         outcome="fits", resident=resident, for_one=_for_one(model, data, batch, predict) if look else 0.0
     )
 

@@ -56,7 +56,7 @@ def peak_bytes(operations: Iterable[Any], *, wanted: Iterable[Any], apart: Itera
     """
     needed = ancestors(wanted)
     running = [op for op in operations if op in needed]
-    run = _Run(
+    run = _Simulation(
         readers=collections.Counter(name for op in running for name in _read(op)),
         apart=frozenset(viewed(apart)),
     )
@@ -146,7 +146,7 @@ class _Buffer:
 
 
 @dataclass
-class _Run:
+class _Simulation:
     """A simulated run of a graph: the buffer of each tensor, the live bytes, and their peak so far."""
 
     readers: collections.Counter[str]

@@ -54,7 +54,7 @@ def measure_memory(model: Any, batch: Any, *, batch_size: int | None = None) -> 
     leaves = [leaf for leaf in tf.nest.flatten(spec if isinstance(batch, int) else batch) if leaf is not None]
     feeds = dict(alone.constants)
     feeds.update((feed, _fed(feed, leaf)) for feed, leaf in zip(alone.feeds, leaves, strict=True))
-    return Memory(**_Program(alone, _variables(model, step.optimizers)).run(feeds))
+    return Memory(**_SessionProgram(alone, _variables(model, step.optimizers)).run(feeds))
 
 
 def _fed(feed: Any, leaf: Any) -> Any:
@@ -68,7 +68,7 @@ def _variables(model: Any, optimizers: Iterable[Any]) -> dict[str, list[Any]]:
     return {part: [components(v.value)[0] for v in group] for part, group in groups.items()}
 
 
-class _Program:
+class _SessionProgram:
     """A step that a session can run, with the operations that give its variables their values."""
 
     def __init__(self, alone: StepGraph, parts: Mapping[str, Sequence[Any]]) -> None:

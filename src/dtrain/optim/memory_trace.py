@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from dtrain.errors import ConfigurationError, DataError
+from dtrain.words import whole_number
 
 _EXAMPLE = "Give an example batch, such as (x, y), or tf.TensorSpecs of one."
 
@@ -61,8 +62,8 @@ def batch_spec(model: Any, batch: Any, batch_size: int | None) -> Any:
                 hint="Give the number once.",
             )
         batch, batch_size = _spec_of_model(model), int(batch)
-    if batch_size is not None and batch_size < 1:
-        raise ConfigurationError(f"The batch size is {batch_size}, and must be at least 1.")
+    if batch_size is not None:
+        whole_number(batch_size, "batch_size", 1)
     return tf.nest.map_structure(lambda leaf: _leaf_spec(leaf, batch_size), batch)
 
 

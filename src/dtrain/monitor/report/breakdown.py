@@ -26,7 +26,7 @@ _MOST_CALLBACKS = 6
 _MOST_WORKERS = 300  # in all runs together
 
 
-class _Cause(NamedTuple):
+class _LostTime(NamedTuple):
     """A cause of lost time in a run: its name, in how many epochs, its share in them, and the worst case."""
 
     cause: str
@@ -119,7 +119,7 @@ def _callbacks(told: Sequence[tuple[int, Run]], *, several: bool) -> Markup:
     return markup.longest_callbacks(said) if said else Markup()
 
 
-def _causes(run: Run) -> list[_Cause]:
+def _causes(run: Run) -> list[_LostTime]:
     """The causes of lost time in a run, the largest first."""
     named: dict[str, list[tuple[float, str]]] = {}
     for epoch in run.epochs:
@@ -127,7 +127,7 @@ def _causes(run: Run) -> list[_Cause]:
             named.setdefault(cause.cause or "other", []).append((cause.share or 0.0, cause.text))
     by_share = sorted(named.items(), key=lambda item: -sum(share for share, _ in item[1]))
     return [
-        _Cause(
+        _LostTime(
             name,
             f"{len(found)} of {len(run.epochs)}",
             statistics.fmean(share for share, _ in found),

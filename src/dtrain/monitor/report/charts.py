@@ -85,7 +85,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Mark:
+class ChartMark:
     """An event at a position: its kind, "alarm" or "attempt", and a sentence about it."""
 
     x: float
@@ -129,7 +129,7 @@ def line_chart(
     axis: Axis,
     *,
     unit: Unit = "number",
-    marks: Sequence[Mark] = (),
+    marks: Sequence[ChartMark] = (),
     from_zero: bool = False,
     values: Iterable[float] | None = None,
     most: int = 600,

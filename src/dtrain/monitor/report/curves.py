@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from dtrain.monitor.report.charts import Axis, Chart, Line, Mark, Unit, line_chart
+from dtrain.monitor.report.charts import Axis, Chart, ChartMark, Line, Unit, line_chart
 from dtrain.monitor.report.markup import drawings
-from dtrain.monitor.run_data import Alarm, Epoch, Run
+from dtrain.monitor.run_data import Epoch, Run, RunAlarm
 
 _VALIDATION = "val_"
 _RATE_LOG = "learning_rate"
@@ -194,11 +194,11 @@ def _place(runs: Sequence[Run], place: int) -> int | None:
     return place if len(runs) > 1 else None
 
 
-def _epoch_marks(runs: Sequence[Run]) -> list[Mark]:
+def _epoch_marks(runs: Sequence[Run]) -> list[ChartMark]:
     return _alarm_marks(runs, lambda run, alarm: run.epoch_position(alarm.epoch, alarm.step))
 
 
-def _alarm_marks(runs: Sequence[Run], position: Callable[[Run, Alarm], float | None]) -> list[Mark]:
+def _alarm_marks(runs: Sequence[Run], position: Callable[[Run, RunAlarm], float | None]) -> list[ChartMark]:
     """A mark with a sentence for each alarm that has a position."""
     marks = []
     for place, run in enumerate(runs):
@@ -207,13 +207,13 @@ def _alarm_marks(runs: Sequence[Run], position: Callable[[Run, Alarm], float | N
             where = f" (step {alarm.step:,})" if alarm.step is not None else ""
             if (x := position(run, alarm)) is not None:
                 said = f"{name}{alarm.text or alarm.kind}{where}"
-                marks.append(Mark(x, "alarm", said, _place(runs, place)))
+                marks.append(ChartMark(x, "alarm", said, _place(runs, place)))
     return marks
 
 
-def _attempt_marks(run: Run, place: int | None) -> list[Mark]:
+def _attempt_marks(run: Run, place: int | None) -> list[ChartMark]:
     marks, before = [], 0.0
     for former, attempt in zip(run.attempts, run.attempts[1:], strict=False):
         before += former.seconds
-        marks.append(Mark(before, "attempt", f"{run.name}: attempt {attempt.number} begins", place))
+        marks.append(ChartMark(before, "attempt", f"{run.name}: attempt {attempt.number} begins", place))
     return marks

@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from dtrain.monitor.event_file import finite
+from dtrain.monitor.line_files import finite
 from dtrain.monitor.report import text
 from dtrain.monitor.report.markup import parts, sections
 from dtrain.monitor.run_data import Run
 from dtrain.training_rate import of_run
+from dtrain.words import counted
 
 
 class Figure(NamedTuple):
@@ -55,7 +56,7 @@ def measures(run: Run) -> Measures:
     rates = [epoch.examples_per_second for epoch in run.epochs if epoch.examples_per_second is not None]
     noted = [value for value in run.steps.values["examples_per_second"] if value == value]
     replicas, recorded = finite(record.get("replicas")), record.get("input")
-    many = "" if replicas is None else f", {text.plural(int(replicas), 'replica')}"
+    many = "" if replicas is None else f", {counted(int(replicas), 'replica')}"
     total = sum(parts.values())
     shares = {
         part: parts.get(part, 0.0) / total if total > 0 else None for part in ("input", "communication")
@@ -104,7 +105,7 @@ def _epoch_count(run: Run) -> str:
     done = len(run.epochs)
     if planned is not None and done < planned:
         return f"{done} of {planned:g} epochs"
-    return text.plural(done, "epoch")
+    return counted(done, "epoch")
 
 
 def _metric(run: Run, name: str) -> Figure:

@@ -17,6 +17,7 @@ from markupsafe import Markup
 from dtrain.monitor.report import text
 from dtrain.monitor.report.thinning import thin_list
 from dtrain.monitor.run_data import Run
+from dtrain.words import counted
 
 PARTS = ("compute", "input", "communication", "checkpoint", "callbacks", "validation", "start", "other")
 """The parts of an epoch's time, in the order in which they are drawn."""
@@ -71,7 +72,7 @@ _pages.filters |= {
     "moment": text.moment,
     "seconds": text.seconds,
     "percent": text.percent,
-    "plural": text.plural,
+    "plural": counted,
     "worded": lambda name: name.replace("_", " "),
     "texts": lambda headings, style="": [(heading, style) for heading in headings],
     "numbers": lambda headings: [(heading, "number") for heading in headings],

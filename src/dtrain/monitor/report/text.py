@@ -92,11 +92,6 @@ def percent(share: float | None) -> str:
     return f"{share:.0%}" if share >= 0.0995 or share == 0 else f"{share:.1%}"
 
 
-def plural(amount: int, noun: str) -> str:
-    """A number and its noun, in the plural unless the number is 1."""
-    return f"{amount:,} {noun}" if amount == 1 else f"{amount:,} {noun}s"
-
-
 def size(amount: int) -> str:
     """A number of bytes, in MB or kB."""
     return f"{amount / 1e6:.1f} MB" if amount >= 1e6 else f"{max(amount / 1e3, 1):.0f} kB"

@@ -1,0 +1,133 @@
+"""What a pipeline reads: arrays, record files or a function. Each opens a reader of the whole or of a share.
+
+The rules of sharding decide who gets which share, from what a source says about itself here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import tensorflow as tf
+
+from dtrain.data.arguments import is_function
+from dtrain.data.columns import ColumnTable, columns_of
+from dtrain.data.readers import ArrayRecordTable, FunctionStream, RecordStream
+from dtrain.data.records import Records
+
+
+class Share(NamedTuple):
+    """The share of a source that one worker reads; by default the whole source.
+
+    Attributes:
+        files: the numbers of its files; None takes all.
+        context: the argument of a function; None says that one process reads everything.
+    """
+
+    files: tuple[int, ...] | None = None
+    context: tf.distribute.InputContext | None = None
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Tells shares of one source apart."""
+        return self.files, getattr(self.context, "input_pipeline_id", None)
+
+
+class PipelineSource(Protocol):
+    """A source of examples.
+
+    Attributes:
+        name: what it is, for messages.
+        examples: the number of its examples; None if it is not known without reading.
+        random_access: whether single examples can be fetched without a cache.
+        function: whether it is a function.
+        counts: the number of examples in each of its files; empty if it has none.
+    """
+
+    name: str
+    examples: int | None
+    random_access: bool
+    function: bool
+    counts: tuple[int, ...]
+
+    def open(self, share: Share) -> Any:
+        """A reader of a share: a `Table` or a `Stream`."""
+
+    def prepared_by(self, transform: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+        """The function that makes an example of what a reader gives; None if that is the example."""
+
+
+class ArraysInMemory:
+    """Arrays in memory; every worker holds all of them."""
+
+    name, random_access, function = "arrays", True, False
+    counts: tuple[int, ...] = ()
+
+    def __init__(self, arrays: Any) -> None:
+        self._table = ColumnTable(columns_of(arrays))
+        self.examples: int | None = self._table.examples
+
+    def open(self, share: Share) -> ColumnTable:
+        """As `PipelineSource.open`."""
+        return self._table
+
+    def prepared_by(self, transform: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+        """As `PipelineSource.prepared_by`."""
+        return transform
+
+
+class RecordSource:
+    """Record files; their records are parsed before the user's function gets them."""
+
+    function = False
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self.name = "array-record files" if records.random_access else "TFRecord files"
+        self.examples: int | None = records.examples
+        self.random_access, self.counts = records.random_access, records.counts
+
+    def open(self, share: Share) -> ArrayRecordTable | RecordStream:
+        """As `PipelineSource.open`."""
+        files = range(len(self.counts)) if share.files is None else share.files
+        return (ArrayRecordTable if self.random_access else RecordStream)(self._records, files)
+
+    def prepared_by(self, transform: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+        """As `PipelineSource.prepared_by`."""
+        parse = tf.function(self._records.parse)
+
+        def prepare(raw: Any) -> Any:
+            example = parse(*raw)
+            return example if transform is None else transform(example)
+
+        return prepare
+
+
+class FunctionSource:
+    """A user's function `InputContext -> tf.data.Dataset`, which divides the examples itself."""
+
+    name, random_access, function = "a function", False, True
+    counts: tuple[int, ...] = ()
+    examples: int | None = None
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self._make = make
+
+    def open(self, share: Share) -> FunctionStream:
+        """As `PipelineSource.open`."""
+        return FunctionStream(self._make, share.context or tf.distribute.InputContext())
+
+    def prepared_by(self, transform: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+        """As `PipelineSource.prepared_by`."""
+        return transform
+
+
+def source_of(given: Any) -> PipelineSource:
+    """The source for what a pipeline is given.
+
+    Raises:
+        ConfigurationError: it is no source. DataError: its arrays do not fit together.
+    """
+    if isinstance(given, Records):
+        return RecordSource(given)
+    return FunctionSource(given) if is_function(given) else ArraysInMemory(given)

@@ -1,0 +1,153 @@
+"""Parses a run's files of lines, `events.jsonl` and `metrics.csv`, and reports lines that it cannot parse.
+
+It neither writes the files (`event_log.py` and Keras' CSVLogger do) nor knows what the events mean
+(`run_events.py` does).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+EVENTS = "events.jsonl"
+METRICS = "metrics.csv"
+
+VERSIONS = (0, 1)
+"""The formats of a run directory that this dtrain reads; 0 is the format without an event file."""
+
+_EPOCH = "epoch"
+_SHOWN = 5
+_T = TypeVar("_T")
+
+
+def versions() -> str:
+    """The known formats, for a message."""
+    return " and ".join(map(str, VERSIONS))
+
+
+def is_known_version(version: object) -> bool:
+    """Whether this dtrain reads a format. `True` and 1.0 are no versions."""
+    return type(version) is int and version in VERSIONS
+
+
+def parse_events(content: bytes, *, running: bool = False) -> tuple[list[dict[str, Any]], list[str]]:
+    """The events of `events.jsonl`, one JSON object a line, in the file's order.
+
+    Args:
+        content: the bytes of the file.
+        running: whether a process still writes the file, so that an incomplete last line is no problem.
+
+    Returns:
+        The events, each a dictionary with a text `kind` and a finite number `time`, all else unchecked; and
+        one sentence for each problem. A file of an unknown format gives no events and one problem.
+    """
+    found, bad, torn = _parsed(content.split(b"\n"), _event)
+    begins = {number: event for number, event in found.items() if event["kind"] == "begin"}
+    for event in begins.values():
+        if not is_known_version(event.get("version", 0)):
+            said = f"{EVENTS} has format version {event.get('version')!r}; this dtrain reads {versions()}."
+            return [], [said]
+    # An incomplete line before a `begin` is no damage: an attempt died while writing it.
+    bad = [number for number in bad if number + 1 not in begins]
+    return list(found.values()), _lines_left_out(EVENTS, bad, torn=torn and not running)
+
+
+def parse_metrics(
+    content: bytes, *, running: bool = False
+) -> tuple[dict[int, dict[str, float | None]], list[str]]:
+    """The values of each epoch in `metrics.csv`, one line an epoch.
+
+    Args:
+        content: the bytes of the file.
+        running: whether a process still writes the file, so that an incomplete last line is no problem.
+
+    Returns:
+        For each epoch, from 0, its values by name, None for NaN or infinity; of two lines for one epoch the
+        later counts. And one sentence for each problem.
+    """
+    if not content:
+        return {}, [f"{METRICS} is empty."]
+    first, *lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    names = _cells(first)
+    if _EPOCH not in names:
+        return {}, [f"{METRICS} has no column 'epoch' in its first line, and was left out."]
+    found, bad, torn = _parsed(lines, lambda line: _values(names, line))
+    return dict(found.values()), _lines_left_out(METRICS, [1 + n for n in bad], torn=torn and not running)
+
+
+def _parsed(lines: list[bytes], parse: Callable[[bytes], _T | None]) -> tuple[dict[int, _T], list[int], bool]:
+    """Parse lines that were divided at newlines, of which the last one may be incomplete.
+
+    A writer that was killed may have left a complete last line without its newline: that counts.
+
+    Returns:
+        What was parsed by the number of the line, from 1; the numbers of other lines that are not empty; and
+        whether also the last line, after the last newline, is not empty and could not be parsed.
+    """
+    found, bad = {}, []
+    for number, line in enumerate(lines, start=1):
+        item = parse(line)
+        if item is not None:
+            found[number] = item
+        elif line.strip():
+            bad.append(number)
+    torn = bad[-1:] == [len(lines)]
+    return found, bad[:-1] if torn else bad, torn
+
+
+def _lines_left_out(file: str, bad: list[int], *, torn: bool) -> list[str]:
+    found = []
+    if bad:
+        which = ", ".join(map(str, bad[:_SHOWN])) + (", ..." if len(bad) > _SHOWN else "")
+        found.append(f"{file}: {len(bad)} of its lines cannot be read and were left out ({which}).")
+    if torn:
+        found.append(f"{file}: its last line is torn and was left out.")
+    return found
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):  # also what is not UTF-8
+        return None
+    if not isinstance(event, dict) or not isinstance(event.get("kind"), str):
+        return None
+    return event if finite(event.get("time")) is not None else None
+
+
+def _cells(line: bytes) -> list[str]:
+    try:
+        return [cell.strip() for cell in next(csv.reader([line.decode(errors="replace")]), [])]
+    except csv.Error:
+        return []
+
+
+def _values(names: list[str], line: bytes) -> tuple[int, dict[str, float | None]] | None:
+    """The epoch of a line and its values; None for an incomplete line."""
+    cells = _cells(line)
+    if len(cells) != len(names):
+        return None
+    row: dict[str, float] = {}
+    for name, cell in zip(names, cells, strict=True):
+        # A cell that holds no number, such as NA or an array, is left out. NaN is kept, as None.
+        with contextlib.suppress(ValueError):
+            row[name] = float(cell)
+    epoch = row.pop(_EPOCH, math.nan)
+    if epoch < 0 or not epoch.is_integer():
+        return None
+    return int(epoch), {name: finite(value) for name, value in row.items() if name}
+
+
+def finite(value: object) -> float | None:
+    """A number from JSON as a float, if it is finite; None for anything else, including null and true."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
