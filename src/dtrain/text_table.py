@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Sequence
+import io
+from collections.abc import Collection, Sequence
 
-_GAP = "  "
+# Of a box, only the rule below the heads is drawn: the third of the eight lines.
+_RULE = "    \n    \n--  \n    \n    \n    \n    \n    \n"
+
+_LONGEST = 1000  # characters of a line that is not wrapped
 
 
 def lines_of(
@@ -13,27 +16,38 @@ def lines_of(
     rows: Sequence[Sequence[str]],
     *,
     width: int,
-    right: Sequence[int] = (),
-    wrapped: Sequence[int] = (),
+    right: Collection[int] = (),
+    wrapped: Collection[int] = (),
+    apart: bool = False,
 ) -> list[str]:
     """The table's lines, with a rule below the heads.
 
     Args:
         heads: the heads of the columns.
-        rows: the cells of each row. In a row with fewer cells than columns, the last cell spans the rest.
-        width: the characters of a line, unless the wrapped columns cannot be made so narrow.
+        rows: the cells of each row.
+        width: the characters of a line, at most; without wrapped columns a line is as long as its cells.
         right: the indices of the right-aligned columns.
         wrapped: the indices of the columns whose cells may take several lines; other columns are as wide as
             their longest cell.
+        apart: whether an empty line divides the rows.
     """
-    whole = [row for row in rows if len(row) == len(heads)]
-    widths = [max(len(cell) for cell in column) for column in zip(heads, *whole, strict=True)]
-    _narrow(widths, heads, wrapped, width)
-    rule = ["-" * each for each in widths]
-    found: list[str] = []
-    for row in (heads, rule, *rows):
-        found += _row(row, widths, set(right))
-    return found
+    from rich.box import Box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    box = Box(_RULE, ascii=True)
+    table = Table(box=box, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), leading=int(apart))
+    for column, head in enumerate(heads):
+        table.add_column(
+            Text(head), justify="right" if column in right else "left", no_wrap=column not in wrapped
+        )
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console = Console(width=width if wrapped else _LONGEST, file=io.StringIO(), color_system=None)
+    with console.capture() as captured:
+        console.print(table)
+    return [line.rstrip() for line in captured.get().splitlines()]
 
 
 def markdown_of(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -45,32 +59,3 @@ def markdown_of(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     aligned = f"|{'|'.join(['---', *['---:'] * (len(heads) - 1)])}|"
     return "\n".join([line(heads), aligned, *map(line, rows)])
-
-
-def _narrow(widths: list[int], heads: Sequence[str], wrapped: Sequence[int], width: int) -> None:
-    """Narrow the widest wrapped column, repeatedly, until the line is short enough."""
-    least = {column: max(map(len, heads[column].split())) for column in wrapped}
-    while sum(widths) + len(_GAP) * (len(widths) - 1) > width:
-        wide = [column for column in wrapped if widths[column] > max(least[column], 8)]
-        if not wide:
-            return
-        widths[max(wide, key=lambda column: widths[column])] -= 1
-
-
-def _row(cells: Sequence[str], widths: Sequence[int], right: set[int]) -> list[str]:
-    """A row as lines of text, as many as its longest cell needs."""
-    own = list(widths[: len(cells)])
-    own[-1] = sum(widths[len(cells) - 1 :]) + len(_GAP) * (len(widths) - len(cells))
-    parts = [
-        textwrap.wrap(cell, width, break_on_hyphens=False) or [""]
-        for cell, width in zip(cells, own, strict=True)
-    ]
-    found = []
-    for number in range(max(map(len, parts))):
-        line = [lines[number] if number < len(lines) else "" for lines in parts]
-        set_ = [
-            cell.rjust(width) if column in right and len(cells) == len(widths) else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(line, own, strict=True))
-        ]
-        found.append(_GAP.join(set_).rstrip())
-    return found

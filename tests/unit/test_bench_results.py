@@ -233,18 +233,14 @@ def test_a_run_without_files_is_not_used(tmp_path: Path) -> None:
 
 
 def test_cells_of_a_table_are_wrapped_and_aligned() -> None:
-    lines = lines_of(
-        ("name", "n", "words"),
-        [["a", "1", "one two three four"], ["b", "a reason that runs on"]],
-        width=24,
-        right=[1],
-        wrapped=[2],
-    )
+    rows = [["a", "1", "one two three four"], ["b", "20", "[plain]"]]
+    lines = lines_of(("name", "n", "words"), rows, width=24, right=[1], wrapped=[2], apart=True)
     assert lines == [
-        "name  n  words",
-        "----  -  ---------------",
-        "a     1  one two three",
-        "         four",
-        "b     a reason that runs",
-        "      on",
+        "name   n  words",
+        "----- --- --------------",
+        "a      1  one two three",
+        "          four",
+        "",
+        "b     20  [plain]",
     ]
+    assert lines_of(("name",), [["x" * 200]], width=80)[-1] == "x" * 200

@@ -26,13 +26,16 @@ def as_text(results: Results, *, width: int) -> str:
     import textwrap
 
     speed, numbers = _speed_heads(results), _NUMBERS
+    rows = _speed_rows(results)
+    measured = [row for row in rows if len(row) == len(speed)]
     lines = [
-        *lines_of(speed, _speed_rows(results), width=width, right=[1, *range(3, len(speed))]),
+        *lines_of(speed, measured, width=width, right=[1, *range(3, len(speed))]),
         "",
         *lines_of(numbers, _number_rows(results), width=width, right=range(1, len(numbers))),
         "",
     ]
-    for title, sentences in _prose(results):
+    absent = ("Not measured", [": ".join(row) for row in rows if len(row) < len(speed)])
+    for title, sentences in [*([absent] if absent[1] else []), *_prose(results)]:
         lines += [f"{title}:"]
         for sentence in sentences:
             lines += textwrap.wrap(sentence, width, initial_indent="- ", subsequent_indent="  ")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dtrain.strategies.registry import STRATEGIES, StrategyEntry
@@ -99,9 +98,10 @@ def as_text(here: dict[str, Feasibility], machine: Machine, *, width: int) -> st
             "",
             *lines_of(
                 ("", "for", "updates", "when a process dies", "to start it"),
-                _spaced(about),
+                about,
                 width=width,
                 wrapped=[1, 2, 3, 4],
+                apart=True,
             ),
         ]
     ).rstrip()
@@ -116,8 +116,3 @@ def _on_this_machine(entry: StrategyEntry, here: Feasibility, chosen: bool) -> l
 def _plain(text: str) -> str:
     """The text without Markdown's backquotes."""
     return text.replace("`", "")
-
-
-def _spaced(rows: Sequence[list[str]]) -> list[list[str]]:
-    """The rows, each followed by an empty one, because their cells take several lines."""
-    return [each for row in rows for each in (row, [""] * len(row))]
