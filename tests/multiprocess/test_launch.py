@@ -1,12 +1,12 @@
-"""`dtrain launch` with real processes and real signals: output, exit status, and nobody left behind."""
+"""`dtrain launch` as a command, and the launcher of this machine: real processes, ports, output, signals.
+
+What every launcher does is in `test_launchers.py`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import json
-import os
-import re
 import signal
 import subprocess
 import sys
@@ -87,48 +87,11 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_every_worker_gets_its_own_place_and_the_arguments(script: Callable[[str], str]) -> None:
-    path = script(
-        """
-        keys = "DTRAIN_LAUNCHED", "DTRAIN_DEVICES_PER_WORKER", "PYTHONUNBUFFERED"
-        print(json.dumps([config, [os.environ[k] for k in keys], sys.argv[1:]]))
-        """
-    )
-    done = launch(3, path, "--epochs", "3", options=("--devices-per-worker", "2"))
-    assert done.returncode == 0, done.stderr
-    lines = sorted(done.stdout.splitlines())
-    assert [line.partition("] ")[0] for line in lines] == ["[worker 0", "[worker 1", "[worker 2"]
-    seen = [json.loads(line.partition("] ")[2]) for line in lines]
-    assert [config["task"] for config, _, _ in seen] == [{"type": "worker", "index": i} for i in range(3)]
-    assert len({json.dumps(config["cluster"]) for config, _, _ in seen}) == 1
-    addresses = seen[0][0]["cluster"]["worker"]
-    assert len(set(addresses)) == 3 and all(a.startswith("127.0.0.1:") for a in addresses)
-    assert all(rest == [["1", "2", "1"], ["--epochs", "3"]] for _, *rest in seen)
-
-
 def test_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "job_module.py").write_text("import sys; print(__name__, sys.argv[1:])")
     monkeypatch.chdir(tmp_path)
     done = launch(1, "job_module", "-v", options=("-m",))
     assert (done.returncode, done.stdout) == (0, "[worker 0] __main__ ['-v']\n")
-
-
-def test_streams_are_kept_apart_and_lines_whole(script: Callable[[str], str]) -> None:
-    path = script(
-        """
-        for i in range(300):
-            print("x" * 200, i, "end")
-            print("e" * 200, i, "end", file=sys.stderr)
-        sys.stdout.write("no newline at the end")
-        """
-    )
-    done = launch(2, path)
-    assert done.returncode == 0
-    for stream, letter in ((done.stdout, "x"), (done.stderr, "e")):
-        bodies = [line for line in stream.splitlines() if "no newline" not in line]
-        assert len(bodies) == 600
-        assert all(re.fullmatch(rf"\[worker [01]\] {letter}{{200}} \d+ end", line) for line in bodies)
-    assert sum("no newline at the end" in line for line in done.stdout.splitlines()) == 2
 
 
 def test_progress_bars_and_bytes_that_are_no_text(script: Callable[[str], str]) -> None:
@@ -179,33 +142,6 @@ def test_a_worker_that_raises_ends_the_job(script: Callable[[str], str]) -> None
     assert "[worker 1] ValueError: what went wrong" in end
 
 
-def test_the_exit_status_is_the_first_failures(script: Callable[[str], str]) -> None:
-    path = script(
-        """
-        signal.signal(signal.SIGTERM, lambda *a: sys.exit(9))
-        if index == 1:
-            sys.exit(42)
-        time.sleep(100)
-        """
-    )
-    assert launch(2, path).returncode == 42
-
-
-def test_a_worker_that_is_killed(script: Callable[[str], str]) -> None:
-    path = script(
-        """
-        print("about to die")
-        if index == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(100)
-        """
-    )
-    done = launch(2, path, options=("--max-restarts", "0"))
-    assert done.returncode == 128 + signal.SIGKILL
-    assert "worker 1 failed: it was killed by signal 9 (SIGKILL)" in done.stderr
-    assert "[worker 1] about to die" in done.stderr
-
-
 def test_only_the_last_lines_are_shown_again(script: Callable[[str], str]) -> None:
     path = script(
         """
@@ -232,23 +168,6 @@ def test_numbers_out_of_range(options: dict[str, int]) -> None:
         launch_local([sys.executable, "-c", ""], **options)
 
 
-def test_grandchildren_end_with_the_job(script: Callable[[str], str], tmp_path: Path) -> None:
-    folder = tmp_path / "pids"
-    folder.mkdir()
-    path = script(
-        f"""
-        for own_session in (False, True):
-            child = subprocess.Popen(["sleep", "100"], start_new_session=own_session)
-            open(f"{folder}/{{child.pid}}", "w").close()
-        """
-    )
-    start = time.monotonic()
-    assert launch(2, path).returncode == 0
-    assert time.monotonic() - start < 10  # though they hold the pipes open
-    pids = pids_written(folder, 4)
-    assert len(pids) == 4 and not any(map(alive, pids))
-
-
 def job_with_family(script: Callable[[str], str], folder: Path, extra: str = "") -> str:
     """A script whose processes tell their ids, each with a child in a session of its own, and then wait."""
     folder.mkdir()
@@ -258,41 +177,6 @@ def job_with_family(script: Callable[[str], str], folder: Path, extra: str = "")
         f"for pid in (os.getpid(), child.pid): open(f'{folder}/{{pid}}', 'w').close()\n"
         f"time.sleep(100)\n"
     )
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signals_reach_all(script: Callable[[str], str], tmp_path: Path, signum: signal.Signals) -> None:
-    told = tmp_path / "told"
-    told.mkdir()
-    extra = f"""
-def tell(signum, frame):
-    open(f"{told}/{{index}}-{{signum}}", "w").close()
-    sys.exit(0)
-signal.signal({int(signum)}, tell)
-"""
-    path = job_with_family(script, tmp_path / "pids", extra)
-    with launched(2, path) as process:
-        pids = pids_written(tmp_path / "pids", 4)
-        start = time.monotonic()
-        process.send_signal(signum)
-        _, errors = process.communicate(timeout=LIMIT)
-        assert time.monotonic() - start < 4
-    assert process.returncode == 128 + signum
-    assert f"{signum.name} was received" in errors
-    assert sorted(p.name for p in told.iterdir()) == [f"0-{int(signum)}", f"1-{int(signum)}"]
-    assert not any(map(alive, pids))
-
-
-def test_a_worker_that_hangs_after_sigterm_is_killed(script: Callable[[str], str], tmp_path: Path) -> None:
-    path = job_with_family(script, tmp_path / "pids", "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
-    with launched(2, path) as process:
-        pids = pids_written(tmp_path / "pids", 4)
-        start = time.monotonic()
-        process.terminate()
-        process.communicate(timeout=LIMIT)
-        assert 3 < time.monotonic() - start < 12
-    assert process.returncode == 128 + signal.SIGTERM
-    assert not any(map(alive, pids))
 
 
 def test_a_second_interrupt_kills_at_once(script: Callable[[str], str], tmp_path: Path) -> None:
@@ -306,26 +190,6 @@ def test_a_second_interrupt_kills_at_once(script: Callable[[str], str], tmp_path
         process.communicate(timeout=LIMIT)
         assert time.monotonic() - start < 3
     assert process.returncode == 130
-    assert not any(map(alive, pids))
-
-
-def test_a_killed_launcher_leaves_nobody(script: Callable[[str], str], tmp_path: Path) -> None:
-    path = job_with_family(script, tmp_path / "pids", "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
-    with launched(2, path) as process:
-        pids = pids_written(tmp_path / "pids", 4)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        assert len(children) == 3  # two workers and the guard
-        process.kill()
-        wait_until(lambda: not any(map(alive, [*pids, *map(int, children)])), limit=10)
-
-
-def test_a_stopped_worker_is_ended_too(script: Callable[[str], str], tmp_path: Path) -> None:
-    path = job_with_family(script, tmp_path / "pids", "if index == 1: time.sleep(1); sys.exit(3)")
-    with launched(2, path) as process:
-        for pid in (pids := pids_written(tmp_path / "pids", 2)):
-            os.kill(pid, signal.SIGSTOP)
-        process.communicate(timeout=LIMIT)
-    assert process.returncode == 3
     assert not any(map(alive, pids))
 
 

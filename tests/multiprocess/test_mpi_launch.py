@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -15,8 +14,8 @@ import pytest
 
 from dtrain.errors import ConfigurationError, MPIError
 from dtrain.launch import launch_local
-from mpi_jobs import STARTER, by_hand, needs_mpi, processes, script, traces
-from restart_jobs import Ended, alive, run, wait_until, write_program
+from mpi_jobs import STARTER, by_hand, needs_mpi, script, traces
+from restart_jobs import Ended, run
 
 pytestmark = needs_mpi
 LIMIT = 120.0
@@ -156,25 +155,6 @@ def test_a_job_goes_on_with_fewer_ranks(launch: Callable[..., Ended]) -> None:
     assert ended.status == 0, ended.err
     assert "The job goes on with 1 of 2 workers" in ended.err
     assert "[worker 0] rank 0 of 1 sum 1" in ended.out
-
-
-def test_a_killed_launcher_leaves_nothing(tmp_path: Path) -> None:
-    command = write_program(tmp_path, BEGIN + "    hang()\n")
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "dtrain", "launch", "--mpi", "--workers", "2", *command],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert launcher.stdout is not None
-    with launcher.stdout as lines:
-        assert "sum 3" in lines.readline() and "sum 3" in lines.readline()
-        pids = [int(path.name.rpartition("-")[2]) for path in (tmp_path / "lives").iterdir()]
-        starts = processes("rank_placeholder.py", f"dtrain-{launcher.pid}-")
-        # The starter and two placeholders; a folder on disk, and one in memory.
-        assert len(starts) == 3 and len(traces(launcher.pid)) == 2
-        launcher.send_signal(signal.SIGKILL)
-        launcher.wait()
-    wait_until(lambda: not any(map(alive, [*pids, *starts])) and not traces(launcher.pid), limit=10)
 
 
 def test_slurms_starter_is_called_as_it_wants(launch: Callable[..., Ended], tmp_path: Path) -> None:

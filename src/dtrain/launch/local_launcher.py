@@ -107,8 +107,7 @@ class LocalLauncher(Launcher):
         events, listener = self.session.events, self._listener
         if listener is None:
             return LocalProcess(command, env, events.put, inherited, stdin=stdin)
-        path = os.pathsep.join([str(_TASK_START), *filter(None, [env.get("PYTHONPATH")])])
-        env, inherited = {**env, "PYTHONPATH": path}, (listener.descriptor, *inherited)
+        inherited = (listener.descriptor, *inherited)
         return LocalProcess(command, env, events.put, inherited, listener.catch_up, stdin)
 
     def task_environment(self, command: TaskCommand) -> dict[str, str]:
@@ -129,6 +128,8 @@ class LocalLauncher(Launcher):
         prepared[secret.VARIABLE] = str(self.session.secret())
         if self._listener is not None:
             prepared[channel.VARIABLE] = self._listener.address
+            path = [str(_TASK_START), *filter(None, [env.get("PYTHONPATH")])]
+            prepared["PYTHONPATH"] = os.pathsep.join(path)
         return prepared
 
     @contextlib.contextmanager

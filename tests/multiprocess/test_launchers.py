@@ -1,0 +1,343 @@
+"""The contract of launchers: every one in the registry, and the example of the guide, with real processes.
+
+To add a launcher, add it to `LAUNCHED`: what the launching process imports first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import guide
+from dtrain.errors import ConfigurationError
+from dtrain.launch import launch_local
+from dtrain.launch.launcher import Assignment
+from dtrain.launch.launchers import LAUNCHERS
+from dtrain.launch.local_launcher import LocalLauncher
+from dtrain.launch.local_process import LocalProcess
+from dtrain.launch.task_handle import TaskCommand
+from dtrain.topology import Task
+from mpi_jobs import needs_mpi, processes, traces
+from restart_jobs import alive, run, wait_until
+
+LIMIT = 60.0
+# The variables of a job that may be restarted, which a system that restarts it sets itself.
+NAMED = {"DTRAIN_JOB": "job", "DTRAIN_ATTEMPT": "0"}
+LAUNCHED = {"local": "", "mpi": "", "shell": "import shell_launcher"}
+(EXAMPLE,) = (
+    block.text
+    for block in guide.files((guide.DOCS / "extending.md").read_text(encoding="utf-8"))
+    if block.title == "shell_launcher.py"
+)
+
+# Every process leaves a file with its id as name; `tell` leaves one that `told` finds.
+PRELUDE = """
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+config = json.loads(os.environ["TF_CONFIG"])
+job, index = config["task"]["type"], config["task"]["index"]
+attempt = int(os.environ.get("DTRAIN_ATTEMPT", "0"))
+folder = Path(os.environ["FOLDER"])
+def tell(word):
+    text = json.dumps([config, sys.argv[1:], dict(os.environ)])
+    (folder / f"unfinished-{os.getpid()}").write_text(text)
+    (folder / f"unfinished-{os.getpid()}").rename(folder / "told" / f"{word}-{job}-{index}")
+def wait_for(count):
+    while len(list((folder / "told").iterdir())) < count:
+        time.sleep(0.02)
+(folder / "pids" / str(os.getpid())).touch()
+"""
+WITH_CHILD = """
+child = subprocess.Popen(["sleep", "100"], start_new_session=True)
+(folder / "pids" / str(child.pid)).touch()
+"""
+
+
+@dataclass
+class Jobs:
+    """Runs jobs of one launcher, each in a launching process of its own."""
+
+    launcher: str
+    folder: Path
+
+    @contextlib.contextmanager
+    def started(self, text: str, *args: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+        """Start a job; when the context ends, nothing of it may be left."""
+        (self.folder / "job.py").write_text(PRELUDE + textwrap.dedent(text))
+        code = (
+            f"import json, sys\n{LAUNCHED[self.launcher]}\nfrom dtrain.launch import launch_local\n"
+            "sys.exit(launch_local([sys.executable, *sys.argv[2:]], **json.loads(sys.argv[1])))"
+        )
+        options = {"workers": 2, "spares": 0, "launcher": self.launcher, **options}
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, json.dumps(options), str(self.folder / "job.py"), *args],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.folder,
+            env={**os.environ, "FOLDER": str(self.folder)},
+        )
+        try:
+            yield process
+        finally:
+            killed = process.poll() is None
+            process.kill()
+            process.communicate(timeout=LIMIT)
+        wait_until(lambda: not self.left(process.pid), limit=10.0 if killed else 1.0)
+
+    def run(self, text: str, *args: str, **options: Any) -> tuple[int, str, str]:
+        """Run a job to its end; returns its exit status, its output and its errors."""
+        with self.started(text, *args, **options) as process:
+            out, err = process.communicate(timeout=LIMIT)
+        return process.returncode, out, err
+
+    def left(self, launcher: int) -> list[object]:
+        """What a job has left: processes of its tasks, others that its launcher started, folders."""
+        return [
+            *filter(alive, self.pids()),
+            *processes(f"dtrain-{launcher}-"),
+            *traces(launcher),
+        ]
+
+    def pids(self) -> list[int]:
+        """The ids that the processes of the tasks wrote."""
+        return [int(path.name) for path in (self.folder / "pids").iterdir()]
+
+    def told(self, word: str) -> dict[str, Any]:
+        """What tasks told with this word, by task."""
+        found = (self.folder / "told").glob(f"{word}-*")
+        return {path.name.partition("-")[2]: json.loads(path.read_text()) for path in found}
+
+
+@pytest.fixture(params=[pytest.param(name, marks=needs_mpi if name == "mpi" else ()) for name in LAUNCHED])
+def jobs(request: pytest.FixtureRequest, tmp_path: Path) -> Jobs:
+    (tmp_path / "shell_launcher.py").write_text(EXAMPLE)
+    for name in ("pids", "told"):
+        (tmp_path / name).mkdir()
+    return Jobs(request.param, tmp_path)
+
+
+def test_every_launcher_has_this_contract() -> None:
+    assert set(LAUNCHED) == {*LAUNCHERS, "shell"}
+
+
+def test_a_launcher_that_is_unknown() -> None:
+    with pytest.raises(ConfigurationError, match="launcher"):
+        launch_local([sys.executable, "-c", ""], workers=1, launcher="no_such")
+
+
+def test_all_tasks_start_with_their_own_place_and_output(jobs: Jobs) -> None:
+    status, out, err = jobs.run(
+        """
+        tell("started")
+        for i in range(300):
+            print("x" * 200, i, "end")
+            print("e" * 200, i, "end", file=sys.stderr)
+        sys.stdout.write("no newline at the end")
+        """,
+        "--epochs",
+        "3 or $4",
+        workers=3,
+        devices_per_worker=2,
+        env={"WITH": "a 'quote',\n $HOME and `a` line"},
+    )
+    assert status == 0, err
+    seen = jobs.told("started")
+    assert sorted(seen) == ["worker-0", "worker-1", "worker-2"]
+    for index in range(3):
+        config, args, env = seen[f"worker-{index}"]
+        assert config["task"] == {"type": "worker", "index": index}
+        assert args == ["--epochs", "3 or $4"]
+        assert env["WITH"] == "a 'quote',\n $HOME and `a` line" and env["DTRAIN_DEVICES_PER_WORKER"] == "2"
+        assert env["DTRAIN_LAUNCHED"] == "1" and Path(env["DTRAIN_SECRET_FILE"]).name
+    assert len({json.dumps(config["cluster"]) for config, _, _ in seen.values()}) == 1
+    assert len(set(seen["worker-0"][0]["cluster"]["worker"])) == 3
+    for stream, letter in ((out, "x"), (err, "e")):
+        bodies = [line for line in stream.splitlines() if "no newline" not in line]
+        assert len(bodies) == 900
+        assert all(re.fullmatch(rf"\[worker [012]\] {letter}{{200}} \d+ end", line) for line in bodies)
+    assert sum("no newline at the end" in line for line in out.splitlines()) == 3
+
+
+def test_the_exit_status_and_the_last_lines_are_the_first_failures(jobs: Jobs) -> None:
+    status, _, err = jobs.run(
+        """
+        signal.signal(signal.SIGTERM, lambda *a: sys.exit(9))
+        tell("ready")
+        wait_for(2)
+        if index == 1:
+            print("the last line")
+            sys.exit(42)
+        time.sleep(100)
+        """
+    )
+    assert status == 42
+    end = err[err.index("[dtrain] worker 1 failed: it ended with exit status 42") :]
+    assert "[worker 1] the last line" in end
+
+
+def test_after_a_death_all_are_started_again_by_the_engine(jobs: Jobs) -> None:
+    """The step comes over the channel."""
+    status, _, err = jobs.run(
+        """
+        from dtrain import channel
+        channel.tell_progress(3, "step", train=True, done=3)
+        tell(f"attempt-{attempt}")
+        wait_for(2 * (attempt + 1))
+        if attempt == 0 and index == 1:
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if attempt == 1 and index == 0:
+            raise ValueError("on purpose")
+        time.sleep(100)
+        """,
+        max_restarts=1,
+    )
+    assert "worker 1 was killed by signal 9 (SIGKILL) at step 3. All are started again" in err
+    assert len(jobs.told("attempt-0")) == len(jobs.told("attempt-1")) == 2
+    assert status == 1 and "worker 0 ended with exit status 1; the job was ended" in err
+    assert "ValueError: on purpose" in err
+
+
+def test_a_death_without_restarts_ends_the_job(jobs: Jobs) -> None:
+    status, _, err = jobs.run(
+        """
+        print("about to die", flush=True)
+        if index == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(100)
+        """,
+        max_restarts=0,
+    )
+    assert status == 128 + signal.SIGKILL
+    assert "worker 1 failed: it was killed by signal 9 (SIGKILL)" in err
+    assert "[worker 1] about to die" in err
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_reach_all(jobs: Jobs, signum: signal.Signals) -> None:
+    text = f"""
+    def answer(signum, frame):
+        tell(f"signal-{{signum}}")
+        sys.exit(0)
+    signal.signal({int(signum)}, answer)
+    {WITH_CHILD.strip().replace(chr(10), chr(10) + "    ")}
+    time.sleep(100)
+    """
+    with jobs.started(text) as process:
+        wait_until(lambda: len(jobs.pids()) == 4)
+        start = time.monotonic()
+        process.send_signal(signum)
+        _, err = process.communicate(timeout=LIMIT)
+        assert time.monotonic() - start < 4
+    assert process.returncode == 128 + signum
+    assert f"{signum.name} was received" in err
+    assert len(jobs.told(f"signal-{int(signum)}")) == 2
+
+
+@pytest.mark.parametrize("ignored", [signal.SIGTERM, signal.SIGSTOP])
+def test_tasks_that_do_not_end_are_killed(jobs: Jobs, ignored: signal.Signals) -> None:
+    text = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WITH_CHILD + "time.sleep(100)\n"
+    with jobs.started(text, grace=1.5) as process:
+        wait_until(lambda: len(jobs.pids()) == 4)
+        if ignored == signal.SIGSTOP:
+            for pid in jobs.pids():
+                os.kill(pid, signal.SIGSTOP)
+        start = time.monotonic()
+        process.terminate()
+        process.communicate(timeout=LIMIT)
+        assert 1 < time.monotonic() - start < 10
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_what_tasks_started_ends_with_the_job(jobs: Jobs) -> None:
+    start = time.monotonic()
+    status, _, err = jobs.run(WITH_CHILD + WITH_CHILD.replace("start_new_session=True", ""))
+    assert status == 0, err
+    assert time.monotonic() - start < 30  # though the children hold the pipes open
+    assert len(jobs.pids()) == 6
+
+
+def test_a_killed_launcher_leaves_nothing(jobs: Jobs) -> None:
+    text = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WITH_CHILD + "time.sleep(100)\n"
+    with jobs.started(text) as process:
+        wait_until(lambda: len(jobs.pids()) == 4)
+        assert len(jobs.left(process.pid)) > 4
+        process.kill()
+
+
+def test_one_task_is_started_again_alone(jobs: Jobs) -> None:
+    """As parameter servers need it."""
+    text = """
+        first = not list((folder / "told").glob(f"*-{job}-{index}"))
+        tell("first" if first else "again")
+        if job == "worker" and first:
+            os.kill(os.getpid(), signal.SIGKILL)
+        wait_for(4)
+        """
+    status, _, err = jobs.run(text, workers=1, ps=1, spares=None)
+    if jobs.launcher == "mpi":
+        assert status == 1 and "the job has 1 parameter servers" in err
+        return
+    assert status == 0, err
+    assert "worker 0 was killed by signal 9 (SIGKILL); it is started again in 1 s" in err
+    assert sorted(jobs.told("first")) == ["chief-0", "ps-0", "worker-0"]
+    (again,) = jobs.told("again").items()
+    assert again[0] == "worker-0" and again[1][0] == jobs.told("first")["worker-0"][0]
+
+
+def test_a_launcher_whose_system_restarts_jobs_makes_one_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class System(LocalLauncher):
+        restarts_job = True
+
+        @contextlib.contextmanager
+        def assign(self, tasks: Sequence[Task], env: Mapping[str, str]) -> Iterator[Sequence[Assignment]]:
+            with super().assign(tasks, env) as assigned:
+                yield [Assignment(each.topology, NAMED) for each in assigned]
+
+    monkeypatch.setitem(LAUNCHERS, "system", System)
+    ended = run(tmp_path, "die() if index else hang()\n", launcher="system", min_workers=1)
+    assert ended.status == 128 + signal.SIGKILL
+    assert ended.attempts() == [[0, 1]]
+
+
+def test_a_launcher_of_whole_groups_starts_all_tasks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Groups(LocalLauncher):
+        restarts_task = False
+
+        def start(self, commands: Sequence[TaskCommand]) -> list[LocalProcess]:
+            started.append(len(commands))
+            return super().start(commands)
+
+    started: list[int] = []
+    monkeypatch.setitem(LAUNCHERS, "groups", Groups)
+    path = tmp_path / "job.py"
+    path.write_text(
+        "import json, os, time\n"
+        "job = json.loads(os.environ['TF_CONFIG'])['task']['type']\n"
+        "if job == 'worker' and os.environ['DTRAIN_ATTEMPT'] == '0': os.kill(os.getpid(), 9)\n"
+        "if job == 'chief': time.sleep(100 if os.environ['DTRAIN_ATTEMPT'] == '0' else 0)\n"
+    )
+    errors = io.StringIO()
+    command = [sys.executable, str(path)]
+    assert launch_local(command, workers=1, ps=1, launcher="groups", stderr=errors) == 0
+    assert started == [3, 3]
+    assert "The whole job is started again" in errors.getvalue()
