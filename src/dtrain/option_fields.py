@@ -15,6 +15,8 @@ from typing import Any
 from dtrain.errors import ConfigurationError
 from dtrain.words import check_word
 
+_KINDS = {"bool": bool, "float": float, "int": int, "str": str}  # by annotation
+
 
 def option(
     default: Any,
@@ -33,16 +35,15 @@ def option(
         default: the value if the option is not given.
         help: the option's help; the default is appended automatically.
         metavar: the placeholder for the value in the help.
-        type: converts the option's text to its value; by default the type of `default`, or `str` if that is
-            None. An option of type `bool` is a flag without a value.
+        type: converts the option's text to its value; by default the field's own type. An option of type
+            `bool` is a flag without a value.
         least: the least value, for a number.
         words: the only values that are allowed; empty allows all.
         near: further words that may have been meant, each with the allowed word to suggest for it.
         noun: the option's name in error messages; by default the field's name.
     """
-    kind = type or (str if default is None else default.__class__)
     limits = {"least": least, "words": tuple(words), "near": near, "noun": noun}
-    return field(default=default, metadata={"help": help, "metavar": metavar, "type": kind, **limits})
+    return field(default=default, metadata={"help": help, "metavar": metavar, "type": type, **limits})
 
 
 def positive_integer(text: str) -> int:
@@ -107,7 +108,7 @@ def check(options: Any) -> None:
         if None not in (value, limits["least"]) and value < limits["least"]:
             raise ConfigurationError(
                 f"The {noun} is {value}, which is below {limits['least']}.",
-                hint=f"Set it to {limits['least']} or more.",
+                hint=f"Set {flag(each.name)} to {limits['least']} or more.",
             )
 
 
@@ -121,8 +122,9 @@ def declare(parser: argparse._ActionsContainer, options: list[Field[Any]]) -> di
     """
     declared = {}
     for each in options:
-        more: dict[str, Any] = {"type": each.metadata["type"], "metavar": each.metadata["metavar"]}
-        if each.metadata["type"] is bool:
+        kind = each.metadata["type"] or _KINDS[str(each.type).removesuffix(" | None")]
+        more: dict[str, Any] = {"type": kind, "metavar": each.metadata["metavar"]}
+        if kind is bool:
             more = {"action": "store_true"}
         declared[each.name] = parser.add_argument(
             flag(each.name), default=argparse.SUPPRESS, help=help_of(each), **more

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dtrain.errors import ConfigurationError
-from dtrain.option_fields import check, option, positive_integer, seconds
+from dtrain.option_fields import check, option, seconds
 from dtrain.recipes.catalogue import RECIPES
 from dtrain.strategies.feasibility import judge
 from dtrain.strategies.machine import Machine
@@ -81,14 +81,16 @@ class Asked:
         2,
         f"workers of {' and '.join(spanning('workers', 'servers'))}",
         metavar="N",
-        type=positive_integer,
+        least=1,
+        noun="number of workers",
     )
-    ps: int = option(1, "parameter servers", metavar="M", type=positive_integer)
+    ps: int = option(1, "parameter servers", metavar="M", least=1, noun="number of parameter servers")
     devices: int = option(
         2,
         f"replicas of {' and '.join(spanning('devices'))}: GPUs, or logical CPUs",
         metavar="K",
-        type=positive_integer,
+        least=1,
+        noun="number of devices",
     )
     transports: str | None = option(
         None, f"of multi_worker: {', '.join(TRANSPORTS)} (default: all that are here)", metavar="T,..."
@@ -97,13 +99,14 @@ class Asked:
         None,
         "at least 2, for the first is not measured (default: 10, or 4 of synthetic models)",
         metavar="E",
-        type=positive_integer,
+        least=1,
+        noun="number of epochs",
     )
-    global_batch: int = option(64, "examples of one update", metavar="B", type=positive_integer)
-    size: int | None = option(
-        None, "examples to train on, for synthetic models", metavar="N", type=positive_integer
+    global_batch: int = option(64, "examples of one update", metavar="B", least=1)
+    size: int | None = option(None, "examples to train on, for synthetic models", metavar="N", least=1)
+    rounds: int = option(
+        1, "how often all are measured, by turns", metavar="R", least=1, noun="number of rounds"
     )
-    rounds: int = option(1, "how often all are measured, by turns", metavar="R", type=positive_integer)
     seed: int = option(1, "of weights and data order", metavar="N")
     time_limit: float = option(180.0, "seconds that one run may take", metavar="S", type=seconds)
 
@@ -305,7 +308,7 @@ def _on_workers(name: str, asked: Asked, machine: Machine) -> list[Row]:
 
 def _transport_problem(way: str, machine: Machine) -> str:
     if machine.gpus:
-        return "" if way == "nccl" else "workers on GPUs add up by NCCL"
+        return "" if way == "nccl" else "workers on GPUs all-reduce over NCCL"
     if way == "nccl":
         return "NCCL is for GPUs, and there is none"
     return machine.mpi_problem if way == "mpi" else ""

@@ -19,9 +19,9 @@ from dtrain.data.columns import ColumnTable
 from dtrain.data.epoch_counter import EpochCounter, EpochPositions
 from dtrain.data.readers import FunctionStream, InOrder, cached
 from dtrain.data.sources import Share, source_of
-from dtrain.data.text_batches import Padding, bucket_order, check_pad, padding_of
+from dtrain.data.text_batches import Padding, check_pad, padding_of
 from dtrain.errors import BackendError, ConfigurationError, DataError
-from dtrain.example_order import PlainOrder
+from dtrain.example_order import BucketOrder, PlainOrder
 from dtrain.job import world_size
 from dtrain.keras_engine.hook import install
 from dtrain.keras_engine.protocol import ReplicaLayout
@@ -261,8 +261,8 @@ class Pipeline:
         """Global batches of a table, divided over the replicas of all workers."""
         padding = self._padding(table, stages, None)
         if self._buckets is not None and padding is not None:
-            order: Any = bucket_order(
-                padding, self._buckets, self.batch, self._order_seed, drop_remainder=self._drop
+            order: Any = BucketOrder(
+                padding.longest, self._buckets, self.batch, self._order_seed, drop_remainder=self._drop
             )
             if order.steps == 0:
                 raise DataError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import glob
 import importlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -84,12 +84,7 @@ def tfrecords(
     found = _found(files)
     with ThreadPoolExecutor(max_workers=8) as pool:
         scanned = list(pool.map(lambda path: scan(path, compression), found))
-    counts = tuple(count for count, *_ in scanned)
-    _check_not_empty(found, counts)
-    for path, (count, first, last, _) in zip(found, scanned, strict=True):
-        for number, record in ((0, first), (count - 1, last)):
-            if record is not None:
-                _check_features(record, features, f"Record {number} of {path}")
+    counts = _checked(found, [each[:3] for each in scanned], features)
     size = sum(length for *_, length in scanned) / sum(counts)
     return Records(found, counts, _example_parser(features), False, compression, size)
 
@@ -107,23 +102,19 @@ def array_records(
 
     Raises:
         UnsupportedVersionError: the package array-record is not installed.
-        DataError: a file is missing, listed twice or unreadable, or all are empty. With features also: the
-            first or last record of a file is damaged or does not have the features.
+        DataError: a file is missing, listed twice or unreadable, its first or last record is damaged or does
+            not have the features, or all files are empty.
         ConfigurationError: `parse` is neither a function nor a dictionary of features.
     """
     found = _found(files)
-    counts = tuple(map(_array_record_count, found))
-    _check_not_empty(found, counts)
     if isinstance(parse, Mapping):
-        for path, count in zip(found, counts, strict=True):
-            for number, record in _first_and_last(path, count):
-                _check_features(record, parse, f"Record {number} of {path}")
+        counts = _checked(found, list(map(_scanned_array_record, found)), parse)
         return Records(found, counts, _example_parser(parse), True)
     if not callable(parse):
         raise ConfigurationError(
             f"parse is a {type(parse).__name__}.", hint="a function of a serialized record, or its features"
         )
-    given = parse
+    given, counts = parse, _checked(found, list(map(_scanned_array_record, found)), {})
     return Records(found, counts, lambda serialized, name: given(serialized), True)
 
 
@@ -157,33 +148,25 @@ def array_record_module() -> Any:
         ) from error
 
 
-def _array_record_count(path: str) -> int:
-    reader = open_array_record(path)
-    try:
-        return int(reader.num_records())
-    finally:
-        reader.close()
-
-
-def _first_and_last(path: str, count: int) -> list[tuple[int, bytes]]:
-    """The first and the last record of an array-record file, each with its number.
+def _scanned_array_record(path: str) -> tuple[int, bytes | None, bytes | None]:
+    """The number of records of an array-record file, its first and its last record; None without records.
 
     Raises:
-        DataError: one of them is damaged.
+        DataError: one of the two is damaged.
     """
-    found = []
     reader = open_array_record(path)
+    count, number = int(reader.num_records()), 0
+    ends: list[bytes | None] = []
     try:
-        for number in sorted({0, count - 1}) if count else ():
-            try:
-                found.append((number, reader.read([number])[0]))
-            except Exception as error:  # the class of array-record's error depends on the damage
-                raise DataError(
-                    f"Record {number} of {path} is damaged: {error}.", hint="copy or write the file again"
-                ) from error
+        for number in (0, count - 1):
+            ends.append(reader.read([number])[0] if count else None)
+    except Exception as error:  # the class of array-record's error depends on the damage
+        raise DataError(
+            f"Record {number} of {path} is damaged: {error}.", hint="copy or write the file again"
+        ) from error
     finally:
         reader.close()
-    return found
+    return count, ends[0], ends[1]
 
 
 def _found(files: Any) -> tuple[str, ...]:
@@ -216,12 +199,32 @@ def _found(files: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _check_not_empty(files: tuple[str, ...], counts: tuple[int, ...]) -> None:
+def _checked(
+    files: Sequence[str],
+    scanned: Sequence[tuple[int, bytes | None, bytes | None]],
+    features: Mapping[str, Any],
+) -> tuple[int, ...]:
+    """The number of records of each file.
+
+    Args:
+        files: the paths of the files.
+        scanned: for each file the number of its records, the first and the last one.
+        features: what these two should have.
+
+    Raises:
+        DataError: no file has a record, or a record does not have the features.
+    """
+    counts = tuple(count for count, _, _ in scanned)
     if sum(counts) == 0:
         raise DataError(
             f"There is no record in {len(files)} files, such as {files[0]}.",
             hint="look at how they were written",
         )
+    for path, (count, first, last) in zip(files, scanned, strict=True):
+        for number, record in ((0, first), (count - 1, last)):
+            if record is not None and features:
+                _check_features(record, features, f"Record {number} of {path}")
+    return counts
 
 
 def _example_parser(features: Mapping[str, Any]) -> Callable[[Any, Any], Any]:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from dtrain.data.columns import ColumnTable, named_columns
 from dtrain.data.readers import in_order, ragged_first
 from dtrain.errors import ConfigurationError
-from dtrain.example_order import BatchSpan, BucketOrder
+from dtrain.example_order import BatchSpan
 from dtrain.keras_engine.input import unconverted
 from dtrain.log import logger
 
@@ -172,13 +172,6 @@ def _lengths_of(table: Any, prepare: Callable[[Any], Any] | None, spec: Any) -> 
 
     rows = in_order(table).map(unconverted(measured), num_parallel_calls=tf.data.AUTOTUNE).batch(1024)
     return np.concatenate(list(rows.as_numpy_iterator()))
-
-
-def bucket_order(
-    padding: Padding, bounds: tuple[int, ...], batch: int, seed: int | None, *, drop_remainder: bool
-) -> BucketOrder:
-    """The order of a table's examples in buckets; the longest open leaf of an example decides its bucket."""
-    return BucketOrder(padding.longest, bounds, batch, seed, drop_remainder=drop_remainder)
 
 
 def padded(examples: tf.data.Dataset, value: Any, batch: int, *, drop_remainder: bool) -> tf.data.Dataset:

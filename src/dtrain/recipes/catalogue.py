@@ -39,14 +39,10 @@ class Cifar10Options(RecipeOptions):
     epochs: int = option(60, "passes over the training data", metavar="E", least=1, noun="number of epochs")
     model: str = option("resnet", "resnet, or small for a CPU", metavar="MODEL", words=("resnet", "small"))
     width: int | None = option(
-        None,
-        "filters of the residual network's first convolution; by default 32",
-        metavar="W",
-        type=int,
-        least=1,
+        None, "filters of the residual network's first convolution; by default 32", metavar="W", least=1
     )
     data: str | None = option(None, "the archive or its directory", metavar="PATH")
-    limit: int | None = option(None, "examples of each part, for trials", metavar="N", type=int, least=1)
+    limit: int | None = option(None, "examples of each part, for trials", metavar="N", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,7 +90,7 @@ class TextOptions(RecipeOptions):
     vocabulary: int = option(10_000, "words that are known", metavar="V", least=3)
     sequence_length: int = option(250, "words after which a text is cut", metavar="L", least=1)
     data: str | None = option(None, "where the texts are", metavar="PATH")
-    limit: int | None = option(None, "texts of each part, for trials", metavar="N", type=int, least=1)
+    limit: int | None = option(None, "texts of each part, for trials", metavar="N", least=1)
     encoding: str = option("utf-8", "how the texts are written", metavar="NAME")
 
     def rate(self) -> float:
@@ -189,20 +185,16 @@ class SyntheticOptions(RecipeOptions):
     model: str = option("cnn", "cnn or transformer", metavar="MODEL", words=("cnn", "transformer"))
     size: int = option(2000, "examples to train on", metavar="N", least=8)
     classes: int | None = option(
-        None,
-        "how many to tell apart; by default 10 by the cnn, 2 by the transformer",
-        metavar="C",
-        type=int,
-        least=2,
+        None, "how many to tell apart; by default 10 by the cnn, 2 by the transformer", metavar="C", least=2
     )
     image_size: int | None = option(
-        None, "height and width of an image, for the cnn; by default 32", metavar="P", type=int, least=16
+        None, "height and width of an image, for the cnn; by default 32", metavar="P", least=16
     )
     sequence_length: int | None = option(
-        None, "words in a text, for the transformer; by default 128", metavar="L", type=int, least=1
+        None, "words in a text, for the transformer; by default 128", metavar="L", least=1
     )
     vocabulary: int | None = option(
-        None, "words that there are, for the transformer; by default 10000", metavar="V", type=int, least=4
+        None, "words that there are, for the transformer; by default 10000", metavar="V", least=4
     )
     width: int = option(256, "of the widest convolution, or of a word's vector", metavar="W", least=8)
 

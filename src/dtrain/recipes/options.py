@@ -55,22 +55,19 @@ class RecipeOptions:
     )
     epochs: int = option(10, "passes over the training data", metavar="E", least=1, noun="number of epochs")
     global_batch: int | None = option(
-        None, "examples behind one update, over all replicas", metavar="B", type=int, least=1
+        None, "examples behind one update, over all replicas", metavar="B", least=1
     )
     per_replica_batch: int | None = option(
         None,
         "examples that one replica computes at a time; two of global batch, this and accumulation decide "
         "the third",
         metavar="B",
-        type=int,
         least=1,
     )
     accumulation: int | None = option(
-        None, "micro-batches behind one update; divides the global batch", metavar="K", type=int, least=1
+        None, "micro-batches behind one update; divides the global batch", metavar="K", least=1
     )
-    learning_rate: float | None = option(
-        None, "the highest of the run, before scaling", metavar="R", type=float
-    )
+    learning_rate: float | None = option(None, "the highest of the run, before scaling", metavar="R")
     scaling: str = option(
         "none",
         "how the rate grows with the global batch: none, linear or sqrt",
@@ -78,10 +75,10 @@ class RecipeOptions:
         words=SCALINGS,
     )
     base_batch: int | None = option(
-        None, "the global batch that the rate is meant for, with --scaling", metavar="B", type=int, least=1
+        None, "the global batch that the rate is meant for, with --scaling", metavar="B", least=1
     )
     warmup: float | None = option(
-        None, "epochs in which the rate rises to its highest, also parts of one", metavar="E", type=float
+        None, "epochs in which the rate rises to its highest, also parts of one", metavar="E"
     )
     precision: str = option(
         "float32",
