@@ -25,7 +25,7 @@ _KEPT = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver", b"t
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Makes the processes that tests start begin in two thirds of the time, by `quick_start`."""
+    """Makes the processes that tests start begin and end in half of the time, by `quick_start`."""
     if config.getoption("numprocesses", None):  # each worker process of pytest-xdist calls this hook itself
         return
     path = [str(Path(__file__).with_name("quick_start")), *filter(None, [os.environ.get("PYTHONPATH")])]
