@@ -6,6 +6,7 @@ import pytest
 
 from dtrain.batch_sizes import BatchSizes, plan_batches
 from dtrain.errors import ConfigurationError
+from refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -29,20 +30,20 @@ def test_any_two_decide_the_third(given: dict[str, int], expected: tuple[int, in
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "named"),
     [
-        ({"global_batch": 0}, r"global batch is 0.*below 1"),
-        ({"per_replica": -1}, r"per-replica batch is -1"),
-        ({"accumulation": 0}, r"accumulation is 0"),
-        ({"global_batch": 33}, r"global batch is 33, which 2 replicas cannot share(.|\n)*32 or 34"),
-        ({"global_batch": 1}, r"Set it to 2, or"),
-        ({"global_batch": 32, "accumulation": 3}, r"accumulation of 3 on 2 replicas(.|\n)*30 or 36"),
-        ({"global_batch": 36, "per_replica": 8}, r"per-replica batch of 8 on 2 replicas(.|\n)*32 or 48"),
-        ({"global_batch": 48, "per_replica": 8, "accumulation": 2}, r"makes 32(.|\n)*accumulation is 3"),
+        ({"global_batch": 0}, ("global batch is 0", "1")),
+        ({"per_replica": -1}, ("per-replica batch is -1", "1")),
+        ({"accumulation": 0}, ("accumulation is 0", "1")),
+        ({"global_batch": 33}, ("batch is 33", "2 replicas", "32 or 34")),
+        ({"global_batch": 1}, ("batch is 1", "2 replicas", "to 2")),
+        ({"global_batch": 32, "accumulation": 3}, ("accumulation of 3", "2 replicas", "30 or 36")),
+        ({"global_batch": 36, "per_replica": 8}, ("per-replica batch of 8", "2 replicas", "32 or 48")),
+        ({"global_batch": 48, "per_replica": 8, "accumulation": 2}, ("48", "32", "accumulation is 3")),
     ],
 )
-def test_what_does_not_fit(given: dict[str, int], said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+def test_what_does_not_fit(given: dict[str, int], named: tuple[str, ...]) -> None:
+    with refused(ConfigurationError, *named):
         plan_batches(replicas=2, **given)
 
 

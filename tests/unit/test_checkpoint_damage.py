@@ -23,6 +23,7 @@ from dtrain.checkpoint import layout
 from dtrain.checkpoint.store import CheckpointStore
 from dtrain.checkpoint.stored import committed, read_share, remove_all, remove_uncommitted
 from dtrain.errors import CheckpointError
+from refusals import refused
 
 # --- every byte
 
@@ -109,7 +110,7 @@ def test_what_is_read_says_which_file_is_wrong(tmp_path: Path, open_store: Any) 
     (found,) = committed(str(tmp_path))
     index = next(Path(found.path).glob("*.index"))
     index.write_bytes(bytes(len(index.read_bytes())))
-    with pytest.raises(CheckpointError, match=r"share-0-of-1\.index was changed: .*\nHint: Use an older"):
+    with refused(CheckpointError, index, "checksum"):
         read_share(found, 0)
 
 
@@ -117,7 +118,7 @@ def test_a_format_of_the_future_is_named(tmp_path: Path, open_store: Any) -> Non
     saved(open_store(tmp_path), 1)
     marker = next(tmp_path.glob("*/COMMITTED.json"))
     content = layout.decode(marker.read_bytes(), "")
-    with pytest.raises(CheckpointError, match="has the format 3; this dtrain knows 2"):
+    with refused(CheckpointError, "format 3", "knows 2"):
         layout.decode(layout.encode({**content, "version": 3}), "it")
     assert json.loads(marker.read_bytes())["content"]["step"] == 1
 
@@ -271,7 +272,7 @@ def test_what_cannot_be_removed_or_listed_is_said(
     assert caplog.text.count(f"Checkpoints in {tmp_path} cannot be removed: [Errno 13]") == 2
     assert steps(tmp_path) == [1]
     operations.names = refuse
-    with pytest.raises(CheckpointError, match=r"cannot be listed: .*Permission denied.*\nHint: Begin again"):
+    with refused(CheckpointError, tmp_path, "listed", "[Errno 13]"):
         committed(str(tmp_path))
 
 

@@ -15,6 +15,7 @@ from checkpoint_stores import PATIENCE, directories, saved, steps, tensors
 from dtrain.checkpoint.store import CheckpointStore
 from dtrain.checkpoint.stored import committed, read_share, remove_all, remove_uncommitted
 from dtrain.errors import ConfigurationError
+from refusals import refused
 
 # --- what is written is read
 
@@ -140,7 +141,7 @@ def test_a_checkpoint_counts_when_all_writers_have_written(tmp_path: Path, open_
     assert first.last_committed == 5 and second.last_committed is None
     (found,) = committed(str(tmp_path))
     assert [read_share(found, share)["python"].numpy() for share in (0, 1)] == [b"state of 0", b"state of 1"]
-    with pytest.raises(ConfigurationError, match=r"share=2, but .* has 2"):
+    with refused(ConfigurationError, "has 2", share=2):
         read_share(found, 2)
 
 
@@ -185,7 +186,7 @@ def test_closing_does_not_wait_for_shares_that_never_come(tmp_path: Path) -> Non
     assert first.close(0.2) is False
     assert time.monotonic() - began < 5
     assert first._thread is not None and not first._thread.is_alive()
-    with pytest.raises(ConfigurationError, match="after the store was closed"):
+    with refused(ConfigurationError, "step 6", "closed"):
         first.save(6, tensors())
 
 
@@ -269,17 +270,17 @@ def test_a_half_removed_checkpoint_counts_no_more(tmp_path: Path, open_store: An
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"token": "a-b"}, "token='a-b' cannot stand"),
-        ({"token": ""}, "token='' cannot stand"),
-        ({"writer": 2, "writers": 2}, "writer=2 of 2 writers"),
+        ({"token": "a-b"}, "token='a-b'"),
+        ({"token": ""}, "token=''"),
+        ({"writer": 2, "writers": 2}, "writer=2 of 2"),
         ({"keep": 0}, "keep is 0"),
     ],
 )
 def test_arguments_that_cannot_be(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(ConfigurationError, message):
         CheckpointStore(str(tmp_path), **{"token": "a", **arguments})
 
 
 def test_notes_that_are_no_json_are_refused_when_they_are_given(open_store: Any) -> None:
-    with pytest.raises(ConfigurationError, match="are no JSON"):
+    with refused(ConfigurationError, "notes={", "ndarray", "JSON"):
         open_store().save(1, tensors(), {"array": np.zeros(3)})

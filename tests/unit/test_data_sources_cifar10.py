@@ -7,7 +7,6 @@ import hashlib
 import io
 import os
 import pickle
-import re
 import struct
 import tarfile
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from dtrain.data import Cifar10, load_cifar10
 from dtrain.data.unpickling import load_arrays
 from dtrain.errors import ConfigurationError, DataError
+from refusals import refused
 
 Batches = dict[str, tuple[np.ndarray, np.ndarray]]
 
@@ -125,7 +125,7 @@ def test_a_limit_takes_the_first_of_each_part(tmp_path):
 
 @pytest.mark.parametrize("limit", [0, -1, 2.5, True])
 def test_a_limit_that_is_none(tmp_path, limit):
-    with pytest.raises(ConfigurationError, match="limit="):
+    with refused(ConfigurationError, limit=limit):
         load_cifar10(tmp_path, limit=limit)
 
 
@@ -145,7 +145,7 @@ def test_where_it_is_looked_for_without_a_path(tmp_path, monkeypatch, place):
 def test_data_that_is_missing_says_where_it_was_looked_for_and_where_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("DTRAIN_DATA_DIR", str(tmp_path / "sets"))
-    with pytest.raises(DataError, match="was not found") as caught:
+    with refused(DataError, "CIFAR-10") as caught:
         load_cifar10()
     for told in (
         f"{tmp_path}/sets (no such folder)",
@@ -156,9 +156,9 @@ def test_data_that_is_missing_says_where_it_was_looked_for_and_where_to_get_it(t
     assert "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz" in caught.value.hint
     assert f"into {tmp_path}/sets" in caught.value.hint
     (tmp_path / "other.txt").write_text("")
-    with pytest.raises(DataError, match=r"which holds other\.txt"):
+    with refused(DataError, tmp_path, "other.txt"):
         load_cifar10(tmp_path)
-    with pytest.raises(DataError, match="no such folder"):
+    with refused(DataError, tmp_path / "nowhere", "no such folder"):
         load_cifar10(tmp_path / "nowhere")
 
 
@@ -168,17 +168,17 @@ def test_sums_that_are_given_or_stand_beside_the_archive(tmp_path, algorithm):
     right = hashlib.new(algorithm, path.read_bytes()).hexdigest()
     wrong = "0" * len(right)
     load_cifar10(path, checksum=f"{algorithm}:{right.upper()}")
-    with pytest.raises(DataError, match=rf"has the {algorithm} {right}, but checksum= has {wrong}"):
+    with refused(DataError, path, f"{algorithm} {right}", "checksum=", wrong):
         load_cifar10(path, checksum=f"{algorithm}:{wrong}")
     sums = tmp_path / f"{path.name}.{algorithm}"
     for good in (right, f"{wrong}  other.bin\n{right} *{path.name}\n", f"MD5 ({path.name}) = {right}"):
         sums.write_text(good)
         load_cifar10(path)
     sums.write_text(f"{wrong}  {path.name}\n")
-    with pytest.raises(DataError, match=rf"{path.name}\.{algorithm} has {wrong}"):
+    with refused(DataError, path, f"{algorithm} {right}", sums, wrong):
         load_cifar10(path)
     sums.write_text("soon\n")
-    with pytest.raises(DataError, match=f"should hold the {algorithm} of .* but has 0 such sums"):
+    with refused(DataError, sums, algorithm, path.name, "0 such sums"):
         load_cifar10(path)
 
 
@@ -186,13 +186,13 @@ def test_sums_that_are_given_or_stand_beside_the_archive(tmp_path, algorithm):
     "checksum", ["", "md5:", "crc:00", "md5:" + "g" * 32, "sha256:" + "0" * 32, "0" * 32]
 )
 def test_a_sum_that_is_malformed(tmp_path, checksum):
-    with pytest.raises(ConfigurationError, match="is neither 'md5:' and 32"):
+    with refused(ConfigurationError, "'md5:'", "'sha256:'", checksum=checksum):
         load_cifar10(archive(tmp_path), checksum=checksum)
 
 
 def test_a_sum_is_of_an_archive(tmp_path):
     path = write_folder(tmp_path, files_of(batches(), "binary"))
-    with pytest.raises(ConfigurationError, match="is a folder"):
+    with refused(ConfigurationError, "checksum=", path, "folder"):
         load_cifar10(path, checksum="md5:" + "0" * 32)
 
 
@@ -201,9 +201,7 @@ def test_what_has_the_published_size_must_have_the_published_sum(tmp_path, form,
     path = tmp_path / f"cifar-10-{form}.tar.gz"
     with path.open("wb") as file:
         file.truncate(size)
-    with pytest.raises(
-        DataError, match=rf"but the published cifar-10-{form}\.tar\.gz, which has the same size"
-    ):
+    with refused(DataError, path, f"published cifar-10-{form}.tar.gz", "size"):
         load_cifar10(path)
 
 
@@ -212,7 +210,7 @@ def test_an_archive_that_is_cut_off_anywhere(tmp_path):
     for part in (1, 12, len(whole) // 2, len(whole) - 8, len(whole) - 1):
         path = tmp_path / "cut.tar.gz"
         path.write_bytes(whole[:part])
-        with pytest.raises(DataError, match=rf"cut\.tar\.gz .*\({part} bytes.*is no whole tar archive"):
+        with refused(DataError, path, f"{part} bytes", "no whole tar archive"):
             load_cifar10(path)
     # In a plain archive, also between two files and within a header, where tarfile itself is silent.
     plain = gzip.decompress(whole)
@@ -228,12 +226,12 @@ def test_an_archive_that_is_damaged(tmp_path):
     whole[-6] ^= 1  # in the sum behind the data, which a reader who stops at the last file never sees
     path = tmp_path / "damaged.tar.gz"
     path.write_bytes(whole)
-    with pytest.raises(DataError, match="no whole tar archive: CRC"):
+    with refused(DataError, path, "CRC"):
         load_cifar10(path)
     plain = bytearray(gzip.decompress(archive(tmp_path).read_bytes()))
     plain[512 + -(-4 * 3073 // 512) * 512 + 150] ^= 1  # in the second header
     path.write_bytes(plain)
-    with pytest.raises(DataError, match="is cut off or damaged after 1 entries"):
+    with refused(DataError, path, "1 entries"):
         load_cifar10(path)
 
 
@@ -241,22 +239,20 @@ def test_an_archive_that_is_damaged(tmp_path):
 def test_a_file_that_is_no_tar_archive_shows_how_it_begins(tmp_path, content):
     path = tmp_path / "cifar-10-python.tar.gz"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=re.escape(f"beginning {content[:24]!r}) is no whole tar archive")):
+    with refused(DataError, path, f"{len(content)} bytes", repr(content[:24])):
         load_cifar10(path)
     path.write_bytes(b"")
-    with pytest.raises(DataError, match="is empty"):
+    with refused(DataError, path, "empty"):
         load_cifar10(path)
 
 
 def test_an_archive_of_something_else_shows_what_it_holds(tmp_path):
     path = write_tar(tmp_path / "x.tar.gz", {"cifar-100-python/train": b"1", "cifar-100-python/meta": b"2"})
-    with pytest.raises(
-        DataError, match=r"no CIFAR-10 training batches.* holds cifar-100-python/meta, cifar-100"
-    ):
+    with refused(DataError, path, "data_batch_1", "cifar-100-python/meta, cifar-100-python/train"):
         load_cifar10(path)
     without = files_of(batches(), "binary")
     del without["cifar-10-batches-bin/test_batch.bin"]
-    with pytest.raises(DataError, match="no CIFAR-10 test batch"):
+    with refused(DataError, path, "(test_batch)"):
         load_cifar10(write_tar(path, without))
 
 
@@ -264,10 +260,10 @@ def test_a_batch_that_is_missing_between_others_or_there_twice(tmp_path):
     files = files_of(batches(), "binary")
     for name in ("data_batch_2.bin", "test_batch.bin"):
         twice = {**files, f"copy/{name}": files[f"cifar-10-batches-bin/{name}"]}
-        with pytest.raises(DataError, match=rf"each once; it holds .*{name}, .*{name}"):
+        with refused(DataError, "once", f"cifar-10-batches-bin/{name}", f"copy/{name}"):
             load_cifar10(write_tar(tmp_path / "x.tar", twice, "w"))
     del files["cifar-10-batches-bin/data_batch_2.bin"]
-    with pytest.raises(DataError, match="should hold the batches 1, 2, "):
+    with refused(DataError, "once", "data_batch_1.bin, data_batch_3.bin, test_batch.bin"):
         load_cifar10(write_folder(tmp_path, files))
 
 
@@ -275,9 +271,7 @@ def test_a_record_file_of_a_wrong_length(tmp_path):
     files = files_of(batches(), "binary")
     for content in (b"", files["cifar-10-batches-bin/data_batch_3.bin"][:-1]):
         files["cifar-10-batches-bin/data_batch_3.bin"] = content
-        with pytest.raises(
-            DataError, match=rf"data_batch_3\.bin in .*has {len(content)} bytes, no multiple of 3073"
-        ):
+        with refused(DataError, "cifar-10-batches-bin/data_batch_3.bin", f"{len(content)} bytes", 3073):
             load_cifar10(write_tar(tmp_path / "x.tar.gz", files))
 
 
@@ -285,7 +279,7 @@ def test_a_record_file_of_a_wrong_length(tmp_path):
 def test_a_label_out_of_range_says_which_record(tmp_path, form):
     made = batches()
     made["data_batch_2"][1][3] = 10
-    with pytest.raises(DataError, match=r"data_batch_2\S* in .*has the label 10 in record 3 \(1 such"):
+    with refused(DataError, "data_batch_2", "label 10", "record 3", "1 such", "0 to 9"):
         load_cifar10(archive(tmp_path, form, made))
 
 
@@ -315,12 +309,12 @@ def test_a_pickle_can_call_nothing(tmp_path):
     for function, arguments in ((os.mkdir, (str(trace),)), (eval, ("1",)), (getattr, (1, "real"))):
         files = files_of(batches(), "python")
         files["cifar-10-batches-py/test_batch"] = pickle.dumps({"data": Attack(function, *arguments)})
-        with pytest.raises(DataError, match=rf"it asks for \w+\.{function.__name__}, which no array needs"):
+        with refused(DataError, "test_batch", f"{function.__module__}.{function.__name__}"):
             load_cifar10(write_tar(tmp_path / "x.tar", files, "w"))
     assert not trace.exists()
     # Looking at bytes as objects would be a way to run what they spell.
     for harmful in (np.array([{}]), np.zeros(1, "M8[s]"), np.zeros(2, "u1,u1")):
-        with pytest.raises(pickle.UnpicklingError, match="not of numbers or text"):
+        with refused(pickle.UnpicklingError, "array of"):
             load_arrays(pickle.dumps(harmful))
     with pytest.raises(TypeError):
         load_arrays(b"cnumpy\nndarray\n(I1\ntR.")
@@ -349,9 +343,7 @@ def test_a_pickle_of_something_else(tmp_path, batch):
 def test_a_pickle_that_is_cut_off(tmp_path):
     files = files_of(batches(), "python")
     files["cifar-10-batches-py/data_batch_1"] = files["cifar-10-batches-py/data_batch_1"][:5000]
-    with pytest.raises(
-        DataError, match=r"data_batch_1 in .* is no pickle of arrays by name: UnpicklingError"
-    ):
+    with refused(DataError, "data_batch_1", "UnpicklingError"):
         load_cifar10(write_folder(tmp_path, files))
 
 
@@ -365,7 +357,7 @@ def test_links_in_an_archive_are_not_followed(tmp_path):
         link = tarfile.TarInfo("cifar-10-batches-bin/test_batch.bin")
         link.type, link.linkname = tarfile.SYMTYPE, str(secret)
         tar.addfile(link)
-    with pytest.raises(DataError, match="no CIFAR-10 test batch"):
+    with refused(DataError, path, "(test_batch)"):
         load_cifar10(path)
 
 

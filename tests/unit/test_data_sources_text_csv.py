@@ -10,6 +10,7 @@ import pytest
 
 from dtrain.data import TextCsv, load_text_csv
 from dtrain.errors import ConfigurationError, DataError
+from refusals import refused
 
 ROWS = [(f"Title {n}", f'He said "{n}";\nthen, more', str(n % 2)) for n in range(40)]
 
@@ -114,21 +115,21 @@ def test_a_relative_path_is_looked_for_in_the_data_directory_too(tmp_path, monke
     monkeypatch.setenv("DTRAIN_DATA_DIR", str(tmp_path))
     write(tmp_path / "news.csv")
     assert pairs(load_text_csv("news.csv")) == EXPECTED
-    with pytest.raises(DataError, match=rf"other\.csv was not found; .* and {tmp_path}/other\.csv"):
+    with refused(DataError, Path.cwd() / "other.csv", tmp_path / "other.csv", "DTRAIN_DATA_DIR"):
         load_text_csv("other.csv")
 
 
 def test_missing_columns_show_those_that_are_there(tmp_path):
     path = write(tmp_path / "news.csv", header=("headline", "text", "label"), delimiter=";")
-    with pytest.raises(DataError, match="has no column 'title'; its columns are 'headline', 'text', 'label'"):
+    with refused(DataError, path, "no column 'title';", "'headline', 'text', 'label'"):
         load_text_csv(path)
-    with pytest.raises(DataError, match="has no column 'title', 'text', 'label'; its columns are 'headline;"):
+    with refused(DataError, path, "'title', 'text', 'label'", "'headline;text;label'"):
         load_text_csv(path, delimiter=",")
     path.write_text("")
-    with pytest.raises(DataError, match="its columns are nothing"):
+    with refused(DataError, path, "'title', 'text', 'label'", "nothing"):
         load_text_csv(path)
     write(path, header=("text", "text", "label"))
-    with pytest.raises(DataError, match="has 2 columns that are called 'text'"):
+    with refused(DataError, path, "2 columns", "'text'"):
         load_text_csv(path, text="text")
 
 
@@ -136,23 +137,23 @@ def test_missing_columns_show_those_that_are_there(tmp_path):
 def test_a_row_with_another_number_of_fields_is_named_by_its_line(tmp_path, row, fields):
     path = tmp_path / "news.csv"
     path.write_text(f'title,text,label\n"x","two\nlines",1\n\n{row}\n')
-    with pytest.raises(DataError, match=f"the row in line 5 has {fields} fields, the header 3"):
+    with refused(DataError, path, "line 5", f"{fields} fields", "header 3"):
         load_text_csv(path)
 
 
 def test_a_quote_that_is_never_closed_swallows_no_rows(tmp_path):
     path = tmp_path / "news.csv"
     path.write_text('title,text,label\na,b,0\n"c,d,1\ne,f,0\n')
-    with pytest.raises(DataError, match="the row that begins in line 3 cannot be read: unexpected end"):
+    with refused(DataError, path, "line 3", "unexpected end of data"):
         load_text_csv(path)
     path.write_text('title,text,label\na,"b" c,0\n')
-    with pytest.raises(DataError, match=r"the row that begins in line 2 cannot be read: .* expected after"):
+    with refused(DataError, path, "line 2", "expected after"):
         load_text_csv(path)
 
 
 def test_a_row_without_a_label(tmp_path):
     path = write(tmp_path / "news.csv", [*ROWS[:2], ("a", "b", " ")])
-    with pytest.raises(DataError, match="the row in line 6 has no 'label'"):
+    with refused(DataError, path, "line 6", "no 'label'"):
         load_text_csv(path)
 
 
@@ -166,7 +167,7 @@ def test_one_class_is_nothing_to_learn(tmp_path, rows):
 
 def test_too_few_rows_for_the_split(tmp_path):
     path = write(tmp_path / "news.csv", ROWS[:4])
-    with pytest.raises(DataError, match=r"of 4 rows, validation=0\.1 and test=0\.2 leave an empty part"):
+    with refused(DataError, path, "4 rows", validation=0.1, test=0.2):
         load_text_csv(path)
     assert [len(part.texts) for part in load_text_csv(path, validation=0.25, test=0.25)[:3]] == [2, 1, 1]
 
@@ -176,23 +177,22 @@ def test_another_encoding_is_told_with_line_and_byte(tmp_path, mark):
     path = tmp_path / "news.csv"
     path.write_bytes(mark + b'title,text,label\na,"b\n\xc3\xa9",0\nc,\xe9,1\n')
     place = f"line 4, byte {len(mark) + 30} of the file, is 0xe9"
-    with pytest.raises(DataError, match=rf"news\.csv is not utf-8: {place}") as caught:
+    with refused(DataError, path, "utf-8", place, "encoding='latin-1'"):
         load_text_csv(path)
-    assert "encoding='latin-1'" in caught.value.hint
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments",
     [
-        ({"text": ()}, "names no column"),
-        ({"validation": 0.5, "test": 0.5}, "leave rows to train on"),
-        ({"test": -0.1}, "leave rows to train on"),
-        ({"validation": float("nan")}, "leave rows to train on"),
-        ({"encoding": "klingon"}, "encoding='klingon' is not known"),
-        ({"delimiter": "::"}, "not one character"),
-        ({"delimiter": '"'}, "not one character"),
+        {"text": ()},
+        {"validation": 0.5, "test": 0.5},
+        {"test": -0.1},
+        {"validation": float("nan")},
+        {"encoding": "klingon"},
+        {"delimiter": "::"},
+        {"delimiter": '"'},
     ],
 )
-def test_arguments_that_cannot_be_used(tmp_path, arguments, message):
-    with pytest.raises(ConfigurationError, match=message):
+def test_arguments_that_cannot_be_used(tmp_path, arguments):
+    with refused(ConfigurationError, **arguments):
         load_text_csv(write(tmp_path / "news.csv"), **arguments)

@@ -22,6 +22,7 @@ from dtrain.monitor import (
 )
 from dtrain.monitor.curves import drawn
 from dtrain.monitor.run_directory import RunDirectory, new_directory
+from refusals import refused
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +70,7 @@ def test_a_job_that_died_before_it_had_a_directory_gets_one(monkeypatch):
     monkeypatch.setenv("DTRAIN_ATTEMPT", "1")
     other = open_run_directory(None, name="digits", record={"job": "another"})
     assert open_run_directory(None, name="digits", record={"job": "this-one"}) != other
-    with pytest.raises(ConfigurationError, match="holds another run"):
+    with refused(ConfigurationError, other.path.resolve(), "another run", "run.json"):
         open_run_directory(other.path, name="digits", record={"job": "this-one"})
 
 
@@ -79,11 +80,11 @@ def test_an_interrupted_run_goes_on_in_its_directory_and_no_other_does():
     now = {**record, "started_at": "now"}
     assert open_run_directory("out", name="digits", record=now, same=("seed",)) == first
     assert read_record(first) == record
-    with pytest.raises(ConfigurationError, match="it had seed 1, but now it is 2"):
+    with refused(ConfigurationError, Path("out").resolve(), "seed 1", "2"):
         open_run_directory("out", name="digits", record={**now, "seed": 2}, same=("seed",))
     for changed in ({"status": "finished"}, {"recipe": "imdb"}):
         first.write_record(record | changed)
-        with pytest.raises(ConfigurationError, match="holds another run"):
+        with refused(ConfigurationError, Path("out").resolve(), "another run", "run.json"):
             open_run_directory("out", name="digits", record=now, same=("seed",))
 
 
@@ -100,7 +101,7 @@ input()
     ) as other:
         try:
             assert other.stdout.readline() == "there\n"
-            with pytest.raises(ConfigurationError, match="Another process trains in"):
+            with refused(ConfigurationError, Path("out").resolve(), "Another process"):
                 open_run_directory("out", name="digits", record=record, same=("recipe",))
         finally:
             other.kill()
@@ -117,28 +118,28 @@ def test_an_existing_directory_with_other_things_is_fine(tmp_path):
 def test_a_directory_that_holds_another_run(tmp_path, left):
     (tmp_path / left).write_text("")
     for attempt in (check_run_directory, lambda p: open_run_directory(p, name="digits", record={})):
-        with pytest.raises(ConfigurationError, match=f"holds another run: {left}.*\nHint: Choose another"):
+        with refused(ConfigurationError, tmp_path, "another run", left, "--run-dir"):
             attempt(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == [left]
 
 
 def test_a_claimed_directory_is_taken_at_once():
     open_run_directory("out", name="digits", record={})
-    with pytest.raises(ConfigurationError, match=r"holds another run: run\.json"):
+    with refused(ConfigurationError, Path("out").resolve(), "another run", "run.json"):
         open_run_directory("out", name="digits", record={})
 
 
 def test_a_file_in_the_way(tmp_path):
     (tmp_path / "file").write_text("")
     for path in ("file", "file/below"):
-        with pytest.raises(ConfigurationError, match="file is a file"):
+        with refused(ConfigurationError, tmp_path / path, f"{tmp_path / 'file'} is a file"):
             check_run_directory(path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_directory_that_may_not_be_written(tmp_path):
     (tmp_path / "locked").mkdir(mode=0o500)
-    with pytest.raises(ConfigurationError, match="may not be written to"):
+    with refused(ConfigurationError, tmp_path / "locked" / "run"):
         check_run_directory("locked/run")
 
 
@@ -163,11 +164,11 @@ def test_a_failure_of_the_chief_is_raised_on_every_worker(monkeypatch):
     monkeypatch.setattr(job, "broadcast", lambda value: sent.append(value) or value)
     Path("out").mkdir()
     Path("out/run.json").write_text("{}")
-    with pytest.raises(ConfigurationError, match="holds another run"):
+    with refused(ConfigurationError, Path("out").resolve(), "another run", "run.json"):
         open_run_directory("out", name="digits", record={})
     monkeypatch.setattr(job, "is_chief", lambda: False)
     monkeypatch.setattr(job, "broadcast", lambda value: sent[0])
-    with pytest.raises(ConfigurationError, match="holds another run"):
+    with refused(ConfigurationError, Path("out").resolve(), "another run", "run.json"):
         open_run_directory("out", name="digits", record={})
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from dtrain.cluster import settings
 from dtrain.errors import ConfigurationError
+from refusals import refused
 
 
 @pytest.fixture(autouse=True)
@@ -49,5 +50,5 @@ def test_what_is_set_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "inf"])
 def test_a_time_that_is_none(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigurationError, match=f"{name} is '{value}', not a positive number of seconds"):
+    with refused(ConfigurationError, name, f"'{value}'"):
         settings.peer_timeout() if "PEER" in name else settings.chief_timeout()

@@ -11,6 +11,7 @@ import pytest
 from dtrain import cluster
 from dtrain.errors import ClusterConfigError, ConfigurationError
 from dtrain.topology import Task, Topology, split_address
+from refusals import refused
 
 TWO = {"worker": ["a:1", "b:2"]}
 
@@ -52,7 +53,7 @@ def test_chief_comes_first_whatever_the_order_in_the_text() -> None:
         "ps 1",
         "evaluator 0",
     ]
-    with pytest.raises(ClusterConfigError, match="ps 0 does not train"):
+    with refused(ClusterConfigError, "ps 0", "rank"):
         _ = views["ps", 0].rank
 
 
@@ -64,7 +65,7 @@ def test_worker_0_is_chief_where_there_is_no_chief_job() -> None:
 def test_evaluator_may_stand_outside_the_cluster() -> None:
     topology = Topology.from_tf_config(config(TWO, "evaluator"))
     assert topology is not None and not topology.is_training_task and topology.world_size == 2
-    with pytest.raises(ClusterConfigError, match="evaluator 0 has no address"):
+    with refused(ClusterConfigError, "evaluator 0", "worker 0, worker 1", "address"):
         _ = topology.address
 
 
@@ -73,7 +74,7 @@ def test_the_chief_of_parameter_servers_may_stand_outside_the_cluster() -> None:
     topology = Topology.from_tf_config(config(servers, "chief"))
     assert topology is not None and topology.is_coordinated and topology.is_chief
     assert (topology.rank, topology.world_size, topology.has_address) == (0, 3, False)
-    with pytest.raises(ClusterConfigError, match="chief 0 has no address"):
+    with refused(ClusterConfigError, "chief 0", "worker 0, worker 1, ps 0", "address"):
         _ = topology.address
     named = topology.with_chief_at("d:4")
     assert (named.rank, named.world_size, named.is_chief, named.address) == (0, 3, True, "d:4")
@@ -81,7 +82,7 @@ def test_the_chief_of_parameter_servers_may_stand_outside_the_cluster() -> None:
     worker = Topology.from_tf_config(config(servers, index=1))
     assert worker is not None and worker.servers() == topology.servers() and not worker.is_chief
     for other in (config(TWO, "chief"), config(servers, "chief", 1)):
-        with pytest.raises(ClusterConfigError, match='cluster has no job "chief"'):
+        with refused(ClusterConfigError, "TF_CONFIG", "chief", '"chief"', "worker"):
             Topology.from_tf_config(other)
 
 
@@ -158,7 +159,7 @@ def test_what_is_wrong_is_named(text: str, said: str) -> None:
 
 
 def test_a_topology_made_by_hand_is_checked_as_well() -> None:
-    with pytest.raises(ClusterConfigError, match="index"):
+    with refused(ClusterConfigError, '"task"', "index", "1 address(es)", "from 0 to 0"):
         Topology({"worker": ("a:1",)}, "worker", 1)
 
 
@@ -194,12 +195,12 @@ def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("text", ["soon", "-1", "0", "nan", "inf"])
 def test_bad_peer_timeout(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("DTRAIN_PEER_TIMEOUT", text)
-    with pytest.raises(ConfigurationError, match="DTRAIN_PEER_TIMEOUT"):
+    with refused(ConfigurationError, "DTRAIN_PEER_TIMEOUT", f"'{text}'"):
         cluster.settings.peer_timeout()
 
 
 @pytest.mark.parametrize("text", ["two", "0", "-1", "1.5"])
 def test_bad_devices_per_worker(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("DTRAIN_DEVICES_PER_WORKER", text)
-    with pytest.raises(ConfigurationError, match="DTRAIN_DEVICES_PER_WORKER"):
+    with refused(ConfigurationError, "DTRAIN_DEVICES_PER_WORKER", f"'{text}'"):
         cluster.settings.devices_per_worker()
