@@ -110,8 +110,8 @@ def _exchange(value: Any, timeout: float | None) -> list[Any]:
     size = world_size()
     if size == 1:
         return [value]
+    from dtrain.keras_engine.peer_exchange import exchange
     from dtrain.keras_engine.protocol import ReplicaLayout
-    from dtrain.keras_engine.talk import exchange
     from dtrain.upstream.tensorflow import connected
 
     if not connected():

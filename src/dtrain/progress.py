@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dtrain import channel, events
-from dtrain.step_counts import StepCounter, Totals, counter
 from dtrain.time_breakdown import TimeBreakdown, breakdown
+from dtrain.training_rate import StepCounter, Totals, counter
 
 REPORT_SECONDS = 0.2
 """Seconds between two reports while there is progress."""

@@ -13,10 +13,10 @@ import tensorflow as tf
 
 import dtrain
 from dtrain.keras_engine import hook
-from dtrain.keras_engine.feed import arrays, ended_iterators
+from dtrain.keras_engine.feed import arrays, iterators
 from dtrain.keras_engine.feed.arrays import ArraySource
+from dtrain.keras_engine.feed.iterators import SplitDataset, WholeDataset
 from dtrain.keras_engine.feed.passes import Passes
-from dtrain.keras_engine.input import SplitDataset, WholeDataset
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.upstream.datasets import ARRAYS
 
@@ -174,7 +174,7 @@ def test_an_iterator_ends_beside_the_program() -> None:
             done.set()
 
     done = threading.Event()
-    ended_iterators.prepare()
-    ended_iterators.let_go(Held())
+    iterators.prepare()
+    iterators.let_go(Held())
     assert done.wait(10.0)
     assert seen == ["dtrain-ended-iterators"]

@@ -19,7 +19,7 @@ from tests import stranger
 
 import dtrain
 from dtrain.errors import AuthenticationError
-from dtrain.keras_engine import talk
+from dtrain.keras_engine import peer_exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.launch.ports import reserve_ports
 
@@ -59,7 +59,8 @@ def meet(owned: str) -> dict[str, Any]:
     for kind in ("pickle", "plain", "replayed", "signed for another"):
         if me == 0:
             # As if the stranger had found out where worker 1's next value will be.
-            key = talk.store(ReplicaLayout(workers=2))._key("exchange", talk._kept[-1] + 1, 1)
+            store = peer_exchange.store(ReplicaLayout(workers=2))
+            key = store._key("exchange", peer_exchange._kept[-1] + 1, 1)
             while key not in (known := stranger.ask(address, ("list", FOLDER, ""))[0]):
                 time.sleep(0.05)
             other = next(text for name, text in known.items() if name != key)

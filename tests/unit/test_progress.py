@@ -16,9 +16,9 @@ import pytest
 from dtrain import channel, events
 from dtrain.channel import Listener
 from dtrain.progress import ProgressReporter, StepMeans
-from dtrain.step_counts import StepCounter, Totals
 from dtrain.task_messages import Message, Progress
 from dtrain.time_breakdown import TimeBreakdown
+from dtrain.training_rate import StepCounter, Totals
 
 
 @pytest.fixture(autouse=True)

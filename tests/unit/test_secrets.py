@@ -21,7 +21,7 @@ from dtrain.cluster import secret as secrets
 from dtrain.cluster.secret import Secret, job_secret, on_loopback, read_secret, write_secret
 from dtrain.collectives.transport import Facts
 from dtrain.errors import AuthenticationError, ConfigurationError
-from dtrain.keras_engine import messages, talk
+from dtrain.keras_engine import messages, peer_exchange
 from dtrain.launch import rank_placeholder
 from dtrain.launch.local_launcher import LocalLauncher
 from dtrain.launch.session import Session
@@ -131,19 +131,19 @@ def test_a_signature_is_of_these_parts_and_a_secret_is_not_shown(file: Path) -> 
 
 def test_workers_that_have_not_the_same_secret_do_not_hear_each_other() -> None:
     ours, theirs = Secret(b"ours" * 8, "a file"), Secret(b"theirs" * 8, "another")
-    hello = talk._hello(ours, 1)
-    assert talk._checked(hello, ours, 1, 0) == talk._nonce
-    assert talk._checked(talk._hello(None, 1), None, 1, 0) == talk._nonce
+    hello = peer_exchange._hello(ours, 1)
+    assert peer_exchange._checked(hello, ours, 1, 0) == peer_exchange._nonce
+    assert peer_exchange._checked(peer_exchange._hello(None, 1), None, 1, 0) == peer_exchange._nonce
     for text, secret, worker, message in (
         (hello, theirs, 1, "Worker 1 has another secret of the job, and worker 0 has that from another"),
         (hello, None, 1, "Worker 1 has another secret of the job, and worker 0 has none"),
         (hello, ours, 2, "Worker 2 has another secret"),  # what worker 1 has said
-        (talk._hello(None, 1), ours, 1, "Worker 1 has no secret of the job"),
+        (peer_exchange._hello(None, 1), ours, 1, "Worker 1 has no secret of the job"),
         ("[1]", ours, 1, "no worker's word"),
         ("{", None, 1, "no worker's word"),
     ):
         with pytest.raises(AuthenticationError, match=message):
-            talk._checked(text, secret, worker, 0)
+            peer_exchange._checked(text, secret, worker, 0)
 
 
 PLAIN: list[Any] = [

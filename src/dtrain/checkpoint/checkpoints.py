@@ -15,8 +15,8 @@ from dtrain.checkpoint.folder import CheckpointFolder
 from dtrain.checkpoint.store import check_keep
 from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.errors import ConfigurationError
+from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
-from dtrain.keras_engine.talk import exchange
 from dtrain.log import logger
 from dtrain.paths import checked_path
 from dtrain.upstream import keras as upstream_keras

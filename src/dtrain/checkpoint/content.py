@@ -19,8 +19,8 @@ from dtrain.checkpoint.variables import Entry, TrainingVariables
 from dtrain.cluster import settings
 from dtrain.data.unpickling import load_arrays
 from dtrain.errors import CheckpointError
+from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.talk import exchange
 from dtrain.log import logger
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtrain.keras_engine import messages
+from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.talk import exchange
 
 _INTERVAL = 0.5  # seconds between two exchanges of proposals
 

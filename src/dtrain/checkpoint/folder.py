@@ -16,8 +16,8 @@ from dtrain.checkpoint.program import check_program, program_facts, warn_of_othe
 from dtrain.checkpoint.store import CheckpointStore
 from dtrain.checkpoint.stored import remove_all, remove_uncommitted
 from dtrain.checkpoint.variables import TrainingVariables
+from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.talk import exchange
 from dtrain.log import logger
 
 

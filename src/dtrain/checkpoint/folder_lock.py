@@ -18,8 +18,8 @@ from typing import Any
 
 from dtrain.checkpoint.group import Group
 from dtrain.errors import CheckpointError
+from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.talk import exchange
 
 NAME = ".in-use"
 PATIENCE = 10.0

@@ -26,9 +26,9 @@ from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.cluster import settings
 from dtrain.errors import RunAgain
 from dtrain.keras_engine.build import build
+from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
 from dtrain.keras_engine.steps import step_is_stock
-from dtrain.keras_engine.talk import exchange
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 

@@ -20,8 +20,8 @@ from typing import Any
 from dtrain.cluster.secret import Secret
 from dtrain.cluster.sockets import connect_to, listen_at
 from dtrain.collectives.reception import HELLO, SECRET, Reception, word
+from dtrain.keras_engine.peer_exchange import exchange, store
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.talk import exchange, store
 
 _SECONDS = 10.0  # for all connections together, so that a firewall cannot delay the start by more
 

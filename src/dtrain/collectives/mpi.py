@@ -18,8 +18,8 @@ from dtrain.collectives.calls import WHOLE_BYTES, WHOLE_WORKERS, Calls, Parts
 from dtrain.collectives.peer_liveness import PeerLiveness
 from dtrain.collectives.transport import Facts, Transport
 from dtrain.errors import DtrainError, MPIError, PeerMissingError
+from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.talk import exchange
 from dtrain.topology import Topology
 
 NOT_STARTED = "no MPI starter started the workers"

@@ -16,8 +16,8 @@ from dtrain.collectives.ring import NCCL, RingLauncher
 from dtrain.collectives.sockets import Ring
 from dtrain.collectives.transport import Communication, Facts, Transport
 from dtrain.errors import ConfigurationError, PeerMismatchError
+from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.talk import exchange
 from dtrain.log import logger
 from dtrain.topology import Topology
 from dtrain.upstream import collectives as upstream_collectives

@@ -24,8 +24,8 @@ from dtrain.errors import BackendError, ConfigurationError, DataError
 from dtrain.example_order import BucketOrder, PlainOrder
 from dtrain.job import world_size
 from dtrain.keras_engine.hook import install
+from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.talk import exchange
 from dtrain.log import logger
 from dtrain.words import whole_number
 

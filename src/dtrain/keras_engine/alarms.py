@@ -17,7 +17,7 @@ import numpy as np
 
 from dtrain import events
 from dtrain.errors import ConfigurationError
-from dtrain.keras_engine.own_callbacks import Stateless
+from dtrain.keras_engine.callbacks import Stateless
 from dtrain.keras_engine.protocol import servers_of
 from dtrain.keras_engine.steps import step_is_stock
 from dtrain.log import logger

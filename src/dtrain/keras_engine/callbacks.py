@@ -22,8 +22,8 @@ import keras
 from dtrain import events
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.loop import FitSession, NoSession
+from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.talk import exchange
 from dtrain.upstream import keras as upstream_keras
 
 _BATCH_HOOKS = {
@@ -71,6 +71,17 @@ def expanded(callbacks: Sequence[Any], model: Any, arguments: dict[str, Any]) ->
         several = getattr(each, "dtrain_callbacks", None)
         found += [each] if several is None else several(model, arguments)
     return found
+
+
+class Stateless:
+    """A callback whose state no checkpoint keeps. List it before Keras' class among the bases."""
+
+    def get_state(self) -> dict[str, Any]:
+        """No state."""
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Ignores the state."""
 
 
 # --- the session of a fit

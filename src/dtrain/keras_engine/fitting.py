@@ -31,8 +31,9 @@ from dtrain.keras_engine.callbacks import (
     wants_session,
     watched,
 )
-from dtrain.keras_engine.input_report import InputReport
+from dtrain.keras_engine.epoch_reports import InputReport, TimeReport
 from dtrain.keras_engine.loop import Loop, loop_of
+from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.progress_bar import ProgressBar
 from dtrain.keras_engine.protocol import (
     ReplicaLayout,
@@ -44,8 +45,6 @@ from dtrain.keras_engine.protocol import (
 from dtrain.keras_engine.scope import check_model, check_scope, tensorflows_own_explained
 from dtrain.keras_engine.step_function import StepFunction
 from dtrain.keras_engine.steps import step_is_stock
-from dtrain.keras_engine.talk import exchange
-from dtrain.keras_engine.time_report import TimeReport
 from dtrain.keras_engine.xla_rule import note_compiled
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream.reach import replaces

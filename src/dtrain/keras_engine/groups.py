@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from dtrain.keras_engine.feed.ended_iterators import let_go, prepare
+from dtrain.keras_engine.feed.iterators import let_go, prepare
 from dtrain.keras_engine.input import Split, batch_rows, map_leaves, present_leaves, row_bytes
 from dtrain.upstream import datasets as upstream_data
 

@@ -18,7 +18,7 @@ import keras
 import numpy as np
 
 from dtrain import training_rate
-from dtrain.keras_engine.own_callbacks import Stateless
+from dtrain.keras_engine.callbacks import Stateless
 from dtrain.log import logger
 from dtrain.training_rate import Figures, mark
 

@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from dtrain.errors import PeerMissingError
 from dtrain.keras_engine.context import all_reduce_sum, local_update, underlying
+from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
-from dtrain.keras_engine.talk import exchange
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import replaces

@@ -16,12 +16,11 @@ from typing import Any
 
 from dtrain.errors import AuthenticationError
 from dtrain.keras_engine import messages
+from dtrain.keras_engine.peer_exchange import HINT, store
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.signed_store import HINT
-from dtrain.keras_engine.talk import store
 from dtrain.plain_text import cleaned
 from dtrain.slowness import is_slow, slow_line
-from dtrain.step_counts import Totals
+from dtrain.training_rate import Totals
 
 _TOPIC = "times"
 _PARTS = {

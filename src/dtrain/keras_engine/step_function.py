@@ -18,10 +18,10 @@ from dtrain.errors import CompilationError
 from dtrain.keras_engine import metrics
 from dtrain.keras_engine.accumulation import ADD, GROUP, UPDATE, MicroBatchSums, SparseGradients
 from dtrain.keras_engine.feed.calls import Call
+from dtrain.keras_engine.feed.iterators import SplitIterator
 from dtrain.keras_engine.groups import GroupIterator
 from dtrain.keras_engine.input import (
     Split,
-    SplitIterator,
     local_parts,
     local_specs,
     rows_of,

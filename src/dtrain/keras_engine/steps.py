@@ -28,6 +28,7 @@ from dtrain.keras_engine.context import (
 from dtrain.keras_engine.gradients import AtOnce, zero_if_empty
 from dtrain.keras_engine.input import batch_rows, map_leaves
 from dtrain.keras_engine.losses import is_own_loss, watch_own_call
+from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.probe import (
     ROWS,
     LossKind,
@@ -39,7 +40,6 @@ from dtrain.keras_engine.probe import (
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.replica_attributes import watch
 from dtrain.keras_engine.row_gradients import Lookups
-from dtrain.keras_engine.talk import exchange
 from dtrain.keras_engine.waits import NoWaits, Waits
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras

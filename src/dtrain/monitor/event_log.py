@@ -18,7 +18,7 @@ import numpy as np
 
 from dtrain import events, job
 from dtrain.cluster import settings
-from dtrain.keras_engine.own_callbacks import Stateless
+from dtrain.keras_engine.callbacks import Stateless
 from dtrain.keras_engine.protocol import servers_of
 from dtrain.log import logger
 from dtrain.monitor.record import VERSION

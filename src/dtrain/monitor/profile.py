@@ -13,9 +13,9 @@ import keras
 import tensorflow as tf
 
 from dtrain import events, job
-from dtrain.keras_engine.own_callbacks import Stateless
+from dtrain.keras_engine.callbacks import Stateless
 from dtrain.log import logger
-from dtrain.step_counts import counter
+from dtrain.training_rate import counter
 
 
 class Profile(Stateless, keras.callbacks.Callback):  # type: ignore[misc]

@@ -17,10 +17,10 @@ from dtrain.cluster import check_peers, current, join, known_to_tensorflow
 from dtrain.collectives.transports import asked_for, implementation_of, install
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.gradient_hook import GradientHook, hook_of
+from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.scope import strategy_made
 from dtrain.keras_engine.seeds import note_drawn
-from dtrain.keras_engine.talk import exchange
 from dtrain.log import logger
 from dtrain.strategies import common, devices
 from dtrain.topology import Topology

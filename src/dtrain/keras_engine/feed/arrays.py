@@ -18,8 +18,8 @@ from dtrain.example_order import LARGEST_SEED, ArrayOrder
 from dtrain.keras_engine.feed.passes import Passes
 from dtrain.keras_engine.feed.position import DataPosition
 from dtrain.keras_engine.input import bounds, map_leaves, present_leaves, row_bytes, unconverted
+from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.talk import exchange
 from dtrain.upstream import datasets as upstream_data
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -273,7 +273,7 @@ def _options() -> tf.data.Options:
     options = tf.data.Options()
     # Optimizing the graph, which contains the arrays, takes longer than it saves.
     options.experimental_optimization.apply_default_optimizations = False
-    # The pipeline needs no tuning, and deleting an iterator that tunes one is slow (`ended_iterators.py`).
+    # The pipeline needs no tuning, and deleting an iterator that tunes one is slow (`iterators.py`).
     options.autotune.enabled = False
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA

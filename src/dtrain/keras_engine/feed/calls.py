@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.talk import exchange
 
 TARGET_SECONDS = 0.1
 """The intended duration of a call; callbacks should wait for at most twice as long."""

@@ -18,11 +18,10 @@ from dtrain.errors import DataError
 from dtrain.keras_engine.asynchronous.epochs import make_asynchronous_epochs
 from dtrain.keras_engine.feed.arrays import ArraySource
 from dtrain.keras_engine.feed.calls import Call, CallSize, LastStep
-from dtrain.keras_engine.feed.division import CountedAdapter, check_same_data, common_steps, divided
+from dtrain.keras_engine.feed.iterators import SplitIterator
 from dtrain.keras_engine.feed.position import DataPosition, restored
-from dtrain.keras_engine.feed.sources import source_of
+from dtrain.keras_engine.feed.sources import CountedAdapter, check_same_data, common_steps, divided, source_of
 from dtrain.keras_engine.groups import GroupIterator, Groups, batch_size_of, can_be_grouped
-from dtrain.keras_engine.input import SplitIterator
 from dtrain.keras_engine.input_advice import may_read_ahead
 from dtrain.keras_engine.loop import current_loop
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from dtrain.keras_engine.feed.position import DataPosition
+from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.talk import exchange
 from dtrain.log import logger
 from dtrain.upstream import datasets as upstream_data
 

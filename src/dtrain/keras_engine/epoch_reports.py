@@ -1,31 +1,136 @@
-"""Records in the history where each epoch's time went, and logs what took a large share of it.
+"""Reports on each epoch of a `fit`: where its time went, and how long it waited for data.
 
-The times are measured by `dtrain.time_breakdown`, not here; every moment of `fit` counts for one epoch and
-one part.
+The numbers are in the history; what took a large share of the time is logged, with advice. The times are
+measured by `dtrain.time_breakdown` and `dtrain.training_rate`, not here.
 """
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import keras
+
 from dtrain import channel, events, training_rate
-from dtrain.keras_engine.own_callbacks import HistoryReport
+from dtrain.keras_engine.input_advice import advice_for
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.slow_workers import WorkerTimes, slow_worker
 from dtrain.log import logger
-from dtrain.step_counts import Totals, counter
 from dtrain.time_breakdown import PARTS, breakdown
+from dtrain.training_rate import Totals, counter
 
-_LEAST_SECONDS = 0.25  # a part that took fewer seconds of an epoch is not reported as a cause
 _WATCHDOG_SECONDS = 15.0  # seconds of training after which a launcher can name a slow worker
 _SHARES = {"checkpoint": 0.1, "callbacks": 0.2, "input": 0.2}
 """The share of an epoch's time above which a part is reported as a cause of lost time."""
+
+_LEAST_SECONDS = {"checkpoint": 0.25, "callbacks": 1.0, "input": 0.25}
+"""The seconds of an epoch below which it is not: in a short `fit`, any callback takes a large share."""
 
 _HINTS = {
     "checkpoint": "save less often (save_freq), or to a faster disk",
     "callbacks": "do less in them, or less often; what they do at every batch makes each call one step",
 }
+
+
+class HistoryReport(keras.callbacks.Callback):  # type: ignore[misc]
+    """Collects one dictionary per epoch of a `fit`; `History` gets the list as an attribute.
+
+    Args:
+        attribute: the name of that attribute.
+
+    Attributes:
+        epochs: the dictionaries, by epoch.
+    """
+
+    async_safe = True  # it has no hook that is called at each batch
+
+    def __init__(self, attribute: str) -> None:
+        super().__init__()
+        self._attribute = attribute
+        self.epochs: list[dict[str, Any]] = []
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Sets the list on the model's `History`."""
+        history = getattr(self.model, "history", None)
+        if history is not None:
+            setattr(history, self._attribute, self.epochs)
+
+    def get_state(self) -> dict[str, Any]:
+        """The epochs, for a checkpoint."""
+        return {"epochs": [dict(each) for each in self.epochs]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Replaces the epochs with those of a checkpoint; later epochs are appended to them."""
+        self.epochs[:] = state["epochs"]
+
+
+class InputReport(HistoryReport):
+    """Measures in each epoch of `fit` how long training waited for data.
+
+    `History` gets the attribute `input_report`: for each epoch a dictionary with `epoch` (from 0), `steps`,
+    `seconds` (of those steps, waiting included), `waiting` (seconds of waiting for batches), `share`
+    (`waiting` / `seconds`, 0.0 to 1.0) and, if there was a warning, `advice` (a list of lines). Steps for
+    which something was traced or compiled do not count. An epoch in which nothing was measured is not listed.
+
+    Args:
+        data: what `fit` was given as `x`; the advice is about it.
+        worker: the number of this worker, for messages; None where there is only one.
+    """
+
+    def __init__(self, data: Any = None, *, worker: int | None = None) -> None:
+        super().__init__("input_report")
+        self._data = data
+        self._worker = worker
+        self._begun = counter.totals
+        self._clock = self._processor = 0.0
+        self._advised = False
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes the counts and the clocks at the beginning of the epoch."""
+        self._begun = counter.totals
+        self._clock, self._processor = time.perf_counter(), time.process_time()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Computes the share of waiting in the epoch, and warns if it is large."""
+        now, before = counter.totals, self._begun
+        steps = now.steps - before.steps
+        waiting = now.reading - before.reading
+        seconds = now.seconds - before.seconds
+        if steps <= 0 or seconds <= 0:
+            return
+        share = waiting / seconds
+        found: dict[str, Any] = {
+            "epoch": epoch,
+            "steps": steps,
+            "seconds": round(seconds, 6),
+            "waiting": round(waiting, 6),
+            "share": round(share, 4),
+        }
+        self.epochs.append(found)
+        if share > _SHARES["input"] and waiting >= _LEAST_SECONDS["input"]:
+            found["advice"] = advice_for(self._data, busy=self._busy())
+            self._warn(found)
+
+    def _busy(self) -> float:
+        """The share of the cores that this process has used since the epoch began, 0.0 to 1.0."""
+        wall = time.perf_counter() - self._clock
+        cores = len(os.sched_getaffinity(0))
+        return (time.process_time() - self._processor) / (wall * cores) if wall > 0 else 0.0
+
+    def _warn(self, found: dict[str, Any]) -> None:
+        """Logs the warning: with the advice the first time in a `fit`, then without it."""
+        who = "Training" if self._worker is None else f"Worker {self._worker}"
+        line = (
+            f"{who} waited for data in {100 * found['share']:.0f}% of the time of epoch {found['epoch'] + 1} "
+            f"({found['waiting']:.2f} of {found['seconds']:.2f} s)."
+        )
+        if self._advised or not found["advice"]:
+            logger.warning("%s", line)
+            return
+        self._advised = True
+        logger.warning("%s Hint: %s.", line, "; ".join(found["advice"]))
 
 
 class TimeReport(HistoryReport):
@@ -154,7 +259,7 @@ def _causes(found: dict[str, Any]) -> list[dict[str, Any]]:
     for part, least in _SHARES.items():
         # Only waiting in steady steps counts: the first batch includes opening the data.
         spent = found["steady"]["waiting"] if part == "input" else found["parts"][part]
-        if seconds <= 0 or spent < _LEAST_SECONDS or spent / seconds <= least:
+        if seconds <= 0 or spent < _LEAST_SECONDS[part] or spent / seconds <= least:
             continue
         share = spent / seconds
         causes.append({"cause": part, "share": round(share, 4), "text": _words(found, part, spent, share)})

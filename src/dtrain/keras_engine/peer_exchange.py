@@ -1,7 +1,8 @@
 """Exchanges small Python values between the workers of a job, at a point that all workers reach.
 
 It uses TensorFlow's coordination service, not the collectives, so it cannot mix with the all-reduces of
-training. It is not for the tensors of a step.
+training. The service accepts values from anyone who can reach the first worker's port, so a value counts only
+if a worker of this start of the job has signed it. The module is not for the tensors of a step.
 """
 
 from __future__ import annotations
@@ -24,9 +25,14 @@ from dtrain.cluster.secret import SIZE, Secret, job_secret, on_loopback
 from dtrain.errors import AuthenticationError, ConfigurationError, PeerMissingError
 from dtrain.keras_engine import messages
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.signed_store import HINT, SignedStore
 from dtrain.log import logger
 from dtrain.plain_text import cleaned
+from dtrain.upstream import tensorflow as upstream_tf
+
+HINT = (
+    "Another user or machine can reach the first worker's port, or the workers have not the same "
+    "DTRAIN_SECRET_FILE; see docs/security.md."
+)
 
 _TOPIC = "exchange"
 _POLL = 10.0  # seconds between two checks that the service can still be reached
@@ -36,6 +42,93 @@ _SHOWN = 2000  # the most characters shown of another worker's error message
 
 # The first character of a message: a plain value, a pickled one, or the reason why the value cannot be sent.
 _PLAIN, _PICKLED, _REFUSED = "jpe"
+
+
+class SignedStore:
+    """A key-value store for signed values, in TensorFlow's coordination service.
+
+    A value that no worker of this start has signed for its key raises an error.
+
+    Args:
+        secret: the secret of this start of the job; None if the workers share none, and values are not
+            signed.
+    """
+
+    def __init__(self, secret: Secret | None) -> None:
+        self.secret = secret
+
+    def put(self, topic: str, number: int, worker: int, body: str) -> None:
+        """Publishes a value.
+
+        Args:
+            topic: the topic of the value.
+            number: the number of the value, among this worker's values of the topic.
+            worker: this worker's number.
+            body: the value, in ASCII.
+
+        Raises:
+            AuthenticationError: another value is published at this key already.
+        """
+        import tensorflow as tf
+
+        key, text = self._key(topic, number, worker), self._signature(topic, number, worker, body) + body
+        try:
+            upstream_tf.set_shared(key, text)
+        except tf.errors.AlreadyExistsError:
+            # An equal value is this worker's own: the first request arrived, and only its answer was lost.
+            if upstream_tf.get_shared(key, 1000) != text:
+                raise _forged(topic, worker) from None
+
+    def get(self, topic: str, number: int, worker: int, milliseconds: int) -> str | None:
+        """A worker's value; None if the worker publishes none within `milliseconds`.
+
+        Raises:
+            AuthenticationError: no worker of this job has signed the value for this key.
+        """
+        import tensorflow as tf
+
+        try:
+            text = upstream_tf.get_shared(self._key(topic, number, worker), max(1, milliseconds))
+        except (tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
+            return None
+        if self.secret is None:
+            return text
+        signature, body = text[: 2 * SIZE], text[2 * SIZE :]
+        if not self.secret.has_signed(_bytes(signature), "value", topic, number, worker, body):
+            raise _forged(topic, worker)
+        return body
+
+    def remove(self, topic: str, number: int, worker: int) -> None:
+        """Deletes a value that no worker will read any more."""
+        import tensorflow as tf
+
+        with contextlib.suppress(tf.errors.OpError):  # a service that has stopped keeps no values
+            upstream_tf.delete_shared(self._key(topic, number, worker))
+
+    def _key(self, topic: str, number: int, worker: int) -> str:
+        """The key of a value; without the secret, the keys of later values cannot be guessed."""
+        if self.secret is None:
+            return f"dtrain/{topic}/{number}/{worker}"
+        return f"dtrain/{topic}/{self.secret.sign('key', topic, number, worker).hex()[:32]}"
+
+    def _signature(self, topic: str, number: int, worker: int, body: str) -> str:
+        return "" if self.secret is None else self.secret.sign("value", topic, number, worker, body).hex()
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        return b""
+
+
+def _forged(topic: str, worker: int) -> AuthenticationError:
+    return AuthenticationError(
+        f"At the place of a value of worker {worker} ({topic}) is one that this worker has not signed. It is "
+        "not used.",
+        hint=HINT,
+    )
+
 
 _rounds = itertools.count()
 _kept: list[int] = []  # rounds of which this worker's value is still in the service

@@ -1,0 +1,205 @@
+"""Iterates over batches that are split over the replicas of this process; deletes its iterators in a thread.
+
+How a batch is split is decided in `input.py`, not here.
+
+An iterator of TensorFlow's that tunes its pipeline has a thread that sleeps between two checks of the
+pipeline: 10 ms at first, twice as long each time, up to a minute. Deleting the iterator waits until that
+thread ends. TensorFlow wakes the thread, but sets the flag to end only afterwards, so the thread may sleep
+again until its next check. If iterators were not deleted in the background, an epoch of a second would end
+with up to a second of waiting.
+"""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.keras_engine.feed.passes import BatchBuffer, Pass, Passes
+from dtrain.keras_engine.input import Split, packed, split_batch, split_of
+from dtrain.keras_engine.input_advice import may_be_buffered
+from dtrain.keras_engine.protocol import ReplicaLayout, own_split
+from dtrain.log import logger
+
+_LONGEST = 70.0  # seconds; the thread of TensorFlow's iterator sleeps for at most a minute
+
+_ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+_lock = threading.Lock()
+_thread: threading.Thread | None = None
+
+
+class SplitDataset:
+    """Batches of a `tf.data.Dataset`, split over the replicas of this process.
+
+    Iterating gives `SplitIterator`s.
+
+    Args:
+        dataset: yields global batches.
+        layout: how the replicas are spread.
+        exact: whether the number of batches that Keras knows is certain.
+        own: reads only this process' part of the batches; None if nothing can.
+
+    Attributes:
+        element_spec: the spec of a global batch.
+    """
+
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        layout: ReplicaLayout,
+        *,
+        exact: bool = False,
+        own: Passes | None = None,
+    ) -> None:
+        self.element_spec = dataset.element_spec
+        split = own_split(dataset, layout) if own is None else own
+        self._dataset = self._mapped(dataset, layout) if split is None else split
+        self._exact = exact
+        self._counted = exact or int(dataset.cardinality()) >= 0
+
+    def _mapped(self, dataset: tf.data.Dataset, layout: ReplicaLayout) -> tf.data.Dataset:
+        """The dataset for a process that reads whole batches, and splits each after reading it."""
+        options = tf.data.Options()
+        if layout.workers > 1:
+            # All workers must see the same batches in the same order.
+            options.deterministic = True
+        split = dataset.map(lambda *batch: tuple(split_batch(packed(batch, self.element_spec), layout)))
+        split = split.with_options(options)
+        return split.prefetch(tf.data.AUTOTUNE) if may_be_buffered(dataset) else split
+
+    def __iter__(self) -> SplitIterator:
+        return SplitIterator(iter(self._dataset), counted=self._counted, exact=self._exact)
+
+
+class WholeDataset:
+    """Batches of a `tf.data.Dataset` for the only replica; iterating gives `Split`s of one part.
+
+    Args:
+        dataset: yields batches.
+        exact: as for `SplitDataset`.
+        own: another way to read the same batches.
+        grouped: returns an iterator over groups of the batches, or None for one over single batches.
+
+    Attributes:
+        element_spec: the spec of a batch.
+    """
+
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        *,
+        exact: bool = False,
+        own: Passes | None = None,
+        grouped: Callable[[tf.data.Dataset], Any] = lambda dataset: None,
+    ) -> None:
+        self.element_spec = dataset.element_spec
+        self._dataset = dataset
+        self._own = dataset if own is None else own
+        self._grouped = grouped
+        self._exact = exact
+        self._counted = exact or int(dataset.cardinality()) >= 0
+
+    def __iter__(self) -> Any:
+        groups = self._grouped(self._dataset)
+        return groups or SplitIterator(iter(self._own), counted=self._counted, exact=self._exact, whole=True)
+
+
+class SplitIterator:
+    """Iterates over the batches of one pass, as `Split`s.
+
+    Args:
+        iterator: TensorFlow's, or a `Pass`.
+        counted, exact: as the attributes.
+        whole: whether it yields whole batches, for the only replica.
+
+    Attributes:
+        counted: whether the number of batches was known beforehand.
+        exact: whether that number is certain.
+        whole: as given.
+    """
+
+    def __init__(self, iterator: Any, *, counted: bool, exact: bool = False, whole: bool = False) -> None:
+        prepare()
+        self._iterator = iterator
+        self.counted = counted
+        self.exact = exact
+        self.whole = whole
+
+    @property
+    def element_spec(self) -> Any:
+        """The spec of `(parts, total)`."""
+        spec = self._iterator.element_spec
+        return ((spec,), None) if self.whole else spec
+
+    @property
+    def left(self) -> int | None:
+        """How many batches are left in the pass; None if only reading shows it."""
+        return self._iterator.left if isinstance(self._iterator, Pass) else None
+
+    @property
+    def buffered(self) -> bool:
+        """Whether batches come in buffers (`passes.BatchBuffer`)."""
+        return isinstance(self._iterator, Pass) and self._iterator.buffered
+
+    def tensors(self) -> tuple[Any, BatchBuffer | None]:
+        """TensorFlow's iterator, and the buffer whose batches come before it, or None.
+
+        A caller that reads from them must call `note` afterwards.
+        """
+        return self._iterator.tensors() if isinstance(self._iterator, Pass) else (self._iterator, None)
+
+    def note(self, batches: int, buffer: BatchBuffer | None) -> None:
+        """Notes how many batches were read from `tensors`, and the buffer that is left."""
+        if isinstance(self._iterator, Pass):
+            self._iterator.note(batches, buffer)
+
+    def __iter__(self) -> SplitIterator:
+        return self
+
+    def __next__(self) -> Split:
+        return split_of(next(self._iterator), whole=self.whole)
+
+    def __del__(self) -> None:
+        # The attribute is missing if `__init__` has failed.
+        let_go(self.__dict__.pop("_iterator", None))
+
+
+def prepare() -> None:
+    """Starts the thread that deletes iterators; must be called before the first `let_go`.
+
+    The process ends only after all these iterators are deleted, or after `_LONGEST` seconds, because
+    TensorFlow cannot shut down while an iterator exists.
+    """
+    global _thread
+    with _lock:
+        if _thread is None:
+            _thread = threading.Thread(target=_delete, name="dtrain-ended-iterators", daemon=True)
+            _thread.start()
+            atexit.register(_finish, _thread)
+
+
+def let_go(iterator: Any) -> None:
+    """Deletes an iterator in the background; may be called during garbage collection.
+
+    Args:
+        iterator: TensorFlow's iterator; the caller must keep no reference to it.
+    """
+    held = [iterator]
+    del iterator  # the thread that drops the last reference waits for the deletion
+    _ended.put(held)
+
+
+def _delete() -> None:
+    while (held := _ended.get()) is not None:
+        held.clear()
+
+
+def _finish(thread: threading.Thread) -> None:
+    _ended.put(None)
+    thread.join(_LONGEST)
+    if thread.is_alive():
+        logger.warning("An iterator over data does not end: something that it reads from is stuck.")
