@@ -168,6 +168,14 @@ def test_numbers_out_of_range(options: dict[str, int]) -> None:
         launch_local([sys.executable, "-c", ""], **options)
 
 
+def test_fewer_gpus_than_workers() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"gpus has 1 values \(0\), but the job has 2 workers"
+    ) as error:
+        launch_local([sys.executable, "-c", ""], workers=2, gpus=["0"])
+    assert "Give one value of CUDA_VISIBLE_DEVICES for each worker" in error.value.hint
+
+
 def job_with_family(script: Callable[[str], str], folder: Path, extra: str = "") -> str:
     """A script whose processes tell their ids, each with a child in a session of its own, and then wait."""
     folder.mkdir()

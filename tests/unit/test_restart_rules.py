@@ -6,10 +6,10 @@ import pytest
 
 from dtrain.launch.attempt import JobRecord
 from dtrain.launch.connections import Connections
-from dtrain.launch.members import Members
-from dtrain.launch.parameter_servers import ParameterServerAttempt, ServerRestartRules
+from dtrain.launch.membership import Membership
+from dtrain.launch.parameter_servers import ParameterServerPolicy, ServerRestartRules
 from dtrain.launch.policy import Policy
-from dtrain.launch.processes import Outcome
+from dtrain.launch.processes import JobOutcome
 from dtrain.launch.reports import describe_exit, exit_status
 from dtrain.launch.restart_rules import Budget, Failure, RestartRules
 from dtrain.launch.spec import JobSpec
@@ -25,11 +25,11 @@ class Clock:
         return self.now
 
 
-def policy(limit: int = 3) -> ParameterServerAttempt:
+def policy(limit: int = 3) -> ParameterServerPolicy:
     spec = JobSpec(command=["true"], workers=2, ps=1)
     topologies = [Topology({"worker": ("127.0.0.1:4000", "127.0.0.1:4001")}, "worker", 1)]
     record = JobRecord(Connections(4))
-    return ParameterServerAttempt(spec, record, topologies, Budget(limit, Clock()))
+    return ParameterServerPolicy(spec, record, topologies, Budget(limit, Clock()))
 
 
 def test_without_parameter_servers_the_first_failure_ends_the_job() -> None:
@@ -175,7 +175,7 @@ def test_a_failure_in_words() -> None:
 
 def test_places_are_given_up_and_tried_again_after_growing_times() -> None:
     clock = Clock()
-    members = Members(1, 3, rejoin=60.0, clock=clock)
+    members = Membership(1, 3, rejoin=60.0, clock=clock)
     assert members.present() == [0, 1, 2] and members.next_return() is None
     assert [members.failed_to_start(0), members.failed_to_start(0)] == [False, True]
     assert (members.give_up(0), members.present(), members.next_return()) == (60.0, [1, 2], 1060.0)
@@ -192,7 +192,7 @@ def test_places_are_given_up_and_tried_again_after_growing_times() -> None:
 
 
 def test_failures_to_start_count_one_after_another() -> None:
-    members = Members(1, 2, rejoin=60.0)
+    members = Membership(1, 2, rejoin=60.0)
     assert not members.failed_to_start(1)
     members.works([1])
     assert not members.failed_to_start(1)
@@ -215,5 +215,5 @@ def test_failures_to_start_count_one_after_another() -> None:
     ],
 )
 def test_the_launchers_own_status(codes: list[int], signum: int | None, status: int) -> None:
-    ended = Outcome(exit_codes={Task("worker", i): c for i, c in enumerate(codes)}, signal=signum)
+    ended = JobOutcome(exit_codes={Task("worker", i): c for i, c in enumerate(codes)}, signal=signum)
     assert exit_status(ended) == status

@@ -13,7 +13,7 @@ from types import MappingProxyType
 import pytest
 
 from dtrain.launch.local_process import is_stopped
-from dtrain.launch.watchdog import Verdict, Watchdog
+from dtrain.launch.watchdog import Diagnosis, Watchdog
 from dtrain.task_messages import Progress
 from dtrain.topology import Task
 
@@ -29,7 +29,7 @@ class Job:
         self.stopped: set[int] = set()
         self.silent: set[Task] = set()
         self.reports: dict[Task, Progress] = {}
-        self.verdicts: list[tuple[float, Verdict]] = []
+        self.verdicts: list[tuple[float, Diagnosis]] = []
         self.watchdog = Watchdog(hang_timeout, lambda: self.now, lambda task, pid: pid in self.stopped)
         for task in self.tasks:
             self.watchdog.on_start(task, 100 + task.index)
@@ -65,7 +65,7 @@ class Job:
         for task in self.tasks:
             self.tell(task, step, phase, each, done=done)
 
-    def wait(self, seconds: float) -> list[Verdict]:
+    def wait(self, seconds: float) -> list[Diagnosis]:
         """Time passes: each task says every second that it is alive."""
         end = self.now + seconds
         before = len(self.verdicts)
@@ -80,11 +80,11 @@ class Job:
                     if task not in self.silent and 100 + task.index not in self.stopped:
                         self.watchdog.on_progress(report)
             if due is not None and moment >= due:
-                verdict = self.watchdog.check()
-                if verdict is not None:
-                    self.verdicts.append((self.now, verdict))
+                diagnosis = self.watchdog.check()
+                if diagnosis is not None:
+                    self.verdicts.append((self.now, diagnosis))
             if moment >= end:
-                return [verdict for _, verdict in self.verdicts[before:]]
+                return [diagnosis for _, diagnosis in self.verdicts[before:]]
 
 
 def test_a_task_in_a_callback_while_the_other_waits_is_named_once() -> None:
@@ -94,8 +94,8 @@ def test_a_task_in_a_callback_while_the_other_waits_is_named_once() -> None:
     job.tell(CHIEF, 120, "step", 0.03)
     job.tell(OTHER, 120, "callbacks", 0.03)
     began = job.now
-    (verdict,) = job.wait(100)
-    assert verdict == Verdict(
+    (diagnosis,) = job.wait(100)
+    assert diagnosis == Diagnosis(
         "hung",
         OTHER,
         "worker 1 has made no progress for 30 s: it is in a callback while the others wait for it, "
@@ -112,9 +112,9 @@ def test_a_given_timeout_holds_exactly() -> None:
     assert job.wait(4.9) == []
     job.tell(OTHER, 3, "input")
     assert job.wait(4.9) == []
-    (verdict,) = job.wait(0.3)
-    assert (verdict.kind, verdict.task) == ("hung", OTHER)
-    assert "it waits for its next batch" in verdict.line
+    (diagnosis,) = job.wait(0.3)
+    assert (diagnosis.kind, diagnosis.task) == ("hung", OTHER)
+    assert "it waits for its next batch" in diagnosis.line
 
 
 @pytest.mark.parametrize(("each", "limit"), [(0.01, 30), (3.5, 35), (20.0, 200)])
@@ -158,9 +158,9 @@ def test_a_first_step_that_never_ends_is_a_hang() -> None:
     job = Job(hang_timeout=5)
     job.everybody(120, "step", done=0)
     job.tell(OTHER, 120, "callbacks", done=0)
-    (verdict,) = job.wait(601)
-    assert verdict.task == OTHER
-    assert "(the first that this process makes)" in verdict.line
+    (diagnosis,) = job.wait(601)
+    assert diagnosis.task == OTHER
+    assert "(the first that this process makes)" in diagnosis.line
 
 
 def test_a_new_life_may_take_ten_times_as_long_as_the_first_step_did() -> None:
@@ -183,9 +183,9 @@ def test_a_task_outside_of_fit_that_the_others_wait_for_has_time() -> None:
     job.everybody(7)
     job.tell(OTHER, 7, "idle")
     assert job.wait(599) == []
-    (verdict,) = job.wait(2)
-    assert verdict.task == OTHER
-    assert "it is outside of fit" in verdict.line
+    (diagnosis,) = job.wait(2)
+    assert diagnosis.task == OTHER
+    assert "it is outside of fit" in diagnosis.line
 
 
 def test_a_stopped_process_is_named_whatever_it_was_doing() -> None:
@@ -193,10 +193,10 @@ def test_a_stopped_process_is_named_whatever_it_was_doing() -> None:
     job.everybody(7)
     job.tell(CHIEF, 7, "callbacks")
     job.stopped.add(101)
-    (verdict,) = job.wait(6)
-    assert verdict.task == OTHER
+    (diagnosis,) = job.wait(6)
+    assert diagnosis.task == OTHER
     assert (
-        verdict.line
+        diagnosis.line
         == "worker 1 has made no progress for 5 s: its process is stopped (SIGSTOP), last heard of "
         "at step 7"
     )
@@ -206,17 +206,17 @@ def test_a_process_that_is_stopped_in_its_first_step_does_not_have_ten_minutes()
     job = Job(hang_timeout=5)
     job.everybody(0)
     job.stopped.add(100)
-    (verdict,) = job.wait(6)
-    assert verdict.task == CHIEF
+    (diagnosis,) = job.wait(6)
+    assert diagnosis.task == CHIEF
 
 
 def test_a_process_that_reports_no_more_is_named() -> None:
     job = Job(hang_timeout=5)
     job.everybody(7)
     job.silent.add(OTHER)
-    (verdict,) = job.wait(6)
-    assert verdict.task == OTHER
-    assert "does not answer" in verdict.line
+    (diagnosis,) = job.wait(6)
+    assert diagnosis.task == OTHER
+    assert "does not answer" in diagnosis.line
 
 
 def test_else_the_one_that_is_behind_is_named() -> None:
@@ -224,16 +224,16 @@ def test_else_the_one_that_is_behind_is_named() -> None:
     job.everybody(7)
     job.tell(CHIEF, 8)
     job.tell(Task("worker", 2), 8)
-    (verdict,) = job.wait(6)
-    assert verdict.task == OTHER
+    (diagnosis,) = job.wait(6)
+    assert diagnosis.task == OTHER
 
 
 def test_where_nothing_tells_all_are_shown() -> None:
     job = Job(hang_timeout=5)
     job.everybody(7)
-    (verdict,) = job.wait(6)
-    assert verdict.task == CHIEF
-    assert "cannot be told (worker 0 is in a step, worker 1 is in a step)" in verdict.line
+    (diagnosis,) = job.wait(6)
+    assert diagnosis.task == CHIEF
+    assert "cannot be told (worker 0 is in a step, worker 1 is in a step)" in diagnosis.line
 
 
 def test_a_task_that_ended_is_mentioned() -> None:
@@ -241,15 +241,15 @@ def test_a_task_that_ended_is_mentioned() -> None:
     job.everybody(7)
     job.watchdog.on_exit(OTHER)
     del job.reports[OTHER]
-    (verdict,) = job.wait(6)
-    assert "worker 1 ended before" in verdict.line
+    (diagnosis,) = job.wait(6)
+    assert "worker 1 ended before" in diagnosis.line
 
 
 def test_a_job_alone() -> None:
     job = Job(hang_timeout=5, tasks=1)
     job.everybody(7)
-    (verdict,) = job.wait(6)
-    assert verdict.line.endswith("it is in a step, or reading its data, at step 7")
+    (diagnosis,) = job.wait(6)
+    assert diagnosis.line.endswith("it is in a step, or reading its data, at step 7")
 
 
 def test_a_launcher_that_was_stopped_itself_blames_nobody() -> None:
@@ -312,9 +312,9 @@ def test_a_slow_task_is_named_once_until_it_recovers(parts: dict[str, float], en
         job.tell(CHIEF, step, "step", 0.1, own=0.01)
         job.tell(OTHER, step, "step", 0.1, own=0.1, parts=parts)
         job.wait(1)
-    ((_, verdict),) = job.verdicts
-    assert (verdict.kind, verdict.task) == ("slow", OTHER)
-    assert verdict.line == (
+    ((_, diagnosis),) = job.verdicts
+    assert (diagnosis.kind, diagnosis.task) == ("slow", OTHER)
+    assert diagnosis.line == (
         "worker 1 is slow, and the others wait for it: its own part of a step takes 0.1 s, that of the "
         f"others 0.01 s, 10.0 times as long; {ending}"
     )
@@ -327,7 +327,7 @@ def test_a_slow_task_is_named_once_until_it_recovers(parts: dict[str, float], en
         job.tell(OTHER, step, "step", 0.02, own=0.015)
         job.wait(15)
     job.tell(OTHER, 27, "step", 0.1, own=0.1, parts=parts)
-    assert [verdict.kind for verdict in job.wait(8)] == ["slow"]
+    assert [diagnosis.kind for diagnosis in job.wait(8)] == ["slow"]
 
 
 def test_one_long_batch_makes_nobody_slow() -> None:

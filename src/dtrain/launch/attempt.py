@@ -55,7 +55,7 @@ class JobRecord:
                 self.checkpoint = max(self.checkpoint, event.step)
 
 
-class Attempt(Policy):
+class AttemptPolicy(Policy):
     """The policy that both kinds of jobs share.
 
     It tracks the tasks' messages, and treats a task that never comes to the rendezvous as failed.

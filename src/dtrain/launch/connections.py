@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable
 
-from dtrain.launch.processes import Outcome
+from dtrain.launch.processes import JobOutcome
 from dtrain.launch.task_handle import TaskHandle
 
 _EVERY = 1.0  # seconds; importing TensorFlow alone takes longer
@@ -48,7 +48,7 @@ class Connections:
         if self.tensorflow:
             self.made |= any(process.listens(ports) for process in running)
 
-    def advice(self, outcome: Outcome) -> str:
+    def advice(self, outcome: JobOutcome) -> str:
         """The warning to show at the end of a job.
 
         It is "" if the tasks connected, never loaded TensorFlow, or the job failed or was interrupted.

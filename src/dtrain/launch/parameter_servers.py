@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from dtrain.launch.attempt import Attempt, JobRecord
+from dtrain.launch.attempt import AttemptPolicy, JobRecord
 from dtrain.launch.environment import worker_tasks
 from dtrain.launch.launcher import Assignment, Launcher
 from dtrain.launch.policy import GO_ON, Decision
-from dtrain.launch.processes import Outcome
+from dtrain.launch.processes import JobOutcome
 from dtrain.launch.reports import NOTICES, describe_exit
 from dtrain.launch.restart_rules import USAGE, Budget, Failure, RestartRules
 from dtrain.launch.restarts import RestartedJob
@@ -30,7 +30,7 @@ A chief that has finished shuts its workers and servers down, and one of them ma
 """
 
 
-class ParameterServerAttempt(Attempt):
+class ParameterServerPolicy(AttemptPolicy):
     """One attempt of a job with a chief, workers and parameter servers.
 
     - The chief exits with 0: the job has succeeded, whatever the other tasks do.
@@ -42,7 +42,7 @@ class ParameterServerAttempt(Attempt):
       saves one, because saving needs the servers. The other tasks get SIGTERM when the chief has ended.
 
     Args:
-        spec, record, topologies: as for `Attempt`.
+        spec, record, topologies: as for `AttemptPolicy`.
         budget: the restarts of the job.
     """
 
@@ -59,7 +59,7 @@ class ParameterServerAttempt(Attempt):
         super().on_start(task, pid)
         return f"{task} started, process {pid}, {self.addresses[task]}"
 
-    def heeds(self, signum: int, running: Sequence[Task]) -> Sequence[Task]:
+    def signalled_first(self, signum: int, running: Sequence[Task]) -> Sequence[Task]:
         """The chief first if it saves a checkpoint on this signal, else all tasks at once."""
         chief = [task for task in running if task.job == "chief"]
         return chief if chief and self.answers_signals and signum in NOTICES else running
@@ -114,14 +114,16 @@ class ParameterServerJob(RestartedJob):
         self._assigned = self.resources.enter_context(self.launcher.assign(self._tasks, self.common))
 
     @contextlib.contextmanager
-    def attempt(self, number: int) -> Iterator[tuple[Attempt, Sequence[TaskCommand]]]:
+    def attempt(self, number: int) -> Iterator[tuple[AttemptPolicy, Sequence[TaskCommand]]]:
         """One attempt; the tasks and their addresses are the same in all attempts."""
         topologies = [each.topology for each in self._assigned]
         # A launcher that cannot start one task again has no restarts for a single worker.
         budget = self._budget if self.launcher.restarts_task else Budget(0)
-        attempt = ParameterServerAttempt(self.spec, self.record, topologies, budget)
+        attempt = ParameterServerPolicy(self.spec, self.record, topologies, budget)
         yield attempt, [self.command(each, number) for each in self._assigned]
 
-    def failure(self, outcome: Outcome, task: Task, exception: str | None, attempt: Attempt) -> Failure:
+    def failure(
+        self, outcome: JobOutcome, task: Task, exception: str | None, attempt: AttemptPolicy
+    ) -> Failure:
         """How an attempt failed. Only an exception of the chief counts, and no step is compared."""
         return Failure(task, outcome.exit_codes[task], exception if task.job == "chief" else None)

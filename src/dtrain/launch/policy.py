@@ -77,7 +77,7 @@ class Policy:
         """Decide what the time that has passed means, for instance whether a task hangs."""
         return GO_ON
 
-    def heeds(self, signum: int, running: Sequence[Task]) -> Sequence[Task]:
+    def signalled_first(self, signum: int, running: Sequence[Task]) -> Sequence[Task]:
         """The tasks that receive a signal first when the launcher receives `signum`.
 
         The other tasks get SIGTERM when these have ended.

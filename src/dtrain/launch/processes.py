@@ -18,7 +18,7 @@ from dtrain.launch.task_handle import Event, TaskCommand, TaskHandle
 from dtrain.task_messages import Request
 from dtrain.topology import Task
 
-__all__ = ["Job", "Outcome", "TaskCommand"]
+__all__ = ["Job", "JobOutcome", "TaskCommand"]
 
 _TRACE_PATIENCE = 0.3  # seconds to read a failed task's last lines from its pipes
 
@@ -31,7 +31,7 @@ class Reserve(Protocol):
 
 
 @dataclass
-class Outcome:
+class JobOutcome:
     """How a job ended.
 
     Attributes:
@@ -92,9 +92,9 @@ class Job:
         self._kill_at: float | None = None
         self._waiting = False
         self._others_after: Sequence[Task] = ()  # when these have ended, the other tasks get SIGTERM
-        self._outcome = Outcome()
+        self._outcome = JobOutcome()
 
-    def run(self, *, after: float = 0.0) -> Outcome:
+    def run(self, *, after: float = 0.0) -> JobOutcome:
         """Start every task `after` seconds from now; return when no process of the job is left."""
         try:
             if self._pause(after):
@@ -231,7 +231,7 @@ class Job:
             # Slurm's notice (SIGUSR1) and a closed output stream (SIGPIPE) also mean that the job should end.
             told = signal.SIGTERM if signum in (signal.SIGPIPE, signal.SIGUSR1) else signum
             running = self._running(self._children)
-            first = self._policy.heeds(signum, running)
+            first = self._policy.signalled_first(signum, running)
             self._stop(told, first)
             self._others_after = first if len(first) < len(running) else ()
         elif signum != signal.SIGPIPE:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import signal
 
 from dtrain.channel import RUN_AGAIN
-from dtrain.launch.processes import Outcome
+from dtrain.launch.processes import JobOutcome
 from dtrain.topology import Task
 
 NOTICES = (signal.SIGTERM, signal.SIGUSR1)
 """The signals by which a cluster announces that it is about to take this machine away."""
 
 
-def report(outcome: Outcome) -> list[str]:
+def report(outcome: JobOutcome) -> list[str]:
     """The lines that tell the user how a job ended; empty if it succeeded."""
     lines = []
     if outcome.signal is not None:
@@ -33,7 +33,7 @@ def report(outcome: Outcome) -> list[str]:
     return lines
 
 
-def trace(outcome: Outcome) -> list[str]:
+def trace(outcome: JobOutcome) -> list[str]:
     """The last lines of the failed task; empty if a signal killed it, as its output does not show why."""
     failed = outcome.first_failure
     if failed is None or outcome.exit_codes[failed] < 0:
@@ -41,12 +41,12 @@ def trace(outcome: Outcome) -> list[str]:
     return _tail(outcome, failed)
 
 
-def _tail(outcome: Outcome, task: Task) -> list[str]:
+def _tail(outcome: JobOutcome, task: Task) -> list[str]:
     tail = outcome.tails[task]
     return [f"[dtrain] The last lines of {task}:", *(f"[{task}] {line}" for line in tail)] if tail else []
 
 
-def exit_status(outcome: Outcome) -> int:
+def exit_status(outcome: JobOutcome) -> int:
     """The launcher's exit status: the first failed task's, or 128 + the signal that the launcher received.
 
     It is `RUN_AGAIN` if the launcher received one of `NOTICES` and every task ended with `RUN_AGAIN`. In a
@@ -66,7 +66,7 @@ def exit_status(outcome: Outcome) -> int:
     return 0
 
 
-def _has_chief(outcome: Outcome) -> bool:
+def _has_chief(outcome: JobOutcome) -> bool:
     return any(task.job == "chief" for task in outcome.exit_codes)
 
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from types import TracebackType
 
 from dtrain.channel import RUN_AGAIN
-from dtrain.launch.attempt import Attempt, JobRecord
+from dtrain.launch.attempt import AttemptPolicy, JobRecord
 from dtrain.launch.connections import Connections
 from dtrain.launch.environment import task_environment
 from dtrain.launch.launcher import Assignment, Launcher
-from dtrain.launch.processes import Job, Outcome, Reserve
+from dtrain.launch.processes import Job, JobOutcome, Reserve
 from dtrain.launch.reports import exit_status, report
 from dtrain.launch.restart_rules import Failure, Judgement, RestartRules, back_off
 from dtrain.launch.spec import JobSpec
@@ -71,7 +71,7 @@ class RestartedJob(ABC):
         """Reserve what all attempts share."""
 
     @abstractmethod
-    def attempt(self, number: int) -> AbstractContextManager[tuple[Attempt, Sequence[TaskCommand]]]:
+    def attempt(self, number: int) -> AbstractContextManager[tuple[AttemptPolicy, Sequence[TaskCommand]]]:
         """The attempt with this number, from 0, and its tasks' commands; addresses are held while open."""
 
     def command(self, assigned: Assignment, number: int, own: Mapping[str, str] | None = None) -> TaskCommand:
@@ -88,7 +88,7 @@ class RestartedJob(ABC):
             env |= {"DTRAIN_JOB": self._name, "DTRAIN_ATTEMPT": str(number)}
         return TaskCommand(topology.task, self.spec.command, {**env, **assigned.variables, **(own or {})})
 
-    def run(self) -> Outcome:
+    def run(self) -> JobOutcome:
         """Run attempts until no other follows, showing each failure; returns the last outcome."""
         number, delay = 0, 0.0
         while True:
@@ -102,7 +102,7 @@ class RestartedJob(ABC):
                 return outcome
             number, delay = number + 1, found
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, outcome: JobOutcome) -> None:
         """Show a final hint and, after success, delete what tasks marked for removal.
 
         Call it when the launcher is closed, so that all messages of the tasks are there.
@@ -112,7 +112,7 @@ class RestartedJob(ABC):
         if exit_status(outcome) == 0:
             remove_all(self.record.removals)
 
-    def _next(self, outcome: Outcome, attempt: Attempt) -> float | None:
+    def _next(self, outcome: JobOutcome, attempt: AttemptPolicy) -> float | None:
         """The seconds until another attempt, or None if there is none."""
         failed = outcome.first_failure
         if failed is None or outcome.signal is not None:
@@ -138,7 +138,9 @@ class RestartedJob(ABC):
         self.session.say(judgement.line if self.spec.restarts else "")
         return None
 
-    def failure(self, outcome: Outcome, task: Task, exception: str | None, attempt: Attempt) -> Failure:
+    def failure(
+        self, outcome: JobOutcome, task: Task, exception: str | None, attempt: AttemptPolicy
+    ) -> Failure:
         """The description of an attempt's failure that the rules judge."""
         return Failure(
             task,
@@ -150,11 +152,11 @@ class RestartedJob(ABC):
             outcome.reason,
         )
 
-    def judge(self, failure: Failure, attempt: Attempt) -> Judgement:
+    def judge(self, failure: Failure, attempt: AttemptPolicy) -> Judgement:
         """Decide whether another attempt follows."""
         return self.rules.judge(failure, self.everyone)
 
-    def introduced(self, outcome: Outcome, failure: Failure) -> str:
+    def introduced(self, outcome: JobOutcome, failure: Failure) -> str:
         """Show what failed; returns the start of the line that announces the restart, or ""."""
         self.show(report(outcome))
         return ""

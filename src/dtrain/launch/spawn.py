@@ -23,7 +23,7 @@ from dtrain.launch.environment import local_topologies, task_environment, worker
 from dtrain.launch.limits import system_limits_told
 from dtrain.launch.local_launcher import LocalLauncher
 from dtrain.launch.ports import reserve_ports
-from dtrain.launch.processes import Job, Outcome
+from dtrain.launch.processes import Job, JobOutcome
 from dtrain.launch.reports import describe_exit
 from dtrain.launch.session import Session
 from dtrain.launch.spec import check_integer
@@ -115,7 +115,7 @@ def make_calls(
     *,
     timeout: float | None,
     output: TextIO | None = None,
-) -> Outcome:
+) -> JobOutcome:
     """Make a function call in processes of this machine, until all have ended.
 
     Args:
@@ -148,7 +148,7 @@ def make_calls(
     return outcome
 
 
-def _raise_for(outcome: Outcome, folder: Path, timeout: float | None) -> None:
+def _raise_for(outcome: JobOutcome, folder: Path, timeout: float | None) -> None:
     if outcome.timed_out:
         task = outcome.timed_out[0]
         raise TaskTimeoutError(

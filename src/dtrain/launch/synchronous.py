@@ -14,12 +14,12 @@ from pathlib import Path
 
 from dtrain.channel import RUN_AGAIN
 from dtrain.cluster import settings
-from dtrain.launch.attempt import SAVING_GRACE, Attempt, JobRecord
+from dtrain.launch.attempt import SAVING_GRACE, AttemptPolicy, JobRecord
 from dtrain.launch.environment import worker_tasks
 from dtrain.launch.launcher import Launcher
-from dtrain.launch.members import Members
+from dtrain.launch.membership import Membership
 from dtrain.launch.policy import GO_ON, Decision
-from dtrain.launch.processes import Outcome
+from dtrain.launch.processes import JobOutcome
 from dtrain.launch.reports import trace
 from dtrain.launch.restart_rules import USAGE, Budget, Failure, Judgement, RestartRules, back_off
 from dtrain.launch.restarts import RestartedJob
@@ -35,7 +35,7 @@ _BLAME = 0.5  # seconds to wait for the exit of the task that caused another tas
 _NO_NEWS = 30.0  # seconds after which a job that reports no progress is assumed to have started
 
 
-class SynchronousAttempt(Attempt):
+class SynchronousPolicy(AttemptPolicy):
     """One attempt of a job in which every worker is needed.
 
     - A worker exits with 0: the others continue.
@@ -46,7 +46,7 @@ class SynchronousAttempt(Attempt):
     - No progress for too long: all tasks dump their stacks, and the stuck one counts as failed.
 
     Args:
-        spec, record, topologies: as for `Attempt`.
+        spec, record, topologies: as for `AttemptPolicy`.
         places: the place of each worker, by its index.
         members: the present and absent places of the job.
         spares: the job's spare processes, started once every worker has completed a step.
@@ -59,7 +59,7 @@ class SynchronousAttempt(Attempt):
         record: JobRecord,
         topologies: Sequence[Topology],
         places: Sequence[int],
-        members: Members,
+        members: Membership,
         spares: Spares,
         *,
         silent_failures: bool = False,
@@ -156,13 +156,13 @@ class SynchronousAttempt(Attempt):
             return decision
         if not self.record.reported and not self._spares.allowed and now >= self._began_at + _NO_NEWS:
             self._spares.allow()
-        verdict = self._watchdog.check()
-        if verdict is not None and verdict.kind == "hung":
-            self._stuck = verdict.task, now + _STACKS
+        diagnosis = self._watchdog.check()
+        if diagnosis is not None and diagnosis.kind == "hung":
+            self._stuck = diagnosis.task, now + _STACKS
             # Only tasks that have reported progress have a handler; the signal would kill the others.
-            return Decision("signal", signum=signal.SIGUSR2, pids=self._reporting(), line=verdict.line)
-        if verdict is not None:
-            return Decision("go on", line=verdict.line)
+            return Decision("signal", signum=signal.SIGUSR2, pids=self._reporting(), line=diagnosis.line)
+        if diagnosis is not None:
+            return Decision("go on", line=diagnosis.line)
         back_at = self._members.next_return()
         if self._may_ask() and back_at is not None and now >= back_at:
             self._asked = True
@@ -199,7 +199,7 @@ class SynchronousJob(RestartedJob):
     def __init__(self, spec: JobSpec, launcher: Launcher) -> None:
         super().__init__(spec, launcher, spec.workers, RestartRules(Budget(spec.restarts)))
         self.common["DTRAIN_WORKERS_MAX"] = str(spec.workers)
-        self._members = Members(
+        self._members = Membership(
             spec.min_workers or spec.workers, spec.workers, rejoin=settings.rejoin_seconds()
         )
         self.reserve: Spares = Spares(spec.command, self.common, spec.spare_count, launcher)
@@ -209,7 +209,7 @@ class SynchronousJob(RestartedJob):
         self.resources.callback(self.reserve.close)
 
     @contextlib.contextmanager
-    def attempt(self, number: int) -> Iterator[tuple[Attempt, Sequence[TaskCommand]]]:
+    def attempt(self, number: int) -> Iterator[tuple[AttemptPolicy, Sequence[TaskCommand]]]:
         """One attempt with the present workers, and with the absent ones that are due for another try."""
         for place in self._members.take_in():
             present = len(self._members.present())
@@ -218,7 +218,7 @@ class SynchronousJob(RestartedJob):
         tasks = worker_tasks(len(places))
         self.reserve.hold()
         with self.launcher.assign(tasks, self.common) as assigned:
-            attempt = SynchronousAttempt(
+            attempt = SynchronousPolicy(
                 self.spec,
                 self.record,
                 [each.topology for each in assigned],
@@ -240,7 +240,7 @@ class SynchronousJob(RestartedJob):
         own = {"CUDA_VISIBLE_DEVICES": self.spec.gpus[place]} if self.spec.gpus else {}
         return {"DTRAIN_PLACE": str(place), **own}
 
-    def judge(self, failure: Failure, attempt: Attempt) -> Judgement:
+    def judge(self, failure: Failure, attempt: AttemptPolicy) -> Judgement:
         """Decide whether another attempt follows.
 
         In an elastic job, a worker that was killed or failed before its first step is tried once more, then
@@ -248,7 +248,7 @@ class SynchronousJob(RestartedJob):
         """
         members = self._members
         broken = failure.code in (0, USAGE) or (failure.code > 0 and not failure.stepped)
-        if broken or not members.elastic or not isinstance(attempt, SynchronousAttempt):
+        if broken or not members.elastic or not isinstance(attempt, SynchronousPolicy):
             return super().judge(failure, attempt)
         if attempt.started(failure.task):
             return super().judge(failure, attempt)
@@ -266,7 +266,7 @@ class SynchronousJob(RestartedJob):
         later = f"the absent one (place {place}) is tried again after {seconds:g} s"
         return Judgement(True, 0.0, f"It does not come up: {later}. The job goes on with {number}")
 
-    def introduced(self, outcome: Outcome, failure: Failure) -> str:
+    def introduced(self, outcome: JobOutcome, failure: Failure) -> str:
         """Show the failed task's last lines if it exited by itself; returns the start of the restart line."""
         self.show(trace(outcome))
         return f"{failure}. "

@@ -41,7 +41,7 @@ _PHASES = {
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Diagnosis:
     """A task that blocks or slows the job.
 
     Attributes:
@@ -151,7 +151,7 @@ class Watchdog:
         deadline = self._moved + self._limit(self._clock())
         return due if self._judged else min(due, max(deadline, self._checked + 0.01))
 
-    def check(self) -> Verdict | None:
+    def check(self) -> Diagnosis | None:
         """The hung or slow task, if any. Each hang is reported once; a slow task once until it recovers."""
         now = self._clock()
         if not self._watching():
@@ -207,7 +207,7 @@ class Watchdog:
     def _dead(self, record: _Record, now: float) -> bool:
         return now - record.heard > _SILENT and self._stopped(record.last.task, record.last.pid)
 
-    def _hung(self, now: float) -> Verdict:
+    def _hung(self, now: float) -> Diagnosis:
         task, why = self._culprit(now)
         record = self._records[task]
         usual = record.last.seconds_per_step
@@ -217,7 +217,7 @@ class Watchdog:
             f"{_after_start(record)}"
             f"{'' if usual is None else f'; usual step {in_words(usual)}'}"
         )
-        return Verdict("hung", task, line)
+        return Diagnosis("hung", task, line)
 
     def _culprit(self, now: float) -> tuple[Task, str]:
         """The task that the others wait for, and what that task is doing."""
@@ -249,7 +249,7 @@ class Watchdog:
         gone = f"; {', '.join(map(str, self._ended))} ended before" if self._ended else ""
         return task, f"nobody has, and who is to blame cannot be told ({each}{gone})"
 
-    def _slow(self, now: float) -> Verdict | None:
+    def _slow(self, now: float) -> Diagnosis | None:
         own = {
             task: record.last.own_seconds
             for task, record in self._records.items()
@@ -272,7 +272,7 @@ class Watchdog:
                 record.slow_since = now
             elif now - record.slow_since >= _SUSTAINED:
                 record.slow_since, record.slow_at = None, now
-                return Verdict("slow", task, _slow_line(record.last, mine, usual))
+                return Diagnosis("slow", task, _slow_line(record.last, mine, usual))
         return None
 
 

@@ -19,7 +19,7 @@ import psutil
 from dtrain.errors import ConfigurationError, TaskFailedError, TaskTimeoutError
 from dtrain.launch import child
 from dtrain.launch.environment import task_environment
-from dtrain.launch.processes import Outcome
+from dtrain.launch.processes import JobOutcome
 from dtrain.launch.reports import describe_exit
 from dtrain.launch.spawn import make_calls, pickled_call
 from dtrain.log import logger
@@ -258,7 +258,7 @@ class Finder:
             hint="Give a higher memory_limit, or make the model or its inputs smaller.",
         )
 
-    def _answer(self, batch: int, folder: Path, outcome: Outcome, said: str) -> BatchTrial:
+    def _answer(self, batch: int, folder: Path, outcome: JobOutcome, said: str) -> BatchTrial:
         """The answer of a trial's process, or the meaning of its death."""
         code = outcome.exit_codes[_TASK]
         if outcome.timed_out:

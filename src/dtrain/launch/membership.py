@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 _PATIENCE = 2  # consecutive failures before the first step, after which a place is given up
 
 
-class Members:
+class Membership:
     """The places of a job, 0 to `most` - 1.
 
     Args:
