@@ -20,7 +20,7 @@ import tensorflow as tf
 import dtrain
 from dtrain.data import Pipeline
 from dtrain.keras_engine import hook
-from dtrain.keras_engine.loop import Loop, NoSession
+from dtrain.keras_engine.loop import FitSession, Loop
 from dtrain.upstream import keras as upstream_keras
 
 ROWS, BATCH, EPOCHS = 22, 4, 3  # six batches, the last one short
@@ -188,7 +188,7 @@ def call(iterator: Any, steps: int) -> list[Any]:
     return batches
 
 
-class _Session(NoSession):
+class _Session(FitSession):
     def __init__(self, between: Callable[[Any, int], None]) -> None:
         self._between = between
 

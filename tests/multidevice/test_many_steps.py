@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ import tensorflow as tf
 import dtrain
 from dtrain.keras_engine import randoms, xla_rule
 from dtrain.keras_engine.feed.calls import TARGET_SECONDS, Call, CallSize
-from dtrain.keras_engine.loop import NoSession
+from dtrain.keras_engine.loop import FitSession
 from dtrain.keras_engine.protocol import ReplicaLayout
 
 RANDOM = np.random.default_rng(0)
@@ -52,7 +53,7 @@ class Calls(keras.callbacks.Callback):  # type: ignore[misc]
     def dtrain_session(self, model: Any, arguments: dict[str, Any]) -> Any:
         calls = self
 
-        class Session(NoSession):
+        class Session(FitSession):
             def between_steps(self, iterator: Any, done: int) -> None:
                 calls.done.append(done)
                 calls.times.append(time.monotonic())
@@ -451,3 +452,21 @@ def test_calls_are_one_step_where_somebody_looks() -> None:
     call.ran, call.seconds = 1, 1e-6
     size.note(call)
     assert size.steps() == 1
+
+
+def test_a_fit_in_a_callback_or_a_thread_runs_by_its_own_callbacks() -> None:
+    strategy = STRATEGIES["one device"]()
+    inner, outer, watcher, calls = model_in(strategy), model_in(strategy), Watcher(), Calls()
+
+    def fit_inside(*_: Any) -> None:
+        inner.fit(X, Y, batch_size=BATCH, verbose=0, callbacks=[watcher])
+
+    def fit_in_thread(*_: Any) -> None:
+        thread = threading.Thread(target=fit_inside)
+        thread.start()
+        thread.join()
+
+    inside = [keras.callbacks.LambdaCallback(on_epoch_end=run) for run in (fit_inside, fit_in_thread)]
+    outer.fit(X, Y, batch_size=BATCH, epochs=3, verbose=0, callbacks=[calls, *inside])
+    assert watcher.seen == [*range(101)] * 6
+    assert len([done for done in calls.done if done == 0]) >= 3 and len(calls.done) < 3 * 50

@@ -21,7 +21,7 @@ import keras
 
 from dtrain import events
 from dtrain.errors import ConfigurationError
-from dtrain.keras_engine.loop import FitSession, NoSession
+from dtrain.keras_engine.loop import FitSession
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.upstream import keras as upstream_keras
@@ -101,7 +101,7 @@ def session_of(callbacks: Sequence[Any], model: Any, arguments: dict[str, Any]) 
         arguments: of `fit`, by name.
 
     Returns:
-        The session of the callback that has one; a `NoSession` if none has.
+        The session of the callback that has one; one that does nothing if none has.
 
     Raises:
         ConfigurationError: several callbacks have one.
@@ -112,7 +112,7 @@ def session_of(callbacks: Sequence[Any], model: Any, arguments: dict[str, Any]) 
             f"fit was given {len(wanting)} callbacks that save and restore its state.",
             hint="Give it one BackupAndRestore; it may save by steps, epochs and seconds at once.",
         )
-    session: FitSession = wanting[0].dtrain_session(model, arguments) if wanting else NoSession()
+    session: FitSession = wanting[0].dtrain_session(model, arguments) if wanting else FitSession()
     return session
 
 

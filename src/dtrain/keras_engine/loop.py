@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
@@ -19,16 +19,17 @@ from dtrain.keras_engine import row_checks
 from dtrain.upstream import keras as upstream_keras
 
 
-class FitSession(Protocol):
-    """Takes part in one `fit`, such as by saving checkpoints between steps.
+class FitSession:
+    """Takes part in one `fit`, such as by saving checkpoints between steps; this one does nothing.
 
-    The method `dtrain_session(model, arguments)` of a callback makes it. Between two steps the state is
+    The method `dtrain_session(model, arguments)` of a callback makes another. Between two steps the state is
     consistent: all writes of the last step are complete, and the next step has read nothing. Every worker
     calls all its methods; `left` is called only where an exception ended `fit`.
     """
 
     def callbacks(self, callbacks: list[Any]) -> list[Any]:
         """The callbacks that `fit` runs in place of the given ones."""
+        return callbacks
 
     def attach(self, iterator: Any) -> None:
         """Called with the epoch iterator that `fit` trains on, before any callback is called."""
@@ -46,36 +47,13 @@ class FitSession(Protocol):
 
     def max_steps(self) -> int | None:
         """The most steps that may run before the next `between_steps`; None for no limit."""
+        return None
 
     def end(self, history: Any) -> None:
         """Called when `fit` has succeeded, with the `History` that it returns."""
 
     def left(self) -> None:
         """Called when an exception has ended `fit`. It must neither raise nor wait for other workers."""
-
-
-class NoSession:
-    """A session that does nothing."""
-
-    def callbacks(self, callbacks: list[Any]) -> list[Any]:
-        """The given callbacks."""
-        return callbacks
-
-    def attach(self, iterator: Any) -> None:
-        """Does nothing."""
-
-    def between_steps(self, iterator: Any, done: int) -> None:
-        """Does nothing."""
-
-    def max_steps(self) -> int | None:
-        """No limit."""
-        return None
-
-    def end(self, history: Any) -> None:
-        """Does nothing."""
-
-    def left(self) -> None:
-        """Does nothing."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -99,7 +77,7 @@ class Loop:
     kind: str = ""
     model: Any = None
     every_batch: bool = True
-    session: FitSession = field(default_factory=NoSession)
+    session: FitSession = field(default_factory=FitSession)
     epochs: int = 0
     validation: Loop | None = None
     iterator: Any = None

@@ -62,15 +62,7 @@ def decode(text: str) -> Any:
     """
     try:
         return _unpacked(json.loads(text))
-    except (
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        OverflowError,
-        MemoryError,
-        RecursionError,
-    ) as error:
+    except _UNREADABLE as error:
         raise ValueError(f"the text holds no value: {type(error).__name__}") from None
 
 
