@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dtrain.keras_engine.asynchronous.batches import Batches, BlockData, BlockReader
+from dtrain.keras_engine.asynchronous.batches import BlockBuffer, BlockData, BlockReader, as_batch
 from dtrain.keras_engine.asynchronous.block_sizes import Pace
 from dtrain.keras_engine.asynchronous.packing import Packing
 
@@ -116,30 +116,30 @@ def test_which_data_are_read_whole(spec: Any, reads: bool) -> None:
 
 
 def test_batches_of_one_kind_are_concatenated() -> None:
-    batches = Batches()
+    batches = BlockBuffer()
     for size in (4, 4, 1):
         batch = (np.full((size, 2), size, "float32"), None, np.arange(size))
-        assert batches.fits(batch, None)
-        batches.add(batch, None)
+        assert batches.fits(as_batch(batch, None))
+        batches.add(as_batch(batch, None))
     assert batches.bytes == 9 * (2 * 4 + 8)
-    assert not batches.fits((np.zeros((4, 3), "float32"), None, np.arange(4)), None)
-    assert not batches.fits((np.zeros((4, 2), "float32"), np.arange(4), np.arange(4)), None)
+    assert not batches.fits(as_batch((np.zeros((4, 3), "float32"), None, np.arange(4)), None))
+    assert not batches.fits(as_batch((np.zeros((4, 2), "float32"), np.arange(4), np.arange(4)), None))
     data = batches.take()
-    assert (data.count, data.many, batches.count) == (3, True, 0)
+    assert (data.count, data.many, len(batches)) == (3, True, 0)
     assert data.sizes.tolist() == [[4, 4, 1], [4, 4, 1]]
     assert split(data, 1) == [[0, 1, 2, 3], [0, 1, 2, 3], [0]]
     assert data.spec[0].shape.as_list() == [None, 2]
 
 
 def test_what_cannot_be_concatenated_goes_alone() -> None:
-    batches = Batches()
+    batches = BlockBuffer()
     ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
-    batches.add((ragged, tf.zeros([2])), None)
-    assert not batches.fits((ragged, tf.zeros([2])), None)
+    batches.add(as_batch((ragged, tf.zeros([2])), None))
+    assert not batches.fits(as_batch((ragged, tf.zeros([2])), None))
     data = batches.take()
     assert (data.count, data.many, data.sizes.shape) == (1, False, (0, 0))
     assert data.values[0] is ragged
-    batches.add((np.zeros((2, 1)),), None, alone=True)
+    batches.add(as_batch((np.zeros((2, 1)),), None, alone=True))
     assert batches.take().many is False
 
 

@@ -6,20 +6,18 @@ Used with several workers; with one worker, the optimizer accumulates on the ser
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
 from dtrain.keras_engine.asynchronous.stand_in import StandIn
+from dtrain.keras_engine.asynchronous.tracing import Apply
 from dtrain.keras_engine.asynchronous.updates import updating
 from dtrain.upstream import keras as upstream_keras
 
-
-class Meets(Protocol):
-    """A block that can send gradients to the servers."""
-
-    def meet(self, update: Callable[[list[Any]], Any], grads: Sequence[Any], targets: Sequence[Any]) -> None:
-        """Sends the gradients, and calls `update` on the servers with what arrived."""
+Update = Callable[[list[Any]], Any]
+Meet = Callable[[Update, Sequence[Any], Sequence[Any]], None]
+"""`Block.meet`: sends gradients of variables to the servers, and calls the update there."""
 
 
 class Accumulator:
@@ -40,20 +38,20 @@ class Accumulator:
         self._pending = StandIn(tf.constant(0, tf.int64))
         self._given: list[tuple[int, Any]] = []
 
-    def add(self, block: Meets, original: Callable[..., Any], grads: list[Any], targets: list[Any]) -> None:
+    def add(self, meet: Meet, original: Apply, grads: list[Any], targets: list[Any]) -> None:
         """Adds a micro-batch's gradients; after the K-th, sends the sums and lets the servers update."""
         self._sum_up(grads, targets)
 
         def update() -> tf.Tensor:
-            self._meet(block, self._update_by(original), self._pending.read_value())
+            self._meet(meet, self._update_by(original), self._pending.read_value())
             self._left.refresh(tf.constant(0, tf.int64))
             return tf.constant(True)
 
         tf.cond(self._full(), update, lambda: tf.constant(False))
 
     def collect(
-        self, original: Callable[..., Any], grads: list[Any], targets: list[Any]
-    ) -> tuple[Callable[[list[Any]], Any], list[Any], list[Any], tf.Tensor]:
+        self, original: Apply, grads: list[Any], targets: list[Any]
+    ) -> tuple[Update, list[Any], list[Any], tf.Tensor]:
         """Adds a micro-batch's gradients; after the K-th, resets the sums. The caller sends the update.
 
         Returns:
@@ -72,7 +70,7 @@ class Accumulator:
         tf.cond(due, renew, lambda: tf.constant(False))
         return self._update_by(original), sums, variables, due
 
-    def end(self, block: Meets) -> None:
+    def end(self, meet: Meet) -> None:
         """Adds the sums of fewer than K micro-batches, if any, to the accumulators on the servers."""
         if not self._given:
             return  # no step has called this optimizer
@@ -84,7 +82,7 @@ class Accumulator:
                 for (number, _), grad in zip(self._given, arrived, strict=True):
                     upstream_keras.accumulators_of(optimizer)[number].assign_add(grad)
 
-            self._meet(block, add, self._pending.read_value())
+            self._meet(meet, add, self._pending.read_value())
             return tf.constant(True)
 
         tf.cond(self._pending.read_value() > 0, leave, lambda: tf.constant(False))
@@ -109,7 +107,7 @@ class Accumulator:
         steps = self.optimizer.gradient_accumulation_steps
         return tf.equal((self._left.read_value() + self._pending.read_value()) % steps, 0)
 
-    def _update_by(self, original: Callable[..., Any]) -> Callable[[list[Any]], Any]:
+    def _update_by(self, original: Apply) -> Update:
         """The update function for the servers; takes the tensors that `_collected` returns."""
         chosen = [target for _, target in self._given]
 
@@ -131,7 +129,7 @@ class Accumulator:
             self._sums[number].refresh(tf.zeros_like(self._sums[number]))
         self._pending.refresh(tf.constant(0, tf.int64))
 
-    def _meet(self, block: Meets, update: Callable[[list[Any]], Any], pending: tf.Tensor) -> None:
+    def _meet(self, meet: Meet, update: Update, pending: tf.Tensor) -> None:
         grads, targets = self._collected(pending)
-        block.meet(update, grads, targets)
+        meet(update, grads, targets)
         self._renew()

@@ -7,7 +7,7 @@ costs more than a small model's step. How many batches a block has is not decide
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -98,83 +98,81 @@ class BlockReader:
         return found[2].stack(), [array.concat() for array in found[3:]]
 
 
-class Batches:
+class Batch(NamedTuple):
+    """One batch, as tensors.
+
+    Attributes:
+        tensors: the batch.
+        spec: its nest of `tf.TypeSpec`s.
+        key: what all batches of one block have in common; None for a batch that must be a block of its own.
+    """
+
+    tensors: Any
+    spec: Any
+    key: str | None
+
+
+def as_batch(batch: Any, spec: Any, *, alone: bool = False) -> Batch:
+    """Converts a batch to tensors, and finds out which batches it can be in one block with.
+
+    Args:
+        batch: a nest of arrays or tensors.
+        spec: its nest of `tf.TypeSpec`s; None derives it from the batch, with any number of rows.
+        alone: whether the batch becomes a block of its own in any case.
+    """
+    tensors = to_tensors(batch)
+    spec = map_leaves(_any_rows, tensors) if spec is None else spec
+    kinds: list[Any] = []
+
+    def note(leaf: Any) -> None:
+        plain = isinstance(leaf, tf.Tensor) and leaf.shape.rank is not None and leaf.shape.rank > 0
+        kinds.append((leaf.dtype, leaf.shape[1:]) if plain else (None if leaf is None else "single"))
+
+    map_leaves(note, tensors)
+    joins = "single" not in kinds and any(kind is not None for kind in kinds) and not alone
+    return Batch(tensors, spec, f"{kinds}{spec}" if joins else None)
+
+
+class BlockBuffer:
     """Collects batches that were taken one by one, until they become a block.
 
     Attributes:
-        spec, many: as in `BlockData`.
-        count: the number of batches collected.
-        bytes: their total size in bytes; a huge number for a batch that must be a block of its own.
+        bytes: the size of all collected batches.
     """
 
     def __init__(self) -> None:
-        self._key: str | None = None
-        self.spec: Any = None
-        self.many = True
-        self._rows: list[list[Any]] = []
-        self._batch: Any = None
-        self._ready: tuple[int, Any, Any, str, bool] | None = None
-        self.count = 0
+        self._batches: list[Batch] = []
         self.bytes = 0
 
-    def fits(self, batch: Any, spec: Any) -> bool:
-        """Whether a batch can be in the same block as the batches collected so far."""
-        _, _, _, key, many = self._prepare(batch, spec)
-        return self.count == 0 or (many and self.many and key == self._key)
+    def __len__(self) -> int:
+        return len(self._batches)
 
-    def add(self, batch: Any, spec: Any, *, alone: bool = False) -> None:
-        """Adds a batch, for which `fits` must be true; `alone` makes it a block of its own."""
-        _, batch, spec, key, many = self._prepare(batch, spec)
-        many = many and not alone
-        self._ready = None
-        self._key, self.spec, self.many = key, spec, many
-        self.count += 1
-        if many:
-            leaves = present_leaves(batch)
-            self._rows.append(leaves)
-            self.bytes += sum(bytes_of(leaf) for leaf in leaves)
-        else:
-            self._batch = batch
-            self.bytes = 1 << 62  # a block of its own
+    def fits(self, batch: Batch) -> bool:
+        """Whether a batch can be in the same block as the batches collected so far."""
+        return not self._batches or (batch.key is not None and batch.key == self._batches[0].key)
+
+    def add(self, batch: Batch) -> None:
+        """Adds a batch, for which `fits` must be true."""
+        self._batches.append(batch)
+        if batch.key is not None:
+            self.bytes += sum(bytes_of(leaf) for leaf in present_leaves(batch.tensors))
 
     def take(self) -> BlockData:
         """Returns the collected batches as a block, and starts again with none."""
-        if self.many:
-            columns = list(zip(*self._rows, strict=True))
-            sizes = np.array([[len(leaf) for leaf in column] for column in columns], np.int32)
-            sizes = sizes.reshape(len(columns), self.count)
-            values: Any = [c[0] if len(c) == 1 else tf.concat(c, axis=0) for c in columns]
-        else:
-            sizes, values = np.zeros((0, 0), np.int32), self._batch
-        data = BlockData(self.spec, self.many, sizes, values, self.count)
-        self.__init__()  # type: ignore[misc]
-        return data
-
-    def _prepare(self, batch: Any, spec: Any) -> tuple[int, Any, Any, str, bool]:
-        if self._ready is None or self._ready[0] != id(batch):
-            tensors = to_tensors(batch)
-            spec = map_leaves(_any_rows, tensors) if spec is None else spec
-            self._ready = (id(batch), tensors, spec, *_key(tensors, spec))
-        return self._ready
+        batches, self._batches, self.bytes = self._batches, [], 0
+        first = batches[0]
+        if first.key is None:
+            return BlockData(first.spec, False, np.zeros((0, 0), np.int32), first.tensors, 1)
+        columns = list(zip(*(present_leaves(batch.tensors) for batch in batches), strict=True))
+        sizes = np.array([[len(leaf) for leaf in column] for column in columns], np.int32)
+        values = [c[0] if len(c) == 1 else tf.concat(c, axis=0) for c in columns]
+        return BlockData(first.spec, True, sizes, values, len(batches))
 
 
 def _is_plain(spec: Any) -> bool:
     if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
         return False
     return bool(spec.shape[1:].is_fully_defined())
-
-
-def _key(batch: Any, spec: Any) -> tuple[str, bool]:
-    """The key that batches of one block must share, and whether this batch can be concatenated at all."""
-    kinds: list[Any] = []
-
-    def one(leaf: Any) -> None:
-        plain = isinstance(leaf, tf.Tensor) and leaf.shape.rank is not None and leaf.shape.rank > 0
-        kinds.append((leaf.dtype, leaf.shape[1:]) if plain else (None if leaf is None else "single"))
-
-    map_leaves(one, batch)
-    usable = "single" not in kinds and any(kind is not None for kind in kinds)
-    return f"{kinds}{spec}", usable
 
 
 def _any_rows(leaf: Any) -> Any:

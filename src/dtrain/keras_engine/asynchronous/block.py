@@ -13,10 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.keras_engine.asynchronous.accumulator import Accumulator
-from dtrain.keras_engine.asynchronous.clocks import between, time_of
+from dtrain.keras_engine.asynchronous.accumulator import Accumulator, Update
 from dtrain.keras_engine.asynchronous.exchange import Exchange
-from dtrain.keras_engine.asynchronous.loops import in_turns
+from dtrain.keras_engine.asynchronous.loops import between, in_turns, time_of
 from dtrain.keras_engine.asynchronous.packing import Packing
 from dtrain.keras_engine.asynchronous.rehearsal import StepPlan, stand_in_for
 from dtrain.keras_engine.asynchronous.stand_in import StandIn, standing_in
@@ -27,7 +26,6 @@ from dtrain.keras_engine.own_functions import in_block
 from dtrain.upstream import keras as upstream_keras
 
 Tensors = list[tf.Tensor]
-Update = Callable[[list[Any]], Any]
 
 COUNTED = (tf.TensorSpec([3], tf.int64), tf.TensorSpec([2], tf.float64))
 """The counters that every block returns: (sum, maximum, updates) of staleness; seconds of (all, waiting)."""
@@ -43,6 +41,7 @@ class BlockSetting:
         strategy: the parameter-server strategy.
         alone: whether this is the only worker, so that no other worker's updates fall between its own.
         meets: whether steps send anything to the servers.
+        overlaps: whether a step computes while the update of the step before it is sent.
         accumulating: optimizers whose micro-batches the worker accumulates.
         held: the packing of the values of the variables that the chief holds.
     """
@@ -52,8 +51,14 @@ class BlockSetting:
     strategy: Any
     alone: bool
     meets: bool
+    overlaps: bool
     accumulating: list[Any]
     held: Packing
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches in one update if the workers accumulate them; else 1."""
+        return max((optimizer.gradient_accumulation_steps for optimizer in self.accumulating), default=1)
 
 
 class Block:
@@ -145,7 +150,7 @@ class Block:
         """The block's results: the values that the chief holds, the block's counters, and the outputs."""
         if self._setting.meets:
             for accumulator in self._accumulators.values():
-                accumulator.end(self)
+                accumulator.end(self.meet)
         held = [each.read_value() for each in self._held]
         staleness = self._staleness.read_value()
         taken = between(self._begun, time_of([*held, staleness, *outputs]))
@@ -158,7 +163,7 @@ class Block:
         if accumulator is None:
             self.meet(update_by(original, optimizer, targets), list(grads), targets)
         else:
-            accumulator.add(self, original, list(grads), targets)
+            accumulator.add(self.meet, original, list(grads), targets)
             self._met = True
 
     @staticmethod

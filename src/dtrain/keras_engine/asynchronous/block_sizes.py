@@ -87,7 +87,7 @@ class BlockSizes:
             pending: micro-batches accumulated since the last update; if there are any, the block ends with
                 the update that they belong to.
         """
-        group = self._program.accumulation
+        group = self._program.setting.accumulation
         return group - pending if pending else -(-self._wished(left) // group) * group
 
     def unrolled(self, steps: int) -> int:
@@ -115,7 +115,7 @@ class BlockSizes:
         if self._pace.seconds is None:
             return 1
         steps = int(_BLOCK_SECONDS / max(self._pace.seconds, 1e-6))
-        if self._program.overlaps:
+        if self._program.setting.overlaps:
             steps = max(steps, _OVERLAPPED_STEPS)
         if left is not None and self._workers > 1:
             # Small last blocks let the workers end at about the same time.

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.errors import DataError
-from dtrain.keras_engine.asynchronous.functions import AsynchronousFunction, EpochBatches
+from dtrain.keras_engine.asynchronous.functions import AsynchronousFunction
 
 
 def make_asynchronous_epochs(base: Any) -> Any:
@@ -55,6 +55,29 @@ def make_asynchronous_epochs(base: Any) -> Any:
                 self.function.end()
 
     return AsynchronousEpochs
+
+
+class EpochBatches:
+    """An iterator over the batches of one pass through a dataset.
+
+    Attributes:
+        element_spec: the spec of a batch.
+        epochs: the epoch iterator that the batches belong to.
+        counted: whether the number of batches is known beforehand.
+        iterator: TensorFlow's iterator.
+    """
+
+    def __init__(self, iterator: Any, epochs: Any, *, counted: bool) -> None:
+        self.iterator = iterator
+        self.element_spec = iterator.element_spec
+        self.epochs = epochs
+        self.counted = counted
+
+    def __iter__(self) -> EpochBatches:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.iterator)
 
 
 class _EpochData:

@@ -28,16 +28,16 @@ class StalenessReport(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds both numbers to `logs` in place: Keras passes the same dictionary to all callbacks."""
-        staleness = self.model.train_function.staleness
+        totals = self.model.train_function.last
         if logs is not None:
-            logs["staleness"] = staleness.mean
-            logs["staleness_max"] = staleness.most
+            logs["staleness"] = totals.mean_staleness
+            logs["staleness_max"] = totals.most
         logger.info(
             "Epoch %d: %d updates; staleness %.2f in the mean, %d at most.",
             epoch + 1,
-            staleness.updates,
-            staleness.mean,
-            staleness.most,
+            totals.updates,
+            totals.mean_staleness,
+            totals.most,
         )
 
 

@@ -1,6 +1,6 @@
-"""The loop of a block: runs a number of steps one after another, in the graph.
+"""The loop of a block, which runs a number of steps in the graph one after another, and the block's clocks.
 
-It is partly unrolled. What a step does is not known here.
+The loop is partly unrolled. The clocks change no computed value. What a step does is not known here.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+
+from dtrain.upstream import tensorflow as upstream_tf
 
 State = list[tf.Tensor]
 
@@ -53,3 +55,17 @@ def in_turns(
     if unrolled > 1:
         state = loop(count - (count - first) % unrolled, unrolled, state)
     return loop(count, 1, state)[1:]
+
+
+def time_of(tensors: Sequence[Any]) -> tf.Tensor:
+    """The time when all tensors are ready, in seconds since 1970, a float64 scalar; for use in a graph."""
+    with tf.control_dependencies(list(tensors)):
+        now = tf.timestamp()
+    # Otherwise TensorFlow orders it with other stateful operations, by messages between servers and workers.
+    upstream_tf.in_no_order(now.op)
+    return now
+
+
+def between(begun: tf.Tensor, ended: tf.Tensor) -> tf.Tensor:
+    """Seconds from `begun` to `ended`; 0 if that is negative, as after a clock adjustment."""
+    return tf.maximum(ended - begun, tf.zeros([], tf.float64))

@@ -5,7 +5,7 @@ Loops and messages carry only tensors. How tensors are packed into messages is n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -20,18 +20,15 @@ class Outputs:
     """
 
     def __init__(self, example: Any) -> None:
-        self._structure = keras.tree.map_structure(lambda _: None, example)
-        leaves = keras.tree.flatten(example)
-        self._specs = [None if leaf is None else _spec_of(leaf) for leaf in leaves]
+        self._specs = keras.tree.map_structure(_spec_of, example)
 
     def flatten(self, outputs: Any) -> list[tf.Tensor]:
         """A step's outputs as a flat list of tensors; a ragged or sparse tensor becomes several."""
-        leaves = [leaf for leaf in keras.tree.flatten(outputs) if leaf is not None]
-        return [part for leaf in leaves for part in _parts(leaf)]
+        return _components([_as_tensor(leaf) for leaf in keras.tree.flatten(outputs)])
 
     def specs(self) -> list[tf.TensorSpec]:
         """The specs of the tensors that `flatten` returns."""
-        return tf.nest.flatten([spec for spec in self._specs if spec is not None], expand_composites=True)
+        return _components(keras.tree.flatten(self._specs))
 
     def shapes(self) -> list[tf.TensorShape]:
         """The static shapes of the tensors that `flatten` returns."""
@@ -44,8 +41,7 @@ class Outputs:
     def restore(self, values: Sequence[Any]) -> Any:
         """The inverse of `flatten`: packs values into the structure that the step returned."""
         rest = iter(values)
-        leaves = [None if spec is None else _joined(spec, rest) for spec in self._specs]
-        return keras.tree.pack_sequence_as(self._structure, leaves)
+        return keras.tree.map_structure(lambda spec: _restored(spec, rest), self._specs)
 
 
 def zeros_of(spec: tf.TensorSpec) -> tf.Tensor:
@@ -54,25 +50,26 @@ def zeros_of(spec: tf.TensorSpec) -> tf.Tensor:
     return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
 
 
-def _is_composite(leaf: Any) -> bool:
-    return isinstance(leaf, tf.RaggedTensor | tf.SparseTensor)
+def _components(leaves: list[Any]) -> list[Any]:
+    """Tensors, or their specs, without None; a composite tensor is replaced by its components."""
+    return tf.nest.flatten([leaf for leaf in leaves if leaf is not None], expand_composites=True)
 
 
-def _parts(leaf: Any) -> list[tf.Tensor]:
-    if _is_composite(leaf):
-        return list(tf.nest.flatten(leaf, expand_composites=True))
-    return [tf.convert_to_tensor(leaf)]
+def _as_tensor(leaf: Any) -> Any:
+    # A variable is converted: as a composite tensor it would be replaced by its handle.
+    composite = leaf is None or isinstance(leaf, tf.RaggedTensor | tf.SparseTensor)
+    return leaf if composite else tf.convert_to_tensor(leaf)
 
 
 def _spec_of(leaf: Any) -> Any:
-    if _is_composite(leaf):
-        return tf.type_spec_from_value(leaf)
-    tensor = tf.convert_to_tensor(leaf)
-    return tf.TensorSpec(tensor.shape, tensor.dtype)
+    tensor = _as_tensor(leaf)
+    if isinstance(tensor, tf.Tensor):
+        return tf.TensorSpec(tensor.shape, tensor.dtype)
+    return None if tensor is None else tf.type_spec_from_value(tensor)
 
 
-def _joined(spec: Any, values: Any) -> Any:
-    if isinstance(spec, tf.TensorSpec):
-        return next(values)
+def _restored(spec: Any, values: Iterator[Any]) -> Any:
+    if spec is None or isinstance(spec, tf.TensorSpec):
+        return None if spec is None else next(values)
     parts = [tf.convert_to_tensor(next(values)) for _ in tf.nest.flatten(spec, expand_composites=True)]
     return tf.nest.pack_sequence_as(spec, parts, expand_composites=True)

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from dtrain.keras_engine.asynchronous.block import Block, Tensors, Update, adds_up, update_by
-from dtrain.keras_engine.asynchronous.clocks import between, time_of
-from dtrain.keras_engine.asynchronous.loops import in_turns
+from dtrain.keras_engine.asynchronous.accumulator import Update
+from dtrain.keras_engine.asynchronous.block import Block, Tensors, adds_up, update_by
+from dtrain.keras_engine.asynchronous.loops import between, in_turns, time_of
 from dtrain.keras_engine.asynchronous.tracing import Apply, tracing
 
 

@@ -7,8 +7,7 @@ servers' state. Which worker runs a block, and how large it is, is not decided h
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -17,7 +16,6 @@ import tensorflow as tf
 from dtrain import events
 from dtrain.keras_engine.asynchronous.block import COUNTED, Block, BlockSetting
 from dtrain.keras_engine.asynchronous.exchange import Exchange
-from dtrain.keras_engine.asynchronous.outputs import Outputs
 from dtrain.keras_engine.asynchronous.overlap import Overlapped
 from dtrain.keras_engine.asynchronous.packing import Packing
 from dtrain.keras_engine.asynchronous.rehearsal import ModelStep, Rehearsal, StepPlan, spec_of
@@ -27,22 +25,57 @@ from dtrain.log import logger
 CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 
 
-@dataclass
-class BlockResult:
+class BlockTotals(NamedTuple):
+    """What one block, or several, took and did. Times are by the clocks of the workers.
+
+    A step's staleness is the number of updates that the servers applied between the step's read of the
+    weights and its own update. They are updates of other workers; with overlapped steps also those of the
+    same worker.
+
+    Attributes:
+        blocks: how many blocks are done.
+        seconds: the sum of their durations.
+        exchange: the part of `seconds` in which a worker only waited for the servers.
+        updates: how many updates the servers have applied.
+        stale: the sum of the staleness of all updates.
+        most: the maximum staleness of one update.
+    """
+
+    blocks: int = 0
+    seconds: float = 0.0
+    exchange: float = 0.0
+    updates: int = 0
+    stale: int = 0
+    most: int = 0
+
+    def plus(self, other: BlockTotals) -> BlockTotals:
+        """The totals of both."""
+        return BlockTotals(
+            self.blocks + other.blocks,
+            self.seconds + other.seconds,
+            self.exchange + other.exchange,
+            self.updates + other.updates,
+            self.stale + other.stale,
+            max(self.most, other.most),
+        )
+
+    @property
+    def mean_staleness(self) -> float:
+        """The mean over all updates; 0.0 if there was none."""
+        return self.stale / self.updates if self.updates else 0.0
+
+
+class BlockResult(NamedTuple):
     """The results of one block.
 
     Attributes:
         held: the new values of the variables that the chief holds.
-        staleness: the sum over the block's updates, their maximum, and the number of updates.
-        seconds: how long the block took, by the worker's clock.
-        exchange: the part of `seconds` in which the worker only waited for the servers.
+        totals: what the block took and did.
         outputs: what the last step returned.
     """
 
     held: list[np.ndarray]
-    staleness: tuple[int, int, int]
-    seconds: float
-    exchange: float
+    totals: BlockTotals
     outputs: Any
 
 
@@ -55,28 +88,21 @@ class BlockProgram:
         kind: "train", "test" or "predict".
 
     Attributes:
-        held: the variables that the chief holds: all that are not on a server, such as metrics' variables.
-        stock: whether the step and what it returns are Keras' own.
+        step: the model's step.
         turns: the numbers of steps in one loop iteration for which a block was traced.
-        overlaps: whether a step computes while the update of the step before it is sent.
-        accumulating: the optimizer whose micro-batches each worker accumulates, or None.
-        accumulation: micro-batches in one update if the workers accumulate them; else 1.
+        setting: what the blocks have in common, as of the latest trace.
     """
 
     def __init__(self, model: Any, strategy: Any, kind: str) -> None:
-        self._step = ModelStep(model, kind)
+        self.step = ModelStep(model, kind)
         self._strategy = strategy
-        self._rehearsal = Rehearsal(self._step, strategy)
-        self._functions: dict[str, TracedBlock] = {}
+        self._rehearsal = Rehearsal(self.step, strategy)
+        self._functions: dict[str, BlockFunction] = {}
         self._wants_overlap = kind == "train" and strategy.dtrain_servers.overlap
-        self.stock = self._step.stock
         self.turns: set[int] = set()
-        self.held: list[Any] = []
-        self.overlaps = False
-        self.accumulating: Any = None
-        self.accumulation = 1
+        self.setting: BlockSetting
 
-    def trace(self, spec: Any, *, many: bool, unrolled: int = 1) -> TracedBlock:
+    def trace(self, spec: Any, *, many: bool, unrolled: int = 1) -> BlockFunction:
         """Returns the function for batches of a spec; traces it at the first call.
 
         Args:
@@ -88,80 +114,91 @@ class BlockProgram:
         key = f"{many}{unrolled}{spec}"
         if key not in self._functions:
             with events.part("start"):
-                setting = self._set(self._rehearsal.plan(spec))
+                self.setting = self._setting_of(self._rehearsal.plan(spec))
                 self.turns.add(unrolled)
-                traced = self._many(setting, spec, unrolled) if many else self._one(setting, spec)
-            self._functions[key] = traced
+                run = _concatenated(self.step, spec, unrolled) if many else _single(self.step, spec)
+                self._functions[key] = BlockFunction(self.setting, *run)
         return self._functions[key]
 
-    def _set(self, plan: StepPlan) -> BlockSetting:
-        layout, training = self._strategy.dtrain_servers, self._step.kind == "train"
+    def _setting_of(self, plan: StepPlan) -> BlockSetting:
+        layout, training = self._strategy.dtrain_servers, self.step.kind == "train"
         alone = layout.workers == 1
-        # With one worker, the optimizer accumulates on the servers as it does on one device.
-        accumulating = [] if alone or not training else list(filter(_accumulates, plan.optimizers))
-        self.held = plan.held
-        self.accumulating = next(iter(accumulating), None)
-        self.accumulation = max((o.gradient_accumulation_steps for o in accumulating), default=1)
-        if self._wants_overlap:
-            self.overlaps = plan.obstacle is None
-            if plan.obstacle is not None:
-                self._wants_overlap = False  # warn once: the step is the same for batches of other specs
-                logger.warning("overlap=True was set, but this step runs without: %s.", plan.obstacle)
+        if self._wants_overlap and plan.obstacle is not None:
+            self._wants_overlap = False  # warn once: the step is the same for batches of other specs
+            logger.warning("overlap=True was set, but this step runs without: %s.", plan.obstacle)
         return BlockSetting(
             plan=plan,
             exchange=Exchange(layout.servers, plan.pulled),
             strategy=self._strategy,
             alone=alone,
             meets=training or bool(plan.written),
-            accumulating=accumulating,
+            overlaps=self._wants_overlap,
+            # With one worker, the optimizer accumulates on the servers as it does on one device.
+            accumulating=[] if alone or not training else list(filter(_accumulates, plan.optimizers)),
             held=Packing([spec_of(v) for v in plan.held]),
         )
 
-    def _many(self, setting: BlockSetting, spec: Any, unrolled: int) -> TracedBlock:
-        kind = Overlapped if self.overlaps else Block
-        leaves = present_leaves(spec)
 
-        def run(block: Block, sizes: tf.Tensor, data: list[Any]) -> list[tf.Tensor]:
-            places = [_places(sizes[n], leaf.shape.rank) for n, leaf in enumerate(leaves)]
-
-            def step(i: tf.Tensor) -> Any:
-                rest = iter(zip(leaves, data, places, strict=True))
-
-                def cut(leaf: Any) -> Any:
-                    if leaf is None:
-                        return None
-                    _, values, (starts, lengths) = next(rest)
-                    return tf.ensure_shape(tf.slice(values, starts[i], lengths[i]), leaf.shape)
-
-                return self._step(map_leaves(cut, spec))
-
-            return block.loop(step, tf.shape(sizes)[1], unrolled)
-
-        data_specs = [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in leaves]
-        return _traced(setting, kind, run, tf.TensorSpec([len(leaves), None], tf.int32), data_specs)
-
-    def _one(self, setting: BlockSetting, spec: Any) -> TracedBlock:
-        def run(block: Block, sizes: tf.Tensor, data: Any) -> list[tf.Tensor]:
-            return block.step(lambda: self._step(data))
-
-        return _traced(setting, Block, run, tf.TensorSpec([0, 0], tf.int32), spec)
+Run = Callable[[Block, tf.Tensor, Any], list[tf.Tensor]]
 
 
-class TracedBlock:
-    """The function of a block, with the packing of its arguments and results.
+def _concatenated(step: ModelStep, spec: Any, unrolled: int) -> tuple[Run, Any, Any]:
+    """The run of a block on concatenated batches, and the specs of the batches' sizes and of the data."""
+    leaves = present_leaves(spec)
+
+    def run(block: Block, sizes: tf.Tensor, data: list[Any]) -> list[tf.Tensor]:
+        places = [_places(sizes[n], leaf.shape.rank) for n, leaf in enumerate(leaves)]
+
+        def one(i: tf.Tensor) -> Any:
+            rest = iter(zip(leaves, data, places, strict=True))
+
+            def cut(leaf: Any) -> Any:
+                if leaf is None:
+                    return None
+                _, values, (starts, lengths) = next(rest)
+                return tf.ensure_shape(tf.slice(values, starts[i], lengths[i]), leaf.shape)
+
+            return step(map_leaves(cut, spec))
+
+        return block.loop(one, tf.shape(sizes)[1], unrolled)
+
+    data_specs = [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in leaves]
+    return run, tf.TensorSpec([len(leaves), None], tf.int32), data_specs
+
+
+def _single(step: ModelStep, spec: Any) -> tuple[Run, Any, Any]:
+    """As `_concatenated`, for a block of one batch."""
+
+    def run(block: Block, sizes: tf.Tensor, data: Any) -> list[tf.Tensor]:
+        return block.step(lambda: step(data))
+
+    return run, tf.TensorSpec([0, 0], tf.int32), spec
+
+
+class BlockFunction:
+    """The traced function of a block, with the packing of its arguments and results.
 
     Args:
-        function: takes numbers, sizes, the packed values that the chief holds, and the data.
-        held: the packing of the values that the chief holds.
-        found: the packing of the results.
-        outputs: the structure of what a step returns.
+        setting: what the blocks of one step have in common.
+        run: takes the block, the batches' sizes and the data; returns the outputs of the last step.
+        sizes: the spec of the batches' sizes.
+        data: the specs of the data.
     """
 
-    def __init__(self, function: Any, held: Packing, found: Packing, outputs: Outputs) -> None:
-        self._function = function
-        self._held = held
-        self._found = found
-        self._outputs = outputs
+    def __init__(self, setting: BlockSetting, run: Run, sizes: Any, data: Any) -> None:
+        self._outputs = setting.plan.outputs
+        self._held = setting.held
+        self._found = Packing([*setting.held.specs, *COUNTED, *self._outputs.specs()])
+        kind = Overlapped if setting.overlaps else Block
+
+        def function(numbers: tf.Tensor, sizes: tf.Tensor, held: list[Any], data: Any) -> list[tf.Tensor]:
+            block = kind(setting, numbers, held)
+            with block.entered():
+                return self._found.pack(block.results(run(block, sizes, data)))
+
+        self._function = tf.function(function, autograph=False).get_concrete_function(
+            tf.TensorSpec([2], tf.int64), sizes, setting.held.flat_specs, data
+        )
 
     def __call__(
         self, numbers: np.ndarray, sizes: np.ndarray, held: Sequence[np.ndarray], data: Any
@@ -183,40 +220,9 @@ class TracedBlock:
             fetched = self._found.unpack([tf.identity(value) for value in found])
             values = [value.numpy() for value in fetched]
         end = len(held)
-        stale, (seconds, waited) = values[end], values[end + 1]
-        return BlockResult(
-            held=values[:end],
-            staleness=(int(stale[0]), int(stale[1]), int(stale[2])),
-            seconds=float(seconds),
-            exchange=float(waited),
-            outputs=self._outputs.restore(values[end + 2 :]),
-        )
-
-
-def _traced(
-    setting: BlockSetting, kind: type[Block], run: Callable[..., list[tf.Tensor]], sizes: Any, data: Any
-) -> TracedBlock:
-    """Traces a block.
-
-    Args:
-        setting: what the blocks of one step have in common.
-        kind: the class of the block.
-        run: takes the block, the batches' sizes and the data; returns the outputs of the last step.
-        sizes: the spec of the batches' sizes.
-        data: the specs of the data.
-    """
-    outputs = setting.plan.outputs
-    found = Packing([*setting.held.specs, *COUNTED, *outputs.specs()])
-
-    def function(numbers: tf.Tensor, sizes: tf.Tensor, held: list[Any], data: Any) -> list[tf.Tensor]:
-        block = kind(setting, numbers, held)
-        with block.entered():
-            return found.pack(block.results(run(block, sizes, data)))
-
-    concrete = tf.function(function, autograph=False).get_concrete_function(
-        tf.TensorSpec([2], tf.int64), sizes, setting.held.flat_specs, data
-    )
-    return TracedBlock(concrete, setting.held, found, outputs)
+        (stale, most, updates), (seconds, waited) = map(np.ndarray.tolist, values[end : end + 2])
+        totals = BlockTotals(1, seconds, waited, updates, stale, most)
+        return BlockResult(values[:end], totals, self._outputs.restore(values[end + 2 :]))
 
 
 def _accumulates(optimizer: Any) -> bool:

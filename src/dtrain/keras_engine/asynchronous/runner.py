@@ -8,67 +8,19 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dtrain.keras_engine.asynchronous.batches import BlockData
 from dtrain.keras_engine.asynchronous.block_sizes import Pace
-from dtrain.keras_engine.asynchronous.program import BlockResult, TracedBlock
+from dtrain.keras_engine.asynchronous.program import BlockFunction, BlockResult, BlockTotals
 from dtrain.keras_engine.context import underlying
 from dtrain.upstream import tensorflow as upstream_tf
 
 _LOOK = 0.5  # seconds between two checks whether the coordinator has lost a server
 _SHORT_LOOK = 0.001
 _END_SECONDS = 1.0  # to wait for running blocks after an error has ended a session
-
-
-class BlockTimes(NamedTuple):
-    """How long blocks took, by the clocks of the workers that ran them.
-
-    Attributes:
-        blocks: how many blocks are done.
-        seconds: the sum of their durations.
-        exchange: the part of `seconds` in which a worker only waited for the servers.
-    """
-
-    blocks: int = 0
-    seconds: float = 0.0
-    exchange: float = 0.0
-
-    def plus(self, other: BlockTimes) -> BlockTimes:
-        """The sum of both."""
-        return BlockTimes(
-            self.blocks + other.blocks, self.seconds + other.seconds, self.exchange + other.exchange
-        )
-
-
-class Staleness:
-    """Counts the updates between each step's read of the weights and its own update.
-
-    They are updates of other workers; with overlapped steps also those of the same worker.
-
-    Attributes:
-        mean: the mean over all updates; 0.0 if there was none.
-        most: the maximum of one update.
-        updates: how many updates the servers have applied.
-    """
-
-    def __init__(self) -> None:
-        self._sum = 0
-        self.most = 0
-        self.updates = 0
-
-    @property
-    def mean(self) -> float:
-        """The mean over all updates; 0.0 if there was none."""
-        return self._sum / self.updates if self.updates else 0.0
-
-    def add(self, total: int, most: int, updates: int) -> None:
-        """Adds the staleness of one block: the sum over its updates, their maximum and their number."""
-        self._sum += total
-        self.most = max(self.most, most)
-        self.updates += updates
 
 
 class InFlightBlock(NamedTuple):
@@ -85,13 +37,6 @@ class InFlightBlock(NamedTuple):
     steps: int
 
 
-class Alarm(Protocol):
-    """Notices that a worker makes no progress with a block."""
-
-    def watch(self, runner: BlockRunner) -> None:
-        """Checks the blocks of `runner` periodically, from another thread, until the runner is over."""
-
-
 class BlockRunner:
     """Runs the blocks of one session.
 
@@ -99,18 +44,15 @@ class BlockRunner:
         coordinator: the `ClusterCoordinator` of the strategy's cluster.
         workers: the number of workers.
         pace: records how long steps take.
-        alarm: watches the blocks until the session is over.
 
     Attributes:
         workers: as given.
-        staleness: the staleness of all finished blocks.
-        times: the durations of all finished blocks.
+        totals: what all finished blocks took and did.
     """
 
-    def __init__(self, coordinator: Any, *, workers: int, pace: Pace, alarm: Alarm) -> None:
+    def __init__(self, coordinator: Any, *, workers: int, pace: Pace) -> None:
         self._coordinator = coordinator
         self._pace = pace
-        self._alarm = alarm
         self._changed = threading.Condition()
         self._in_flight: dict[int, InFlightBlock] = {}
         self._blocks = 0
@@ -122,8 +64,7 @@ class BlockRunner:
         self._error: BaseException | None = None
         self._ended = False
         self.workers = workers
-        self.staleness = Staleness()
-        self.times = BlockTimes()
+        self.totals = BlockTotals()
 
     def begin(self, variables: list[Any]) -> None:
         """Starts the session: waits for blocks of an abandoned session, and copies the variables' values.
@@ -133,11 +74,10 @@ class BlockRunner:
         """
         while not self._coordinator.done():  # blocks of an abandoned session
             time.sleep(_SHORT_LOOK)
-        self._alarm.watch(self)
         self._variables = variables
         self._held = [np.asarray(underlying(v).numpy()) for v in variables]
 
-    def submit(self, traced: TracedBlock, pending: int, data: BlockData) -> None:
+    def submit(self, traced: BlockFunction, pending: int, data: BlockData) -> None:
         """Submits a block; returns at once.
 
         Args:
@@ -219,7 +159,7 @@ class BlockRunner:
         """The latest step time in seconds; None if it is unknown (see `Pace.seconds`)."""
         return self._pace.seconds
 
-    def _run(self, traced: TracedBlock, number: int, pending: int, data: BlockData) -> None:
+    def _run(self, traced: BlockFunction, number: int, pending: int, data: BlockData) -> None:
         """Runs one block on the coordinator's thread of one worker; another worker may run it again."""
         worker = upstream_tf.current_worker()
         with self._changed:
@@ -258,8 +198,7 @@ class BlockRunner:
             self._held = [
                 _added(now, then, new) for now, then, new in zip(self._held, given, result.held, strict=True)
             ]
-        self.staleness.add(*result.staleness)
-        self.times = self.times.plus(BlockTimes(1, result.seconds, result.exchange))
+        self.totals = self.totals.plus(result.totals)
         if number > self._outputs[0]:
             self._outputs = (number, result.outputs)
 

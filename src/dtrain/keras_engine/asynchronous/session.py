@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtrain.keras_engine.asynchronous.batches import Batches, BlockData, BlockReader, bytes_of
+from dtrain.keras_engine.asynchronous.batches import BlockBuffer, BlockData, BlockReader, as_batch, bytes_of
 from dtrain.keras_engine.asynchronous.block_sizes import BlockSizes, Pace
 from dtrain.keras_engine.asynchronous.program import BlockProgram
 from dtrain.keras_engine.asynchronous.runner import BlockRunner
@@ -43,14 +43,12 @@ class BlockSession:
         self._workers = layout.workers
         self._left = total
         self._sizes = BlockSizes(program, layout, pace, steps_a_call)
-        self._batches = Batches()
+        self._buffer = BlockBuffer()
         self._batch_bytes = 0
         self._pending = 0  # micro-batches accumulated on the servers since the last update
         self._round = 0
         self._begun = False
-        self.runner = BlockRunner(
-            strategy.dtrain_coordinator(), workers=layout.workers, pace=pace, alarm=ALARM
-        )
+        self.runner = BlockRunner(strategy.dtrain_coordinator(), workers=layout.workers, pace=pace)
         self.examples: int | None = None
 
     def add(self, batch: Any, spec: Any = None, *, alone: bool = False) -> None:
@@ -61,14 +59,16 @@ class BlockSession:
             spec: the batch's nest of `tf.TypeSpec`s; None derives it from the batch, with any number of rows.
             alone: whether the batch becomes a block of its own.
         """
-        if not self._batches.fits(batch, spec):
+        given = as_batch(batch, spec, alone=alone)
+        if not self._buffer.fits(given):
             self.flush()
-        self._batches.add(batch, spec, alone=alone)
-        self._begin(self._batches.spec, many=self._batches.many)
+        self._buffer.add(given)
+        self._begin(given.spec, many=given.key is not None)
         if self._left is not None:
             self._left -= 1
-        left = None if self._left is None else self._left + self._batches.count
-        if self._batches.count >= self._sizes.steps(left, self._pending) or self._batches.bytes > _MOST_BYTES:
+        left = None if self._left is None else self._left + len(self._buffer)
+        full = len(self._buffer) >= self._sizes.steps(left, self._pending)
+        if full or given.key is None or self._buffer.bytes > _MOST_BYTES:
             self.flush()
 
     def read(self, iterator: Any, reader: BlockReader) -> int:
@@ -90,13 +90,13 @@ class BlockSession:
         if self._left is not None:
             self._left -= data.count
         self.examples = data.rows
-        self._hand_out(data)
+        self._submit(data)
         return data.count
 
     def flush(self) -> None:
         """Submits the batches that `add` has collected, if any, as a block."""
-        if self._batches.count:
-            self._hand_out(self._batches.take())
+        if self._buffer:
+            self._submit(self._buffer.take())
 
     def called(self) -> None:
         """Called after each call of the train or test function.
@@ -131,17 +131,18 @@ class BlockSession:
         if self._begun:
             return
         self._begun = True
-        self._program.trace(spec, many=many)  # tracing sets `held`, `accumulating` and `accumulation`
-        self.runner.begin(self._program.held)
-        optimizer = self._program.accumulating
-        if optimizer is not None:
-            done = int(upstream_keras.iterations_of(optimizer).numpy())
-            self._pending = done % self._program.accumulation
+        self._program.trace(spec, many=many)
+        setting = self._program.setting
+        self.runner.begin(setting.plan.held)
+        ALARM.watch(self.runner)
+        if setting.accumulating:
+            done = int(upstream_keras.iterations_of(setting.accumulating[0]).numpy())
+            self._pending = done % setting.accumulation
 
-    def _hand_out(self, data: BlockData) -> None:
+    def _submit(self, data: BlockData) -> None:
         unrolled = self._sizes.unrolled(data.count) if data.many else 1
         traced = self._program.trace(data.spec, many=data.many, unrolled=unrolled)
-        group, pending = self._program.accumulation, self._pending
+        group, pending = self._program.setting.accumulation, self._pending
         # A block that does not start and end with an update shares its accumulated gradients with its
         # neighbours through the servers. So no other block may run at the same time.
         alone = bool(pending or data.count % group) or self._sizes.passes_bound(data.count)
