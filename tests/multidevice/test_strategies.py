@@ -272,3 +272,22 @@ def test_models_that_are_not_dtrains_train_as_before() -> None:
             np.testing.assert_array_equal(one, other)
 
     equal(before, after)
+
+
+def test_statistics_of_a_layer_in_a_condition_are_each_replicas_own_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    strategy = dtrain.MirroredStrategy()
+    with strategy.scope():
+        layer = keras.layers.BatchNormalization(name="in_a_condition")
+        layer.build((None, 2))
+    x = tf.ones((4, 2))
+
+    @tf.function
+    def step() -> None:
+        strategy.run(lambda: tf.cond(tf.reduce_sum(x) > 0, lambda: layer(x, training=True), lambda: x))
+
+    step()
+    assert "'in_a_condition' are not averaged" in caplog.text
+    assert "call the layer in the replica's function itself" in caplog.text
+    assert float(layer.moving_mean.numpy()[0]) > 0

@@ -90,6 +90,21 @@ def _(env: Env) -> Values:
     return {"mean": mean, "variance": variance}
 
 
+@property_check("batch_normalization_statistics_in_a_loop_of_ones_own")
+def _(env: Env) -> Values:
+    x, y = regression(21)  # parts of unequal size
+    with env.strategy.scope():
+        layer = layers.BatchNormalization(momentum=0.5)
+        layer.build((None, 4))
+    data = env.strategy.experimental_distribute_dataset(dataset(x, y, batch=21))
+    step = tf.function(lambda part: env.strategy.run(lambda x, y: layer(x, training=True), args=part))
+    for part in data:
+        step(part)
+    np.testing.assert_allclose(layer.moving_mean.numpy(), 0.5 * x.mean(axis=0), rtol=1e-4, atol=1e-6)
+    assert_replicas_agree(env, [layer.moving_mean, layer.moving_variance])
+    return {"mean": layer.moving_mean.numpy()}
+
+
 def assert_replicas_agree(env: Env, variables: list[Any]) -> None:
     for variable in variables:
         copies = env.strategy.experimental_local_results(variable.value)

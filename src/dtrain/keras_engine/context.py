@@ -318,6 +318,23 @@ class TrialStep(ReplicaStep):
         return self.common(values)
 
 
+_written: ThreadValue[set[int] | None] = ThreadValue(None)
+
+
+def writing() -> contextlib.AbstractContextManager[set[int] | None]:
+    """A context that collects the ids of the variables that `note_write` notes outside of a step of `fit`."""
+    return _written.set(set())
+
+
+def note_write(variable: Any) -> None:
+    """Notes that this replica writes a variable of which each replica has a copy; not in an update."""
+    step, written = current_step(), _written()
+    if step is not None:
+        step.note_write(variable)
+    elif written is not None and not updating_locally():
+        written.add(id(variable))
+
+
 def check_not_compiled() -> None:
     """Must be called before replicas communicate, which they cannot do in a function that XLA compiles.
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 from dtrain.keras_engine.context import TrialStep, check_not_compiled, current_step
 from dtrain.keras_engine.protocol import in_replica
 from dtrain.keras_engine.replica_attributes import watch
+from dtrain.keras_engine.state import averaged
 from dtrain.keras_engine.thread_value import ThreadValue
 from dtrain.keras_engine.variables import holds_parts
 from dtrain.upstream import keras as upstream_keras
@@ -35,9 +36,16 @@ def layer_call(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs:
     if _inside() or not in_replica():
         return original(self, *args, **kwargs)
     watch(self)
-    if isinstance(current_step(), TrialStep):  # a trial has examples
+    step = current_step()
+    if isinstance(step, TrialStep):  # a trial has examples
         return original(self, *args, **kwargs)
     rows = _rows_of_first((args, kwargs))
+    with contextlib.nullcontext() if step is not None else averaged(self, rows):
+        return _with_rows(original, self, rows, args, kwargs)
+
+
+def _with_rows(original: Callable[..., Any], self: Any, rows: Any, args: Any, kwargs: Any) -> Any:
+    """Calls the outermost layer, with a row of zeros if the replica has no examples."""
     # XLA has kernels of its own, and knows all shapes while it compiles.
     known = None if rows is None else tf.get_static_value(rows)
     if rows is None or upstream_tf.in_xla_graph() or (known is not None and int(known) > 0):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dtrain.keras_engine.context import current_step, updating_locally
+from dtrain.keras_engine.context import current_step, note_write, updating_locally
 from dtrain.upstream import tensorflow as upstream_tf
 
 _Mirrored: Any = upstream_tf.MIRRORED_VARIABLE.resolve()
@@ -39,9 +39,8 @@ class ReplicatedVariable(_Number, _Mirrored):  # type: ignore[misc]
     """A variable with one copy for each replica."""
 
     def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
-        step = current_step()
-        if step is not None and self.aggregation == tf.VariableAggregation.NONE:
-            step.note_write(self)
+        if self.aggregation == tf.VariableAggregation.NONE:
+            note_write(self)
         if updating_locally():
             return update_fn(self._get_on_device_or_primary(), value, **kwargs)
         return super()._update_replica(update_fn, value, **kwargs)
