@@ -27,7 +27,7 @@ from dtrain.cluster import settings
 from dtrain.errors import RunAgain
 from dtrain.keras_engine.build import build
 from dtrain.keras_engine.peer_exchange import exchange
-from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
+from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous, is_managed, layout_of
 from dtrain.keras_engine.steps import step_is_stock
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
@@ -84,7 +84,7 @@ class BackupSession:
         self._on_end = on_end
         self._epochs = int(arguments["epochs"])
         self._layout = layout_of(strategy) or ReplicaLayout()
-        self._asynchronous = servers_of(strategy) is not None
+        self._asynchronous = is_asynchronous(strategy)
         self._notices = Notices()
         self._on_error = contextlib.ExitStack()
         self._on_error.callback(self._notices.close)
@@ -183,7 +183,7 @@ class BackupSession:
     # --- beginning
 
     def _begin(self) -> None:
-        if layout_of(self._model.distribute_strategy) is None and not self._asynchronous:
+        if not is_managed(self._model.distribute_strategy):
             # Under dtrain's strategies, the engine has already created the variables of the first step.
             build(self._model, self._iterator.element_spec)
         plan = self._plan

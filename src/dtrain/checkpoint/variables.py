@@ -18,7 +18,7 @@ from dtrain.keras_engine.accumulation import MicroBatchSums
 from dtrain.keras_engine.asynchronous.snapshot import Snapshots
 from dtrain.keras_engine.context import underlying
 from dtrain.keras_engine.loop import loop_of
-from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
+from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous, layout_of
 from dtrain.keras_engine.sharded_state import owner_of, owners_of
 from dtrain.keras_engine.variables import holds_parts
 from dtrain.upstream import keras as upstream_keras
@@ -75,8 +75,7 @@ class TrainingVariables:
         self._optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
         strategy = upstream_keras.strategy_of(model)
         self._layout = layout_of(strategy) or _ALONE
-        servers = servers_of(strategy)
-        self._snapshots = None if servers is None else Snapshots(model, servers)
+        self._snapshots = Snapshots(model) if is_asynchronous(strategy) else None
         self._variables = _unique(model, self._optimizer, metrics)
         inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
         accumulators = [] if inner is None else upstream_keras.accumulators_of(inner)

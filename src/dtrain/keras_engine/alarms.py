@@ -18,7 +18,7 @@ import numpy as np
 from dtrain import events
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.callbacks import Stateless
-from dtrain.keras_engine.protocol import servers_of
+from dtrain.keras_engine.protocol import is_asynchronous
 from dtrain.keras_engine.steps import step_is_stock
 from dtrain.log import logger
 
@@ -72,7 +72,7 @@ class LossAlarm(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         self._said_nan, self._lines, self._jumps = False, 0, False
         self._means = step_is_stock(self.model, "train_step")
         # Under parameter servers the logs are those of completed steps, which are not the steps of the call.
-        self._jumps_seen = servers_of(self.model.distribute_strategy) is None
+        self._jumps_seen = not is_asynchronous(self.model.distribute_strategy)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Starts anew, because Keras' logs are means over the steps of one epoch."""

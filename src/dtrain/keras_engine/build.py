@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from dtrain.keras_engine.input import batch_spec, map_leaves, present_leaves
-from dtrain.keras_engine.protocol import layout_of, servers_of
+from dtrain.keras_engine.protocol import is_managed
 from dtrain.keras_engine.scope import check_model
 from dtrain.keras_engine.steps import step_is_stock, without_optionals
 from dtrain.log import logger
@@ -28,7 +28,7 @@ def symbolic_build(
 ) -> Any:
     """The replacement of the trainer's `_maybe_symbolic_build`."""
     strategy = self.distribute_strategy
-    if layout_of(strategy) is None and servers_of(strategy) is None:
+    if not is_managed(strategy):
         return original(self, iterator, data_batch)
     spec = _global_spec(iterator.element_spec) if iterator is not None else batch_spec(data_batch)
     build(self, spec)

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dtrain.keras_engine.asynchronous.snapshot import snapshot
-from dtrain.keras_engine.protocol import layout_of, servers_of
+from dtrain.keras_engine.asynchronous.snapshot import Snapshots
+from dtrain.keras_engine.protocol import is_asynchronous, layout_of
 from dtrain.keras_engine.scratch import scratch_beside
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
@@ -30,12 +30,12 @@ _AT_FDCWD = -100
 @replaces(upstream_keras.MODEL_SAVE, upstream_keras.MODEL_SAVE_WEIGHTS, upstream_keras.MODEL_EXPORT)
 def save(original: Callable[..., Any], self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     """The replacement of `Model.save`, `save_weights` and `export`."""
-    servers = servers_of(upstream_keras.strategy_of(self))
+    strategy = upstream_keras.strategy_of(self)
     # An export also traces the model; the other two only write the values of its variables.
-    if servers is not None and original.__name__ != upstream_keras.MODEL_EXPORT.name:
-        with snapshot(self, servers):
+    if is_asynchronous(strategy) and original.__name__ != upstream_keras.MODEL_EXPORT.name:
+        with Snapshots(self).one():
             return original(self, filepath, *args, **kwargs)
-    layout = layout_of(upstream_keras.strategy_of(self))
+    layout = layout_of(strategy)
     if layout is None or layout.workers == 1 or not _is_local(filepath):
         return original(self, filepath, *args, **kwargs)
     if not _overwrites(original, args, kwargs) and Path(filepath).exists():

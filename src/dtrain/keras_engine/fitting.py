@@ -37,10 +37,10 @@ from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.progress_bar import ProgressBar
 from dtrain.keras_engine.protocol import (
     ReplicaLayout,
-    ServerLayout,
     datasets_in_place,
+    is_asynchronous,
+    is_managed,
     layout_of,
-    servers_of,
 )
 from dtrain.keras_engine.scope import check_model, check_scope, tensorflows_own_explained
 from dtrain.keras_engine.step_function import StepFunction
@@ -70,29 +70,23 @@ def fit(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -
         args, kwargs = call.args[1:], call.kwargs
     if not self.compiled:  # Keras raises an error that says so
         return original(self, *args, **kwargs)
-    layout, servers = layout_of(self.distribute_strategy), servers_of(self.distribute_strategy)
-    if layout is None and servers is None and not wants_session(call.arguments["callbacks"]):
+    if not is_managed(self.distribute_strategy) and not wants_session(call.arguments["callbacks"]):
         with tensorflows_own_explained(self):
             return original(self, *args, **kwargs)
     with events.one_fit():
         try:
-            return _fitted(self, original, call, layout, servers)
+            return _fitted(self, original, call)
         except BaseException as error:
             saved = isinstance(error, SystemExit | KeyboardInterrupt)
             events.emit(events.FitEnds("interrupted" if saved else "failed"))
             raise
 
 
-def _fitted(
-    model: Any,
-    original: Callable[..., Any],
-    call: inspect.BoundArguments,
-    layout: ReplicaLayout | None,
-    servers: ServerLayout | None,
-) -> Any:
+def _fitted(model: Any, original: Callable[..., Any], call: inspect.BoundArguments) -> Any:
     """Runs `fit` for a model under a strategy of dtrain's, or with a session; returns the `History`."""
+    layout = layout_of(model.distribute_strategy)
     report = TimeReport(layout)
-    loop = _loop_of_fit(model, call.arguments, layout, servers, report)
+    loop = _loop_of_fit(model, call.arguments, layout, report)
     try:
         with loop.running():
             history = original(*call.args, **call.kwargs)
@@ -119,20 +113,19 @@ def _loop_of_fit(
     model: Any,
     arguments: dict[str, Any],
     layout: ReplicaLayout | None,
-    servers: ServerLayout | None,
     report: TimeReport,
 ) -> Loop:
     """Makes all that a `fit` needs, and changes its arguments in place. Every worker must call it."""
     given = arguments["callbacks"]
     callbacks = listed(given)
-    managed = layout is not None or servers is not None
+    managed = is_managed(model.distribute_strategy)
     # A `CallbackList` gets no callbacks of the engine's: it has its own bar and its own `History`.
     as_list = not isinstance(given, keras.callbacks.CallbackList)
     if managed:
         _check_counts(arguments)
         callbacks = expanded(callbacks, model, arguments) if as_list else callbacks
         check_model(model)
-    if servers is not None:
+    if is_asynchronous(model.distribute_strategy):
         callbacks = prepare_fit(model, arguments, callbacks)
     if layout is not None:
         _check_batch(arguments, layout)
@@ -180,15 +173,15 @@ def _without_training(
     kind = original.__name__
     call = inspect.signature(original).bind(self, *args, **kwargs)
     datasets_in_place(call.arguments, kind)
-    layout, servers = layout_of(self.distribute_strategy), servers_of(self.distribute_strategy)
-    if layout is None and servers is None:
+    if not is_managed(self.distribute_strategy):
         return original(*call.args, **call.kwargs)
     call.apply_defaults()
     _check_counts(call.arguments)
     loop = Loop(kind=kind, model=self)
-    if servers is not None:
+    if is_asynchronous(self.distribute_strategy):
         prepare_for_servers(self, call.arguments)
     else:
+        layout = layout_of(self.distribute_strategy)
         call.arguments["verbose"] = _verbose(call.arguments["verbose"], layout)
         if kind == "evaluate":
             (loop.every_batch,) = watched(call.arguments["callbacks"], layout, "test")
@@ -203,7 +196,7 @@ def compile(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: An
     call = inspect.signature(original).bind(self, *args, **kwargs)
     call.apply_defaults()
     note_compiled(self, auto=call.arguments["jit_compile"] == "auto")
-    if layout_of(strategy) is None and servers_of(strategy) is None:
+    if not is_managed(strategy):
         return original(self, *args, **kwargs)
     if tf.distribute.in_cross_replica_context() and tf.distribute.get_strategy() is strategy:
         return original(self, *args, **kwargs)

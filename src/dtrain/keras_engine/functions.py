@@ -15,7 +15,7 @@ from dtrain.keras_engine.input import Split
 from dtrain.keras_engine.local_steps import LocalProgram
 from dtrain.keras_engine.noted_function import NotedFunction
 from dtrain.keras_engine.predict_function import PredictFunction
-from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of, waiting_clock
+from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous, is_managed, layout_of, waiting_clock
 from dtrain.keras_engine.scope import check_left_out
 from dtrain.keras_engine.step_function import StepFunction
 from dtrain.keras_engine.steps import StepProgram, step_is_stock
@@ -39,10 +39,10 @@ def make_test_function(original: Callable[..., Any], self: Any, force: bool = Fa
 
 def _step_function(original: Callable[..., Any], model: Any, force: bool, attribute: str) -> Any:
     training = attribute == "train_function"
-    layout, servers = layout_of(model.distribute_strategy), servers_of(model.distribute_strategy)
-    if layout is None and servers is None:
+    if not is_managed(model.distribute_strategy):
         return _made(original, model, force, attribute)
     if getattr(model, attribute) is None or force:
+        layout = layout_of(model.distribute_strategy)
         if layout is None:
             function: Any = AsynchronousFunction(model, "train" if training else "test")
         else:
@@ -55,7 +55,7 @@ def _step_function(original: Callable[..., Any], model: Any, force: bool, attrib
 @replaces(upstream_keras.MAKE_PREDICT_FUNCTION)
 def make_predict_function(original: Callable[..., Any], self: Any, force: bool = False) -> Any:
     """The replacement of `make_predict_function`."""
-    if servers_of(self.distribute_strategy) is not None:
+    if is_asynchronous(self.distribute_strategy):
         if self.predict_function is None or force:
             self.predict_function = AsynchronousPredict(self)
         return self.predict_function

@@ -22,7 +22,7 @@ from dtrain.keras_engine.context import (
     local_update,
     updating_locally,
 )
-from dtrain.keras_engine.protocol import layout_of, servers_of
+from dtrain.keras_engine.protocol import is_asynchronous, layout_of
 from dtrain.keras_engine.row_gradients import on_present, sum_gradients
 from dtrain.keras_engine.scope import check_optimizer_left_out, check_same_strategy
 from dtrain.keras_engine.sharded_state import broadcast_updates
@@ -58,7 +58,7 @@ def _way_of(optimizer: Any, gradients: int) -> Way:
     if block is not None:
         return block.apply
     strategy, own = tf.distribute.get_strategy(), upstream_keras.strategy_of_optimizer(optimizer)
-    if servers_of(own) is not None:
+    if is_asynchronous(own):
         return _on_servers
     layout = layout_of(strategy)
     if own is not strategy and layout_of(own) is not None and not tf.distribute.has_strategy():
@@ -179,7 +179,7 @@ def _on_servers(
         if tf.executing_eagerly():
             update()
         else:
-            strategy.dtrain_servers.servers.locked(update)
+            strategy.dtrain_layout.servers.locked(update)
 
     if inside and not tf.distribute.in_cross_replica_context():
         return _merge_call(once, grads)

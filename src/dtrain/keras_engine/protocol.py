@@ -1,8 +1,8 @@
 """The interface between the engine and strategies or datasets, so that the engine names none of them.
 
-A strategy of dtrain's carries a `ReplicaLayout`, or a `ServerLayout` if its weights are on parameter servers;
-a strategy with neither is left to Keras and TensorFlow. A dataset may carry its own way to read one worker's
-part of its batches, or to begin at a position. No strategy is implemented here.
+A strategy of dtrain's has an attribute `dtrain_layout`: a `ReplicaLayout`, or a `ServerLayout` if its weights
+are on parameter servers. A strategy without it is left to Keras and TensorFlow. A dataset may carry its own
+way to read one worker's part of its batches, or to begin at a position. No strategy is implemented here.
 """
 
 from __future__ import annotations
@@ -47,9 +47,20 @@ class ReplicaLayout:
         return self.worker * self.local_replicas
 
 
+def is_managed(strategy: Any) -> bool:
+    """Whether the engine trains the models of a strategy; if not, they are left to Keras and TensorFlow."""
+    return getattr(strategy, "dtrain_layout", None) is not None
+
+
+def is_asynchronous(strategy: Any) -> bool:
+    """Whether a strategy's weights are on parameter servers, so that it has a `ServerLayout`."""
+    return isinstance(getattr(strategy, "dtrain_layout", None), ServerLayout)
+
+
 def layout_of(strategy: Any) -> ReplicaLayout | None:
     """A strategy's replica layout; None for TensorFlow's strategies, parameter servers and TPUs."""
-    return getattr(strategy, "dtrain_layout", None)
+    layout = getattr(strategy, "dtrain_layout", None)
+    return layout if isinstance(layout, ReplicaLayout) else None
 
 
 def waiting_clock(strategy: Any) -> Callable[[], float] | None:
@@ -106,11 +117,6 @@ class ServerLayout:
         With overlap, one of the missed updates is its own worker's.
         """
         return self.max_staleness - self.overlap if self.max_staleness is not None else None
-
-
-def servers_of(strategy: Any) -> ServerLayout | None:
-    """The server layout of dtrain's parameter-server strategy; None for every other strategy."""
-    return getattr(strategy, "dtrain_servers", None)
 
 
 def own_split(dataset: Any, layout: ReplicaLayout) -> Any | None:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from dtrain.errors import ScopeError
 from dtrain.keras_engine.context import underlying
-from dtrain.keras_engine.protocol import layout_of, servers_of
+from dtrain.keras_engine.protocol import layout_of
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 
@@ -32,7 +32,7 @@ def strategy_made(strategy: Any) -> None:
     layout = layout_of(strategy)
     if layout is not None and layout.workers > 1:
         _with_workers = f"a {type(strategy).__name__} of {layout.workers} workers"
-    elif servers_of(strategy) is not None or (layout is not None and layout.replicas > 1):
+    elif layout is None or layout.replicas > 1:
         _never_entered = weakref.ref(strategy)
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from dtrain.keras_engine.asynchronous.stand_in import StandIn
 from dtrain.keras_engine.context import underlying, updating_locally
-from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
+from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous, layout_of
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.keras import in_stateless_scope, value_of
@@ -74,7 +74,7 @@ def _shared_by_workers(variable: Any) -> bool:
     """Whether workers of a parameter-server strategy may write to a variable at the same time."""
     if "/job:ps/" in getattr(variable, "device", ""):
         return True
-    return servers_of(getattr(variable, "_distribute_strategy", None)) is not None
+    return is_asynchronous(getattr(variable, "_distribute_strategy", None))
 
 
 def _written_in_step(variable: Any) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 from dtrain import events, job
 from dtrain.cluster import settings
 from dtrain.keras_engine.callbacks import Stateless
-from dtrain.keras_engine.protocol import servers_of
+from dtrain.keras_engine.protocol import is_asynchronous
 from dtrain.log import logger
 from dtrain.monitor.record import VERSION
 from dtrain.monitor.run_directory import without_nan
@@ -143,7 +143,7 @@ def _rate(model: Any) -> float | None:
     """The current learning rate; None if it is unknown, or if reading it needs a parameter server."""
     try:
         optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-        if servers_of(model.distribute_strategy) is not None:
+        if is_asynchronous(model.distribute_strategy):
             return None
         return float(np.asarray(optimizer.learning_rate))
     except Exception:  # an optimizer of the user's own may be anything

@@ -182,7 +182,7 @@ class ParameterServerStrategy(
         tf.distribute.Strategy.__init__(self, extended)
         serving.connect_chief(topology)
         join(topology, by_program=by_program)
-        self.dtrain_servers = ServerLayout(
+        self.dtrain_layout = ServerLayout(
             workers=len(topology.jobs["worker"]),
             max_staleness=max_staleness,
             servers=Servers(_HOME),

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from dtrain.errors import DataError
 from dtrain.keras_engine.callbacks import listed, watches
-from dtrain.keras_engine.protocol import servers_of
 from dtrain.log import logger
 
 
@@ -50,11 +49,11 @@ def prepare_fit(model: Any, arguments: dict[str, Any], callbacks: list[Any]) -> 
     Raises:
         DataError: a function given as data returned no `tf.data.Dataset`.
     """
-    layout = servers_of(model.distribute_strategy)
+    layout = model.distribute_strategy.dtrain_layout
     arguments["x"] = _dataset(arguments["x"], "x")
     arguments["validation_data"] = _dataset(arguments["validation_data"], "validation_data")
     reported = any(isinstance(callback, StalenessReport) for callback in callbacks)
-    if layout is not None and (layout.workers > 1 or layout.overlap) and not reported:
+    if (layout.workers > 1 or layout.overlap) and not reported:
         callbacks = [StalenessReport(), *callbacks]
     _watch_batches(model.make_train_function(), callbacks, "train")
     if arguments["validation_data"] is not None or arguments["validation_split"]:

@@ -239,7 +239,7 @@ class _Run:
         if getattr(iterator, "counted", True) or self._step.kind != "train" or model.steps_per_execution > 1:
             return
         scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
-        if model.distribute_strategy.dtrain_servers.workers == 1 and self._step.stock and not scaled:
+        if model.distribute_strategy.dtrain_layout.workers == 1 and self._step.stock and not scaled:
             self.session.finish()
             upstream_keras.iterations_of(model.optimizer).assign_add(1)
 

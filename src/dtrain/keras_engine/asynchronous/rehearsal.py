@@ -91,7 +91,7 @@ class Rehearsal:
     def __init__(self, step: ModelStep, strategy: Any) -> None:
         self._step = step
         self._strategy = strategy
-        self._alone = strategy.dtrain_servers.workers == 1
+        self._alone = strategy.dtrain_layout.workers == 1
         self._optimizers: list[Any] = []
         self._held: list[Any] = []
         self._pulled: list[Any] = []

@@ -37,7 +37,7 @@ class BlockSession:
     def __init__(
         self, program: BlockProgram, strategy: Any, pace: Pace, *, steps_a_call: int | None, total: int | None
     ) -> None:
-        layout = strategy.dtrain_servers
+        layout = strategy.dtrain_layout
         self._program = program
         self._watched = steps_a_call is not None
         self._workers = layout.workers

@@ -14,8 +14,8 @@ import tensorflow as tf
 from dtrain.keras_engine.asynchronous.exchange import Exchange
 from dtrain.keras_engine.asynchronous.stand_in import standing_in
 from dtrain.keras_engine.context import underlying
-from dtrain.keras_engine.protocol import ServerLayout
 from dtrain.keras_engine.split_variables import parts_of
+from dtrain.upstream import keras as upstream_keras
 
 
 class Snapshots:
@@ -23,14 +23,14 @@ class Snapshots:
 
     Args:
         model: a Keras model under a parameter-server strategy.
-        layout: the strategy's server layout.
     """
 
-    def __init__(self, model: Any, layout: ServerLayout) -> None:
+    def __init__(self, model: Any) -> None:
+        servers = upstream_keras.strategy_of(model).dtrain_layout.servers
         optimizer = getattr(model, "optimizer", None)
         wanted = [*model.variables, *(optimizer.variables if optimizer is not None else [])]
         self._variables = [v for v in {id(v): v for v in wanted}.values() if _on_servers(v)]
-        self._read = tf.function(Exchange(layout.servers, self._variables).read, autograph=False)
+        self._read = tf.function(Exchange(servers, self._variables).read, autograph=False)
 
     @contextlib.contextmanager
     def one(self) -> Iterator[None]:
@@ -42,11 +42,6 @@ class Snapshots:
         copies = [tf.Variable(value, trainable=False) for value in values]
         with standing_in(self._variables, copies):
             yield
-
-
-def snapshot(model: Any, layout: ServerLayout) -> contextlib.AbstractContextManager[None]:
-    """Takes one snapshot, as `Snapshots.one`; the arguments are those of `Snapshots`."""
-    return Snapshots(model, layout).one()
 
 
 def _on_servers(variable: Any) -> bool:

@@ -24,7 +24,7 @@ from dtrain.keras_engine.feed.sources import CountedAdapter, check_same_data, co
 from dtrain.keras_engine.groups import GroupIterator, Groups, batch_size_of, can_be_grouped
 from dtrain.keras_engine.input_advice import may_read_ahead
 from dtrain.keras_engine.loop import current_loop
-from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, servers_of
+from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous, layout_of
 from dtrain.keras_engine.step_function import StepFunction
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
@@ -42,7 +42,7 @@ def make_epoch_iterator(original: Any) -> Any:
         """Keras' iterator of epochs, over the batches of a data feed."""
 
         def __new__(cls, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> Any:
-            return super().__new__(cls if servers_of(distribute_strategy) is None else asynchronous)
+            return super().__new__(asynchronous if is_asynchronous(distribute_strategy) else cls)
 
     asynchronous = make_asynchronous_epochs(EpochIterator)
     EpochIterator.__name__ = original.__name__
