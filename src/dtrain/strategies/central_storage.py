@@ -79,8 +79,6 @@ class CentralStorageStrategy(
         common.prepare(memory_growth=memory_growth)
         self._collective_key_base = common.next_collective_key_base()
         compute = devices.known(compute_devices)
-        if compute is None:
-            compute = [d.name for d in devices.logical("GPU") or devices.logical("CPU")]
         if parameter_device is None:
             one_gpu = len(compute) == 1 and "gpu" in compute[0].lower()
             parameter_device = compute[0] if one_gpu else "/cpu:0"

@@ -52,17 +52,18 @@ def split_cpu(count: int) -> None:
         ) from error
 
 
-def known(names: Sequence[str] | None) -> list[str] | None:
+def known(names: Sequence[str] | None) -> list[str]:
     """Checks that this process has the named devices, and returns the names as a list.
 
     Args:
-        names: device strings such as "GPU:0" or "/cpu:1", or one such string; None is returned as it is.
+        names: device strings such as "GPU:0" or "/cpu:1", or one such string; None stands for all GPUs, or
+            for all logical CPUs if there is no GPU.
 
     Raises:
         DeviceError: a device does not exist or is named twice, or the list is empty.
     """
     if names is None:
-        return None
+        return [device.name for device in logical("GPU") or logical("CPU")]
     try:
         names = [names] if isinstance(names, str) else list(names)
     except TypeError:

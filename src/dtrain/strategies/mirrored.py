@@ -14,7 +14,8 @@ import tensorflow as tf
 from dtrain.keras_engine.gradient_hook import GradientHook, hook_of
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.scope import strategy_made
-from dtrain.strategies import common, devices
+from dtrain.strategies import common
+from dtrain.strategies.devices import known
 from dtrain.upstream import tensorflow as upstream_tf
 
 _Extended: Any = upstream_tf.MIRRORED_EXTENDED.resolve()
@@ -51,7 +52,7 @@ class MirroredStrategy(common.ReplicaRunner, tf.distribute.MirroredStrategy):  #
     ) -> None:
         common.prepare(memory_growth=memory_growth)
         self._collective_key_base = common.next_collective_key_base()
-        names = _devices(devices)
+        names = known(devices)
         if cross_device_ops is None and all("cpu" in name.lower() for name in names):
             cross_device_ops = common.sum_on_one_device()
         # TensorFlow's own constructor creates its own extended class, so call the base class's with ours.
@@ -62,10 +63,3 @@ class MirroredStrategy(common.ReplicaRunner, tf.distribute.MirroredStrategy):  #
             local_replicas=self.num_replicas_in_sync, gradient_hook=hook_of(gradient_hook)
         )
         strategy_made(self)
-
-
-def _devices(names: Sequence[str] | None) -> list[str]:
-    given = devices.known(names)
-    if given is not None:
-        return given
-    return [d.name for d in devices.logical("GPU") or devices.logical("CPU")]

@@ -34,23 +34,16 @@ class Packing:
     def __init__(self, specs: Sequence[tf.TensorSpec]) -> None:
         self.specs = list(specs)
         self._word = tf.float32 if any(spec.dtype is tf.float32 for spec in self.specs) else tf.int32
-        self._groups: list[list[int]] = []  # the indices of the tensors in each flat one
-        self.flat_specs: list[tf.TensorSpec] = []
-        together: dict[tf.DType, list[int]] = {}
+        together: dict[str, list[int]] = {}
         for i, spec in enumerate(self.specs):
-            if _goes_alone(spec):
-                self._groups.append([i])
-                continue
-            dtype = self._word if spec.dtype in _WORDS else spec.dtype
-            if dtype not in together:
-                together[dtype] = []
-                self._groups.append(together[dtype])
-            together[dtype].append(i)
+            key = f"alone {i}" if _goes_alone(spec) else self._flat_dtype(spec).name
+            together.setdefault(key, []).append(i)
+        self._groups = list(together.values())  # the indices of the tensors in each flat one
+        self.flat_specs: list[tf.TensorSpec] = []
         for members in self._groups:
             first = self.specs[members[0]]
             if not _goes_alone(first):
-                dtype = self._word if first.dtype in _WORDS else first.dtype
-                first = tf.TensorSpec([sum(map(self._size, members))], dtype)
+                first = tf.TensorSpec([sum(map(self._size, members))], self._flat_dtype(first))
             self.flat_specs.append(first)
 
     def pack(self, tensors: Sequence[Any]) -> list[tf.Tensor]:
@@ -75,21 +68,21 @@ class Packing:
         tensor = tf.convert_to_tensor(tensor, spec.dtype)
         if _goes_alone(spec):
             return tensor
-        if self._is_converted(spec):
+        if self._flat_dtype(spec) is not spec.dtype:
             tensor = tf.bitcast(tensor, self._word)
         return tf.reshape(tensor, [-1])
 
     def _restored(self, part: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
         if _goes_alone(spec):
             return part
-        if self._is_converted(spec):
+        if self._flat_dtype(spec) is not spec.dtype:
             if spec.dtype.size == 8:
                 part = tf.reshape(part, [-1, 2])
             part = tf.bitcast(part, spec.dtype)
         return tf.reshape(part, spec.shape)
 
-    def _is_converted(self, spec: tf.TensorSpec) -> bool:
-        return spec.dtype in _WORDS and spec.dtype is not self._word
+    def _flat_dtype(self, spec: tf.TensorSpec) -> tf.DType:
+        return self._word if spec.dtype in _WORDS else spec.dtype
 
     def _size(self, i: int) -> int:
         """How many elements of the flat tensor a tensor takes."""
