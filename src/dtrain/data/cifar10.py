@@ -19,12 +19,11 @@ from dtrain.data import prepared
 from dtrain.data.archives import ArchiveFiles, by_number, open_files
 from dtrain.data.checksums import PublishedArchive
 from dtrain.data.digits import Examples
-from dtrain.data.published import Located, Published, listing, locate
+from dtrain.data.published import Located, Published, check_labels, listing, locate
 from dtrain.data.unpickling import load_arrays
 from dtrain.errors import DataError
 from dtrain.log import logger
 from dtrain.plain_text import cleaned
-from dtrain.words import whole_number
 
 _PIXELS = 3 * 32 * 32
 _CLASSES = 10
@@ -95,9 +94,7 @@ def load_cifar10(
         ConfigurationError: `limit` or `checksum` is malformed, or `checksum` was given for a folder.
         UnsupportedVersionError: the folder was prepared by tensorflow-datasets, which is not installed.
     """
-    if limit is not None:
-        whole_number(limit, "limit", 1)
-    found = locate(_PUBLISHED, path, checksum)
+    found = locate(_PUBLISHED, path, checksum, limit)
     data = _from_prepared(found.path, limit) if found.form == "prepared" else _from_batches(found, limit)
     logger.info("CIFAR-10: %d + %d images from %s", len(data.train.labels), len(data.test.labels), found.path)
     return data
@@ -157,20 +154,10 @@ def _batch_files(names: list[str], path: Path) -> tuple[list[str], list[str]]:
 
 def _parse(raw: bytes, where: str, *, binary: bool) -> Examples:
     rows, labels = _binary_records(raw, where) if binary else _pickled_batch(raw, where)
-    _check_labels(labels, where)
+    check_labels(labels, _CLASSES, where)
     # Stored channels first; Keras on TensorFlow trains on channels last.
     images = rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return Examples(np.ascontiguousarray(images), labels)
-
-
-def _check_labels(labels: NDArray[np.int64], where: str) -> None:
-    wrong = np.flatnonzero((labels < 0) | (labels >= _CLASSES))
-    if len(wrong):
-        raise DataError(
-            f"{where} has the label {labels[wrong[0]]} in record {wrong[0]} ({len(wrong)} such records); "
-            f"CIFAR-10 has the labels 0 to {_CLASSES - 1}.",
-            hint="The file is damaged, or of another data set.",
-        )
 
 
 def _binary_records(raw: bytes, where: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -223,7 +210,7 @@ def _from_prepared(folder: Path, limit: int | None) -> Cifar10:
                 hint="It is of another data set.",
             )
         labels = np.asarray(columns["label"], np.int64)
-        _check_labels(labels, f"{folder}, split {split},")
+        check_labels(labels, _CLASSES, f"{folder}, split {split},")
         return Examples(rows, labels)
 
     return Cifar10(train=part("train"), test=part("test"))

@@ -17,12 +17,11 @@ import numpy as np
 from dtrain.data import prepared
 from dtrain.data.archives import ArchiveFiles, by_number, open_files
 from dtrain.data.checksums import PublishedArchive
-from dtrain.data.published import Published, listing, locate
+from dtrain.data.published import Published, check_labels, listing, locate
 from dtrain.data.texts import Texts, check_encoding, wrong_encoding
 from dtrain.errors import DataError
 from dtrain.log import logger
 from dtrain.plain_text import cleaned
-from dtrain.words import whole_number
 
 _CLASSES = ("neg", "pos")  # by label
 _PARTS = ("train", "test")
@@ -87,10 +86,8 @@ def load_imdb(
         folder. UnsupportedVersionError: the folder was prepared by tensorflow-datasets, which is not
         installed.
     """
-    if limit is not None:
-        whole_number(limit, "limit", 1)
     check_encoding(encoding)
-    found = locate(_PUBLISHED, path, checksum)
+    found = locate(_PUBLISHED, path, checksum, limit)
     if found.form == "prepared":
         parts = [_prepared_part(found.path, part, limit) for part in _PARTS]
     else:
@@ -139,10 +136,5 @@ def _part(files: ArchiveFiles, wanted: list[tuple[str, int]], encoding: str, pat
 def _prepared_part(folder: Path, split: str, limit: int | None) -> Texts:
     columns = prepared.read_split(folder, "imdb_reviews", split, ("text", "label"), limit)
     labels = np.asarray(columns["label"], np.int64)
-    wrong = np.flatnonzero((labels < 0) | (labels >= len(_CLASSES)))
-    if len(wrong):
-        raise DataError(
-            f"{folder} has the label {labels[wrong[0]]} in example {wrong[0]} of {split}, not 0 or 1.",
-            hint="It holds examples without labels, or another data set.",
-        )
+    check_labels(labels, len(_CLASSES), f"{folder}, split {split},")
     return Texts([text.decode("utf-8") for text in columns["text"]], labels)

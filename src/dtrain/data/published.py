@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dtrain.cluster import settings
 from dtrain.data.archives import by_number
 from dtrain.data.checksums import PublishedArchive, check_archive
 from dtrain.errors import ConfigurationError, DataError
 from dtrain.plain_text import cleaned
+from dtrain.words import whole_number
 
 _ENDINGS = (".tar.gz", ".tgz", ".tar")
 _INFO = "dataset_info.json"  # tensorflow-datasets writes this file into a folder that it has prepared
@@ -52,7 +56,9 @@ class Located(NamedTuple):
     form: Literal["archive", "folder", "prepared"]
 
 
-def locate(published: Published, path: str | os.PathLike[str] | None, checksum: str | None) -> Located:
+def locate(
+    published: Published, path: str | os.PathLike[str] | None, checksum: str | None, limit: int | None
+) -> Located:
     """Finds a data set at `path`, or without a path in the usual folders, and checks the sum of an archive.
 
     If a folder holds several forms of the data set, the archive is taken, because its sum covers all data.
@@ -61,12 +67,15 @@ def locate(published: Published, path: str | os.PathLike[str] | None, checksum: 
         published: the data set to find.
         path: the archive, the extracted folder, the prepared one, or the folder that contains one of these.
         checksum: the archive's expected sum, as `md5:<digits>` or `sha256:<digits>`, or None.
+        limit: how many examples of each part are to be loaded; None loads all.
 
     Raises:
         DataError: the data set is not there (the message says where dtrain looked, the hint where to download
             it), or a sum of the archive differs.
-        ConfigurationError: `checksum` is malformed, or was given for a folder.
+        ConfigurationError: `limit` or `checksum` is malformed, or `checksum` was given for a folder.
     """
+    if limit is not None:
+        whole_number(limit, "limit", 1)
     found = _find(published, path)
     if found.form == "archive":
         check_archive(found.path, given=checksum, published=published.archives)
@@ -96,6 +105,21 @@ def _find(published: Published, path: str | os.PathLike[str] | None) -> Located:
 def usual_folders() -> list[Path]:
     """The data directory (`DTRAIN_DATA_DIR`, or `data` in the current folder), and Keras' download folder."""
     return [settings.data_directory(), Path("~/.keras/datasets").expanduser()]
+
+
+def check_labels(labels: NDArray[np.int64], classes: int, where: str) -> None:
+    """Check the labels of a file.
+
+    Raises:
+        DataError: one is not from 0 to `classes - 1`.
+    """
+    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
+    if len(wrong):
+        raise DataError(
+            f"{where} has the label {labels[wrong[0]]} in record {wrong[0]} ({len(wrong)} such records); "
+            f"the data set has the labels 0 to {classes - 1}.",
+            hint="The file is damaged, holds examples without labels, or is of another data set.",
+        )
 
 
 def listing(names: list[str], *, most: int = 8) -> str:
