@@ -275,7 +275,9 @@ class _EagerRun(_Run):
         return self._results
 
     def _add(self, batch: Any, spec: Any) -> None:
-        self._results = keras.tree.map_structure(_number, self._step(to_tensors(batch)))
+        # Not `self._step`, which leaves the results of Keras' own step to the chief's metrics.
+        step = getattr(self._step.model, self._step.name)
+        self._results = keras.tree.map_structure(_number, step(to_tensors(batch)))
 
     def _count_failed_call(self, iterator: Any) -> None:
         """Does nothing: eagerly, Keras counts no such call."""
