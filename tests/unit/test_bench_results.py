@@ -17,6 +17,7 @@ from dtrain.bench.results import Results, RowResult
 from dtrain.bench.table import as_markdown, as_text
 from dtrain.strategies.machine import Machine
 from dtrain.text_table import lines_of
+from refusals import refused
 
 MACHINE = Machine(processor="a processor", cores=(0, 1), tensorflow="2.21.0", keras="3.15.1")
 FINAL = {"loss": 0.5, "accuracy": 0.97, "test_loss": 0.6, "test_accuracy": 0.95}
@@ -210,21 +211,21 @@ def test_events_tell_more_without_the_first_epoch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"epochs": 2}, "it ended after 2 of 3 epochs"),
-        ({"status": "running"}, "it ended after 3 of 3 epochs"),
+        ({"epochs": 2}, "2 of 3 epochs"),
+        ({"status": "running"}, "3 of 3 epochs"),
         ({"communication": {"name": "mpi"}}, "over mpi, and not over ring"),
         ({"communication": 3}, "over nothing, and not over ring"),
-        ({"replicas": None}, "how many replicas"),
+        ({"replicas": None}, "replicas"),
     ],
 )
 def test_a_run_of_another_kind_is_not_used(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     leave(tmp_path, **change)
-    with pytest.raises(UnusableError, match=said):
+    with refused(UnusableError, said):
         read(tmp_path)
 
 
 def test_a_run_without_files_is_not_used(tmp_path: Path) -> None:
-    with pytest.raises(UnusableError, match="cannot be read"):
+    with refused(UnusableError, tmp_path):
         read(tmp_path)
     leave(tmp_path)
     (tmp_path / "run.json").write_text("[]")

@@ -7,6 +7,7 @@ import pytest
 
 from dtrain.data import synthetic_images, synthetic_texts, synthetic_values
 from dtrain.errors import ConfigurationError
+from refusals import refused
 
 
 def accuracy(train: np.ndarray, labels: np.ndarray, test: np.ndarray, test_labels: np.ndarray) -> float:
@@ -61,13 +62,13 @@ def test_the_same_seed_gives_the_same_numbers(make):
 @pytest.mark.parametrize(
     ("make", "arguments", "message"),
     [
-        (synthetic_images, {"examples": 0}, "examples=0 is not an integer of at least 1"),
-        (synthetic_images, {"examples": 2, "shape": (8, 0)}, r"shape\[1\]=0 is not an integer of at least 1"),
-        (synthetic_texts, {"examples": 2, "classes": -1}, "classes=-1 is not an integer of at least 1"),
-        (synthetic_texts, {"examples": 2, "vocabulary": 3}, "vocabulary=3 is too small for classes=2"),
-        (synthetic_values, {"examples": 2, "shape": (0,)}, r"shape\[0\]=0 is not an integer of at least 1"),
+        (synthetic_images, {"examples": 0}, "examples=0"),
+        (synthetic_images, {"examples": 2, "shape": (8, 0)}, "shape[1]=0"),
+        (synthetic_texts, {"examples": 2, "classes": -1}, "classes=-1"),
+        (synthetic_texts, {"examples": 2, "vocabulary": 3}, "vocabulary=3"),
+        (synthetic_values, {"examples": 2, "shape": (0,)}, "shape[0]=0"),
     ],
 )
 def test_numbers_that_make_nothing(make, arguments, message):
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(ConfigurationError, message):
         make(**arguments)

@@ -26,6 +26,7 @@ from dtrain.launch import rank_placeholder
 from dtrain.launch.local_launcher import LocalLauncher
 from dtrain.launch.session import Session
 from dtrain.topology import Topology
+from refusals import refused
 
 HERE = Topology({"worker": ("127.0.0.1:4000", "localhost:4001")}, "worker", 0)
 FAR = Topology({"worker": ("127.0.0.1:4000", "192.0.2.7:4001")}, "worker", 0)
@@ -51,7 +52,7 @@ def test_a_file_is_this_users_alone(file: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o777])
 def test_a_file_that_others_may_open_is_refused(file: Path, mode: int) -> None:
     file.chmod(mode)
-    with pytest.raises(ConfigurationError, match=rf"{file}, has the mode {mode:o}.*\nHint: Make one"):
+    with refused(ConfigurationError, file, f"{mode:o}", "600"):
         read_secret(file)
 
 
@@ -62,18 +63,18 @@ def test_a_file_that_is_none_or_anothers_is_refused(
     (tmp_path / "short").write_bytes(b"hunter2\n")
     (tmp_path / "short").chmod(0o600)
     for name, problem in (
-        ("none", "cannot be read: No such file"),
+        ("none", "No such file"),
         (".", "is no file"),
         ("pipe", "is no file"),
-        ("short", "has 7 bytes; a secret has 16 to 4096"),
+        ("short", "7 bytes"),
     ):
-        with pytest.raises(ConfigurationError, match=problem) as raised:
+        with refused(ConfigurationError, tmp_path / name, problem) as raised:
             read_secret(tmp_path / name)
         assert "hunter2" not in str(raised.value)
     owner = file.stat().st_uid
     if owner == 0:
         os.chown(file, 12345, 12345)
-        with pytest.raises(ConfigurationError, match="belongs to user 12345, and this process runs as 0"):
+        with refused(ConfigurationError, file, "user 12345", "as 0"):
             read_secret(file)
 
 
@@ -90,7 +91,7 @@ def test_where_a_jobs_secret_comes_from(file: Path, monkeypatch: pytest.MonkeyPa
         named = job_secret(topology)
         assert named is not None and named.sign("a") == read_secret(file).sign("a")
     monkeypatch.setenv("DTRAIN_SECRET_FILE", f"{file}.not")
-    with pytest.raises(ConfigurationError, match="No such file"):
+    with refused(ConfigurationError, f"{file}.not", "No such file"):
         job_secret(HERE)
 
 
@@ -125,7 +126,7 @@ def test_a_signature_is_of_these_parts_and_a_secret_is_not_shown(file: Path) -> 
     assert found.derive("a").sign("b") != found.derive("b").sign("b")
     content = file.read_text().strip()
     assert content not in f"{found!r} {found} {vars(secrets)}"
-    with pytest.raises(TypeError, match="not pickled"):
+    with pytest.raises(TypeError):
         pickle.dumps(found)
 
 
@@ -134,15 +135,15 @@ def test_workers_that_have_not_the_same_secret_do_not_hear_each_other() -> None:
     hello = peer_exchange._hello(ours, 1)
     assert peer_exchange._checked(hello, ours, 1, 0) == peer_exchange._nonce
     assert peer_exchange._checked(peer_exchange._hello(None, 1), None, 1, 0) == peer_exchange._nonce
-    for text, secret, worker, message in (
-        (hello, theirs, 1, "Worker 1 has another secret of the job, and worker 0 has that from another"),
-        (hello, None, 1, "Worker 1 has another secret of the job, and worker 0 has none"),
-        (hello, ours, 2, "Worker 2 has another secret"),  # what worker 1 has said
-        (peer_exchange._hello(None, 1), ours, 1, "Worker 1 has no secret of the job"),
-        ("[1]", ours, 1, "no worker's word"),
-        ("{", None, 1, "no worker's word"),
+    for text, secret, worker, named in (
+        (hello, theirs, 1, ("Worker 1", "another secret", "worker 0", "from another")),
+        (hello, None, 1, ("Worker 1", "another secret", "worker 0", "none")),
+        (hello, ours, 2, ("Worker 2", "another secret")),  # what worker 1 has said
+        (peer_exchange._hello(None, 1), ours, 1, ("Worker 1", "no secret")),
+        ("[1]", ours, 1, ("worker 1", "no worker's")),
+        ("{", None, 1, ("worker 1", "no worker's")),
     ):
-        with pytest.raises(AuthenticationError, match=message):
+        with refused(AuthenticationError, *named):
             peer_exchange._checked(text, secret, worker, 0)
 
 
@@ -235,7 +236,7 @@ def test_what_a_job_has_on_disk_and_in_arguments(monkeypatch: pytest.MonkeyPatch
 def test_a_launcher_without_a_place_for_its_folder_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/proc/no")
     with (
-        pytest.raises(ConfigurationError, match=r"cannot make a folder.*\nHint: .*TMPDIR"),
+        refused(ConfigurationError, "/proc/no", "TMPDIR"),
         Session().opened(),
     ):
         pass
