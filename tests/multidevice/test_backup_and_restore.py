@@ -20,6 +20,7 @@ import tensorflow as tf
 import dtrain
 from dtrain.checkpoint import Checkpoints
 from dtrain.errors import CheckpointError, ConfigurationError
+from refusals import refused
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(60, 6)).astype("float32")
@@ -264,7 +265,7 @@ def test_another_model_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
         model.compile("adam", "mse")
         return model
 
-    with pytest.raises(CheckpointError, match=r"holds \d+ variables.*\nHint: Give this run another"):
+    with refused(CheckpointError, "variables", "Give this run another"):
         Runs(tmp_path, other, arrays).train(save_freq=1)
     assert sorted((tmp_path / "backup").rglob("*")) == before
 
@@ -272,8 +273,8 @@ def test_another_model_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"backup_dir": ""}, "backup_dir='' is no path"),
-        ({"backup_dir": "a\0b"}, "is no path"),
+        ({"backup_dir": ""}, "backup_dir=''"),
+        ({"backup_dir": "a\0b"}, r"backup_dir='a\x00b'"),
         ({"save_freq": 0}, "save_freq is 0"),
         ({"save_freq": True}, "save_freq is True"),
         ({"save_freq": "step"}, "save_freq is 'step'"),
@@ -282,12 +283,12 @@ def test_another_model_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
     ],
 )
 def test_arguments_that_cannot_be_used(arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+    with refused(ConfigurationError, said):
         dtrain.BackupAndRestore(**{"backup_dir": "somewhere", **arguments})
 
 
 def test_one_of_them_is_enough(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="2 callbacks that save and restore"):
+    with refused(ConfigurationError, "2 callbacks"):
         build(None).fit(X, Y, callbacks=[dtrain.BackupAndRestore(tmp_path / name) for name in "ab"])
 
 
@@ -335,15 +336,15 @@ def test_a_loop_of_ones_own_goes_on(tmp_path: Path, strategy: str) -> None:
 
 def test_a_loop_says_what_cannot_be_saved(tmp_path: Path) -> None:
     model = build(None)
-    with pytest.raises(ConfigurationError, match=r"optimizer is not built(.|\n)*build\(model"):
+    with refused(ConfigurationError, "optimizer", "build(model.trainable_variables)"):
         Checkpoints(tmp_path, model)
     model.optimizer.build(model.trainable_variables)
-    with pytest.raises(ConfigurationError, match="keep is 0"):
+    with refused(ConfigurationError, "keep is 0"):
         Checkpoints(tmp_path, model, keep=0)
     assert not list(tmp_path.iterdir()), "a refused one leaves neither a lock nor a folder"
     checkpoints = Checkpoints(tmp_path, model)
     assert checkpoints.restore() is None
-    with pytest.raises(ConfigurationError, match="cannot be saved"):
+    with refused(ConfigurationError, model=model):
         checkpoints.save(1, model=model)
     checkpoints.save(1, note="kept")
     assert checkpoints.restore() is None or checkpoints.restore() == {"note": "kept", "step": 1}

@@ -13,7 +13,8 @@ import tensorflow as tf
 
 import dtrain
 from dtrain.data.pipeline import Pipeline
-from dtrain.errors import ConfigurationError, DataError
+from dtrain.errors import ConfigurationError, DataError, UnknownStrategyError
+from refusals import refused
 
 ROWS, CLASSES = 44, 3
 RNG = np.random.default_rng(0)
@@ -194,7 +195,7 @@ def test_a_run_leaves_its_files_and_refuses_another(tmp_path: Path) -> None:
     same(loaded, made.model)
 
     before = (tmp_path / "run" / "run.json").read_bytes()
-    with pytest.raises(ConfigurationError, match="holds another run"):
+    with refused(ConfigurationError, tmp_path / "run", "another run"):
         run(tmp_path / "run", 1)
     assert (tmp_path / "run" / "run.json").read_bytes() == before
 
@@ -242,26 +243,26 @@ def test_a_run_without_validation_that_stops_early_is_over(tmp_path: Path) -> No
 
 
 def test_what_is_no_run_of_a_trainer_is_not_gone_on_with(tmp_path: Path) -> None:
-    for text, said in (
-        ('{"recipe": "digits"}', "is not a Trainer's"),
+    for text, found in (
+        ('{"recipe": "digits"}', "Trainer's"),
         ("[]", "is not"),
         ("{", "cannot be read"),
     ):
         (tmp_path / "run.json").write_text(text)
-        with pytest.raises(ConfigurationError, match=said):
+        with refused(ConfigurationError, tmp_path, found):
             compiled(run_dir=tmp_path).resume()
 
 
 def test_a_run_is_gone_on_with_as_what_it_was(tmp_path: Path) -> None:
     run(tmp_path / "run", 1)
-    for settings, said in (
-        ({"global_batch": 32}, "had global_batch 16, but now it is 32"),
-        ({"precision": "mixed_bfloat16"}, "had precision 'float32'"),
-        ({"seed": 4}, "had seed 3"),
-        ({"accumulation": 2}, "had accumulation 1"),
+    for settings, named in (
+        ({"global_batch": 32}, ("global_batch 16", "32")),
+        ({"precision": "mixed_bfloat16"}, ("precision 'float32'", "'mixed_bfloat16'")),
+        ({"seed": 4}, ("seed 3", "4")),
+        ({"accumulation": 2}, ("accumulation 1", "2")),
     ):
         made = compiled(run_dir=tmp_path / "run", **settings)
-        with pytest.raises(ConfigurationError, match=said):
+        with refused(ConfigurationError, *named):
             made.resume()
 
 
@@ -269,46 +270,44 @@ def test_a_run_is_gone_on_with_as_what_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "named", "error"),
     [
-        ({"strategy": "mirored"}, "mirrored"),
-        ({"precision": "float8"}, r"precision='float8'"),
-        ({"scaling": "cubic"}, r"scaling='cubic'"),
-        ({"global_batch": 17}, "no multiple of 2"),
-        ({"warmup_steps": -1}, "warmup_steps=-1"),
-        ({"base_batch": 0}, "base_batch=0"),
+        ({"strategy": "mirored"}, "'mirrored'", UnknownStrategyError),
+        ({"precision": "float8"}, "precision='float8'", ConfigurationError),
+        ({"scaling": "cubic"}, "scaling='cubic'", ConfigurationError),
+        ({"global_batch": 17}, "17", ConfigurationError),
+        ({"warmup_steps": -1}, "warmup_steps=-1", ConfigurationError),
+        ({"base_batch": 0}, "base_batch=0", ConfigurationError),
     ],
 )
-def test_settings_that_cannot_be_used(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_settings_that_cannot_be_used(settings: dict[str, Any], named: str, error: type[Exception]) -> None:
+    with refused(error, named):
         trainer(**settings)
 
 
 def test_calls_that_cannot_work(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"Call trainer\.compile"):
+    with refused(ConfigurationError, "trainer.compile(model_fn, loss=...)"):
         trainer().fit((X, Y))
     made = compiled()
-    with pytest.raises(ConfigurationError, match="no run directory"):
+    with refused(ConfigurationError, "no run directory"):
         made.resume()
-    with pytest.raises(ConfigurationError, match="epochs=0"):
+    with refused(ConfigurationError, epochs=0):
         made.fit((X, Y), epochs=0)
-    with pytest.raises(DataError, match="single examples"):
+    with refused(DataError, "single examples"):
         made.fit(tf.data.Dataset.from_tensor_slices((X, Y)))
-    with pytest.raises(
-        ConfigurationError, match=r"batches of 11, but 8 examples on each of 2 replicas make 16"
-    ):
+    with refused(ConfigurationError, "batches of 11", "8 examples", "2 replicas", "16"):
         made.fit(tf.data.Dataset.from_tensor_slices((X, Y)).batch(11, drop_remainder=True))
-    with pytest.raises(ConfigurationError, match="batches of 4"):
+    with refused(ConfigurationError, "batches of 4", "16"):
         made.fit(Pipeline((X, Y), batch=4))
-    with pytest.raises(ConfigurationError, match=r"'adamm' is not known"):
+    with refused(ConfigurationError, "'adamm'"):
         trainer().compile(model_fn, optimizer="adamm", loss=LOSS)
-    with pytest.raises(ConfigurationError, match="has been used"):
+    with refused(ConfigurationError, "used"):
         trainer().compile(model_fn, optimizer=_used(), loss=LOSS)
-    with pytest.raises(ConfigurationError, match="schedule CosineDecay, but scaling is 'linear'"):
+    with refused(ConfigurationError, "CosineDecay", "scaling is 'linear'"):
         trainer(scaling="linear").compile(
             model_fn, learning_rate=keras.optimizers.schedules.CosineDecay(0.1, 10), loss=LOSS
         )
-    with pytest.raises(ConfigurationError, match="Leave it to one"):
+    with refused(ConfigurationError, "2 are set", gradient_accumulation_steps=3):
         trainer(accumulation=2).compile(
             model_fn, optimizer=keras.optimizers.SGD(gradient_accumulation_steps=3), loss=LOSS
         )
