@@ -29,6 +29,7 @@ from dtrain.optim import (
 )
 from dtrain.optim.optimizers import base_optimizer, rate_of, with_settings
 from dtrain.optim.sharded_state import DIVISIBLE
+from refusals import refused
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(28, 6)).astype("float32")  # the last batch is one of 4, after two of 12
@@ -251,24 +252,24 @@ def test_layers_that_cannot_be_computed_again_are_refused(two: Any) -> None:
         inputs = keras.Input((6,))
         return keras.Model(inputs, layers.Dense(3, "softmax")(inner(inputs)))
 
-    with pytest.raises(ConfigurationError, match=r"writes to its weight.*kernel"):
+    with refused(ConfigurationError, "'spectral_normalization'", "writes", "kernel'"):
         train(two, writing, sgd, remat={"mode": "full"})
-    with pytest.raises(ConfigurationError, match=r"adds a loss"):
+    with refused(ConfigurationError, "add_loss"):
         train(ONE, adding, sgd, remat={"mode": "full"})
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "named"),
     [
-        ({"mode": "fall"}, r"mode='fall'.*\n.*Did you mean 'full'"),
-        ({"mode": "larger_than"}, r"without size"),
-        ({"mode": "layers"}, r"without layers"),
-        ({"mode": "layers", "layers": "dense"}, r"one string"),
-        ({"mode": "full", "size": 3}, r"mode='full' does not use it"),
+        ({"mode": "fall"}, ("mode='fall'", "'full'")),
+        ({"mode": "larger_than"}, ("mode='larger_than'", "size=")),
+        ({"mode": "layers"}, ("mode='layers'", "layers=")),
+        ({"mode": "layers", "layers": "dense"}, ("layers='dense'", "['dense']")),
+        ({"mode": "full", "size": 3}, ("size", "mode='full'", "mode='larger_than'")),
     ],
 )
-def test_what_rematerialize_is_not_told_well(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said), rematerialize(**options):
+def test_what_rematerialize_is_not_told_well(options: dict[str, Any], named: tuple[str, ...]) -> None:
+    with refused(ConfigurationError, *named), rematerialize(**options):
         pass
 
 
@@ -352,11 +353,11 @@ def test_state_that_cannot_be_divided(two: Any) -> None:
         used = adam()
         used.build(small().trainable_variables)
         for optimizer, said in (
-            (keras.optimizers.Adafactor(0.1), "Adafactor, whose state cannot be divided"),
+            (keras.optimizers.Adafactor(0.1), "Adafactor"),
             (adam(use_ema=True), "use_ema=True"),
-            (used, "has its state already"),
+            (used, "already"),
         ):
-            with pytest.raises(ConfigurationError, match=said):
+            with refused(ConfigurationError, "shard_state", said):
                 shard_state(optimizer)
 
 
@@ -487,9 +488,8 @@ def test_a_new_rate_keeps_what_does_not_decay(scaled: bool) -> None:
 
 def test_an_optimizer_whose_rate_cannot_be_told() -> None:
     assert rate_of(base_optimizer(lambda: keras.optimizers.SGD(0.5))) == 0.5
-    with pytest.raises(ConfigurationError, match="learning_rate is not set") as caught:
+    with refused(ConfigurationError, "learning_rate", "'rate'"):
         base_optimizer(lambda rate: keras.optimizers.SGD(rate))
-    assert "needs learning_rate" in str(caught.value)
     for rate in (lambda: 0.1, sgd, keras.ops.sin):
         with pytest.raises(ConfigurationError, match="neither a number nor a schedule"):
             rate_of(keras.optimizers.Adam(rate))

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 import dtrain
 from dtrain.errors import CompilationError, StepError
+from refusals import refused
 
 OPS = keras.ops
 _RANDOM = np.random.default_rng(0)
@@ -180,10 +181,10 @@ def test_where_replicas_cannot_meet_the_metric_is_named() -> None:
     def replica(x: tf.Tensor) -> None:
         tf.cond(x[0, 0] > 0, lambda: largest.update_state(x, x) or 0, lambda: 0)
 
-    with pytest.raises(StepError, match="'largest' does not add up"):
+    with refused(StepError, "update_state", "'largest'"):
         tf.function(lambda: strategy.run(replica, args=(tf.ones([4, 1]),)), autograph=False)()
     compiled = tf.function(lambda x: largest.update_state(x, x), jit_compile=True)
-    with pytest.raises(CompilationError, match="'largest' does not add up"):
+    with refused(CompilationError, "update_state", "'largest'"):
         strategy.run(compiled, args=(tf.ones([4, 1]),))
 
 

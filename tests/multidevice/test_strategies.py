@@ -16,6 +16,7 @@ import tensorflow as tf
 
 import dtrain
 from dtrain.errors import ConfigurationError, DeviceError
+from refusals import refused
 
 X = np.random.default_rng(0).normal(size=(24, 4)).astype("float32")
 Y = (X.sum(axis=1, keepdims=True) + np.linspace(0, 2, 24)[:, None]).astype("float32")
@@ -171,9 +172,9 @@ def test_devices_that_cannot_be_used(names: Any, words: list[str]) -> None:
 
 @pytest.mark.parametrize("device", ["GPU:0", "nonsense", None, 0])
 def test_one_device_that_cannot_be_used(device: Any) -> None:
-    with pytest.raises(DeviceError, match=r"does not exist here|is not a device name"):
+    with refused(DeviceError, device):
         dtrain.OneDeviceStrategy(device)
-    with pytest.raises(DeviceError, match=r"does not exist here|is not a device name"):
+    with refused(DeviceError, device or "nonsense"):
         dtrain.CentralStorageStrategy(parameter_device=device or "nonsense")
 
 
