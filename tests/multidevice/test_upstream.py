@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import importlib
 import json
 import subprocess
@@ -81,6 +82,87 @@ def test_nothing_is_replaced_where_a_name_has_changed(problem: str, record: dict
     reach.RECORD.write_text(json.dumps(record), encoding="utf-8")
     with pytest.raises(UnsupportedVersionError, match=f"{changed.place}, which {problem}"):
         reach.replace_all([*REACHES, changed])
+
+
+class Overriding(keras.Model):
+    """Overrides what dtrain sets on models, and calls Keras' own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.called: list[str] = []
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def compile(self, rate: float) -> None:
+        super().compile(keras.optimizers.SGD(rate), "mse")
+        self.called.append("compile")
+
+    def make_train_function(self, force: bool = False) -> Any:
+        self.called.append("make_train_function")
+        return super().make_train_function(force)
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        self.called.append("make_predict_function")
+        return super().make_predict_function(force)
+
+    def reset_metrics(self) -> None:
+        self.called.append("reset_metrics")
+        super().reset_metrics()
+
+    def save(self, name: str) -> None:
+        self.called.append("save")
+        super().save(f"{name}.keras")
+
+
+def test_a_users_override_wins_and_its_super_is_keras(tmp_path: Path) -> None:
+    x, y = np.ones((5, 2), "float32"), np.zeros((5, 1), "float32")
+    found = []
+    for strategy in (dtrain.MirroredStrategy(), dtrain.OneDeviceStrategy("/cpu:0")):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = Overriding()
+        model.compile(0.1)  # outside of the scope, so dtrain enters it
+        model.fit(x, y, batch_size=4, epochs=2, verbose=0)
+        model.make_train_function(force=True)
+        model.fit(x, y, batch_size=4, verbose=0)
+        model.save(str(tmp_path / "model"))
+        found.append((model.predict(x, verbose=0), model.get_weights()))
+        assert set(model.called) == {
+            "compile", "make_train_function", "make_predict_function", "reset_metrics", "save",
+        }  # fmt: skip
+        assert type(model.train_function).__module__.startswith("dtrain")
+    for one, other in zip(*map(keras.tree.flatten, found), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+    assert (tmp_path / "model.keras").is_file()
+
+
+def test_copies_have_methods_of_their_own() -> None:
+    with dtrain.MirroredStrategy().scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("adam", "mse", metrics=["mae"])
+    model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+    for source in (model, model.optimizer):
+        methods = {k: v for k, v in vars(source).items() if getattr(v, "__self__", None) is source}
+        assert methods
+        copied = copy.deepcopy(source)
+        assert all(getattr(v, "__self__", copied) is not source for v in vars(copied).values())
+    assert keras.models.clone_model(model).get_config() == model.get_config()
+    assert type(model) is keras.Sequential
+
+
+def test_models_under_no_strategy_of_dtrain_are_left_alone() -> None:
+    hook.install()
+    with tf.distribute.MirroredStrategy().scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    names = {each.name for each in REACHES if isinstance(each, reach.SetOnObjects)}
+    assert not names & vars(model).keys()
+    assert not names & vars(model.optimizer).keys()
+    for each in REACHES:
+        if isinstance(each, reach.SetOnObjects):
+            assert not hasattr(each.resolve(), "_dtrain_original"), each.label
 
 
 def test_a_body_that_has_changed_is_a_warning(
@@ -303,6 +385,7 @@ def test_what_keras_keeps_in_layers_and_models_is_known() -> None:
     functional.compile("sgd", "mse")
     functional.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0)
     known = of_keras.LAYER_BOOKKEEPING | of_keras.LAYER_LOSSES
+    known |= {each.name for each in REACHES if isinstance(each, reach.SetOnObjects)}
     for model in (functional, functional._functional, keras.Model()):
         private = {name for name in vars(model) if name.startswith("_")}
         assert {name for name in private if not name.startswith(("_self_", "_dtrain"))} <= known

@@ -19,14 +19,14 @@ from dtrain.keras_engine.steps import step_is_stock, without_optionals
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.reach import replaces
+from dtrain.upstream.reach import on_objects
 
 
-@replaces(upstream_keras.SYMBOLIC_BUILD)
+@on_objects(upstream_keras.SYMBOLIC_BUILD)
 def symbolic_build(
     original: Callable[..., Any], self: Any, iterator: Any = None, data_batch: Any = None
 ) -> Any:
-    """The replacement of the trainer's `_maybe_symbolic_build`."""
+    """The model's `_maybe_symbolic_build`."""
     strategy = self.distribute_strategy
     if not is_managed(strategy):
         return original(self, iterator, data_batch)

@@ -16,13 +16,14 @@ import tensorflow as tf
 
 from dtrain.keras_engine.context import TrialStep, check_not_compiled, current_step
 from dtrain.keras_engine.protocol import in_replica
-from dtrain.keras_engine.replica_attributes import watch
+from dtrain.keras_engine.replica_attributes import share_build, watch
 from dtrain.keras_engine.state import averaged
+from dtrain.keras_engine.tables import look_up_on_servers
 from dtrain.keras_engine.thread_value import ThreadValue
 from dtrain.keras_engine.variables import holds_parts
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.reach import replaces
+from dtrain.upstream.reach import replaces, set_methods
 
 # Whether the code runs inside the outermost layer that a replica calls; and a bool tensor, whether this layer
 # was given a row of zeros, or None.
@@ -33,6 +34,11 @@ _empty: ThreadValue[Any] = ThreadValue(None)
 @replaces(upstream_keras.LAYER_CALL)
 def layer_call(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The replacement of `Layer.__call__`. It changes the outermost layer that a replica calls."""
+    share_build(self)
+    if isinstance(self, keras.layers.Embedding):
+        look_up_on_servers(self)
+    if upstream_keras.remat_mode_of(self) is not None:
+        set_methods(self, upstream_keras.REMATERIALIZED_CALL)
     if _inside() or not in_replica():
         return original(self, *args, **kwargs)
     watch(self)

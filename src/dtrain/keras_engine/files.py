@@ -20,24 +20,32 @@ from dtrain.keras_engine.protocol import is_asynchronous, layout_of
 from dtrain.keras_engine.scratch import scratch_beside
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream.reach import replaces
+from dtrain.upstream.reach import on_objects, replaces
 from dtrain.upstream.tensorflow import creation_number
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 
 
-@replaces(upstream_keras.MODEL_SAVE, upstream_keras.MODEL_SAVE_WEIGHTS, upstream_keras.MODEL_EXPORT)
-def save(original: Callable[..., Any], self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-    """The replacement of `Model.save`, `save_weights` and `export`."""
+@on_objects(
+    upstream_keras.MODEL_SAVE,
+    upstream_keras.MODEL_SAVE_WEIGHTS,
+    upstream_keras.MODEL_EXPORT,
+    around_users=True,
+)
+def save(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """A model's `save`, `save_weights` and `export`; a user's own may have other arguments than Keras'."""
     strategy = upstream_keras.strategy_of(self)
     # An export also traces the model; the other two only write the values of its variables.
     if is_asynchronous(strategy) and original.__name__ != upstream_keras.MODEL_EXPORT.name:
         with Snapshots(self).one():
-            return original(self, filepath, *args, **kwargs)
+            return original(self, *args, **kwargs)
     layout = layout_of(strategy)
+    filepath: Any = kwargs.get("filepath", args[0] if args else None)
     if layout is None or layout.workers == 1 or not _is_local(filepath):
-        return original(self, filepath, *args, **kwargs)
+        return original(self, *args, **kwargs)
+    args = args[1:] if "filepath" not in kwargs else args
+    kwargs.pop("filepath", None)
     if not _overwrites(original, args, kwargs) and Path(filepath).exists():
         # Keras would ask on the terminal, where a worker gets no answer. Another worker may have saved it.
         logger.warning("%s exists and overwrite=False was set: it is kept as it is.", filepath)

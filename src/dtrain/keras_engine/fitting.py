@@ -47,7 +47,7 @@ from dtrain.keras_engine.step_function import StepFunction
 from dtrain.keras_engine.steps import step_is_stock
 from dtrain.keras_engine.xla_rule import note_compiled
 from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream.reach import replaces
+from dtrain.upstream.reach import on_objects, replaces, set_methods
 
 _LEAST_COUNTS = {
     "batch_size": 1,
@@ -70,7 +70,9 @@ def fit(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -
         args, kwargs = call.args[1:], call.kwargs
     if not self.compiled:  # Keras raises an error that says so
         return original(self, *args, **kwargs)
-    if not is_managed(self.distribute_strategy) and not wants_session(call.arguments["callbacks"]):
+    wanted = wants_session(call.arguments["callbacks"])
+    adopt(self, session=wanted)
+    if not is_managed(self.distribute_strategy) and not wanted:
         with tensorflows_own_explained(self):
             return original(self, *args, **kwargs)
     with events.one_fit():
@@ -173,6 +175,7 @@ def _without_training(
     kind = original.__name__
     call = inspect.signature(original).bind(self, *args, **kwargs)
     datasets_in_place(call.arguments, kind)
+    adopt(self)
     if not is_managed(self.distribute_strategy):
         return original(*call.args, **call.kwargs)
     call.apply_defaults()
@@ -189,25 +192,50 @@ def _without_training(
         return original(*call.args, **call.kwargs)
 
 
-@replaces(upstream_keras.COMPILE)
+@replaces(upstream_keras.TRAINER_INIT)
+def trainer_init(original: Callable[..., Any], self: Any) -> None:
+    """The replacement of the constructor of Keras' trainer, which sees each model that is made."""
+    original(self)
+    adopt(self)
+
+
+def adopt(model: Any, *, session: bool = False) -> None:
+    """Sets on a model what it needs to train under its strategy, or in a `fit` with a session.
+
+    A model outside of any scope is watched, because it may have been left out by mistake.
+    """
+    if session or is_managed(model.distribute_strategy):
+        set_methods(model)
+    elif not tf.distribute.has_strategy():
+        set_methods(model, upstream_keras.MAKE_FUNCTION, upstream_keras.MAKE_PREDICT_FUNCTION)
+
+
+@on_objects(upstream_keras.COMPILE, around_users=True)
 def compile(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """The replacement of `compile`: it runs in the scope of the model's strategy."""
+    """A model's `compile`: it runs in the scope of the model's strategy."""
     strategy: Any = upstream_keras.strategy_of(self)
-    call = inspect.signature(original).bind(self, *args, **kwargs)
-    call.apply_defaults()
-    note_compiled(self, auto=call.arguments["jit_compile"] == "auto")
-    if not is_managed(strategy):
-        return original(self, *args, **kwargs)
-    if tf.distribute.in_cross_replica_context() and tf.distribute.get_strategy() is strategy:
-        return original(self, *args, **kwargs)
-    check_scope(self, strategy)
-    with strategy.scope():
-        return original(self, *args, **kwargs)
+    note_compiled(self, auto=False)
+    inside = tf.distribute.in_cross_replica_context() and tf.distribute.get_strategy() is strategy
+    enters = is_managed(strategy) and not inside
+    if enters:
+        check_scope(self, strategy)
+    with strategy.scope() if enters else contextlib.nullcontext():
+        found = original(self, *args, **kwargs)
+    if isinstance(self.optimizer, keras.optimizers.Optimizer):
+        set_methods(self.optimizer)
+    return found
 
 
-@replaces(upstream_keras.EPOCH_LOGS)
+@on_objects(upstream_keras.AUTO_JIT_COMPILE, around_users=True)
+def auto_jit_compile(original: Callable[..., Any], self: Any) -> Any:
+    """A model's answer to `jit_compile="auto"`, which `compile` asks for."""
+    note_compiled(self, auto=True)
+    return original(self)
+
+
+@on_objects(upstream_keras.EPOCH_LOGS)
 def epoch_logs(original: Callable[..., Any], self: Any, logs: Any) -> Any:
-    """The replacement of the method that computes an epoch's logs from the logs of its last step.
+    """A model's method that computes an epoch's logs from the logs of its last step.
 
     A resumed epoch may have no step in this process; its logs are then the results of the restored metrics.
     """

@@ -15,74 +15,47 @@ from dtrain.keras_engine.input import Split
 from dtrain.keras_engine.local_steps import LocalProgram
 from dtrain.keras_engine.noted_function import NotedFunction
 from dtrain.keras_engine.predict_function import PredictFunction
-from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous, is_managed, layout_of, waiting_clock
+from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous, layout_of, waiting_clock
 from dtrain.keras_engine.scope import check_left_out
 from dtrain.keras_engine.step_function import StepFunction
 from dtrain.keras_engine.steps import StepProgram, step_is_stock
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream.reach import replaces
+from dtrain.upstream.reach import on_objects
 
 
-@replaces(upstream_keras.MAKE_TRAIN_FUNCTION)
-def make_train_function(original: Callable[..., Any], self: Any, force: bool = False) -> Any:
-    """The replacement of `make_train_function`."""
-    check_left_out(self)
-    return _step_function(original, self, force, "train_function")
-
-
-@replaces(upstream_keras.MAKE_TEST_FUNCTION)
-def make_test_function(original: Callable[..., Any], self: Any, force: bool = False) -> Any:
-    """The replacement of `make_test_function`."""
-    return _step_function(original, self, force, "test_function")
-
-
-def _step_function(original: Callable[..., Any], model: Any, force: bool, attribute: str) -> Any:
-    training = attribute == "train_function"
-    if not is_managed(model.distribute_strategy):
-        return _made(original, model, force, attribute)
-    if getattr(model, attribute) is None or force:
-        layout = layout_of(model.distribute_strategy)
-        if layout is None:
-            function: Any = AsynchronousFunction(model, "train" if training else "test")
-        else:
-            program = _program(model, layout, training=training)
-            function = StepFunction(model, layout, program, training=training)
-        setattr(model, attribute, function)
-    return getattr(model, attribute)
-
-
-@replaces(upstream_keras.MAKE_PREDICT_FUNCTION)
-def make_predict_function(original: Callable[..., Any], self: Any, force: bool = False) -> Any:
-    """The replacement of `make_predict_function`."""
+@on_objects(upstream_keras.MAKE_FUNCTION)
+def make_function(original: Callable[..., Any], self: Any, step_function: Any) -> Any:
+    """The function of `make_train_function` or `make_test_function`."""
+    training = step_function == self.train_step
+    if training:
+        check_left_out(self)
+    layout = layout_of(self.distribute_strategy)
+    if layout is not None:
+        return StepFunction(self, layout, _program(self, layout, training=training), training=training)
     if is_asynchronous(self.distribute_strategy):
-        if self.predict_function is None or force:
-            self.predict_function = AsynchronousPredict(self)
+        return AsynchronousFunction(self, "train" if training else "test")
+    return _noted(original(self, step_function), self, train=training)
+
+
+@on_objects(upstream_keras.MAKE_PREDICT_FUNCTION, around_users=True)
+def make_predict_function(original: Callable[..., Any], self: Any, force: bool = False) -> Any:
+    """The model's `make_predict_function`."""
+    if self.predict_function is not None and not force:
         return self.predict_function
     layout = layout_of(self.distribute_strategy)
-    if layout is None:
-        return _made(original, self, force, "predict_function")
-    if layout.replicas == 1:
-        return _made(original, self, force, "predict_function", _of_whole_batches)
-    if self.predict_function is None or force:
+    if is_asynchronous(self.distribute_strategy):
+        self.predict_function = AsynchronousPredict(self)
+    elif layout is not None and layout.replicas > 1:
         self.predict_function = _noted(PredictFunction(self, layout), self, train=False)
+    else:
+        result = original(self, force)
+        made = self.predict_function if layout is None else _of_whole_batches(self.predict_function)
+        self.predict_function = _noted(made, self, train=False)
+        return result
+    # Keras' own does nothing now; a user's, which may call it by `super()`, may set another function.
+    original(self)
     return self.predict_function
-
-
-def _made(
-    original: Callable[..., Any],
-    model: Any,
-    force: bool,
-    attribute: str,
-    adapted: Callable[[Any], Any] = lambda function: function,
-) -> Any:
-    """Sets Keras' own function on a model, changed by `adapted`; returns what Keras' own method returns."""
-    before = None if force else getattr(model, attribute)
-    result = original(model, force)
-    made = getattr(model, attribute)
-    if made is not before:
-        setattr(model, attribute, _noted(adapted(made), model, train=attribute == "train_function"))
-    return result
 
 
 def _of_whole_batches(function: Callable[..., Any]) -> Callable[..., Any]:

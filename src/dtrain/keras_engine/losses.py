@@ -21,32 +21,46 @@ from dtrain.keras_engine.context import (
     all_reduce_sum,
     current_step,
     gather_examples,
+    reporting_replicas,
 )
 from dtrain.keras_engine.input import as_tensor, map_leaves
 from dtrain.keras_engine.protocol import current_layout, in_replica
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.reach import replaces
+from dtrain.upstream.reach import on_objects, replaces
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
-@replaces(upstream_keras.SCALE_LOSS, upstream_keras.UNSCALE_LOSS)
-def scale(original: Callable[..., Any], value: Any) -> Any:
-    """The replacement of Keras' division by the number of replicas, and of its counterpart.
+def _undivided() -> bool:
+    """Whether losses are not divided by the number of replicas, although Keras would in any strategy's scope.
 
-    Keras divides wherever a strategy is in scope. In a step nothing is divided, because the replicas are
-    weighted by shares. A loss that a program computes in a scope, but not in a replica, is that of the whole
-    batch and not a part of a sum, so it is not divided either.
+    In a step the replicas are weighted by shares. A loss that a program computes in a scope, but not in a
+    replica, is that of the whole batch and not a part of a sum.
     """
-    whole = current_layout() is not None and not in_replica()
-    return value if whole or current_step() is not None else original(value)
+    return current_step() is not None or (current_layout() is not None and not in_replica())
 
 
-@replaces(upstream_keras.ADDITIONAL_LOSS)
+def _without_division(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Keras' own function, which divides by a number of replicas of 1."""
+
+    def undivided(*args: Any) -> Any:
+        with reporting_replicas(1):
+            return original(*args)
+
+    return undivided
+
+
+@replaces(upstream_keras.UNSCALE_LOSS)
+def unscale(original: Callable[..., Any], value: Any) -> Any:
+    """The replacement of the counterpart of Keras' division by the number of replicas."""
+    return value if _undivided() else original(value)
+
+
+@on_objects(upstream_keras.ADDITIONAL_LOSS)
 def additional_loss(original: Callable[..., Any], self: Any, loss: Any) -> Any:
-    """The replacement of Keras' aggregation of a loss that a layer adds."""
-    found = original(self, loss)
+    """The model's aggregation of a loss that a layer adds."""
+    found = (_without_division(original) if _undivided() else original)(self, loss)
     step = current_step()
     return found if step is None else step.additional_loss(found)
 
@@ -62,6 +76,7 @@ def reduce_weighted(
 ) -> Any:
     """The replacement of Keras' reduction of per-example losses to one value."""
     step = current_step()
+    original = _without_division(original) if _undivided() else original
     whole = not in_replica() if step is None else step.sees_everything
     if whole:
         return original(values, sample_weight, mask, reduction, dtype)

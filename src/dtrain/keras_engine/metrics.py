@@ -20,42 +20,39 @@ from dtrain.keras_engine.input import as_tensor, map_leaves
 from dtrain.keras_engine.protocol import in_replica, layout_of
 from dtrain.keras_engine.variables import holds_parts
 from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream.reach import replaces
+from dtrain.upstream.reach import on_objects, replaces
 
 _RESET = "_dtrain_reset"  # an attribute of a model: ids of its metrics' variables, and what resets these
 
 
-@replaces(upstream_keras.MEAN_UPDATE)
-def mean_update(original: Callable[..., Any], self: Any, values: Any, sample_weight: Any = None) -> Any:
-    """The replacement of `keras.metrics.Mean.update_state`: a scalar is first combined over the replicas."""
-    step = current_step()
-    found = as_tensor(values) if step is not None and not step.sees_everything else None
-    if step is None or found is None or found.shape.rank != 0:
-        return original(self, values, sample_weight)
-    found = tf.cast(found, self.dtype)
-    if sample_weight is None:
-        return original(self, step.whole_value(found), None)
-    return original(self, step.part_of_value(found), sample_weight)
+@replaces(upstream_keras.METRIC_VALUES)
+def values_of_update(
+    original: Callable[..., Any], values: Any, sample_weight: Any, reduce_fn: Any, dtype: Any
+) -> Any:
+    """The replacement of the function that `Mean.update_state` and `Sum.update_state` call first.
 
-
-@replaces(upstream_keras.SUM_UPDATE)
-def sum_update(original: Callable[..., Any], self: Any, values: Any, sample_weight: Any = None) -> Any:
-    """The replacement of `keras.metrics.Sum.update_state`: a scalar is added once, not by each replica."""
+    A scalar is combined over the replicas, so that it counts once and not for each replica.
+    """
     step = current_step()
-    if step is None or step.sees_everything or sample_weight is not None:
-        return original(self, values, sample_weight)
+    summed = reduce_fn is keras.ops.sum  # by `Sum`; `Mean` gives `ops.mean`
+    if step is None or step.sees_everything or (summed and sample_weight is not None):
+        return original(values, sample_weight, reduce_fn, dtype)
     found = as_tensor(values)
-    if found.shape.rank != 0:
-        return original(self, values, sample_weight)
-    whole = step.whole_value(tf.cast(found, self.dtype))
-    return original(self, whole / step.layout.replicas, None)
+    if found.shape.rank == 0:
+        found = tf.cast(found, dtype)
+        if sample_weight is not None:
+            values = step.part_of_value(found)
+        else:
+            values = step.whole_value(found)
+            values = values / step.layout.replicas if summed else values
+    return original(values, sample_weight, reduce_fn, dtype)
 
 
-@replaces(upstream_keras.WRAPPER_UPDATE)
+@on_objects(upstream_keras.WRAPPER_UPDATE)
 def wrapper_update(
     original: Callable[..., Any], self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
 ) -> Any:
-    """The replacement of `MeanMetricWrapper.update_state`.
+    """The `update_state` of a `MeanMetricWrapper`.
 
     A function that returns a scalar is given the examples of all replicas.
     """
@@ -72,9 +69,9 @@ def wrapper_update(
         return original(self, *map_leaves(gather_examples, (y_true, y_pred, sample_weight)))
 
 
-@replaces(upstream_keras.RESET_METRICS)
+@on_objects(upstream_keras.RESET_METRICS)
 def reset(original: Callable[..., Any], self: Any) -> Any:
-    """The replacement of `reset_metrics`, which resets Keras' own metrics by one call.
+    """The model's `reset_metrics`, which resets Keras' own metrics by one call.
 
     Keras makes a call for each variable and each replica.
     """

@@ -22,13 +22,13 @@ from dtrain.keras_engine.context import (
     local_update,
     updating_locally,
 )
-from dtrain.keras_engine.protocol import is_asynchronous, layout_of
+from dtrain.keras_engine.protocol import is_asynchronous, is_managed, layout_of
 from dtrain.keras_engine.row_gradients import on_present, sum_gradients
 from dtrain.keras_engine.scope import check_optimizer_left_out, check_same_strategy
 from dtrain.keras_engine.sharded_state import broadcast_updates
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.reach import replaces
+from dtrain.upstream.reach import on_objects, replaces, set_methods
 
 
 @replaces(
@@ -41,6 +41,9 @@ def apply(
     trainable_variables: Sequence[Any] | None = None,
 ) -> Any:
     """The replacement of an optimizer's `apply`."""
+    own = upstream_keras.strategy_of_optimizer(self)
+    if is_managed(own):
+        set_methods(self)
     variables = None if trainable_variables is None else list(trainable_variables)
     return _way_of(self, len(grads))(original, self, list(grads), variables)
 
@@ -96,17 +99,17 @@ def _alone(original: Callable[..., Any], optimizer: Any, grads: list[Any], varia
         return original(optimizer, grads, variables)
 
 
-@replaces(upstream_keras.LOSS_SCALE_TF_APPLY)
+@on_objects(upstream_keras.LOSS_SCALE_TF_APPLY)
 def tf_apply(original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-    """The replacement of the loss-scale optimizer's `merge_call` path; a local update needs none."""
+    """The loss-scale optimizer's `merge_call` path; a local update needs none."""
     if updating_locally():
         return upstream_keras.common_apply(self, grads, trainable_variables)
     return original(self, grads, trainable_variables)
 
 
-@replaces(upstream_keras.OPTIMIZER_REDUCE)
+@on_objects(upstream_keras.OPTIMIZER_REDUCE)
 def reduced_already(original: Callable[..., Any], self: Any, grads_and_vars: Any) -> Any:
-    """The replacement of Keras' own all-reduce, which must not run a second time."""
+    """An optimizer's own all-reduce, which must not run a second time."""
     return list(grads_and_vars) if updating_locally() else original(self, grads_and_vars)
 
 

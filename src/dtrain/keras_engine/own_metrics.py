@@ -37,7 +37,7 @@ from dtrain.keras_engine.variables import combined_on_read
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.reach import replaces
+from dtrain.upstream.reach import on_objects, replaces, set_methods
 
 # An attribute of a graph or step. It maps a tensor's id to the tensor and the value that was made from it.
 _MADE = "_dtrain_made"
@@ -64,10 +64,12 @@ _known: weakref.WeakKeyDictionary[Any, _Finding] = weakref.WeakKeyDictionary()
 def metric_init(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> None:
     """The replacement of `Metric.__init__`."""
     original(self, *args, **kwargs)
+    if current_layout() is not None:
+        set_methods(self, upstream_keras.ADD_METRIC_VARIABLE)
     watch(self)
 
 
-@replaces(upstream_keras.ADD_METRIC_VARIABLE)
+@on_objects(upstream_keras.ADD_METRIC_VARIABLE, around_users=True)
 def add_variable(
     original: Callable[..., Any],
     self: Any,
@@ -77,7 +79,7 @@ def add_variable(
     aggregation: str = "sum",
     name: Any = None,
 ) -> Any:
-    """The replacement of `Metric.add_variable`.
+    """The `add_variable` of a metric.
 
     A user's own metric starts with equal values on all replicas, until it is known whether it is additive.
     """
@@ -86,7 +88,8 @@ def add_variable(
 
 
 def watch(metric: Any) -> None:
-    """Wraps the `update_state` of a metric's class, if it is not Keras' own."""
+    """Wraps the `update_state` of a metric's class if it is not Keras' own, else that of the metric."""
+    set_methods(metric, upstream_keras.WRAPPER_UPDATE)
     for kind in type(metric).__mro__:
         own = vars(kind).get("update_state")
         if own is None or upstream_keras.is_keras_own(kind) or hasattr(own, "_dtrain_original"):

@@ -21,7 +21,7 @@ from dtrain.keras_engine.protocol import current_layout
 from dtrain.keras_engine.thread_value import ThreadValue
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.reach import replaces
+from dtrain.upstream.reach import on_objects, replaces
 
 _ELSEWHERE = "make this layer outside of the rematerialize context"
 
@@ -68,11 +68,11 @@ def remat(original: Callable[..., Any], f: Callable[..., Any]) -> Any:
     return lambda *args, **kwargs: _rematerialized(f, layer, args, kwargs)
 
 
-@replaces(upstream_keras.REMATERIALIZED_CALL)
+@on_objects(upstream_keras.REMATERIALIZED_CALL)
 def rematerialized_call(
     original: Callable[..., Any], self: Any, layer_call: Any, /, *args: Any, **kwargs: Any
 ) -> Any:
-    """The replacement of the function in which Keras chooses what to rematerialize, by the scope's mode."""
+    """A layer's method in which Keras chooses what to rematerialize, by the scope's mode."""
     mode = upstream_keras.remat_mode_of(self)
     if mode is not None and mode.mode == "activations" and _has_fixed_activation(self):
         return layer_call

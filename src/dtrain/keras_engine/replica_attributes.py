@@ -21,7 +21,7 @@ import tensorflow as tf
 from dtrain.keras_engine.protocol import layout_of
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.reach import replaces
+from dtrain.upstream.reach import on_objects, replaces, set_methods
 
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, tf.DType, tf.TensorShape})
 _CONTAINERS = (list, dict, set, deque)
@@ -199,6 +199,7 @@ def replica_threads(original: Callable[..., Any], distribution: Any, fn: Any, ar
 
     def one_replica(*args: Any, **kwargs: Any) -> Any:
         own = _local.own = OwnAttributes(members)
+        set_methods(tf.distribute.get_replica_context(), upstream_tf.MERGE_CALL)
         own.begin_turn()
         found = fn(*args, **kwargs)
         # The last replica's attributes stay on the objects, as the last call's do on one device.
@@ -209,9 +210,9 @@ def replica_threads(original: Callable[..., Any], distribution: Any, fn: Any, ar
     return original(distribution, one_replica, args, kwargs)
 
 
-@replaces(upstream_tf.MERGE_CALL)
+@on_objects(upstream_tf.MERGE_CALL)
 def merge_call(original: Callable[..., Any], self: Any, fn: Any, args: Any, kwargs: Any) -> Any:
-    """The replacement of `merge_call`, where a replica's thread waits for the others."""
+    """The `merge_call` of a replica's context, where a replica's thread waits for the others."""
     own = _own()
     if own is None:
         return original(self, fn, args, kwargs)
@@ -221,9 +222,15 @@ def merge_call(original: Callable[..., Any], self: Any, fn: Any, args: Any, kwar
     return found
 
 
-@replaces(upstream_keras.MAYBE_BUILD)
+def share_build(layer: Any) -> None:
+    """Makes the attributes that a layer is given while it is built those of all replicas."""
+    if _own() is not None and not layer.built:
+        set_methods(layer, upstream_keras.MAYBE_BUILD)
+
+
+@on_objects(upstream_keras.MAYBE_BUILD)
 def maybe_build(original: Callable[..., Any], self: Any, call_spec: Any) -> Any:
-    """The replacement of the function that builds a layer at its first call."""
+    """A layer's method that builds it at its first call."""
     own = None if self.built else _own()
     found = original(self, call_spec)
     if own is not None:

@@ -21,7 +21,7 @@ from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.reach import replaces
+from dtrain.upstream.reach import on_objects, set_methods
 
 SAVE_SECONDS = 60.0
 _AT_ONCE = 64 * 2**20  # bytes of variables that one gather fetches when saving
@@ -73,6 +73,7 @@ def shard(optimizer: Any) -> bool:
     if layout is None or layout.replicas == 1 or layout.central:
         return False
     _plans[optimizer] = ShardingPlan(strategy=strategy, layout=layout, owners=[], slots={})
+    set_methods(optimizer)
     return True
 
 
@@ -100,7 +101,7 @@ def owner_of(optimizer: Any, variable: Any) -> int | None:
     return None if found is None else found[0].slots.get(id(variable))
 
 
-@replaces(upstream_keras.OPTIMIZER_ADD_SLOT)
+@on_objects(upstream_keras.OPTIMIZER_ADD_SLOT, around_users=True)
 def add_slot(
     original: Callable[..., Any],
     self: Any,
@@ -108,7 +109,7 @@ def add_slot(
     name: str | None = None,
     initializer: Any = "zeros",
 ) -> Any:
-    """The replacement of an optimizer's `add_variable_from_reference`: makes the variable at the owner."""
+    """An optimizer's `add_variable_from_reference`: makes the variable at the owner."""
     plan = _plans.get(self)
     if plan is None or name == _ACCUMULATOR:
         return original(self, reference_variable, name=name, initializer=initializer)
@@ -122,11 +123,11 @@ def add_slot(
     return made
 
 
-@replaces(upstream_keras.OPTIMIZER_UPDATE)
+@on_objects(upstream_keras.OPTIMIZER_UPDATE, around_users=True)
 def update(
     original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any, learning_rate: Any
 ) -> Any:
-    """The replacement of the method that updates the weights: a replica updates only the weights it owns."""
+    """An optimizer's method that updates the weights: a replica updates only the weights it owns."""
     plan = _plans.get(self)
     if plan is None or not plan.owners:
         return original(self, grads, trainable_variables, learning_rate)
@@ -184,9 +185,9 @@ def _broadcast_between_workers(plan: ShardingPlan, weights: list[Any], owners: l
             weight.assign(value)
 
 
-@replaces(upstream_keras.OPTIMIZER_SAVE)
+@on_objects(upstream_keras.OPTIMIZER_SAVE, around_users=True)
 def save_own(original: Callable[..., Any], self: Any, store: Any) -> Any:
-    """The replacement of an optimizer's `save_own_variables`: saves the whole state, from all workers.
+    """An optimizer's `save_own_variables`: saves the whole state, from all workers.
 
     Raises:
         PeerMissingError: not all workers are saving.
@@ -203,9 +204,9 @@ def save_own(original: Callable[..., Any], self: Any, store: Any) -> Any:
     return None
 
 
-@replaces(upstream_keras.OPTIMIZER_LOAD)
+@on_objects(upstream_keras.OPTIMIZER_LOAD, around_users=True)
 def load_own(original: Callable[..., Any], self: Any, store: Any) -> Any:
-    """The replacement of an optimizer's `load_own_variables`: loads the state that this process holds."""
+    """An optimizer's `load_own_variables`: loads the state that this process holds."""
     found = _plan_of(self)
     if found is None or len(store.keys()) != len(self.variables):
         return original(self, store)

@@ -11,7 +11,7 @@ import argparse
 import sys
 
 from dtrain.upstream import all_reaches
-from dtrain.upstream.reach import Replaced, check, write_record
+from dtrain.upstream.reach import Reach, Replaced, SetOnObjects, check, write_record
 
 
 def main() -> None:
@@ -23,9 +23,14 @@ def main() -> None:
     if chosen.check or chosen.write:
         (check if chosen.check else write_record)(reaches)
         return
-    for verb, kind in (("replaces", Replaced), ("uses", type(None))):
-        found = [each for each in reaches if isinstance(each, Replaced) == (kind is Replaced)]
-        sys.stdout.write(f"dtrain {verb} {len(found)} names:\n")
+    kinds = {
+        Replaced: "replaces {} names for the process",
+        SetOnObjects: "sets {} names on models of its strategies, their layers, metrics and optimizers",
+        Reach: "uses {} names",
+    }
+    for kind, text in kinds.items():
+        found = [each for each in reaches if type(each) is kind]
+        sys.stdout.write(f"dtrain {text.format(len(found))}:\n")
         for each in found:
             thread = "" if each.thread == "none" else f" ({each.thread})"
             sys.stdout.write(f"  {each.place}\n      {each.reason}{thread}\n")

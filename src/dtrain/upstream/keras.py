@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dtrain.upstream.reach import Reach, Replaced
+from dtrain.upstream.reach import Reach, Replaced, SetOnObjects
 
 _TRAINER = "keras.src.backend.tensorflow.trainer"
 _LOSS = "keras.src.losses.loss"
@@ -22,20 +22,21 @@ _METRICS = "keras.src.metrics.reduction_metrics"
 _OPTIMIZER = "keras.src.optimizers.base_optimizer"
 _TF_OPTIMIZER = "keras.src.backend.tensorflow.optimizer"
 
-MAKE_TRAIN_FUNCTION = Replaced(
-    f"{_TRAINER}:TensorFlowTrainer.make_train_function",
-    "fit calls it to get its step; the step must combine replicas by their share of the batch",
+TRAINER_INIT = Replaced(
+    f"{_TRAINER}:TensorFlowTrainer.__init__",
+    "sees each model that is made: what it needs under a strategy is set on the model, not on its class",
+)
+MAKE_FUNCTION = SetOnObjects(
+    f"{_TRAINER}:TensorFlowTrainer._make_function",
+    "makes the function of a train or test step; the step must combine replicas by their share of the batch",
     "keras#20585, keras#19246",
 )
-MAKE_TEST_FUNCTION = Replaced(
-    f"{_TRAINER}:TensorFlowTrainer.make_test_function", "as for training", "keras#20585"
-)
-MAKE_PREDICT_FUNCTION = Replaced(
+MAKE_PREDICT_FUNCTION = SetOnObjects(
     f"{_TRAINER}:TensorFlowTrainer.make_predict_function",
     "as for training; outputs are put together in the order of the examples",
     "keras#20585",
 )
-SYMBOLIC_BUILD = Replaced(
+SYMBOLIC_BUILD = SetOnObjects(
     f"{_TRAINER}:TensorFlowTrainer._maybe_symbolic_build",
     "it averages a first batch to build the model, which fails on strings and consumes data",
     "keras#21172",
@@ -51,30 +52,33 @@ EPOCH_ITERATOR = Replaced(
     "it splits by TensorFlow's rule, which leaves replicas empty and needs a collective a step",
     "tf#36224",
 )
-COMPILE = Replaced(
+COMPILE = SetOnObjects(
     "keras.src.trainers.trainer:Trainer.compile",
     "optimizer and metrics must be made in the model's own scope",
+)
+AUTO_JIT_COMPILE = SetOnObjects(
+    "keras.src.trainers.trainer:Trainer._resolve_auto_jit_compile",
+    'compile calls it for jit_compile="auto", where dtrain decides for each training',
 )
 GET_METRICS_RESULT = Reach(
     "keras.src.trainers.trainer:Trainer.get_metrics_result",
     "the stock steps' results are computed once, after the reduction, not in every replica",
 )
-RESET_METRICS = Replaced(
+RESET_METRICS = SetOnObjects(
     "keras.src.trainers.trainer:Trainer.reset_metrics",
     "each variable is reset by a call for each replica, milliseconds every epoch",
 )
-EPOCH_LOGS = Replaced(
+EPOCH_LOGS = SetOnObjects(
     "keras.src.trainers.trainer:Trainer._get_metrics_result_or_logs",
     "an epoch that is resumed after its last step has no step whose logs could be the epoch's; and each "
     "metric's variables are reduced by a call of their own",
 )
-SCALE_LOSS = Replaced(
-    f"{_LOSS}:scale_loss_for_distribution",
-    "it divides by the number of replicas, which is wrong for uneven batches",
+UNSCALE_LOSS = Replaced(
+    f"{_LOSS}:unscale_loss_for_distribution",
+    "it multiplies by the number of replicas, by which no loss of dtrain's was divided",
     "tf#36224",
 )
-UNSCALE_LOSS = Replaced(f"{_LOSS}:unscale_loss_for_distribution", "the counterpart of the division above")
-ADDITIONAL_LOSS = Replaced(
+ADDITIONAL_LOSS = SetOnObjects(
     f"{_TRAINER}:TensorFlowTrainer._aggregate_additional_loss",
     "a loss that a layer adds may be a sum over the batch, which must not be averaged",
 )
@@ -82,7 +86,7 @@ LAYER_CALL = Replaced(
     "keras.src.layers.layer:Layer.__call__",
     "a replica without examples cannot run convolutions, pooling and others on a CPU",
 )
-MAYBE_BUILD = Replaced(
+MAYBE_BUILD = SetOnObjects(
     "keras.src.layers.layer:Layer._maybe_build",
     "attributes that a layer sets while it is built are for all replicas, those of a call for one",
 )
@@ -104,15 +108,15 @@ METRIC_INIT = Replaced(
     "keras.src.metrics.metric:Metric.__init__",
     "the update of a user's metric must be seen, also in a loop of the user's own",
 )
-ADD_METRIC_VARIABLE = Replaced(
+ADD_METRIC_VARIABLE = SetOnObjects(
     "keras.src.metrics.metric:Metric.add_variable",
     "the first value of a metric that does not add up must not be summed over the replicas",
 )
-MEAN_UPDATE = Replaced(
-    f"{_METRICS}:Mean.update_state", "a value a step is one value for all replicas, not one each"
+METRIC_VALUES = Replaced(
+    f"{_METRICS}:reduce_to_samplewise_values",
+    "Mean and Sum call it first: a value a step is one value for all replicas, not one each",
 )
-SUM_UPDATE = Replaced(f"{_METRICS}:Sum.update_state", "as for Mean")
-WRAPPER_UPDATE = Replaced(
+WRAPPER_UPDATE = SetOnObjects(
     f"{_METRICS}:MeanMetricWrapper.update_state",
     "a metric function that returns a scalar must see the examples of all replicas",
 )
@@ -125,29 +129,29 @@ LOSS_SCALE_APPLY = Replaced(
     "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer.apply",
     "overflow must be looked for after the reduction, so that all replicas decide alike",
 )
-LOSS_SCALE_TF_APPLY = Replaced(
+LOSS_SCALE_TF_APPLY = SetOnObjects(
     "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer._tf_apply",
     "it merges the replicas, and refuses to run where they are merged already",
 )
 MULTI_OPTIMIZER_APPLY = Replaced(
     "keras.src.optimizers.multi_optimizer:MultiOptimizer.apply", "several optimizers, the same reduction"
 )
-OPTIMIZER_REDUCE = Replaced(
+OPTIMIZER_REDUCE = SetOnObjects(
     f"{_TF_OPTIMIZER}:TFOptimizer._all_reduce_sum_gradients",
     "gradients that are reduced already must not be reduced again",
 )
-OPTIMIZER_ADD_SLOT = Replaced(
+OPTIMIZER_ADD_SLOT = SetOnObjects(
     f"{_TF_OPTIMIZER}:TFOptimizer.add_variable_from_reference",
     "state that is divided over the replicas is made by one of them only",
 )
-OPTIMIZER_UPDATE = Replaced(
+OPTIMIZER_UPDATE = SetOnObjects(
     f"{_TF_OPTIMIZER}:TFOptimizer._backend_update_step",
     "the one place behind clipping and accumulation where weights can be left to their owners",
 )
-OPTIMIZER_SAVE = Replaced(
+OPTIMIZER_SAVE = SetOnObjects(
     f"{_OPTIMIZER}:BaseOptimizer.save_own_variables", "divided state is gathered before it is written"
 )
-OPTIMIZER_LOAD = Replaced(
+OPTIMIZER_LOAD = SetOnObjects(
     f"{_OPTIMIZER}:BaseOptimizer.load_own_variables", "of divided state each process takes what it keeps"
 )
 VARIABLE_ASSIGN_ADD = Replaced(
@@ -163,18 +167,18 @@ MAKEDIRS = Replaced(
     "workers that make one directory at the same time must not fail: FileExistsError",
     "ray#47464",
 )
-MODEL_SAVE = Replaced(
+MODEL_SAVE = SetOnObjects(
     "keras.src.models.model:Model.save",
     "workers that save to one path must not write into each other's file",
     "ray#47464",
 )
-MODEL_SAVE_WEIGHTS = Replaced("keras.src.models.model:Model.save_weights", "as for save")
-MODEL_EXPORT = Replaced("keras.src.models.model:Model.export", "as for save")
+MODEL_SAVE_WEIGHTS = SetOnObjects("keras.src.models.model:Model.save_weights", "as for save")
+MODEL_EXPORT = SetOnObjects("keras.src.models.model:Model.export", "as for save")
 EXPORTED_VARIABLES = Replaced(
     "keras.src.export.saved_model_export_archive:_list_variables_used_by_fns",
     "it lists variables in the order of a set, so two workers' exports name them differently",
 )
-EMBEDDING_CALL = Replaced(
+EMBEDDING_CALL = SetOnObjects(
     "keras.src.layers.core.embedding:Embedding.call",
     "it fetches the whole table to look up a few rows",
     "keras#18624",
@@ -183,7 +187,7 @@ REMAT = Replaced(
     "keras.src.backend.tensorflow.core:remat",
     "a layer that is computed again must draw the same numbers and write nothing a second time",
 )
-REMATERIALIZED_CALL = Replaced(
+REMATERIALIZED_CALL = SetOnObjects(
     "keras.src.layers.layer:Layer.rematerialized_call",
     "it sets the activation of layers, also of recurrent ones, where it cannot be set",
 )

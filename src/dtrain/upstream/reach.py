@@ -17,7 +17,7 @@ import linecache
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType
+from types import CodeType, MethodType
 from typing import Any
 
 from dtrain.errors import UnsupportedVersionError
@@ -93,7 +93,15 @@ class Replaced(Reach):
     """
 
 
+class SetOnObjects(Reach):
+    """One private name that dtrain sets on single objects: models of its strategies, and their optimizers.
+
+    The class keeps the original, so objects that have nothing to do with dtrain are not affected.
+    """
+
+
 _made: dict[Reach, tuple[Make, bool]] = {}
+_methods: dict[Reach, tuple[Callable[..., Any], bool]] = {}
 
 
 def replaces(*reaches: Reach, inside: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -119,6 +127,51 @@ def replaces(*reaches: Reach, inside: bool = False) -> Callable[[Callable[..., A
         return function
 
     return mark
+
+
+def on_objects(
+    *reaches: Reach, around_users: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator as `replaces`, for methods that `set_methods` sets on single objects.
+
+    Args:
+        reaches: the names to set.
+        around_users: whether to set the method also where a user's class overrides Keras' method. Then the
+            user's is the original that is called, and its `super()` is Keras' own.
+    """
+
+    def mark(function: Callable[..., Any]) -> Callable[..., Any]:
+        _methods.update((reach, (function, around_users)) for reach in reaches)
+        return function
+
+    return mark
+
+
+def set_methods(owner: Any, *only: Reach) -> None:
+    """Sets the methods marked by `on_objects` on an object; a second call does nothing.
+
+    Each one is called with the method of the object's class as first argument.
+
+    Args:
+        owner: an object with a `__dict__`. Its `__setattr__`, which may track attributes, is not called.
+        only: the names to set; without any, all that belong to a class of the object.
+    """
+    for reach, (function, around_users) in _methods.items():
+        if reach.name in vars(owner) or (only and reach not in only) or not isinstance(owner, reach.holder()):
+            continue
+        module = str(getattr(type(owner), reach.name).__module__)
+        if around_users or module.partition(".")[0] == reach.place.partition(".")[0]:
+            # A bound method, because a deep copy of the object then has one that is bound to the copy.
+            vars(owner)[reach.name] = MethodType(_method(function, type(owner), reach.name), owner)
+
+
+def _method(function: Callable[..., Any], kind: type, name: str) -> Callable[..., Any]:
+    original = getattr(kind, name)
+
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return function(original, *args, **kwargs)
+
+    return not_converted(functools.wraps(original)(method))
 
 
 def makes(reach: Reach, *, inside: bool = False) -> Callable[[Make], Make]:
@@ -151,13 +204,14 @@ def replace_all(reaches: Iterable[Reach]) -> None:
 
     Raises:
         UnsupportedVersionError: a name is missing, or has other parameters than in the record.
-        LookupError: a name to replace has no replacement.
+        LookupError: a name to replace, or to set on objects, has no replacement.
     """
     reaches = list(reaches)
     check(reaches)
-    missing = [each.label for each in reaches if isinstance(each, Replaced) and each not in _made]
+    marked: dict[type, Any] = {Replaced: _made, SetOnObjects: _methods}
+    missing = [each.label for each in reaches if type(each) in marked and each not in marked[type(each)]]
     if missing:
-        raise LookupError(f"no module of the engine replaces {', '.join(missing)}")
+        raise LookupError(f"no module of the engine replaces or sets {', '.join(missing)}")
     ready = [_prepared(reach, *how) for reach, how in _made.items() if not _is_replaced(reach)]
     for put in ready:
         put()

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from dtrain.upstream.reach import Reach, Replaced
+from dtrain.upstream.reach import Reach, Replaced, SetOnObjects
 
 _VALUES = "tensorflow.python.distribute.values"
 _VALUES_UTIL = "tensorflow.python.distribute.values_util"
@@ -76,7 +76,7 @@ REPLICA_THREADS = Replaced(
     f"{_REPLICAS}:_call_for_each_replica",
     "replicas' threads take turns with the same Python objects: each is given attributes of its own",
 )
-MERGE_CALL = Replaced(
+MERGE_CALL = SetOnObjects(
     f"{_REPLICAS}:_MirroredReplicaContext._merge_call",
     "the one place where a replica's turn ends before its function does",
 )

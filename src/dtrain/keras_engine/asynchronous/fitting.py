@@ -55,16 +55,19 @@ def prepare_fit(model: Any, arguments: dict[str, Any], callbacks: list[Any]) -> 
     reported = any(isinstance(callback, StalenessReport) for callback in callbacks)
     if (layout.workers > 1 or layout.overlap) and not reported:
         callbacks = [StalenessReport(), *callbacks]
-    _watch_batches(model.make_train_function(), callbacks, "train")
+    model.make_train_function()
+    _watch_batches(model.train_function, callbacks, "train")
     if arguments["validation_data"] is not None or arguments["validation_split"]:
-        _watch_batches(model.make_test_function(), callbacks, "test")
+        model.make_test_function()
+        _watch_batches(model.test_function, callbacks, "test")
     return callbacks
 
 
 def prepare_evaluate(model: Any, arguments: dict[str, Any]) -> None:
     """Changes the arguments of `evaluate` in place; raises as `prepare_fit` does."""
     arguments["x"] = _dataset(arguments["x"], "x")
-    _watch_batches(model.make_test_function(), arguments["callbacks"], "test")
+    model.make_test_function()
+    _watch_batches(model.test_function, arguments["callbacks"], "test")
 
 
 def prepare_predict(model: Any, arguments: dict[str, Any]) -> None:
