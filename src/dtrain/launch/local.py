@@ -55,7 +55,7 @@ def launch_local(
     if launcher.restarts_job:
         spec = dataclasses.replace(spec, max_restarts=0, min_workers=None)
     job = ParameterServerJob(spec, launcher) if spec.ps else SynchronousJob(spec, launcher)
-    with session.opened(), launcher.opened(), job:
+    with session.opened(), launcher.opened(), job.opened():
         outcome = job.run()
     job.finish(outcome)
     return exit_status(outcome)

@@ -109,9 +109,11 @@ class ParameterServerJob(RestartedJob):
         self._tasks = tasks
         self._assigned: Sequence[Assignment] = ()
 
-    def open(self) -> None:
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
         """Have the launcher assign the addresses."""
-        self._assigned = self.resources.enter_context(self.launcher.assign(self._tasks, self.common))
+        with self.launcher.assign(self._tasks, self.common) as self._assigned:
+            yield
 
     @contextlib.contextmanager
     def attempt(self, number: int) -> Iterator[tuple[AttemptPolicy, Sequence[TaskCommand]]]:

@@ -10,10 +10,10 @@ import signal
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from dtrain.launch.launcher import Launcher
 from dtrain.launch.policy import Decision, Policy
+from dtrain.launch.spares import Spares
 from dtrain.launch.task_handle import Event, TaskCommand, TaskHandle
 from dtrain.task_messages import Request
 from dtrain.topology import Task
@@ -21,13 +21,6 @@ from dtrain.topology import Task
 __all__ = ["Job", "JobOutcome", "TaskCommand"]
 
 _TRACE_PATIENCE = 0.3  # seconds to read a failed task's last lines from its pipes
-
-
-class Reserve(Protocol):
-    """A supply of processes that are ready to become tasks."""
-
-    def take(self, command: TaskCommand) -> TaskHandle | None:
-        """A process that continues as this task, or None if there is none."""
 
 
 @dataclass
@@ -64,7 +57,7 @@ class Job:
         launcher: starts the tasks; it is open.
         policy: by default, the first failure ends the job.
         timeout: the seconds that the job may take; None sets no limit.
-        reserve: a supply of waiting processes, asked before a new process is started.
+        spares: waiting processes that become tasks before new ones are started.
     """
 
     def __init__(
@@ -74,14 +67,14 @@ class Job:
         *,
         policy: Policy | None = None,
         timeout: float | None = None,
-        reserve: Reserve | None = None,
+        spares: Spares | None = None,
     ) -> None:
         self._commands = {spec.task: spec for spec in commands}
         self._policy = policy or Policy()
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._launcher = launcher
         self._session = launcher.session
-        self._reserve = reserve
+        self._spares = spares
         self._events = self._session.events
         self._children: dict[Task, TaskHandle] = {}
         self._announced: set[TaskHandle] = set()  # their exits have been taken from the queue
@@ -126,8 +119,8 @@ class Job:
 
     def _start(self, tasks: Sequence[Task]) -> None:
         commands = {task: self._commands[task] for task in tasks}
-        if self._reserve is not None:
-            taken = {task: self._reserve.take(command) for task, command in commands.items()}
+        if self._spares is not None:
+            taken = {task: self._spares.take(command) for task, command in commands.items()}
             self._children |= {task: spare for task, spare in taken.items() if spare is not None}
             commands = {task: command for task, command in commands.items() if taken[task] is None}
         if commands:

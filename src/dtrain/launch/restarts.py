@@ -14,23 +14,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 
 from dtrain.channel import RUN_AGAIN
 from dtrain.launch.attempt import AttemptPolicy, JobRecord
 from dtrain.launch.connections import Connections
 from dtrain.launch.environment import task_environment
 from dtrain.launch.launcher import Assignment, Launcher
-from dtrain.launch.processes import Job, JobOutcome, Reserve
+from dtrain.launch.processes import Job, JobOutcome
 from dtrain.launch.reports import exit_status, report
 from dtrain.launch.restart_rules import Failure, Judgement, RestartRules, back_off
+from dtrain.launch.spares import Spares
 from dtrain.launch.spec import JobSpec
 from dtrain.launch.task_handle import TaskCommand
 from dtrain.topology import Task
 
 
 class RestartedJob(ABC):
-    """A job that is restarted after failures. Use it in a `with` block while its launcher is open.
+    """A job that is restarted after failures.
 
     Args:
         spec: the job.
@@ -42,8 +42,8 @@ class RestartedJob(ABC):
     everyone = "All are"
     """The subject of the line that announces a restart."""
 
-    reserve: Reserve | None = None
-    """The supply of waiting processes that may become tasks, or None."""
+    spares: Spares | None = None
+    """The waiting processes that may become tasks, or None."""
 
     def __init__(self, spec: JobSpec, launcher: Launcher, tasks: int, rules: RestartRules) -> None:
         self.spec = spec
@@ -51,24 +51,14 @@ class RestartedJob(ABC):
         self.session = launcher.session
         self.record = JobRecord(Connections(tasks))
         self.rules = rules
-        self.resources = contextlib.ExitStack()
         self.common = task_environment(None, spec.devices_per_worker, spec.env)
         self._name = f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
         self._again_in_vain = 0
         self._hint = ""
 
-    def __enter__(self) -> RestartedJob:
-        self.open()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.resources.close()
-
     @abstractmethod
-    def open(self) -> None:
-        """Reserve what all attempts share."""
+    def opened(self) -> AbstractContextManager[None]:
+        """The context of `run`, inside the launcher's: it reserves what all attempts share."""
 
     @abstractmethod
     def attempt(self, number: int) -> AbstractContextManager[tuple[AttemptPolicy, Sequence[TaskCommand]]]:
@@ -93,7 +83,7 @@ class RestartedJob(ABC):
         number, delay = 0, 0.0
         while True:
             with self.attempt(number) as (attempt, commands):
-                job = Job(commands, self.launcher, policy=attempt, reserve=self.reserve)
+                job = Job(commands, self.launcher, policy=attempt, spares=self.spares)
                 attempt.find = job.handle
                 outcome = job.run(after=delay)
             attempt.close()

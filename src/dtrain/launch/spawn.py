@@ -74,62 +74,51 @@ def spawn(
     check_integer("workers", workers, least=1)
     tasks = worker_tasks(workers)
     name = getattr(fn, "__qualname__", repr(fn))
-    call = pickled_call(fn, args, kwargs or {}, f"spawn cannot send {name!r} or its arguments")
+    call = fn, tuple(args), dict(kwargs or {})
+    problem = f"spawn cannot send {name!r} or its arguments"
     with tempfile.TemporaryDirectory(prefix="dtrain-spawn-") as path, reserve_ports(len(tasks)) as ports:
         folder = Path(path)
         environments = {
             topology.task: task_environment(topology, devices_per_worker, None)
             for topology in local_topologies(tasks, ports)
         }
-        outcome = make_calls(call, folder, environments, timeout=timeout)
+        outcome = make_calls(call, folder, environments, problem=problem, timeout=timeout)
         _raise_for(outcome, folder, timeout)
         return [_result(task, folder) for task in tasks]
 
 
-def pickled_call(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], problem: str
-) -> bytes:
-    """A function call for `make_calls`.
-
-    Args:
-        fn, args, kwargs: the call.
-        problem: the beginning of the error's message.
-
-    Raises:
-        ConfigurationError: the function or an argument cannot be pickled.
-    """
-    try:
-        call = cloudpickle.dumps((fn, tuple(args), dict(kwargs)))
-    except Exception as error:  # picklers raise whatever the objects' own methods raise
-        raise ConfigurationError(
-            f"{problem} to another process: {error}",
-            hint="Make models, datasets, strategies and open files inside the function.",
-        ) from error
-    return pickle.dumps((sys.path, call))
-
-
 def make_calls(
-    call: bytes,
+    call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]],
     folder: Path,
     environments: Mapping[Task, Mapping[str, str]],
     *,
+    problem: str,
     timeout: float | None,
     output: TextIO | None = None,
 ) -> JobOutcome:
     """Make a function call in processes of this machine, until all have ended.
 
     Args:
-        call: the call, as `pickled_call` returns it.
+        call: the function, its positional and its keyword arguments.
         folder: the folder for the call's file and for the files that `child` names.
         environments: the environment of each process.
+        problem: the beginning of the error's message if the call cannot be pickled.
         timeout: the seconds that all calls may take; None sets no limit.
         output: where the processes' lines go; by default this process's own streams.
 
     Raises:
+        ConfigurationError: the function or an argument cannot be pickled.
         TaskFailedError: this process received a signal that did not end it.
         KeyboardInterrupt: Ctrl-C was pressed.
     """
-    child.call_file(folder).write_bytes(call)
+    try:
+        pickled = cloudpickle.dumps(call)
+    except Exception as error:  # picklers raise whatever the objects' own methods raise
+        raise ConfigurationError(
+            f"{problem} to another process: {error}",
+            hint="Make models, datasets, strategies and open files inside the function.",
+        ) from error
+    child.call_file(folder).write_bytes(pickle.dumps((sys.path, pickled)))
     # Run by its path: dtrain may be importable only after the child has set its sys.path to this one.
     command = [sys.executable, "-P", child.__file__, str(folder)]
     session = Session(stdout=output, stderr=output)

@@ -202,11 +202,15 @@ class SynchronousJob(RestartedJob):
         self._members = Membership(
             spec.min_workers or spec.workers, spec.workers, rejoin=settings.rejoin_seconds()
         )
-        self.reserve: Spares = Spares(spec.command, self.common, spec.spare_count, launcher)
+        self.spares: Spares = Spares(spec.command, self.common, spec.spare_count, launcher)
 
-    def open(self) -> None:
-        """Register the spares, so that they are ended when the job is closed."""
-        self.resources.callback(self.reserve.close)
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """End the spares at the end of the job."""
+        try:
+            yield
+        finally:
+            self.spares.close()
 
     @contextlib.contextmanager
     def attempt(self, number: int) -> Iterator[tuple[AttemptPolicy, Sequence[TaskCommand]]]:
@@ -216,7 +220,7 @@ class SynchronousJob(RestartedJob):
             self.session.say(f"The absent worker (place {place}) is tried again: {present} workers.")
         places = self._members.present()
         tasks = worker_tasks(len(places))
-        self.reserve.hold()
+        self.spares.hold()
         with self.launcher.assign(tasks, self.common) as assigned:
             attempt = SynchronousPolicy(
                 self.spec,
@@ -224,7 +228,7 @@ class SynchronousJob(RestartedJob):
                 [each.topology for each in assigned],
                 places,
                 self._members,
-                self.reserve,
+                self.spares,
                 silent_failures=self.launcher.silent_failures,
             )
             yield (

@@ -103,21 +103,14 @@ class Watchdog:
         self._stopped = stopped or (lambda task, pid: False)
         self._records: dict[Task, _Record] = {}
         self._ended: list[Task] = []
-        self._coordinated = False
         self._moved = 0.0  # when the job last made progress
         self._checked = 0.0
         self._longest_pause = 0.0
         self._longest_start = 0.0
         self._judged = False  # whether the present hang was reported
 
-    @property
-    def hang_timeout(self) -> float | None:
-        """The limit in seconds that the user has set, or None."""
-        return self._given
-
     def on_start(self, task: Task, pid: int) -> None:
         """A task was started, perhaps again: forget what its earlier process reported."""
-        self._coordinated |= task.job == "ps"
         self._records.pop(task, None)
         if task in self._ended:
             self._ended.remove(task)
@@ -190,7 +183,7 @@ class Watchdog:
         self._judged = False
 
     def _watching(self) -> bool:
-        return not self._coordinated and any(record.inside for record in self._records.values())
+        return any(record.inside for record in self._records.values())
 
     def _limit(self, now: float) -> float:
         """The seconds without progress that count as a hang in the present state."""

@@ -21,7 +21,7 @@ from dtrain.launch import child
 from dtrain.launch.environment import task_environment
 from dtrain.launch.processes import JobOutcome
 from dtrain.launch.reports import describe_exit
-from dtrain.launch.spawn import make_calls, pickled_call
+from dtrain.launch.spawn import make_calls
 from dtrain.log import logger
 from dtrain.optim.batch_trial import BatchTrial, names_memory, run_trial
 from dtrain.topology import Task
@@ -226,8 +226,14 @@ class Finder:
             folder = Path(name)
             said = io.StringIO()
             env = task_environment(None, None, None)
-            call = pickled_call(self._call, (self._make, batch), options, "make cannot be sent")
-            outcome = make_calls(call, folder, {_TASK: env}, timeout=self._timeout, output=said)
+            outcome = make_calls(
+                (self._call, (self._make, batch), options),
+                folder,
+                {_TASK: env},
+                problem="make cannot be sent",
+                timeout=self._timeout,
+                output=said,
+            )
             trial = self._answer(batch, folder, outcome, said.getvalue())
         if trial.outcome == "error":
             _raise(batch, *trial.error)
