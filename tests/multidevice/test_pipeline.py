@@ -28,6 +28,7 @@ from dtrain.data import (
 from dtrain.errors import ConfigurationError, DataError, UnsupportedVersionError
 from dtrain.example_order import example_seeds, mixed, permuted
 from dtrain.keras_engine.protocol import ReplicaLayout
+from refusals import refused
 
 ROWS = 37
 X = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
@@ -366,7 +367,7 @@ def test_data_without_end_goes_on_at_a_step_and_every_worker_needs_rows(two_work
     assert first_rows(3) == first_rows(0)[3:]
     for worker in range(2):
         small: Any = Pipeline(endless, batch=1).dataset()
-        with pytest.raises(ConfigurationError, match="batch=1 is less than the 2 workers"):
+        with refused(ConfigurationError, "2 workers", batch=1):
             small.dtrain_split(ReplicaLayout(workers=2, worker=worker))
 
 
@@ -374,7 +375,7 @@ def test_data_without_end_goes_on_at_a_step_and_every_worker_needs_rows(two_work
 
 
 @pytest.mark.parametrize(
-    ("make", "kind", "message"),
+    ("make", "kind", "named"),
     [
         (lambda: Pipeline((X, Y[:-1])), DataError, r"0: 37, 1: 36"),
         (lambda: Pipeline({"a": X, "b": Y[:3]}), DataError, "a: 37, b: 3"),
@@ -406,7 +407,7 @@ def test_data_without_end_goes_on_at_a_step_and_every_worker_needs_rows(two_work
             ConfigurationError,
             "augment makes 1 tensors of an example that has 2",
         ),
-        (lambda: Pipeline((TEXTS, Y), pad="a").dataset(), ConfigurationError, "cannot pad int"),
+        (lambda: Pipeline((TEXTS, Y), pad="a").dataset(), ConfigurationError, "pad='a'"),
         (lambda: Pipeline((X, Y)).dataset(first_step=1), ConfigurationError, "an epoch has 1 batches"),
         (lambda: Pipeline((X, Y)).dataset(first_epoch=-1), ConfigurationError, "at least 0"),
         (lambda: Pipeline(lambda context: 3).dataset(), DataError, "returned a int"),
@@ -414,8 +415,10 @@ def test_data_without_end_goes_on_at_a_step_and_every_worker_needs_rows(two_work
         (lambda: write_tfrecords((X, Y), "unused", compression="zip"), ConfigurationError, "'zip'"),
     ],
 )
-def test_mistakes_are_named_before_training(make: Callable[[], Any], kind: type, message: str) -> None:
-    with pytest.raises(kind, match=message):
+def test_mistakes_are_named_before_training(
+    make: Callable[[], Any], kind: type[Exception], named: str
+) -> None:
+    with refused(kind, named):
         make()
 
 
@@ -432,38 +435,38 @@ def test_record_files_that_are_missing_damaged_or_others_are_named(tmp_path: Pat
     shortened = tmp_path / "shortened.tfrecord"
     shortened.write_bytes(Path(packed).read_bytes()[:-9])
 
-    def refused(message: str, files: Any, *, compression: str | None = None, **other: Any) -> None:
+    def unreadable(message: str, files: Any, *, compression: str | None = None, **other: Any) -> None:
         with pytest.raises(DataError, match=message):
             tfrecords(files, features | other, compression=compression)
 
-    refused(r"No file is called .*gone-\*", tmp_path / "gone-*")
-    refused(r"1 of 2 record files are missing: .*gone", [good, tmp_path / "gone"])
-    refused("list of record files is empty", [])
-    refused("listed twice", [good, good])
-    refused(r"cut.tfrecord is cut off or damaged in record 36", cut)
-    refused(r"flipped.tfrecord .* record 20 has a wrong checksum", flipped)
-    refused(r"no record in 1 files", empty)
-    refused(r"packed.tfrecord is no TFRecord file", packed)
-    refused(r"shortened.tfrecord is cut off", shortened, compression="GZIP")
-    refused(
+    unreadable(r"No file is called .*gone-\*", tmp_path / "gone-*")
+    unreadable(r"1 of 2 record files are missing: .*gone", [good, tmp_path / "gone"])
+    unreadable("list of record files is empty", [])
+    unreadable("listed twice", [good, good])
+    unreadable(r"cut.tfrecord is cut off or damaged in record 36", cut)
+    unreadable(r"flipped.tfrecord .* record 20 has a wrong checksum", flipped)
+    unreadable(r"no record in 1 files", empty)
+    unreadable(r"packed.tfrecord is no TFRecord file", packed)
+    unreadable(r"shortened.tfrecord is cut off", shortened, compression="GZIP")
+    unreadable(
         r"Record 0 of .*good.tfrecord has no feature 'z'; it has 0, 1",
         good,
         z=tf.io.FixedLenFeature([], tf.int64),
     )
     fixed = {"0": tf.io.FixedLenFeature([5], tf.float32)}
-    refused(r"has 4 values in the feature '0', but its shape \[5\] needs 5", good, **fixed)
-    refused(
+    unreadable(r"has 4 values in the feature '0', but its shape \[5\] needs 5", good, **fixed)
+    unreadable(
         r"holds float32 in the feature '0', not int64", good, **{"0": tf.io.FixedLenFeature([4], tf.int64)}
     )
     table = Path(write_array_records((X, Y), tmp_path / "table.array_record")[0])
     assert array_records(table, features).examples == ROWS
     data = table.read_bytes()
     table.write_bytes(data[:150] + bytes([data[150] ^ 255]) + data[151:])  # in the first record
-    with pytest.raises(DataError, match=r"Record 0 of .*table.array_record is damaged"):
+    with refused(DataError, "Record 0", table):
         array_records(table, features)
     with pytest.raises(ConfigurationError, match="names no features"):
         tfrecords(good, {})
-    with pytest.raises(DataError, match="no array-record file, or is cut off"):
+    with refused(DataError, good):
         array_records(good, features)
 
 
@@ -490,7 +493,7 @@ def test_a_record_in_the_middle_that_does_not_fit_is_named(tmp_path: Path) -> No
 def test_array_records_need_their_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "a.array_record").touch()
     monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
-    with pytest.raises(UnsupportedVersionError, match=r"pip install 'dtrain\[data\]'"):
+    with refused(UnsupportedVersionError, "pip install 'dtrain[data]'"):
         array_records(tmp_path / "a.array_record", lambda record: record)
-    with pytest.raises(UnsupportedVersionError, match="array-record"):
+    with refused(UnsupportedVersionError, "array-record"):
         write_array_records((X, Y), tmp_path / "b.array_record")

@@ -15,6 +15,7 @@ import pytest
 from dtrain.errors import ConfigurationError, MPIError
 from dtrain.launch import launch_local
 from mpi_jobs import STARTER, by_hand, needs_mpi, script, traces
+from refusals import refused
 from restart_jobs import Ended, run
 
 pytestmark = needs_mpi
@@ -203,11 +204,11 @@ def test_a_starter_of_another_mpi(launch: Callable[..., Ended], tmp_path: Path) 
 
 def test_what_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = functools.partial(launch_local, [sys.executable, "-c", "pass"], workers=2, mpi=True)
-    with pytest.raises(ConfigurationError, match="the job has 1 parameter servers"):
+    with refused(ConfigurationError, "1 parameter servers"):
         start(ps=1)
-    with pytest.raises(ConfigurationError, match="mpi_starter is 'srun', but the job is not started by MPI"):
+    with refused(ConfigurationError, "mpi_starter is 'srun'"):
         start(mpi=False, mpi_starter="srun")
-    with pytest.raises(MPIError, match="There is no MPI starter '/no/mpirun'"):
+    with refused(MPIError, "'/no/mpirun'"):
         start(mpi_starter="/no/mpirun")
     with pytest.raises(MPIError, match="is not known: to --version it says 'true"):
         start(mpi_starter="true")
@@ -219,7 +220,7 @@ def test_what_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         start()
     assert "pip install 'dtrain[mpi]'" in caught.value.hint
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(MPIError, match="mpi4py is not installed"):
+    with refused(MPIError, "mpi4py"):
         start()
     assert not traces()
 
