@@ -14,12 +14,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain.keras_engine.context import TrialStep, check_not_compiled, current_step
+from dtrain.keras_engine.context import check_not_compiled, current_step
 from dtrain.keras_engine.protocol import in_replica
 from dtrain.keras_engine.replica_attributes import share_build, watch
 from dtrain.keras_engine.state import averaged
 from dtrain.keras_engine.tables import look_up_on_servers
 from dtrain.keras_engine.thread_value import ThreadValue
+from dtrain.keras_engine.trial_step import TrialStep
 from dtrain.keras_engine.variables import holds_parts
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf

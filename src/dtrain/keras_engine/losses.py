@@ -17,7 +17,6 @@ import tensorflow as tf
 from dtrain.errors import CompilationError, DataError
 from dtrain.keras_engine.context import (
     ReplicaStep,
-    TrialStep,
     all_reduce_sum,
     current_step,
     gather_examples,
@@ -25,6 +24,7 @@ from dtrain.keras_engine.context import (
 )
 from dtrain.keras_engine.input import as_tensor, map_leaves
 from dtrain.keras_engine.protocol import current_layout, in_replica
+from dtrain.keras_engine.trial_step import TrialStep
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import on_objects, replaces

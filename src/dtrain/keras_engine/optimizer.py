@@ -17,7 +17,6 @@ from dtrain.keras_engine.asynchronous.tracing import current_block
 from dtrain.keras_engine.asynchronous.updates import updating
 from dtrain.keras_engine.context import (
     ReplicaStep,
-    TrialStep,
     current_step,
     local_update,
     updating_locally,
@@ -26,6 +25,7 @@ from dtrain.keras_engine.protocol import is_asynchronous, is_managed, layout_of
 from dtrain.keras_engine.row_gradients import on_present, sum_gradients
 from dtrain.keras_engine.scope import check_optimizer_left_out, check_same_strategy
 from dtrain.keras_engine.sharded_state import broadcast_updates
+from dtrain.keras_engine.trial_step import TrialStep
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import on_objects, replaces, set_methods

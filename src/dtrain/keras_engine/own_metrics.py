@@ -20,7 +20,6 @@ import tensorflow as tf
 from dtrain.errors import CompilationError, StepError
 from dtrain.keras_engine.context import (
     ReplicaStep,
-    TrialStep,
     as_floats,
     check_not_compiled,
     current_step,
@@ -33,6 +32,7 @@ from dtrain.keras_engine.metric_arguments import Arguments, Number, Rows
 from dtrain.keras_engine.metric_trial import calls_are_additive, is_additive
 from dtrain.keras_engine.protocol import current_layout, in_replica, layout_of
 from dtrain.keras_engine.thread_value import ThreadValue
+from dtrain.keras_engine.trial_step import TrialStep
 from dtrain.keras_engine.variables import combined_on_read
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras

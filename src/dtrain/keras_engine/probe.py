@@ -19,11 +19,12 @@ import tensorflow as tf
 
 from dtrain.errors import StepError
 from dtrain.keras_engine import messages
-from dtrain.keras_engine.context import Learnt, TrialStep, current_step
+from dtrain.keras_engine.context import Learnt, current_step
 from dtrain.keras_engine.input import batch_rows
 from dtrain.keras_engine.losses import is_own_loss, learn_coupling
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.trial import Trial, some_rows_of, twice
+from dtrain.keras_engine.trial_step import TrialStep
 from dtrain.keras_engine.written_state import state_problems
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras

@@ -12,9 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.keras_engine.context import TrialStep, current_step, local_update, reporting_replicas
+from dtrain.keras_engine.context import current_step, local_update, reporting_replicas
 from dtrain.keras_engine.input import batch_spec, map_leaves
 from dtrain.keras_engine.protocol import layout_of
+from dtrain.keras_engine.trial_step import TrialStep
 from dtrain.upstream import tensorflow as upstream_tf
 
 
