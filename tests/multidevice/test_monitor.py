@@ -22,7 +22,7 @@ import tensorflow as tf
 
 import dtrain
 from dtrain import monitor
-from dtrain.checkpoint.store import operations
+from dtrain.checkpoint.storages import STORAGES
 from dtrain.errors import ConfigurationError
 from dtrain.monitor import Monitor
 from dtrain.time_breakdown import PARTS, TimeBreakdown
@@ -174,13 +174,13 @@ def test_waiting_for_data_is_named() -> None:
 @pytest.fixture
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file of a checkpoint takes a while until it is on the disk."""
-    sync = operations.files.sync
+    sync = STORAGES["file"].sync
 
     def slowly(path: str) -> None:
         time.sleep(PAUSE)
         sync(path)
 
-    monkeypatch.setattr(operations.files, "sync", slowly)
+    monkeypatch.setattr(STORAGES["file"], "sync", slowly)
 
 
 @pytest.mark.usefixtures("slow_disk")

@@ -29,8 +29,8 @@ def open_store(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 @pytest.fixture
 def operations(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The file operations of this test."""
-    from dtrain.checkpoint import files
+    from dtrain.checkpoint import storages
 
-    found = files.Files()
-    monkeypatch.setattr(files, "files", found)
+    found = storages.LocalFiles()
+    monkeypatch.setitem(storages.STORAGES, "file", found)
     return found

@@ -111,23 +111,6 @@ def test_saving_returns_at_once_and_lets_the_tensors_go(
     assert sorted(times)[len(times) // 2] < 1e-3
 
 
-def test_urls_of_other_file_systems(open_store: Any) -> None:
-    directory = "ram://store/of/checkpoints"
-    written = open_store(directory, keep=2)
-    for step in (1, 2, 3):
-        saved(written, step)
-    assert written.take_problem() is None
-    assert steps(directory) == [3, 2]
-    assert read_share(committed(directory)[0], 0)["python"].numpy() == b"state of 3"
-    remove_all(directory)
-    assert committed(directory) == []
-
-
-def test_a_file_url_is_a_local_path(tmp_path: Path, open_store: Any) -> None:
-    saved(open_store(f"file://{tmp_path}/here"), 1)
-    assert steps(tmp_path / "here") == [1]
-
-
 # --- several writers
 
 

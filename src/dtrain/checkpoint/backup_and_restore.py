@@ -14,6 +14,7 @@ import keras
 from dtrain.checkpoint.content import find_newest
 from dtrain.checkpoint.group import find_group
 from dtrain.checkpoint.session import BackupPlan, BackupSession
+from dtrain.checkpoint.storages import storage_of
 from dtrain.checkpoint.store import check_keep
 from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.errors import ConfigurationError
@@ -138,9 +139,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
         return int(found.worker(layout.worker)["epoch"])
 
     def _folder(self) -> str:
-        if "://" in self.backup_dir:
-            return str(self.backup_dir)
-        return os.path.abspath(self.backup_dir)  # noqa: PTH100
+        return storage_of(self.backup_dir).absolute(self.backup_dir)
 
     # These override Keras' own hooks: the session does their work.
 

@@ -12,6 +12,7 @@ from typing import Any
 from dtrain.checkpoint.callback_state import is_plain
 from dtrain.checkpoint.content import restore_generators
 from dtrain.checkpoint.folder import CheckpointFolder
+from dtrain.checkpoint.storages import storage_of
 from dtrain.checkpoint.store import check_keep
 from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.errors import ConfigurationError
@@ -70,7 +71,7 @@ class Checkpoints:
         folder = checked_path("folder", folder)
         self._layout = layout_of(upstream_keras.strategy_of(model)) or ReplicaLayout()
         self._folder = CheckpointFolder(
-            folder if "://" in folder else os.path.abspath(folder),  # noqa: PTH100
+            storage_of(folder).absolute(folder),
             TrainingVariables(model, used, metrics),
             used,
             self._layout,

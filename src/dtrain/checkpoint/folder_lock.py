@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.checkpoint.group import Group
+from dtrain.checkpoint.storages import storage_of
 from dtrain.errors import CheckpointError
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
@@ -42,7 +43,8 @@ class FolderLock:
     """
 
     def __init__(self, folder: str, layout: ReplicaLayout, group: Group) -> None:
-        self._path = None if "://" in folder or not group.leads else f"{folder.rstrip('/')}/{NAME}"
+        locks = group.leads and storage_of(folder).local
+        self._path = f"{folder.rstrip('/')}/{NAME}" if locks else None
         problem = "" if self._path is None else _take(self._path)
         if problem:
             self._path = None

@@ -11,6 +11,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from dtrain.checkpoint.storages import storage_of
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
 
@@ -49,7 +50,7 @@ def find_group(folder: str, layout: ReplicaLayout) -> Group:
     if layout.workers == 1:
         return Group((0,), 0, token)
     tokens = exchange(layout, token)
-    mark = None if "://" in folder else _leave(Path(folder), layout.worker, tokens[0])
+    mark = None if not storage_of(folder).local else _leave(Path(folder), layout.worker, tokens[0])
     marks = exchange(layout, mark)
     # The workers whose mark is in this worker's folder; their folders' paths may differ.
     seen = [w for w, name in enumerate(marks) if name is None or (Path(folder) / name).exists()]

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dtrain.checkpoint import files as operations
 from dtrain.checkpoint import layout, stored
-from dtrain.checkpoint.files import join
+from dtrain.checkpoint.checkpoint_io import CheckpointIO
+from dtrain.checkpoint.storages import join, storage_of
 from dtrain.checkpoint.stored import committed, read_share
 from dtrain.errors import CheckpointError, ConfigurationError
 from dtrain.log import logger
@@ -60,7 +60,7 @@ class CheckpointStore:
         last_written: the last share that this process wrote; None before the first.
 
     Args:
-        directory: a path, or a URL of a file system that TensorFlow can write; created when needed.
+        directory: a path, or a URL of a storage (see `storages`); created when needed.
         token: letters and digits that all writers of one attempt share, and no other attempt uses, so that
             shares of a killed attempt are never used for a new checkpoint.
         writer: the number of this process among the writers; writer 0 commits.
@@ -184,6 +184,10 @@ class CheckpointStore:
 
     # --- the thread's side
 
+    @property
+    def _storage(self) -> CheckpointIO:
+        return storage_of(self._directory)
+
     def _run(self) -> None:
         # With its own executor, a failed operation raises in this thread, and not in the training thread.
         executor = upstream_tf.own_executor()
@@ -203,7 +207,7 @@ class CheckpointStore:
         if self._writer == 0:
             stored.sweep(self._directory, save.name)
         began = time.monotonic()
-        operations.files.make_directories(path)
+        self._storage.make_directories(path)
         share = self._write_share(path, save.tensors)
         size = sum(file["size"] for file in share.values())
         self.last_written = Written(save.name.step, size, time.monotonic() - began)
@@ -218,14 +222,14 @@ class CheckpointStore:
         prefix = layout.share_prefix(self._writer, self._writers)
         share: dict[str, dict[str, int]] = {}
         if tensors:
-            operations.files.write_tensors(join(path, prefix), tensors)
+            self._storage.write_tensors(join(path, prefix), tensors)
             index, data = layout.tensor_files(prefix)
             for name in (index, data):
-                operations.files.sync(join(path, name))
-                share[name] = {"size": operations.files.size(join(path, name))}
-            share[index]["checksum"] = layout.checksum(operations.files.read(join(path, index)))
+                self._storage.sync(join(path, name))
+                share[name] = {"size": self._storage.size(join(path, name))}
+            share[index]["checksum"] = layout.checksum(self._storage.read(join(path, index)))
         marker = layout.encode({"version": layout.VERSION, "files": share})
-        operations.write_whole(join(path, layout.whole_marker(self._writer, self._writers)), marker)
+        self._storage.write_whole(join(path, layout.whole_marker(self._writer, self._writers)), marker)
         return share
 
     def _wait_for_others(self, path: str, patience: float) -> list[dict[str, dict[str, int]]]:
@@ -239,7 +243,7 @@ class CheckpointStore:
             missing = [writer for writer in range(1, self._writers) if writer not in found]
             if not missing:
                 return [found[writer] for writer in range(1, self._writers)]
-            if not operations.files.exists(join(path, layout.whole_marker(0, self._writers))):
+            if not self._storage.exists(join(path, layout.whole_marker(0, self._writers))):
                 raise CheckpointError(f"{path} has vanished")
             if self._closing.is_set() or time.monotonic() > deadline:
                 raise CheckpointError(
@@ -256,14 +260,14 @@ class CheckpointStore:
             CheckpointError: the other writer has reported that it failed.
         """
         failure = join(path, layout.failure_marker(writer, self._writers))
-        if operations.files.exists(failure):
-            content = layout.decode(operations.files.read(failure), failure)
+        if self._storage.exists(failure):
+            content = layout.decode(self._storage.read(failure), failure)
             raise _ShareFailedError(f"writer {writer}: {content['reason']}", no_room=content["no_room"])
         marker = join(path, layout.whole_marker(writer, self._writers))
-        if not operations.files.exists(marker):
+        if not self._storage.exists(marker):
             return None
         try:
-            share: dict[str, dict[str, int]] = layout.decode(operations.files.read(marker), marker)["files"]
+            share: dict[str, dict[str, int]] = layout.decode(self._storage.read(marker), marker)["files"]
             stored.check_sizes(path, share)
         except CheckpointError:
             return None  # a network file system may show new files late, or in part
@@ -280,9 +284,9 @@ class CheckpointStore:
             "shares": shares,
             "notes": json.loads(save.notes),
         }
-        operations.write_whole(join(path, layout.COMMITTED), layout.encode(content))
+        self._storage.write_whole(join(path, layout.COMMITTED), layout.encode(content))
         # The new directory's name must also be on the disk, so that the checkpoint survives a crash.
-        operations.files.sync(self._directory)
+        self._storage.sync(self._directory)
         self.last_committed = save.name.step
 
     def _tidy(self, newest: layout.Name) -> None:
@@ -310,11 +314,11 @@ class CheckpointStore:
     def _withdraw(self, path: str, reason: str, no_room: bool) -> None:
         """Removes this share, and leaves a marker that tells the first writer not to wait for it."""
         prefix = layout.share_prefix(self._writer, self._writers)
-        for name in operations.files.names(path):
+        for name in self._storage.names(path):
             if name.startswith(f"{prefix}."):
-                operations.files.remove(join(path, name))
+                self._storage.remove(join(path, name))
         marker = layout.encode({"version": layout.VERSION, "reason": reason, "no_room": no_room})
-        operations.write_whole(join(path, layout.failure_marker(self._writer, self._writers)), marker)
+        self._storage.write_whole(join(path, layout.failure_marker(self._writer, self._writers)), marker)
 
     def _make_room(self) -> None:
         """Removes all checkpoints but the newest readable one, because the disk has no room for another."""

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dtrain.checkpoint import files as operations
-from dtrain.checkpoint import layout
-from dtrain.checkpoint.files import join
+from dtrain.checkpoint import layout, tensor_file
+from dtrain.checkpoint.storages import join, storage_of
 from dtrain.errors import CheckpointError, ConfigurationError
 from dtrain.log import logger
 
@@ -67,7 +66,7 @@ def committed(directory: str) -> list[StoredCheckpoint]:
         ) from error
     for name in names:
         path = join(directory, str(name))
-        if operations.files.exists(join(path, layout.COMMITTED)):
+        if storage_of(path).exists(join(path, layout.COMMITTED)):
             try:
                 found.append(_look_at(path))
             except CheckpointError as error:
@@ -101,7 +100,7 @@ def read_share(checkpoint: StoredCheckpoint, share: int) -> dict[str, Any]:
     prefix = join(checkpoint.path, layout.share_prefix(share, checkpoint.writers))
     try:
         _check_files(checkpoint.path, expected)
-        return operations.files.read_tensors(prefix)
+        return tensor_file.read_files(storage_of(prefix), prefix)
     except (tf.errors.OpError, OSError) as error:
         raise CheckpointError(f"{prefix} cannot be read: {one_line(error)}", hint=_HINT) from error
 
@@ -114,7 +113,7 @@ def remove_uncommitted(directory: str) -> None:
     with _logging_errors(directory):
         for name in _names(directory):
             path = join(directory, str(name))
-            if not operations.files.exists(join(path, layout.COMMITTED)):
+            if not storage_of(path).exists(join(path, layout.COMMITTED)):
                 remove(path)
 
 
@@ -129,17 +128,17 @@ def remove_all(directory: str) -> None:
         # The oldest first: if this is interrupted, the newest ones are left.
         for name in sorted(_names(directory)):
             remove(join(directory, str(name)))
-        if operations.files.exists(directory) and not operations.files.names(directory):
+        if storage_of(directory).exists(directory) and not storage_of(directory).names(directory):
             with contextlib.suppress(OSError, tf.errors.OpError):
-                operations.files.remove_directory(directory)
+                storage_of(directory).remove_directory(directory)
 
 
 def remove(path: str) -> None:
     """Deletes a checkpoint: its commit marker first, so that an incomplete one never counts as complete."""
-    operations.files.remove(join(path, layout.COMMITTED))
-    for name in operations.files.names(path):
-        operations.files.remove(join(path, name))
-    operations.files.remove_directory(path)
+    storage_of(path).remove(join(path, layout.COMMITTED))
+    for name in storage_of(path).names(path):
+        storage_of(path).remove(join(path, name))
+    storage_of(path).remove_directory(path)
 
 
 def sweep(directory: str, before: layout.Name) -> None:
@@ -152,7 +151,7 @@ def sweep(directory: str, before: layout.Name) -> None:
         if (
             name.token == before.token
             and name < before
-            and not operations.files.exists(join(path, layout.COMMITTED))
+            and not storage_of(path).exists(join(path, layout.COMMITTED))
         ):
             remove(path)
 
@@ -176,7 +175,7 @@ def prune(directory: str, newest: layout.Name, keep: int) -> None:
     kept = {newest, *rest[: keep - 1]}
     for name in sorted(_names(directory)):
         path = join(directory, str(name))
-        if name not in kept and operations.files.exists(join(path, layout.COMMITTED)):
+        if name not in kept and storage_of(path).exists(join(path, layout.COMMITTED)):
             remove(path)
 
 
@@ -186,7 +185,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _names(directory: str) -> list[layout.Name]:
-    found = (layout.parse_name(name) for name in operations.files.names(directory))
+    found = (layout.parse_name(name) for name in storage_of(directory).names(directory))
     return [name for name in found if name is not None]
 
 
@@ -195,7 +194,7 @@ def _look_at(path: str) -> StoredCheckpoint:
 
     marker = join(path, layout.COMMITTED)
     try:
-        content = layout.decode(operations.files.read(marker), marker)
+        content = layout.decode(storage_of(path).read(marker), marker)
         for share in content["shares"]:
             check_sizes(path, share)
         noted = {name: content[name] for name in ("step", "serial", "writers", "notes", "token", "time")}
@@ -220,7 +219,7 @@ def check_sizes(path: str, expected: Mapping[str, Mapping[str, int]]) -> None:
     for name, facts in expected.items():
         if "/" in name:
             raise CheckpointError(f"{path} names the file {name!r}, which is not its own.", hint=_HINT)
-        size = operations.files.size(join(path, name))
+        size = storage_of(path).size(join(path, name))
         if size != facts["size"]:
             raise CheckpointError(
                 f"{join(path, name)} has {size} bytes; {facts['size']} were written.", hint=_HINT
@@ -233,7 +232,7 @@ def _check_files(path: str, expected: Mapping[str, Mapping[str, int]]) -> None:
         # Only the index has a checksum here; it contains one for each tensor in the data.
         if (
             "checksum" in facts
-            and layout.checksum(operations.files.read(join(path, name))) != facts["checksum"]
+            and layout.checksum(storage_of(path).read(join(path, name))) != facts["checksum"]
         ):
             raise CheckpointError(f"{join(path, name)} was changed: its checksum is wrong.", hint=_HINT)
 

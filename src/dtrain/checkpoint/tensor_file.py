@@ -17,6 +17,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from dtrain.checkpoint import layout
+from dtrain.errors import CheckpointError
+
 try:
     import fcntl
 except ImportError:  # not on Windows
@@ -33,6 +36,47 @@ class Output(Protocol):
 
     def write(self, content: memoryview) -> None:
         """Appends bytes."""
+
+
+class Storage(Protocol):
+    """What of a `CheckpointIO` is used here."""
+
+    def output(self, path: str) -> contextlib.AbstractContextManager[Output]:
+        """Opens a file to which tensors are appended."""
+
+    def write(self, path: str, content: bytes) -> None:
+        """Writes a file."""
+
+    def read(self, path: str) -> bytes:
+        """The content of a file."""
+
+
+def write_files(storage: Storage, prefix: str, tensors: Mapping[str, Any]) -> None:
+    """Writes tensors to `<prefix>.data`, and the list of them to `<prefix>.index`.
+
+    Args:
+        storage: where to write.
+        prefix: a path without a suffix.
+        tensors: eager tensors by name, of any shape, of strings or numbers.
+    """
+    index, data = layout.tensor_files(prefix)
+    with storage.output(data) as output:
+        entries = write(output, tensors)
+    storage.write(index, layout.encode({"version": layout.VERSION, "tensors": entries}))
+
+
+def read_files(storage: Storage, prefix: str) -> dict[str, Any]:
+    """Reads the tensors that `write_files` wrote, by name, on the CPU.
+
+    Raises:
+        CheckpointError: the index or a tensor was changed.
+    """
+    index, data = layout.tensor_files(prefix)
+    entries = layout.decode(storage.read(index), index)["tensors"]
+    try:
+        return read(storage.read(data), entries)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{data} was changed: {error}.", hint=layout.HINT) from error
 
 
 def write(output: Output, tensors: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -1,0 +1,80 @@
+"""The base class of storages for checkpoints: how the files of checkpoints are read and written.
+
+The storages are in `storages`. When a checkpoint is complete, and in which order its files are written, is
+the store's task.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import io
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from dtrain.checkpoint import tensor_file
+
+
+class CheckpointIO(abc.ABC):
+    """A kind of storage. Paths are URLs of its scheme, with slashes; all methods raise `OSError` on failure.
+
+    To add one, write a subclass, and add an instance by `storages.register`.
+
+    Attributes:
+        local: whether paths are those of this machine, where other workers may see other files.
+    """
+
+    local: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def write(self, path: str, content: bytes) -> None:
+        """Writes a new file; when it returns, other processes can read the content."""
+
+    @abc.abstractmethod
+    def read(self, path: str) -> bytes:
+        """The content of a file."""
+
+    @abc.abstractmethod
+    def size(self, path: str) -> int:
+        """The size of a file in bytes."""
+
+    @abc.abstractmethod
+    def exists(self, path: str) -> bool:
+        """Whether there is a file, or a directory that is not empty."""
+
+    @abc.abstractmethod
+    def names(self, path: str) -> list[str]:
+        """The sorted names of files and directories in a directory; an empty list if there is none."""
+
+    @abc.abstractmethod
+    def remove(self, path: str) -> None:
+        """Deletes a file; a missing file is no error."""
+
+    @abc.abstractmethod
+    def remove_directory(self, path: str) -> None:
+        """Deletes a directory with its content; a missing directory is no error."""
+
+    def make_directories(self, path: str) -> None:  # noqa: B027 - optional
+        """Creates a directory and its parents, if the storage has directories."""
+
+    def sync(self, path: str) -> None:  # noqa: B027 - optional
+        """Waits until a file or directory is on the disk, if `write` does not."""
+
+    def write_whole(self, path: str, content: bytes) -> None:
+        """Writes a small file so that readers find all of it or none, if the storage can."""
+        self.write(path, content)
+
+    @contextlib.contextmanager
+    def output(self, path: str) -> Iterator[tensor_file.Output]:
+        """Opens a file to which the tensors of a share are appended."""
+        with io.BytesIO() as buffer:
+            yield buffer  # type: ignore[misc]
+            self.write(path, buffer.getvalue())
+
+    def absolute(self, path: str) -> str:
+        """The path as it is used from every working directory."""
+        return path
+
+    def write_tensors(self, prefix: str, tensors: Mapping[str, Any]) -> None:
+        """Writes tensors to `<prefix>.data`, and the list of them to `<prefix>.index`."""
+        tensor_file.write_files(self, prefix, tensors)

@@ -1,0 +1,158 @@
+"""The storages of checkpoints by URL scheme: local files, and whatever TensorFlow's file systems support.
+
+The order of the operations, and when a checkpoint is complete, are not decided here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dtrain.checkpoint import tensor_file
+from dtrain.checkpoint.checkpoint_io import CheckpointIO
+from dtrain.errors import ConfigurationError
+
+
+class TensorFlowFiles(CheckpointIO):
+    """Any file system of TensorFlow's, such as `gs://`; methods raise `OSError` or `tf.errors.OpError`."""
+
+    def make_directories(self, path: str) -> None:
+        """Creates a directory and its parents; an existing directory is no error."""
+        _gfile().makedirs(path)
+
+    def write(self, path: str, content: bytes) -> None:
+        """Writes a new file in one operation."""
+        with _gfile().GFile(path, "wb") as file:
+            file.write(content)
+
+    @contextlib.contextmanager
+    def output(self, path: str) -> Iterator[tensor_file.Output]:
+        """Opens a file that is written piece by piece."""
+        with _gfile().GFile(path, "wb") as file:
+            yield tensor_file.Elsewhere(file)
+
+    def read(self, path: str) -> bytes:
+        """The content of a file."""
+        with _gfile().GFile(path, "rb") as file:
+            return bytes(file.read())
+
+    def remove(self, path: str) -> None:
+        """Deletes a file; a missing file is no error."""
+        import tensorflow as tf
+
+        with contextlib.suppress(tf.errors.NotFoundError):
+            _gfile().remove(path)
+
+    def remove_directory(self, path: str) -> None:
+        """Deletes a directory with its content; a missing directory is no error."""
+        import tensorflow as tf
+
+        with contextlib.suppress(tf.errors.NotFoundError):
+            _gfile().rmtree(path)
+
+    def names(self, path: str) -> list[str]:
+        """The sorted names in a directory; an empty list if there is no directory."""
+        import tensorflow as tf
+
+        try:
+            return sorted(name.rstrip("/") for name in _gfile().listdir(path))
+        except tf.errors.NotFoundError:
+            return []
+
+    def exists(self, path: str) -> bool:
+        """Whether a file or directory exists."""
+        return bool(_gfile().exists(path))
+
+    def size(self, path: str) -> int:
+        """The size of a file in bytes."""
+        return int(_gfile().stat(path).length)
+
+
+class LocalFiles(TensorFlowFiles):
+    """Files of this machine, which a crash of the machine leaves whole; paths without a scheme, or `file://`."""
+
+    local = True
+
+    @contextlib.contextmanager
+    def output(self, path: str) -> Iterator[tensor_file.Output]:
+        """Opens a file that is written past the page cache."""
+        with tensor_file.opened(_plain(path)) as output:
+            yield output
+
+    def read(self, path: str) -> bytes:
+        """The content of a file."""
+        return Path(_plain(path)).read_bytes()
+
+    def sync(self, path: str) -> None:
+        """Waits until a file or directory is on the disk."""
+        handle = os.open(_plain(path), os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        except OSError as error:
+            # Some mounted file systems do not support this, above all for directories.
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
+        finally:
+            os.close(handle)
+
+    def write_whole(self, path: str, content: bytes) -> None:
+        """Writes a file atomically: even after a machine crash, it is complete or does not exist."""
+        beside = f"{path}.part"
+        self.write(beside, content)
+        self.sync(beside)
+        self.move(beside, path)
+        self.sync(path.rpartition("/")[0] or ".")
+
+    def move(self, source: str, target: str) -> None:
+        """Renames a file atomically; an existing file of that name is replaced."""
+        Path(_plain(source)).replace(_plain(target))
+
+    def absolute(self, path: str) -> str:
+        """The path from the root, without a scheme."""
+        return os.path.abspath(_plain(path))  # noqa: PTH100
+
+
+STORAGES: dict[str, CheckpointIO] = {"file": LocalFiles()}
+"""The storages by URL scheme. `file` is also for paths without one; TensorFlow has the others."""
+
+_OTHERS = TensorFlowFiles()
+
+
+def register(scheme: str, storage: CheckpointIO) -> None:
+    """Add a storage, on all workers.
+
+    Args:
+        scheme: what stands before `://` in its paths.
+        storage: an instance of a subclass of `CheckpointIO`.
+
+    Raises:
+        ConfigurationError: a storage of this scheme is registered already.
+    """
+    if scheme in STORAGES:
+        raise ConfigurationError(f"There is a storage for {scheme}:// already.", hint="Take another scheme.")
+    STORAGES[scheme] = storage
+
+
+def storage_of(path: str) -> CheckpointIO:
+    """The storage of a path, which may be a URL."""
+    scheme, separator, _ = path.partition("://")
+    return STORAGES.get(scheme, _OTHERS) if separator else STORAGES["file"]
+
+
+def join(directory: str, name: str) -> str:
+    """Joins a directory, which may be a URL, and a name to a path."""
+    return f"{directory.rstrip('/')}/{name}" if directory.rstrip("/") else f"/{name}"
+
+
+def _plain(path: str) -> str:
+    return path.removeprefix("file://")
+
+
+def _gfile() -> Any:
+    import tensorflow as tf
+
+    return tf.io.gfile
