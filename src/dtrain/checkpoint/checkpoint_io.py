@@ -1,7 +1,7 @@
 """The base class of storages for checkpoints: how the files of checkpoints are read and written.
 
-The storages are in `storages`. When a checkpoint is complete, and in which order its files are written, is
-the store's task.
+The storages are in `storages`; to add one, write a subclass, and add an instance by `storages.register`.
+When a checkpoint is complete, and in which order its files are written, is the store's task.
 """
 
 from __future__ import annotations
@@ -16,15 +16,10 @@ from dtrain.checkpoint import tensor_file
 
 
 class CheckpointIO(abc.ABC):
-    """A kind of storage. Paths are URLs of its scheme, with slashes; all methods raise `OSError` on failure.
-
-    To add one, write a subclass, and add an instance by `storages.register`.
-
-    Attributes:
-        local: whether paths are those of this machine, where other workers may see other files.
-    """
+    """A kind of storage. Paths are URLs of its scheme, with slashes; methods raise `OSError` on failure."""
 
     local: ClassVar[bool] = False
+    """Whether paths are those of this machine, where other workers may see other files."""
 
     @abc.abstractmethod
     def write(self, path: str, content: bytes) -> None:
