@@ -174,8 +174,8 @@ def _is_additive(metric: Any, arguments: Arguments) -> bool:
     found = _may_be_tried(metric, arguments) and is_additive(metric, arguments)
     if known.is_additive and not found:
         raise StepError(
-            f"update_state of the metric {metric.name!r} adds up over examples in the calls before, but in "
-            "this one, with other arguments, it does not. Its variables hold each replica's part.",
+            f"update_state of the metric {metric.name!r} was additive over examples in earlier calls, but "
+            "in this one, with other arguments, it is not. Its variables hold each replica's part.",
             hint="use one metric object for each kind of call",
         )
     known.kinds.add(arguments.key)
@@ -185,7 +185,7 @@ def _is_additive(metric: Any, arguments: Arguments) -> bool:
             _hold_parts(variable) if found else _hold_alike(variable)
         if not found:
             logger.info(
-                "The metric %r does not add up over examples: every replica updates it with the examples of "
+                "The metric %r is not additive over examples: every replica updates it with the examples of "
                 "all replicas.",
                 metric.name,
             )
@@ -213,7 +213,7 @@ def _check_place(metric: Any, step: ReplicaStep | None) -> None:
     if isinstance(step, TrialStep):
         return
     what = (
-        f"update_state of the metric {metric.name!r} does not add up over examples, so it needs the examples "
+        f"update_state of the metric {metric.name!r} is not additive over examples, so it needs the examples "
         "of all replicas"
     )
     try:
@@ -226,7 +226,7 @@ def _check_place(metric: Any, step: ReplicaStep | None) -> None:
     if not upstream_tf.merge_possible():
         raise StepError(
             f"{what}, and replicas cannot meet inside a condition or a loop of their own.",
-            hint="update it in the replica's function itself, or add up what each example gives, and "
+            hint="update it in the replica's function itself, or sum what each example gives, and "
             "divide in result",
         )
 
@@ -262,9 +262,9 @@ def _in_step(metric: Any, step: ReplicaStep, value: Any, kind: Any) -> Any:
 def _mean(metric: Any, value: Any) -> Any:
     """The mean of the replicas' numbers, in a user's own loop."""
     warnings.warn(
-        f"The metric {metric.name!r} is given a number by each replica, and its update_state does not add "
-        "up: it gets the mean of the replicas' numbers. Hint: give it the number of the whole batch, such as "
-        "tf.distribute.get_replica_context().all_reduce('mean', number).",
+        f"The metric {metric.name!r} is given a number by each replica, and its update_state is not "
+        "additive: it gets the mean of the replicas' numbers. Hint: give it the number of the whole batch, "
+        "such as tf.distribute.get_replica_context().all_reduce('mean', number).",
         stacklevel=2,
     )
     context = tf.distribute.get_replica_context()
@@ -290,8 +290,8 @@ def _warn_of_workers(metric: Any, args: Any, kwargs: Any) -> None:
     if not known.is_additive:
         warnings.warn(
             f"What update_state of the metric {metric.name!r} changes depends on what was there, and several "
-            "workers update it at the same time: their changes are added up, which gives another number than "
-            "one device does. Hint: add up what each batch gives and divide in result.",
+            "workers update it at the same time: their changes are summed, which gives another number than "
+            "one device does. Hint: sum what each batch gives and divide in result.",
             stacklevel=2,
         )
 

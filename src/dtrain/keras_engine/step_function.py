@@ -303,7 +303,7 @@ class StepFunction:
         # Replicas must communicate inside the forward or backward pass.
         logger.warning(
             "jit_compile=True was set, but this model's replicas must talk to each other inside the "
-            "step (a masked or whole-batch loss, a metric that does not add up, synchronized "
+            "step (a masked or whole-batch loss, a metric that is not additive, synchronized "
             "BatchNormalization), which XLA cannot "
             "compile; it runs without XLA."
         )

@@ -18,7 +18,7 @@ OPTIMIZE_GRAPH = Reach(
 
 SET_ATTRIBUTE = Reach(
     "tensorflow.python.framework.ops:Operation._set_attr",
-    "sums that the graph optimizer joins are added up in an order that depends on timing",
+    "sums that the graph optimizer joins are summed in an order that depends on timing",
 )
 
 

@@ -110,7 +110,7 @@ METRIC_INIT = Replaced(
 )
 ADD_METRIC_VARIABLE = SetOnObjects(
     "keras.src.metrics.metric:Metric.add_variable",
-    "the first value of a metric that does not add up must not be summed over the replicas",
+    "the first value of a metric that is not additive must not be summed over the replicas",
 )
 METRIC_VALUES = Replaced(
     f"{_METRICS}:reduce_to_samplewise_values",
