@@ -57,9 +57,8 @@ def run_both(plan: Comparison, base: Path, now: Path = ROOT) -> Iterator[tuple[s
     for job in jobs:
         job.out.mkdir()
     try:
-        for job in jobs:  # one after the other: to start is what takes all cores
-            job.start()
         with ThreadPoolExecutor(max_workers=2) as pool:
+            list(pool.map(Job.start, jobs))
             for program in plan.programs:
                 if program.startswith(_AFTER):
                     _give_checkpoint(program, jobs)
