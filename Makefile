@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --numpr
 # Newer than the files that it depends on: the environment is as they ask, and setup has nothing to do.
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup demo test test-contract test-faults test-soak same-bits test-upstream bench docs count check clean
+.PHONY: setup demo test test-contract test-faults test-soak same-bits test-matrix test-upstream bench docs count check clean
 
 setup: $(STAMP)
 
@@ -41,6 +41,11 @@ test-soak: setup
 # This tree's numbers and those of another commit, to the last bit: make same-bits BASE=COMMIT; LONG=1 for all programs.
 same-bits: setup
 	$(BIN)/python -m tests.same_bits $(if $(BASE),--base $(BASE)) $(if $(LONG),--long)
+
+# What depends on the versions of TensorFlow and Keras, in each row of tests/rows: make test-matrix ROWS=tf218-k38
+# An hour for each row; PROGRAMS=4 runs every fourth program of the contract.
+test-matrix: setup
+	$(BIN)/python -m tests.rows $(if $(ROWS),--row $(ROWS)) $(if $(PROGRAMS),--programs $(PROGRAMS))
 
 # Keras' own suites, as its wheel ships them, in the scope of a strategy; not in CI.
 test-upstream: setup

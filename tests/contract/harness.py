@@ -33,6 +33,8 @@ import numpy as np
 from tests.programs.registry import ATOL, RTOL, Listed, listed
 from tests.programs.strategies import LAYOUTS, STRATEGIES
 
+from dtrain.upstream.versions import installed_tensorflow
+
 from .mpi_starter import mpi_command, mpi_environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -286,7 +288,7 @@ def run_strategy(
 
 def reference(entries: list[Listed], *, fresh: bool = False) -> dict[str, Report]:
     """What one device gives for these programs, from the cache where the program has not changed since."""
-    versions = "-".join(version(name) for name in ("keras", "numpy"))
+    versions = "-".join((version("keras"), version("numpy"), *installed_tensorflow()))
     cache = Path(tempfile.gettempdir()) / f"contract-reference-{os.getuid()}-{versions}.pickle"
     known: dict[str, tuple[str, Report]] = {}
     # A pickle runs code when it is read, and a temporary directory is everyone's: read only one's own file.

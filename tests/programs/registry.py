@@ -14,6 +14,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,13 @@ def _register(name: str) -> Callable[[Function], Function]:
 
 
 def program(
-    name: str, *, rtol: float = RTOL, atol: float = ATOL, why: str = "", under: tuple[str, ...] = ()
+    name: str,
+    *,
+    rtol: float = RTOL,
+    atol: float = ATOL,
+    why: str = "",
+    under: tuple[str, ...] = (),
+    keras: str = "",
 ) -> Callable[[Function], Function]:
     """Registers a program whose returned numbers must equal those of one device.
 
@@ -63,6 +70,7 @@ def program(
         atol: absolute tolerance.
         why: the reason where a tolerance is not the usual one.
         under: the only strategies that it is run under, all of them in the long tests; () for any strategy.
+        keras: the first minor version of Keras that can run it on one device; "" for all that are supported.
     """
     if (rtol, atol) != (RTOL, ATOL) and not why:
         raise ValueError(f"{name!r} has a tolerance of its own and gives no reason for it")
@@ -90,6 +98,7 @@ class Listed:
     rtol: float = RTOL
     atol: float = ATOL
     under: tuple[str, ...] = ()
+    keras: str = ""
 
     @property
     def is_property(self) -> bool:
@@ -100,8 +109,14 @@ class Listed:
 
 
 def listed(*kinds: str) -> list[Listed]:
-    """The programs of some kinds, or all, in the order of their files, read from the sources."""
-    return [entry for entry in _all() if not kinds or entry.kind in kinds]
+    """The programs of some kinds, or all, that the installed Keras can run, in the order of their files."""
+    installed = _minor(version("keras"))
+    runnable = [entry for entry in _all() if not entry.keras or _minor(entry.keras) <= installed]
+    return [entry for entry in runnable if not kinds or entry.kind in kinds]
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in version.split(".")[:2])
 
 
 def find(name: str) -> Function:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from dtrain.errors import BackendError, UnsupportedVersionError
-from dtrain.upstream.versions import check_versions
+from dtrain.upstream.versions import check_versions, require_keras
 
 
 def wheels(**installed: str) -> SimpleNamespace:
@@ -32,7 +32,8 @@ def wheels(**installed: str) -> SimpleNamespace:
     "installed",
     [
         {"tensorflow_cpu": "2.21.0"},
-        {"tensorflow": "2.21.3"},
+        {"tensorflow": "2.18.0"},
+        {"tensorflow": "2.23.0"},
         {"tensorflow_tpu": "2.20.0"},
         {"tensorflow": "2.21.0", "tensorflow_cpu": "2.21.0"},
         {"tensorflow": "2.21.0rc1"},
@@ -46,12 +47,12 @@ def test_what_is_supported(installed: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("installed", "words"),
     [
-        ({"tensorflow_cpu": "2.20.0"}, ["tensorflow-cpu 2.20.0 is installed", ">= 2.21 and < 2.22"]),
-        ({"tensorflow": "2.22.0"}, ["tensorflow 2.22.0 is installed", ">= 2.21 and < 2.22"]),
-        ({"tf_nightly": "2.22.0.dev20260101"}, ["tf-nightly 2.22.0.dev20260101 is installed"]),
+        ({"tensorflow_cpu": "2.17.1"}, ["tensorflow-cpu 2.17.1 is installed", ">= 2.18 and < 3.0"]),
+        ({"tensorflow": "3.0.0"}, ["tensorflow 3.0.0 is installed", ">= 2.18 and < 3.0"]),
+        ({"tf_nightly": "3.0.0.dev20260101"}, ["tf-nightly 3.0.0.dev20260101 is installed"]),
         ({"tensorflow": "1"}, ["tensorflow 1 is installed"]),
         ({"tensorflow": "1.15"}, ["tensorflow 1.15 is installed"]),
-        ({"tensorflow_tpu": "2.19.1"}, ["tensorflow-tpu 2.19.1 is installed", ">= 2.20 and < 2.22"]),
+        ({"tensorflow_tpu": "2.17.1"}, ["tensorflow-tpu 2.17.1 is installed", ">= 2.18 and < 3.0"]),
         ({}, ["TensorFlow is not installed", "dtrain[cpu]", "dtrain[gpu]", "dtrain[tpu]"]),
     ],
 )
@@ -65,8 +66,8 @@ def test_tensorflow_that_is_not(installed: dict[str, str], words: list[str]) -> 
 @pytest.mark.parametrize(
     ("keras", "words"),
     [
-        ("2.15.0", ["Keras 2.15.0 is installed", ">= 3.15 and < 4.0"]),
-        ("3.14.2", ["Keras 3.14.2 is installed"]),
+        ("2.15.0", ["Keras 2.15.0 is installed", ">= 3.8 and < 4.0"]),
+        ("3.7.0", ["Keras 3.7.0 is installed"]),
         ("4.0.0", ["Keras 4.0.0 is installed"]),
         (None, ["Keras is not installed"]),
     ],
@@ -75,7 +76,19 @@ def test_keras_that_is_not(keras: str | None, words: list[str]) -> None:
     installed = wheels(tensorflow_cpu="2.21.0", **({} if keras is None else {"keras": keras}))
     with pytest.raises(UnsupportedVersionError) as caught:
         check_versions(installed)
-    assert all(word in str(caught.value) for word in [*words, "pip install 'keras>=3.15,<4'"])
+    assert all(word in str(caught.value) for word in [*words, "pip install 'keras>=3.8,<4'"])
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.15"])
+def test_a_feature_that_an_older_keras_lacks(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", wheels(keras="3.9.2").version)
+    if version == "3.9":
+        require_keras(version, "rematerialize")
+        return
+    with pytest.raises(UnsupportedVersionError) as caught:
+        require_keras(version, "MultiOptimizer")
+    assert "MultiOptimizer needs Keras 3.15, and Keras 3.9.2 is installed" in str(caught.value)
+    assert "pip install 'keras>=3.15,<4'" in str(caught.value)
 
 
 WITHOUT_TENSORFLOW = """

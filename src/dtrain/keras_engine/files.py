@@ -65,7 +65,7 @@ def makedirs(original: Callable[..., Any], path: Any) -> Any:
         return None
 
 
-@replaces(upstream_keras.EXPORTED_VARIABLES)
+@replaces(upstream_keras.EXPORTED_VARIABLES, upstream_keras.EXPORTED_VARIABLES_EARLIER)
 def exported_variables(original: Callable[..., Any], fns: Any) -> Any:
     """The replacement of the function that lists the variables for `export`: it sorts them by creation.
 

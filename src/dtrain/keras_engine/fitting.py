@@ -47,7 +47,7 @@ from dtrain.keras_engine.step_function import StepFunction
 from dtrain.keras_engine.steps import step_is_stock
 from dtrain.keras_engine.xla_rule import note_compiled
 from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream.reach import on_objects, replaces, set_methods
+from dtrain.upstream.reach import on_objects, replaces, set_methods, unproven
 
 _LEAST_COUNTS = {
     "batch_size": 1,
@@ -75,6 +75,10 @@ def fit(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -
     if not is_managed(self.distribute_strategy) and not wanted:
         with tensorflows_own_explained(self):
             return original(self, *args, **kwargs)
+    if unproven() and is_managed(self.distribute_strategy):
+        from dtrain.keras_engine.first_step import check_first_step
+
+        check_first_step(self.distribute_strategy)
     with events.one_fit():
         try:
             return _fitted(self, original, call)

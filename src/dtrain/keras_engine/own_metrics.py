@@ -83,8 +83,10 @@ def add_variable(
 
     A user's own metric starts with equal values on all replicas, until it is known whether it is additive.
     """
-    alike = current_layout() is not None and is_own(self)
-    return original(self, shape, initializer, dtype, "only_first_replica" if alike else aggregation, name)
+    if current_layout() is None:
+        return original(self, shape, initializer, dtype, aggregation, name)
+    kind = "only_first_replica" if is_own(self) else aggregation
+    return upstream_keras.made_in_parts(lambda: original(self, shape, initializer, dtype, kind, name))
 
 
 def watch(metric: Any) -> None:

@@ -13,6 +13,7 @@ import keras
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.hook import install
 from dtrain.keras_engine.rematerialization import OwnNames
+from dtrain.upstream.versions import require_keras
 from dtrain.words import known_word
 
 MODES = {
@@ -48,6 +49,7 @@ def rematerialize(
         layers: names of layers.
 
     Raises:
+        UnsupportedVersionError: Keras is older than 3.9.
         ConfigurationError: the mode is not known, an argument that it needs is missing, or an argument does
             not belong to it. During training: a layer adds a loss or writes to its own weights in its call,
             or the strategy is ParameterServerStrategy.
@@ -67,6 +69,7 @@ def rematerialize(
     if word == "none":
         yield
         return
+    require_keras("3.9", "rematerialize")
     install()
     with keras.RematScope(word, output_size_threshold=size or 0, layer_names=OwnNames(layers)):
         yield

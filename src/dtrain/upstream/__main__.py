@@ -2,7 +2,7 @@
 
 python -m dtrain.upstream            # prints them
 python -m dtrain.upstream --check    # compares another version with the record; fails where parameters differ
-python -m dtrain.upstream --write    # records what is installed, once the tests have passed with it
+python -m dtrain.upstream --write    # adds what is installed to the record, once the tests have passed
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def main() -> None:
     """Prints the list, checks the installed versions, or writes the record."""
     parser = argparse.ArgumentParser(prog="python -m dtrain.upstream", description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="compare what is installed with the record")
-    parser.add_argument("--write", action="store_true", help="record what is installed")
+    parser.add_argument("--write", action="store_true", help="add what is installed to the record")
     chosen, reaches = parser.parse_args(), all_reaches()
     if chosen.check or chosen.write:
         (check if chosen.check else write_record)(reaches)

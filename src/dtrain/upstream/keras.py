@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dtrain.upstream.reach import Reach, Replaced, SetOnObjects
+from dtrain.upstream.versions import minor
 
 _TRAINER = "keras.src.backend.tensorflow.trainer"
 _LOSS = "keras.src.losses.loss"
@@ -134,7 +135,9 @@ LOSS_SCALE_TF_APPLY = SetOnObjects(
     "it merges the replicas, and refuses to run where they are merged already",
 )
 MULTI_OPTIMIZER_APPLY = Replaced(
-    "keras.src.optimizers.multi_optimizer:MultiOptimizer.apply", "several optimizers, the same reduction"
+    "keras.src.optimizers.multi_optimizer:MultiOptimizer.apply",
+    "several optimizers, the same reduction",
+    since="3.15",
 )
 OPTIMIZER_REDUCE = SetOnObjects(
     f"{_TF_OPTIMIZER}:TFOptimizer._all_reduce_sum_gradients",
@@ -177,6 +180,10 @@ MODEL_EXPORT = SetOnObjects("keras.src.models.model:Model.export", "as for save"
 EXPORTED_VARIABLES = Replaced(
     "keras.src.export.saved_model_export_archive:_list_variables_used_by_fns",
     "it lists variables in the order of a set, so two workers' exports name them differently",
+    since="3.14",
+)
+EXPORTED_VARIABLES_EARLIER = Replaced(
+    "keras.src.export.saved_model:_list_variables_used_by_fns", "as EXPORTED_VARIABLES", until="3.14"
 )
 EMBEDDING_CALL = SetOnObjects(
     "keras.src.layers.core.embedding:Embedding.call",
@@ -186,10 +193,12 @@ EMBEDDING_CALL = SetOnObjects(
 REMAT = Replaced(
     "keras.src.backend.tensorflow.core:remat",
     "a layer that is computed again must draw the same numbers and write nothing a second time",
+    since="3.9",
 )
 REMATERIALIZED_CALL = SetOnObjects(
     "keras.src.layers.layer:Layer.rematerialized_call",
     "it sets the activation of layers, also of recurrent ones, where it cannot be set",
+    since="3.9",
 )
 
 
@@ -228,21 +237,24 @@ def seed_generator_global() -> Any:
         random.setstate(state)
 
 
+# Keras has a constant for this name since 3.13; the name is older.
+_GLOBAL_SEED_GENERATOR = "global_seed_generator"
+
+
 def with_seed_generator(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a function so that it uses this thread's global seed generator in any thread.
 
     Keras has one generator for each thread, and each replica is traced in its own thread.
     """
     from keras.src.backend.common import global_state
-    from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
-    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    generator = global_state.get_global_attribute(_GLOBAL_SEED_GENERATOR)
     if generator is None:
         return function
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
+        global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, generator)
         return function(*args, **kwargs)
 
     return run
@@ -260,6 +272,46 @@ def epoch_iterator_base() -> Any:
     from keras.src.trainers.epoch_iterator import EpochIterator
 
     return EpochIterator
+
+
+def calls_have_two_numbers() -> bool:
+    """Whether an epoch's iterator yields the first and the last step of each call, as since Keras 3.11.
+
+    Before, it yields the first step alone.
+    """
+    import keras
+
+    return minor(keras.__version__) >= (3, 11)
+
+
+def made_in_parts(make: Callable[[], Any]) -> Any:
+    """Makes a metric's variable hold a part on each replica; the parts are combined when it is read.
+
+    Keras does so itself since 3.10. Before, each update would have to meet the other replicas.
+
+    Args:
+        make: makes the variable. In a stateless scope, Keras gives it a value later.
+    """
+    import keras
+    import tensorflow as tf
+
+    if minor(keras.__version__) >= (3, 10):
+        return make()
+
+    def on_read(create: Callable[..., Any], **kwargs: Any) -> Any:
+        return create(**kwargs | {"synchronization": tf.VariableSynchronization.ON_READ})
+
+    with tf.variable_creator_scope(on_read):
+        variable = make()
+    if variable._value is None:
+
+        def initialize() -> None:
+            del variable._deferred_initialize
+            with tf.variable_creator_scope(on_read):
+                variable._deferred_initialize()
+
+        variable._deferred_initialize = initialize
+    return variable
 
 
 def profiles_batches(tensorboard: Any) -> bool:

@@ -1,8 +1,8 @@
 """The bookkeeping of private names that dtrain uses or replaces: checks all of them, then replaces some.
 
 The names are listed in `keras`, `tensorflow` and the other modules here; the replacements are in the engine's
-modules. `record.json` holds each name's parameters, and a hash of its source, in the versions that dtrain was
-tested with.
+modules. `record.json` holds each name's parameters, and hashes of its source, for every version of Keras and
+TensorFlow that dtrain was tested with.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import inspect
 import itertools
 import json
 import linecache
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 
 from dtrain.errors import UnsupportedVersionError
 from dtrain.log import logger
+from dtrain.upstream.versions import minor
 
 RECORD = Path(__file__).parent / "record.json"
 
@@ -37,11 +39,27 @@ class Reach:
         place: `module:name` or `module:Class.name`.
         reason: why dtrain needs it.
         thread: the public issue about it, or "none".
+        since: the first minor version of Keras or TensorFlow that has the name; "" for all supported ones.
+        until: the first minor version that has it no longer; "" if there is none.
     """
 
     place: str
     reason: str
     thread: str = "none"
+    since: str = ""
+    until: str = ""
+
+    @property
+    def package(self) -> str:
+        """The package that defines the name: "keras" or "tensorflow"."""
+        return self.place.partition(".")[0]
+
+    def expected_in(self, version: str) -> bool:
+        """Whether a version of the package has the name."""
+        found = minor(version)
+        return (not self.since or minor(self.since) <= found) and (
+            not self.until or found < minor(self.until)
+        )
 
     @property
     def label(self) -> str:
@@ -200,74 +218,149 @@ def replace_all(reaches: Iterable[Reach]) -> None:
     If a check fails, nothing is replaced.
 
     Args:
-        reaches: every private name that dtrain uses or replaces.
+        reaches: every private name that dtrain uses or replaces. Those that the installed versions do not
+            have are left out.
 
     Raises:
         UnsupportedVersionError: a name is missing, or has other parameters than in the record.
         LookupError: a name to replace, or to set on objects, has no replacement.
     """
-    reaches = list(reaches)
-    check(reaches)
+    reaches = of_installed(reaches)
+    unproven = check(reaches)
     marked: dict[type, Any] = {Replaced: _made, SetOnObjects: _methods}
     missing = [each.label for each in reaches if type(each) in marked and each not in marked[type(each)]]
     if missing:
         raise LookupError(f"no module of the engine replaces or sets {', '.join(missing)}")
-    ready = [_prepared(reach, *how) for reach, how in _made.items() if not _is_replaced(reach)]
+    ready = [_prepared(each, *_made[each]) for each in reaches if each in _made and not _is_replaced(each)]
     for put in ready:
         put()
+    for absent in [each for each in _methods if not each.expected_in(installed_versions()[each.package])]:
+        del _methods[absent]
+    _unproven[:] = unproven
 
 
-def check(reaches: Iterable[Reach]) -> None:
-    """Compares names with the record.
+def unproven() -> list[str]:
+    """The names whose source in the installed versions is none that dtrain was tested with."""
+    return list(_unproven)
 
-    If another version than the record's is installed, it also compares the hashes of the sources. A
-    difference there only logs a warning: sources change with every release, mostly without effect on dtrain.
+
+_unproven: list[str] = []
+
+
+def installed_versions() -> dict[str, str]:
+    """The versions of Keras and TensorFlow that are imported here."""
+    return {name: importlib.import_module(name).__version__ for name in ("keras", "tensorflow")}
+
+
+def newest_tested() -> str:
+    """The newest versions of Keras and TensorFlow that dtrain was tested with, in words."""
+    row = read_record()["rows"][-1]
+    return f"keras {row['keras']} and tensorflow {row['tensorflow']}"
+
+
+def of_installed(reaches: Iterable[Reach]) -> list[Reach]:
+    """The names that the installed versions have."""
+    installed = installed_versions()
+    return [each for each in reaches if each.expected_in(installed[each.package])]
+
+
+def check(reaches: Iterable[Reach]) -> list[str]:
+    """Compares the names that the installed versions have with the record.
+
+    A package of a version that is not in the record also has the hashes of the sources compared. Another hash
+    only logs a warning: sources change with every release, mostly without effect on dtrain.
+
+    Returns:
+        The labels of the names whose hash is not in the record.
 
     Raises:
         UnsupportedVersionError: a name is missing, or has other parameters than in the record.
     """
-    record, installed = json.loads(RECORD.read_text(encoding="utf-8")), _installed()
+    record, installed = read_record(), installed_versions()
+    tested = {package: [row[package] for row in record["rows"]] for package in installed}
     changed = []
-    for reach in reaches:
-        parameters, source = record["places"][reach.place]
-        package = reach.place.partition(".")[0]
+    for reach in of_installed(reaches):
+        recorded, package = record["places"][reach.place], reach.package
         try:
             found = reach.signature()
         except (ImportError, AttributeError):
             found = None
-        if found != parameters:
-            now = "is gone" if found is None else f"takes {found} and not {parameters}"
+        if found not in recorded:
+            now = "is gone" if found is None else f"takes {found} and not {' or '.join(recorded)}"
             raise UnsupportedVersionError(
                 f"dtrain stands on {reach.place}, which {now} in the {package} {installed[package]} that is "
                 "installed. Nothing was replaced.",
-                hint=f"install {package} {record['versions'][package]}, which this version of dtrain was "
+                hint=f"install {package} {_listed(tested[package])}, which this version of dtrain was "
                 "tested with",
             )
-        if installed[package] != record["versions"][package] and reach.source() != source:
+        if installed[package] not in tested[package] and reach.source() not in recorded[found]:
             changed.append(reach.label)
+    _warn(installed, tested, changed)
+    return changed
+
+
+def _warn(installed: dict[str, str], tested: dict[str, list[str]], changed: list[str]) -> None:
+    for package, version in installed.items():
+        if minor(version) > max(map(minor, tested[package])):
+            logger.warning(
+                "%s %s is newer than all versions that dtrain was tested with (%s). All private names that "
+                "dtrain uses are there with the same parameters, so it goes on.",
+                package,
+                version,
+                _listed(tested[package]),
+            )
     if changed:
         logger.warning(
-            "dtrain was tested with %s, and %s is installed, where these differ: %s. Hint: compare a few "
-            "steps with those of one device.",
-            _named(record["versions"]),
-            _named(installed),
+            "dtrain was not tested with %s, where the source of these names is new: %s. The first fit "
+            "compares a training step with one device's before it trains.",
+            " and ".join(f"{name} {version}" for name, version in installed.items()),
             ", ".join(changed),
         )
 
 
+def read_record() -> dict[str, Any]:
+    """The record: `rows`, the versions tested together, and `places`.
+
+    Each place has the parameters that were found, for each of them the hashes of the source, and for each
+    hash the versions of the package that have it.
+    """
+    record: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
+    return record
+
+
 def write_record(reaches: Iterable[Reach]) -> None:
-    """Writes the record from the installed versions."""
-    places = {reach.place: [reach.signature(), reach.source()] for reach in reaches}
-    record = {"versions": _installed(), "places": places}
+    """Adds the installed versions to the record; what it has of other versions stays."""
+    record, installed = read_record(), installed_versions()
+    reaches = list(reaches)
+    places = {reach.place: record["places"].get(reach.place, {}) for reach in reaches}
+    for reach in of_installed(reaches):
+        versions = {
+            (parameters, source): {*text.split()} - {installed[reach.package]}
+            for parameters, sources in places[reach.place].items()
+            for source, text in sources.items()
+        }
+        versions.setdefault((reach.signature(), reach.source()), set()).add(installed[reach.package])
+        made: dict[str, dict[str, str]] = {}
+        places[reach.place] = made
+        for (parameters, source), names in sorted(versions.items()):
+            if names:
+                made.setdefault(parameters, {})[source] = _spaced(names)
+    rows = [row for row in record["rows"] if row != installed] + [installed]
+    rows.sort(key=lambda row: (_numbers(row["tensorflow"]), _numbers(row["keras"])))
+    record = {"rows": rows, "places": places}
     RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _installed() -> dict[str, str]:
-    return {name: importlib.import_module(name).__version__ for name in ("keras", "tensorflow")}
+def _spaced(versions: Iterable[str]) -> str:
+    return " ".join(sorted(versions, key=_numbers))
 
 
-def _named(versions: dict[str, str]) -> str:
-    return " and ".join(f"{name} {version}" for name, version in versions.items())
+def _listed(versions: Iterable[str]) -> str:
+    return " or ".join(sorted(set(versions), key=_numbers))
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(each) for each in re.findall(r"\d+", version)]
 
 
 def _is_replaced(reach: Reach) -> bool:

@@ -1,6 +1,7 @@
 """Checks that the installed TensorFlow and Keras are supported, before the first strategy is created.
 
-A version outside of the supported range is refused. Within the range, `reach` compares each private name.
+A version outside of the supported range is refused. Within the range, `reach` compares each private name: a
+version newer than all that dtrain was tested with is accepted if all names are as they were.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ from typing import Any
 
 from dtrain.errors import BackendError, UnsupportedVersionError
 
-TENSORFLOW = ((2, 21), (2, 22))
-TENSORFLOW_TPU = ((2, 20), (2, 22))
-KERAS = ((3, 15), (4, 0))
+TENSORFLOW = ((2, 18), (3, 0))
+KERAS = ((3, 8), (4, 0))
 
 _TENSORFLOW_WHEELS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu")
-_INSTALL_KERAS = "pip install 'keras>=3.15,<4'"
+_INSTALL_KERAS = "pip install 'keras>=3.8,<4'"
 _INSTALL = "install one of: pip install 'dtrain[cpu]', 'dtrain[gpu]', 'dtrain[tpu]'"
 
 
@@ -41,7 +41,8 @@ def installed_tensorflow(wheels: Any = importlib.metadata) -> tuple[str, str]:
     raise UnsupportedVersionError("TensorFlow is not installed.", hint=_INSTALL)
 
 
-def _numbers(version: str) -> tuple[int, int]:
+def minor(version: str) -> tuple[int, int]:
+    """The first two numbers of a version."""
     numbers = [int(n) if n.isdigit() else 0 for n in version.split(".")]
     return (numbers[0], numbers[1] if len(numbers) > 1 else 0)
 
@@ -57,10 +58,9 @@ def check_versions(wheels: Any = importlib.metadata) -> None:
         BackendError: Keras uses another backend or cannot be imported, or `tf.keras` is Keras 2.
     """
     wheel, version = installed_tensorflow(wheels)
-    low, high = TENSORFLOW_TPU if wheel == "tensorflow-tpu" else TENSORFLOW
-    if not low <= _numbers(version) < high:
+    if not TENSORFLOW[0] <= minor(version) < TENSORFLOW[1]:
         raise UnsupportedVersionError(
-            f"{wheel} {version} is installed; dtrain supports {_range(low, high)}.", hint=_INSTALL
+            f"{wheel} {version} is installed; dtrain supports {_range(*TENSORFLOW)}.", hint=_INSTALL
         )
     if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
         raise BackendError(
@@ -71,12 +71,30 @@ def check_versions(wheels: Any = importlib.metadata) -> None:
         keras_version = wheels.version("keras")
     except importlib.metadata.PackageNotFoundError:
         raise UnsupportedVersionError("Keras is not installed.", hint=_INSTALL_KERAS) from None
-    if not KERAS[0] <= _numbers(keras_version) < KERAS[1]:
+    if not KERAS[0] <= minor(keras_version) < KERAS[1]:
         raise UnsupportedVersionError(
             f"Keras {keras_version} is installed; dtrain supports {_range(*KERAS)}.",
             hint=_INSTALL_KERAS,
         )
     _check_backend()
+
+
+def require_keras(version: str, feature: str) -> None:
+    """Refuses a feature that the installed Keras lacks.
+
+    Args:
+        version: the first minor version of Keras that has what the feature needs.
+        feature: its name, for the message.
+
+    Raises:
+        UnsupportedVersionError: the installed Keras is older.
+    """
+    found = importlib.metadata.version("keras")
+    if minor(found) < minor(version):
+        raise UnsupportedVersionError(
+            f"{feature} needs Keras {version}, and Keras {found} is installed.",
+            hint=f"pip install 'keras>={version},<4'",
+        )
 
 
 def _check_backend() -> None:

@@ -7,6 +7,7 @@ here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from dtrain.keras_engine.peer_exchange import exchange
@@ -53,21 +54,21 @@ class Call:
 
 
 class LastStep(int):
-    """The number of a call's last step, which Keras passes to callbacks after the call.
+    """The number of a call's step that Keras passes to callbacks after the call.
 
-    As an int it is the planned number. If the data ended earlier, adding to it uses the step that really was
-    the last, so `batch + 1` is the number of steps that ran.
+    As an int it is the number that Keras expects. Adding to it uses the step that really was the last, also
+    if the data ended earlier, so `batch + 1` is the number of steps that ran.
     """
 
-    call: Call
+    last: Callable[[], int]
 
-    def __new__(cls, step: int, call: Call) -> LastStep:  # noqa: D102
+    def __new__(cls, step: int, last: Callable[[], int]) -> LastStep:  # noqa: D102
         made = super().__new__(cls, step)
-        made.call = call
+        made.last = last
         return made
 
     def __add__(self, other: int) -> int:
-        return int(self) - self.call.unmade + other
+        return self.last() + other
 
 
 class CallSize:

@@ -163,7 +163,7 @@ class FeedEpochs(_Base):  # type: ignore[misc]
         steps = self.steps_per_execution if self._call is None else self._call.steps
         self._done = item[0] + steps
         self._batches += steps
-        return item
+        return item if upstream_keras.calls_have_two_numbers() else _with_one_number(*item)
 
     @contextlib.contextmanager
     def catch_stop_iteration(self) -> Iterator[None]:
@@ -224,7 +224,7 @@ class FeedEpochs(_Base):  # type: ignore[misc]
             if call is None:
                 yield step, last, self._current_iterator
             else:
-                yield step, last if steps == 1 else LastStep(last, call), call
+                yield step, last if steps == 1 else _last_step(last, call), call
                 steps -= call.unmade
             step += steps
         if self._is_read_out():
@@ -395,3 +395,12 @@ class FeedEpochs(_Base):  # type: ignore[misc]
         with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
             for _ in range(self.steps_per_execution - 1):
                 next(iterator)
+
+
+def _last_step(planned: int, call: Call) -> LastStep:
+    return LastStep(planned, lambda: planned - call.unmade)
+
+
+def _with_one_number(first: int, last: int, iterator: Any) -> tuple[int, Any]:
+    """A call as older versions of Keras take it: callbacks get one number, before the call and after it."""
+    return LastStep(first, lambda: last + 0), iterator

@@ -1,0 +1,110 @@
+"""Compares training steps of a small model with one device's, where the installed sources are new to dtrain.
+
+It does not compare sources; `upstream/reach.py` does this, and names what is new. In versions that dtrain was
+tested with, nothing runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from dtrain.errors import UnsupportedVersionError
+from dtrain.log import logger
+from dtrain.upstream import reach
+
+_EXAMPLES, _STEPS, _TOLERANCE = 5, 2, 1e-3
+
+
+@functools.cache
+def check_first_step(strategy: Any) -> None:
+    """Compares steps under a strategy with those of one device, once for each strategy.
+
+    All workers of the strategy must call it. The caller's seeds and names of layers are not changed.
+
+    Raises:
+        UnsupportedVersionError: the numbers differ, or a step fails.
+    """
+    names = reach.unproven()
+    if not names:
+        return
+    versions = " and ".join(f"{name} {version}" for name, version in reach.installed_versions().items())
+    try:
+        # Keras and TensorFlow keep scopes by thread: in threads of their own, the caller's do not matter.
+        expected = _in_thread(lambda: _trained(tf.distribute.OneDeviceStrategy("/cpu:0")))
+        found = _in_thread(lambda: _trained(strategy))
+    except Exception as error:
+        raise _untested(strategy, f"fails: {error}", versions, names) from error
+    if not np.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE):
+        worst = float(np.max(np.abs(found - expected)))
+        raise _untested(strategy, f"differs from one device's by {worst:.2g}", versions, names)
+    logger.info("A training step with %s gives the numbers of one device.", versions)
+
+
+def _untested(strategy: Any, what: str, versions: str, names: list[str]) -> UnsupportedVersionError:
+    return UnsupportedVersionError(
+        f"A training step of a small model under {type(strategy).__name__} {what}. dtrain was not tested "
+        f"with {versions}, where the source of these names is new: {', '.join(names)}.",
+        hint=f"install {reach.newest_tested()}, which this version of dtrain was tested with",
+    )
+
+
+def _in_thread(function: Callable[[], Any]) -> Any:
+    """The result of a function that is called in a new thread, or its exception."""
+    done: list[Any] = []
+
+    def run() -> None:
+        try:
+            done.append(function())
+        except Exception as error:
+            done.append(error)
+
+    thread = threading.Thread(target=run, name="dtrain-first-step")
+    thread.start()
+    thread.join()
+    if isinstance(done[0], Exception):
+        raise done[0]
+    return done[0]
+
+
+def _trained(strategy: Any) -> Any:
+    """The losses, metrics and weights of a few steps, as one array.
+
+    The batches divide into uneven parts. The model has a mask, a regularizer, weighted examples and a clipped
+    gradient, since losses, metrics and optimizers use most of the private names.
+    """
+    numbers = np.random.default_rng(1)
+    words = numbers.integers(0, 4, (_EXAMPLES, 3))
+    targets = numbers.normal(size=(_EXAMPLES, 2)).astype("float32")
+    weights = numbers.uniform(0.5, 2.0, _EXAMPLES).astype("float32")
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((3,), dtype="int32"),
+                keras.layers.Embedding(4, 3, mask_zero=True, embeddings_initializer="ones", dtype="float32"),
+                keras.layers.GlobalAveragePooling1D(dtype="float32"),
+                keras.layers.Dense(
+                    2,
+                    kernel_initializer=keras.initializers.Constant(0.3),
+                    kernel_regularizer=keras.regularizers.L2(0.1),
+                    dtype="float32",
+                ),
+            ]
+        )
+        model.compile(
+            keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=1.0),
+            keras.losses.MeanSquaredError(),
+            weighted_metrics=[keras.metrics.MeanAbsoluteError()],
+        )
+        logs = [
+            value
+            for _ in range(_STEPS)
+            for value in model.train_on_batch(words, targets, sample_weight=weights)
+        ]
+    return np.concatenate([np.ravel(value) for value in [*logs, *model.get_weights()]])
