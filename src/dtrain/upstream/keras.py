@@ -458,7 +458,7 @@ def current_remat_mode() -> Any:
 
 def remat_mode_of(layer: Any) -> Any:
     """The settings of the `RematScope` in which a layer was created; None if there was none."""
-    return layer._remat_mode
+    return getattr(layer, "_remat_mode", None)  # Keras 3.8 has none
 
 
 def count_added_losses(layer: Any) -> int:
