@@ -96,6 +96,13 @@ def test_nothing_is_replaced_where_a_name_has_changed(problem: str, record: dict
         reach.replace_all([*REACHES, changed])
 
 
+def test_a_name_that_is_not_on_record_is_refused_with_how_to_add_it() -> None:
+    added = reach.Reach("keras.src.losses.loss:Loss.call", "a name that was just added")
+    with pytest.raises(UnsupportedVersionError, match=added.place) as refused:
+        reach.check([added])
+    assert "--write" in refused.value.hint
+
+
 class Overriding(keras.Model):
     """Overrides what dtrain sets on models, and calls Keras' own."""
 

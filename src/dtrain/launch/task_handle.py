@@ -35,16 +35,15 @@ class TaskHandle(ABC):
 
     Attributes:
         task: the task; None for a spare.
-        pid: the task's process id on its machine.
+        pid: the task's process id on its machine; 0 if the launcher does not know it.
         exit_code: the exit code, negative for a death by signal; None while the task runs.
         ended_at: when it ended, by `time.monotonic()`; 0 while it runs.
         tail: its last lines, standard output and standard error together.
     """
 
-    pid: int
-
     def __init__(self) -> None:
         self.task: Task | None = None
+        self.pid = 0
         self.exit_code: int | None = None
         self.ended_at = 0.0
         self.tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)

@@ -280,7 +280,12 @@ def check(reaches: Iterable[Reach]) -> list[str]:
     tested = {package: [row[package] for row in record["rows"]] for package in installed}
     changed = []
     for reach in of_installed(reaches):
-        recorded, package = record["places"][reach.place], reach.package
+        recorded, package = record["places"].get(reach.place), reach.package
+        if recorded is None:
+            raise UnsupportedVersionError(
+                f"dtrain's record of tested versions does not have {reach.place}.",
+                hint="after adding a name, run: python -m dtrain.upstream --write",
+            )
         try:
             found = reach.signature()
         except (ImportError, AttributeError):
