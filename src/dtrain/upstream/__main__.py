@@ -2,7 +2,7 @@
 
 python -m dtrain.upstream            # prints them
 python -m dtrain.upstream --check    # compares another version with the record; fails where parameters differ
-python -m dtrain.upstream --write    # adds what is installed to the record; commit it once the tests have passed
+python -m dtrain.upstream --write    # adds what is installed to the record, for the tests to pass with
 """
 
 from __future__ import annotations
