@@ -1,7 +1,7 @@
 """Checks words and whole numbers that users give; the error for a word lists the known ones and the nearest.
 
-It also holds the words that several modules share, and counts nouns. The module that uses a word defines its
-meaning. It does not import TensorFlow.
+It also holds the words that several modules share, and formats a number with its noun. The module that
+uses a word defines its meaning. It does not import TensorFlow.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ import dtrain.upstream.keras as of_keras
 import dtrain.upstream.tensorflow as of_tensorflow
 from dtrain.errors import UnsupportedVersionError
 from dtrain.keras_engine import hook
+from dtrain.keras_engine.gradient_hook import GradientHook
 from dtrain.upstream import all_reaches, reach
 from dtrain.upstream.versions import check_versions
 
@@ -244,9 +245,9 @@ class TestFirstStep:
         hook.install()
         monkeypatch.setattr(reach, "_unproven", ["SeedGenerator.next"])
 
-    def fitted(self) -> list[np.ndarray]:
+    def fitted(self, **options: Any) -> list[np.ndarray]:
         keras.utils.set_random_seed(3)
-        with dtrain.MirroredStrategy().scope():
+        with dtrain.MirroredStrategy(**options).scope():
             model = keras.Sequential([keras.Input((2,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
             model.compile("sgd", "mse")
         history = model.fit(np.ones((8, 2)), np.ones((8, 1)), batch_size=4, verbose=0)
@@ -262,9 +263,17 @@ class TestFirstStep:
         for found, expected in zip(compared, self.fitted(), strict=True):
             assert found.tobytes() == expected.tobytes()
 
+    def test_a_gradient_hook_may_change_numbers(self) -> None:
+        class Halved(GradientHook):
+            def reduce(self, gradients: Any, variables: Any, all_reduce: Any) -> Any:
+                return [each / 2 for each in all_reduce(gradients)]
+
+        halved, whole = self.fitted(gradient_hook=Halved()), self.fitted()
+        assert np.abs(halved[0] - whole[0]).max() > 0
+
     @pytest.mark.parametrize("wrong", ["differs from one device's", "fails"])
     def test_nothing_is_trained_where_it_is_wrong(self, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        def sums(gradients: Any, lookups: Any = None) -> Any:
+        def sums(gradients: Any, variables: Any, lookups: Any = None) -> Any:
             if wrong == "fails":
                 raise TypeError("as in another version")
             return list(gradients)

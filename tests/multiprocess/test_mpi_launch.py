@@ -208,6 +208,8 @@ def test_what_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         start(ps=1)
     with refused(ConfigurationError, "mpi_starter is 'srun'"):
         start(mpi=False, mpi_starter="srun")
+    with refused(ConfigurationError, "launcher is 'shell'"):
+        start(launcher="shell")
     with refused(MPIError, "'/no/mpirun'"):
         start(mpi_starter="/no/mpirun")
     with pytest.raises(MPIError, match="is not known: to --version it says 'true"):

@@ -33,7 +33,7 @@ class TensorFlowFiles(CheckpointIO):
     def output(self, path: str) -> Iterator[tensor_file.Output]:
         """Opens a file that is written piece by piece."""
         with _gfile().GFile(path, "wb") as file:
-            yield tensor_file.Elsewhere(file)
+            yield tensor_file.RemoteOutput(file)
 
     def read(self, path: str) -> bytes:
         """The content of a file."""

@@ -154,7 +154,7 @@ def _tensor_of(content: memoryview, dtype: str, shape: Sequence[int]) -> Any:
         return tf.constant(np.frombuffer(content, np.uint8).view(kind.as_numpy_dtype).reshape(shape))
 
 
-class Elsewhere:
+class RemoteOutput:
     """An output file on a file system that is not local.
 
     Args:

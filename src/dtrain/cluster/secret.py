@@ -82,7 +82,7 @@ def job_secret(topology: Topology, shared: Path = SHARED) -> Secret | None:
     path = settings.secret_file()
     if path is not None:
         return read_secret(path)
-    for environment in environments.ENVIRONMENTS.values():
+    for environment in environments.found():
         if (agreed := environment.secret()) is not None:
             return Secret(agreed, environment.label)
     return _of_this_user(shared) if on_loopback(topology) else None

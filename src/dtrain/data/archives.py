@@ -56,7 +56,7 @@ _PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 
 
 class ArchiveFiles(Protocol):
-    """ArchiveFiles that are read by name, from an archive or from a folder."""
+    """Files that are read by name, from an archive or from a folder."""
 
     def names(self) -> list[str]:
         """The relative names of all files, with `/`; numbers in names sort as numbers, on every machine."""

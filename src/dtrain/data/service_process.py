@@ -24,10 +24,10 @@ def main() -> None:
     threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
     try:
         answer, _servers = _serve(order)
+        connection.send(answer)
     except BaseException as error:
-        answer = {"error": f"{type(error).__name__}: {error}"}
-    connection.send(answer)
-    if "error" not in answer:
+        connection.send({"error": f"{type(error).__name__}: {error}"})
+    else:
         threading.Event().wait()
 
 

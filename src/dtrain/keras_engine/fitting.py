@@ -218,6 +218,9 @@ def adopt(model: Any, *, session: bool = False) -> None:
 def compile(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """A model's `compile`: it runs in the scope of the model's strategy."""
     strategy: Any = upstream_keras.strategy_of(self)
+    # While Keras compiles a model for the first time, it reads this property, which would resolve "auto" even
+    # where something else was asked for. After this line only an asked for "auto" is resolved.
+    _ = self.jit_compile
     note_compiled(self, auto=False)
     inside = tf.distribute.in_cross_replica_context() and tf.distribute.get_strategy() is strategy
     enters = is_managed(strategy) and not inside

@@ -132,7 +132,7 @@ def make_calls(
         task, code = next(iter(outcome.exit_codes.items()))
         name = signal.Signals(outcome.signal).name
         raise TaskFailedError(
-            f"{name} was received: all its processes were ended.", task=str(task), exit_code=code
+            f"{name} was received: all processes of this call were ended.", task=str(task), exit_code=code
         )
     return outcome
 

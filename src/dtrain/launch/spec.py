@@ -156,6 +156,11 @@ class JobSpec:
 
     def _check_mpi(self) -> None:
         by_mpi = self.launcher_name == "mpi"
+        if self.mpi and self.launcher not in ("local", "mpi"):
+            raise ConfigurationError(
+                f"mpi is set, but launcher is {self.launcher!r}.",
+                hint="Set one of the two: mpi means launcher='mpi'.",
+            )
         if self.mpi_starter is not None and not by_mpi:
             raise ConfigurationError(
                 f"mpi_starter is {self.mpi_starter!r}, but the job is not started by MPI.",
