@@ -158,6 +158,19 @@ def test_a_users_override_wins_and_its_super_is_keras(tmp_path: Path) -> None:
     assert (tmp_path / "model.keras").is_file()
 
 
+def test_an_override_in_a_class_of_keras_is_left_alone() -> None:
+    class OfKeras(keras.Sequential):
+        def reset_metrics(self, also: str = "") -> str:
+            return also
+
+    OfKeras.reset_metrics.__module__ = "keras.src.models.another"
+    with dtrain.MirroredStrategy().scope():
+        model = OfKeras([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    assert "_maybe_symbolic_build" in vars(model)
+    assert model.reset_metrics(also="mine") == "mine"
+
+
 def test_copies_have_methods_of_their_own() -> None:
     with dtrain.MirroredStrategy().scope():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

@@ -18,7 +18,6 @@ from dtrain.keras_engine.context import check_not_compiled, current_step
 from dtrain.keras_engine.protocol import in_replica
 from dtrain.keras_engine.replica_attributes import share_build, watch
 from dtrain.keras_engine.state import averaged
-from dtrain.keras_engine.tables import look_up_on_servers
 from dtrain.keras_engine.thread_value import ThreadValue
 from dtrain.keras_engine.trial_step import TrialStep
 from dtrain.keras_engine.variables import holds_parts
@@ -36,8 +35,6 @@ _empty: ThreadValue[Any] = ThreadValue(None)
 def layer_call(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The replacement of `Layer.__call__`. It changes the outermost layer that a replica calls."""
     share_build(self)
-    if isinstance(self, keras.layers.Embedding):
-        look_up_on_servers(self)
     if upstream_keras.remat_mode_of(self) is not None:
         set_methods(self, upstream_keras.REMATERIALIZED_CALL)
     if _inside() or not in_replica():

@@ -14,7 +14,7 @@ import tensorflow as tf
 from dtrain.keras_engine.context import underlying
 from dtrain.keras_engine.split_variables import first_rows, is_split, parts_of, rows_of
 from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream.reach import on_objects, set_methods
+from dtrain.upstream.reach import replaces
 
 ELEMENTS = 1 << 16
 """A table with fewer elements, if it is not split, is sent with the other weights, in one message."""
@@ -37,18 +37,12 @@ def stays_on_servers(variable: Any) -> bool:
     return on_server and int(raw.shape.num_elements() or 0) >= ELEMENTS
 
 
-def look_up_on_servers(layer: Any) -> None:
-    """Makes an embedding layer fetch only rows, if its table is on the servers or may yet be made there."""
-    if stays_on_servers(layer._embeddings) if layer.built else tf.distribute.has_strategy():
-        set_methods(layer, upstream_keras.EMBEDDING_CALL)
-
-
-@on_objects(upstream_keras.EMBEDDING_CALL)
-def embedding_call(original: Callable[..., Any], self: Any, inputs: Any) -> Any:
-    """The `call` of an `Embedding`."""
+@replaces(upstream_keras.EMBEDDING_CALL)
+def embedding_call(original: Callable[..., Any], self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    """The replacement of `Embedding.call`, which a subclass' own `call` may reach by `super()`."""
     plain = not self.lora_enabled and self.quantization_mode is None
     if not plain or not isinstance(inputs, tf.Tensor) or not stays_on_servers(self._embeddings):
-        return original(self, inputs)
+        return original(self, inputs, *args, **kwargs)
     ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
     return tf.cast(lookup(underlying(self._embeddings), ids), self.compute_dtype)
 

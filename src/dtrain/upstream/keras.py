@@ -185,7 +185,7 @@ EXPORTED_VARIABLES = Replaced(
 EXPORTED_VARIABLES_EARLIER = Replaced(
     "keras.src.export.saved_model:_list_variables_used_by_fns", "as EXPORTED_VARIABLES", until="3.14"
 )
-EMBEDDING_CALL = SetOnObjects(
+EMBEDDING_CALL = Replaced(
     "keras.src.layers.core.embedding:Embedding.call",
     "it fetches the whole table to look up a few rows",
     "keras#18624",

@@ -154,8 +154,8 @@ def on_objects(
 
     Args:
         reaches: the names to set.
-        around_users: whether to set the method also where a user's class overrides Keras' method. Then the
-            user's is the original that is called, and its `super()` is Keras' own.
+        around_users: whether to set the method also where a subclass, such as a user's, overrides Keras'
+            method. Then the override is the original that is called, and its `super()` is Keras' own.
     """
 
     def mark(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -173,12 +173,15 @@ def set_methods(owner: Any, *only: Reach) -> None:
     Args:
         owner: an object with a `__dict__`. Its `__setattr__`, which may track attributes, is not called.
         only: the names to set; without any, all that belong to a class of the object.
+
+    Raises:
+        TypeError: the object has no `__dict__`.
     """
     for reach, (function, around_users) in _methods.items():
         if reach.name in vars(owner) or (only and reach not in only) or not isinstance(owner, reach.holder()):
             continue
-        module = str(getattr(type(owner), reach.name).__module__)
-        if around_users or module.partition(".")[0] == reach.place.partition(".")[0]:
+        overridden = getattr(type(owner), reach.name) is not getattr(reach.holder(), reach.name)
+        if around_users or not overridden:
             # A bound method, because a deep copy of the object then has one that is bound to the copy.
             vars(owner)[reach.name] = MethodType(_method(function, type(owner), reach.name), owner)
 
