@@ -325,6 +325,44 @@ def applied(strategy: Any, make: Maker) -> list[Any]:
     return [weight.numpy() for weight in weights]
 
 
+class Counting(keras.optimizers.Adam):  # type: ignore[misc]
+    """Writes to a variable, by all gradients, before Keras' method updates the weights."""
+
+    def build(self, variables: list[Any]) -> None:
+        super().build(variables)
+        self.total = keras.Variable(0.0, name="total")
+
+    def _backend_update_step(self, grads: Any, trainable_variables: Any, learning_rate: Any) -> None:
+        self.assign(self.total, self.total + sum(tf.reduce_sum(each) for each in grads))
+        super()._backend_update_step(grads, trainable_variables, learning_rate)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(keras.optimizers.Nadam, "_u_product"), (Counting, "total")], ids=["nadam", "own"]
+)
+@pytest.mark.parametrize("weights", [1, 2])
+def test_a_replica_without_weights_holds_what_the_optimizer_writes(
+    two: Any, make: Any, name: str, weights: int
+) -> None:
+    def updated(strategy: Any, optimizer: Any) -> list[Any]:
+        trained = [keras.Variable(np.linspace(0.5, 1.5, 4), name=f"w{n}") for n in range(weights)]
+        optimizer.build(trained)
+        part = 1.0 / strategy.num_replicas_in_sync
+        for _ in range(3):
+            strategy.run(lambda: optimizer.apply([part * tf.linspace(-1.0, 2.0, 4) for _ in trained]))
+        copies = strategy.experimental_local_results(getattr(optimizer, name).value)
+        assert len(copies) == strategy.num_replicas_in_sync
+        return [*copies, *(weight.numpy() for weight in trained)]
+
+    with ONE.scope():
+        expected, *same = updated(ONE, make(0.05))
+    with two.scope():
+        first, second, *found = updated(two, shard_state(make(0.05)))
+    np.testing.assert_allclose(first, expected, rtol=1e-6)
+    np.testing.assert_array_equal(first, second)
+    alike(found, same, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", DIVISIBLE)
 def test_every_optimizer_that_may_be_divided(two: Any, name: str) -> None:
     make = functools.partial(getattr(keras.optimizers, name), 0.05)

@@ -1,4 +1,4 @@
-"""Embedding layers whose `call` is not `Embedding`'s own; tables on real servers are tested in multiprocess."""
+"""Embedding layers with a `call` of their own; tables on real servers are tested in multiprocess."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.reach import on_objects, set_methods
+from dtrain.upstream.reach import on_objects, replaces, set_methods
 
 SAVE_SECONDS = 60.0
 _AT_ONCE = 64 * 2**20  # bytes of variables that one gather fetches when saving
@@ -123,11 +123,14 @@ def add_slot(
     return made
 
 
-@on_objects(upstream_keras.OPTIMIZER_UPDATE, around_users=True)
+@replaces(upstream_keras.OPTIMIZER_UPDATE)
 def update(
     original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any, learning_rate: Any
 ) -> Any:
-    """An optimizer's method that updates the weights: a replica updates only the weights it owns."""
+    """The replacement of the method that updates the weights: a replica updates only the weights it owns.
+
+    An override, such as Nadam's, runs on every replica with all gradients: it may write what all hold.
+    """
     plan = _plans.get(self)
     if plan is None or not plan.owners:
         return original(self, grads, trainable_variables, learning_rate)

@@ -147,7 +147,7 @@ OPTIMIZER_ADD_SLOT = SetOnObjects(
     f"{_TF_OPTIMIZER}:TFOptimizer.add_variable_from_reference",
     "state that is divided over the replicas is made by one of them only",
 )
-OPTIMIZER_UPDATE = SetOnObjects(
+OPTIMIZER_UPDATE = Replaced(
     f"{_TF_OPTIMIZER}:TFOptimizer._backend_update_step",
     "the one place behind clipping and accumulation where weights can be left to their owners",
 )
