@@ -257,6 +257,51 @@ def scaled_losses_and_moving_statistics_overlap(job: Job) -> None:
     assert int(counting.layers[0].seen.numpy()) == 4 * STEPS
 
 
+class Sums(keras.Model):
+    """A dense layer on rows that may be ragged or sparse; `(rows, factor)` multiplies its outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, inputs: Any) -> Any:
+        rows, factor = inputs if isinstance(inputs, tuple) else (inputs, 1.0)
+        if isinstance(rows, tf.RaggedTensor):
+            rows = rows.to_tensor(shape=[None, 10])
+        if isinstance(rows, tf.SparseTensor):
+            rows = tf.sparse.to_dense(rows)
+        return factor * self.dense(tf.ensure_shape(rows, [None, 10]))
+
+
+@case
+def batches_that_cannot_be_concatenated_train_as_on_one_device(job: Job) -> None:
+    """Each is a block of one step, which misses nothing."""
+    x, y = numbers(words=False)
+    lengths = np.arange(ROWS) % 10 + 1
+    plain = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    ragged = tf.RaggedTensor.from_tensor(x, lengths)
+    sparse = tf.sparse.from_dense(np.where(x > 0.0, x, 0.0))
+    strategy = in_order()
+    for dataset in (
+        tf.data.Dataset.from_tensor_slices((ragged, y)).batch(BATCH),
+        tf.data.Dataset.from_tensor_slices((sparse, y)).batch(BATCH),
+        plain.map(lambda rows, targets: ((rows, tf.constant(2.0)), targets)),
+    ):
+        found = []
+        for each in (tf.distribute.get_strategy(), strategy):
+            keras.utils.set_random_seed(6)
+            with each.scope():
+                model = Sums()
+                model(x[:1])
+                model.compile(keras.optimizers.Adam(0.01), "mse")
+            begun = model.get_weights()
+            losses = model.fit(dataset, epochs=2, verbose=0).history["loss"]
+            assert iterations(model) == 2 * STEPS
+            assert not np.allclose(model.get_weights()[0], begun[0], atol=1e-3), "nothing was trained"
+            found.append([*model.get_weights(), losses])
+        assert_close(found[1], found[0])
+
+
 class Counts(keras.layers.Layer):
     """Counts how often it is called in training."""
 

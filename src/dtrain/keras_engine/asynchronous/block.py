@@ -41,7 +41,8 @@ class BlockSetting:
         strategy: the parameter-server strategy.
         alone: whether this is the only worker, so that no other worker's updates fall between its own.
         meets: whether steps send anything to the servers.
-        overlaps: whether a step computes while the update of the step before it is sent.
+        overlaps: whether a step computes while the update of the step before it is sent. A block of a batch
+            that cannot be concatenated has one step only, and never overlaps.
         accumulating: optimizers whose micro-batches the worker accumulates.
         held: the packing of the values of the variables that the chief holds.
     """

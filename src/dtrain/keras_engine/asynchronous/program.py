@@ -117,7 +117,9 @@ class BlockProgram:
                 self.setting = self._setting_of(self._rehearsal.plan(spec))
                 self.turns.add(unrolled)
                 run = _concatenated(self.step, spec, unrolled) if many else _single(self.step, spec)
-                self._functions[key] = BlockFunction(self.setting, *run)
+                # A block of one batch has no next step to overlap with.
+                kind = Overlapped if many and self.setting.overlaps else Block
+                self._functions[key] = BlockFunction(kind, self.setting, *run)
         return self._functions[key]
 
     def _setting_of(self, plan: StepPlan) -> BlockSetting:
@@ -179,17 +181,17 @@ class BlockFunction:
     """The traced function of a block, with the packing of its arguments and results.
 
     Args:
+        kind: the class of the block.
         setting: what the blocks of one step have in common.
         run: takes the block, the batches' sizes and the data; returns the outputs of the last step.
         sizes: the spec of the batches' sizes.
         data: the specs of the data.
     """
 
-    def __init__(self, setting: BlockSetting, run: Run, sizes: Any, data: Any) -> None:
+    def __init__(self, kind: type[Block], setting: BlockSetting, run: Run, sizes: Any, data: Any) -> None:
         self._outputs = setting.plan.outputs
         self._held = setting.held
         self._found = Packing([*setting.held.specs, *COUNTED, *self._outputs.specs()])
-        kind = Overlapped if setting.overlaps else Block
 
         def function(numbers: tf.Tensor, sizes: tf.Tensor, held: list[Any], data: Any) -> list[tf.Tensor]:
             block = kind(setting, numbers, held)
