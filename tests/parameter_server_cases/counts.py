@@ -105,7 +105,7 @@ class Calls(keras.callbacks.Callback):
 
 @case
 def callbacks_see_each_batch_once_in_order(job: Job) -> None:
-    for arguments in ({}, {"steps_per_execution": 3}):
+    for arguments in ({}, {"steps_per_execution": 3}, {"run_eagerly": True}):
         seen = []
         for strategy in (tf.distribute.get_strategy(), job.strategy):
             model = classifier(strategy, "sgd", **arguments)
@@ -116,6 +116,8 @@ def callbacks_see_each_batch_once_in_order(job: Job) -> None:
         assert iterations(model) == 2 * STEPS
         # Another worker may be a call behind: what it does comes with a later call, and nothing twice.
         assert all(mine <= other for mine, other in zip(seen[1].examples, seen[0].examples, strict=True))
+        if "run_eagerly" in arguments:  # no worker runs a step
+            assert seen[1].examples == seen[0].examples
 
 
 @case

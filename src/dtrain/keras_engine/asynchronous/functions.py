@@ -126,10 +126,10 @@ class AsynchronousFunction:
     def _begin(self, iterator: Any, total: int | None) -> _Run:
         """Begins an epoch, and decides how its batches are taken."""
         session = self._new_session(total)
-        if self._model.run_eagerly:
-            return _EagerRun(self._program.step, session)
-        if self.every_batch:
-            return _Run(self._program.step, session, logs_seconds=0.0)
+        if self._model.run_eagerly or self.every_batch:
+            kind = _EagerRun if self._model.run_eagerly else _Run
+            seconds = 0.0 if self.every_batch else _LOGS_SECONDS
+            return kind(self._program.step, session, logs_seconds=seconds)
         spec, key = iterator.element_spec, str(iterator.element_spec)
         if key not in self._readers:
             self._readers[key] = BlockReader(spec) if BlockReader.reads(spec) else None
