@@ -14,7 +14,8 @@ import pytest
 import tensorflow as tf
 
 import dtrain
-from dtrain.keras_engine import randoms, xla_rule
+from dtrain import channel, events
+from dtrain.keras_engine import hook, noted_function, randoms, xla_rule
 from dtrain.keras_engine.feed.calls import TARGET_SECONDS, Call, CallSize
 from dtrain.keras_engine.loop import FitSession
 from dtrain.keras_engine.protocol import ReplicaLayout
@@ -470,3 +471,35 @@ def test_a_fit_in_a_callback_or_a_thread_runs_by_its_own_callbacks() -> None:
     outer.fit(X, Y, batch_size=BATCH, epochs=3, verbose=0, callbacks=[calls, *inside])
     assert watcher.seen == [*range(101)] * 6
     assert len([done for done in calls.done if done == 0]) >= 3 and len(calls.done) < 3 * 50
+
+
+@pytest.mark.parametrize(
+    ("a_call", "steps", "reads"), [(1, [1] * 10, 0), (4, [4, 4, 2], 6)], ids=["one", "several"]
+)
+def test_the_optimizers_count_is_read_only_where_a_call_has_several_steps(
+    a_call: int, steps: list[int], reads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading it waits until the device has done the step."""
+    read: list[int] = []
+
+    def counted(model: Any) -> int:
+        read.append(int(model.optimizer.iterations.numpy()))
+        return read[-1]
+
+    class Listener:
+        def __init__(self) -> None:
+            self.steps: list[int] = []
+
+        def _handle_steps_end(self, event: events.StepsEnd) -> None:
+            self.steps.append(event.steps)
+
+    listener = Listener()
+    monkeypatch.setattr(channel, "connected", lambda: True)
+    monkeypatch.setattr(noted_function, "steps_counted", counted)
+    monkeypatch.setattr(events, "_always", {})
+    events.listen_always(listener)
+    hook.install()
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", steps_per_execution=a_call)
+    model.fit(X[:100], Y[:100], batch_size=BATCH, verbose=0)
+    assert (listener.steps, len(read)) == (steps, reads)

@@ -26,7 +26,10 @@ class NotedFunction:
         Raises:
             StopIteration: the iterator has no batch left; a TensorFlow iterator raises OutOfRangeError.
         """
-        counted = steps_counted(self._model) if self._train else 0
+        usual = self._model.steps_per_execution
+        # Reading the optimizer's count waits for the device, so only where a call may run fewer steps.
+        counts = self._train and usual > 1
+        counted = steps_counted(self._model) if counts else 0
         events.emit(events.InputBegins(data))
         events.emit(events.StepBegins())
         try:
@@ -34,8 +37,8 @@ class NotedFunction:
         except BaseException:
             events.emit(events.PartChanges("callbacks"))
             raise
-        steps = len(data) if isinstance(data, list) else self._model.steps_per_execution
-        if self._train:  # at the end of the data, the function runs fewer steps
+        steps = len(data) if isinstance(data, list) else usual
+        if counts:  # at the end of the data, the function runs fewer steps
             steps = min(steps, steps_counted(self._model) - counted) or steps
         events.emit(events.StepsEnd(steps, self._train, usual=self._called))
         events.emit(events.CallEnds(self._train))
