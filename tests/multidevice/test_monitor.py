@@ -141,6 +141,29 @@ def test_fit_leaves_a_list_of_callbacks_as_it_was() -> None:
     assert given.callbacks == before
 
 
+def test_fit_prepares_a_list_of_callbacks_once_only() -> None:
+    calls: list[str] = []
+
+    class Prepared(keras.callbacks.Callback):  # type: ignore[misc]
+        def set_model(self, model: Any) -> None:
+            calls.append("set_model")
+            super().set_model(model)
+
+        def set_params(self, params: Any) -> None:
+            calls.append("set_params")
+            super().set_params(params)
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            """A hook that is timed."""
+
+    model = make()
+    given = keras.callbacks.CallbackList([Prepared()], add_history=True, model=model, epochs=1)
+    before = [*calls]
+    model.fit(X, Y, epochs=1, verbose=0, callbacks=given)
+    assert before.count("set_model") == 1
+    assert calls == before
+
+
 def test_slow_callbacks_are_named(caplog: pytest.LogCaptureFixture) -> None:
     history = make().fit(X, Y, epochs=2, verbose=0, callbacks=[Slow(1.1)])
     lines = [line for line in said(caplog).splitlines() if "Callbacks took" in line]

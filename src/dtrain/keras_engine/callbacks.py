@@ -57,8 +57,9 @@ def relisted(given: Any, callbacks: list[Any], model: Any) -> Any:
         return callbacks
     copied = copy.copy(given)
     copied.callbacks = callbacks
-    for each in callbacks:
-        if not any(each is other for other in given.callbacks):
+    users = listed(given)  # Keras has prepared these: a second `set_model` would reset a `TensorBoard`
+    for each in listed(callbacks):
+        if not any(each is other for other in users):
             each.set_params(given.params)
             each.set_model(model)
     return copied
