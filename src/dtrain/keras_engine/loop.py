@@ -68,7 +68,7 @@ class Loop:
         session: is called between the steps.
         epochs: the number of epochs that a `fit` trains.
         validation: the loop over the validation data of a `fit`; None for other loops.
-        iterator: the epoch iterator of a `fit` over its training data, once Keras has made it.
+        training_is_read: whether Keras has made the epoch iterator of a `fit` over its training data.
         sums: the `MicroBatchSums` of a `fit`, while replicas may hold partial sums; else None.
         epoch_resumed: whether the running epoch of a `fit` began in another process, and its metrics were
             restored.
@@ -80,11 +80,11 @@ class Loop:
     session: FitSession = field(default_factory=FitSession)
     epochs: int = 0
     validation: Loop | None = None
-    iterator: Any = None
+    training_is_read: bool = False
     sums: Any = None
     epoch_resumed: bool = False
 
-    def reads(self, iterator: Any) -> Loop:
+    def of_new_iterator(self) -> Loop:
         """The loop that a new epoch iterator belongs to.
 
         Keras gives an epoch iterator its data only. The first one that a `fit` makes reads the training data,
@@ -92,9 +92,9 @@ class Loop:
         """
         if self.validation is None:
             return self
-        if self.iterator is not None:
+        if self.training_is_read:
             return self.validation
-        self.iterator = iterator
+        self.training_is_read = True
         return self
 
     @contextlib.contextmanager
@@ -110,7 +110,7 @@ class Loop:
             with events.loop(self.kind, step):
                 yield
         except tf.errors.InvalidArgumentError as error:
-            refused = row_checks.typed(error)
+            refused = row_checks.data_error_of(error)
             if refused is None:
                 raise
             raise refused from None

@@ -69,7 +69,7 @@ class FeedEpochs(_Base):  # type: ignore[misc]
     def __init__(self, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
         upstream_keras.epoch_iterator_base().__init__(self, *args, **kwargs)
         self._distribute_strategy = distribute_strategy
-        self._loop = current_loop().reads(self)
+        self._loop = current_loop().of_new_iterator()
         layout = layout_of(distribute_strategy)
         watched = layout is None or self._loop.every_batch
         self._call_size = CallSize(layout or ReplicaLayout(), every_batch=watched)
