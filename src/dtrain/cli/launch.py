@@ -6,7 +6,9 @@ This module only parses the arguments; `dtrain.launch` runs the job.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,7 +155,12 @@ def launch(command: list[str], processes: Workers, **options: Any) -> int:
     from dtrain.launch import launch_local
 
     least = processes.fewest if processes.fewest < processes.most else None
-    return launch_local(command, workers=processes.most, min_workers=least, **options)
+    status = launch_local(command, workers=processes.most, min_workers=least, **options)
+    if status == 128 + signal.SIGPIPE:
+        # What nobody reads would be written once more when Python ends, which would fail with status 120.
+        with contextlib.suppress(OSError, ValueError), Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    return status
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
