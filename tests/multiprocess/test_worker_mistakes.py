@@ -20,6 +20,8 @@ def mistakes() -> dict[str, Any]:
     import keras
     import tensorflow as tf
 
+    # Made before dtrain has replaced anything; TensorFlow must not have started yet, so it has no weights.
+    earlier = [keras.Sequential([keras.layers.Dense(1)]) for _ in range(2)]
     strategy = dtrain.MultiWorkerMirroredStrategy()
     x = np.random.default_rng(0).normal(size=(22, 3)).astype("float32")
     y = x.sum(axis=1, keepdims=True)
@@ -42,8 +44,8 @@ def mistakes() -> dict[str, Any]:
         evaluated = made.evaluate(x, y, batch_size=9, verbose=0, return_dict=True)
         return history["mine"][0], history["mae"][0], evaluated["mine"], evaluated["mae"]
 
-    def outside() -> Any:
-        made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    def outside(made: Any = None) -> Any:
+        made = made or keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
         made.compile(optimizer="sgd", loss="mse")
         return made
 
@@ -64,6 +66,8 @@ def mistakes() -> dict[str, Any]:
         "metric outside": metric_outside,
         "model outside": lambda: fit(outside()),
         "model outside, batch by batch": lambda: outside().train_on_batch(x, y),
+        "model made earlier": lambda: fit(outside(earlier[0])),
+        "model made earlier, batch by batch": lambda: outside(earlier[1]).train_on_batch(x, y),
         "alone": alone,
         "nan": nan,
         "small batch": lambda: fit(model(), x[:3], y[:3], batch_size=1, epochs=2),
@@ -111,10 +115,12 @@ def test_a_metric_made_outside_the_scope_is_not_silently_wrong(seen: list[dict[s
             np.testing.assert_allclose(result[0::2], result[1::2], rtol=2e-4)
 
 
-@pytest.mark.parametrize("case", ["model outside", "model outside, batch by batch"])
-def test_a_model_made_outside_the_scope(seen: list[dict[str, Any]], case: str) -> None:
+@pytest.mark.parametrize("way", ["", ", batch by batch"])
+@pytest.mark.parametrize("case", ["model outside", "model made earlier"])
+def test_a_model_made_outside_the_scope(seen: list[dict[str, Any]], case: str, way: str) -> None:
     for worker in seen:
-        error, _, _ = worker[case]
+        error, _, _ = worker[case + way]
+        assert isinstance(error, str), "it was trained"
         assert error.startswith("ScopeError: The model 'sequential"), error
         assert "MultiWorkerMirroredStrategy of 2 workers" in error and "OneDeviceStrategy" in error
 

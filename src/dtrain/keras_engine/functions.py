@@ -21,15 +21,24 @@ from dtrain.keras_engine.step_function import StepFunction
 from dtrain.keras_engine.steps import StepProgram, step_is_stock
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream.reach import on_objects
+from dtrain.upstream.reach import on_objects, replaces
+
+
+@replaces(upstream_keras.MAKE_TRAIN_FUNCTION)
+def make_train_function(original: Callable[..., Any], self: Any, force: bool = False) -> Any:
+    """The replacement of `make_train_function`: it checks the model, also if the function is made already.
+
+    Raises:
+        ScopeError: as `check_left_out`.
+    """
+    check_left_out(self)
+    return original(self, force)
 
 
 @on_objects(upstream_keras.MAKE_FUNCTION)
 def make_function(original: Callable[..., Any], self: Any, step_function: Any) -> Any:
     """The function of `make_train_function` or `make_test_function`."""
     training = step_function == self.train_step
-    if training:
-        check_left_out(self)
     layout = layout_of(self.distribute_strategy)
     if layout is not None:
         return StepFunction(self, layout, _program(self, layout, training=training), training=training)

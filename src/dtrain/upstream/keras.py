@@ -27,6 +27,11 @@ TRAINER_INIT = Replaced(
     f"{_TRAINER}:TensorFlowTrainer.__init__",
     "sees each model that is made: what it needs under a strategy is set on the model, not on its class",
 )
+MAKE_TRAIN_FUNCTION = Replaced(
+    f"{_TRAINER}:TensorFlowTrainer.make_train_function",
+    "fit and train_on_batch call it each time, also for a model made before the first strategy, which is "
+    "refused if it was left out of the scope",
+)
 MAKE_FUNCTION = SetOnObjects(
     f"{_TRAINER}:TensorFlowTrainer._make_function",
     "makes the function of a train or test step; the step must combine replicas by their share of the batch",
