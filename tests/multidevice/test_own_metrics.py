@@ -70,6 +70,17 @@ class Largest(keras.metrics.Metric):
         return self.value + OPS.cast(self.calls, "float32")
 
 
+class Noting(Largest):
+    """Has an `add_variable` with an argument of its own."""
+
+    def add_variable(self, *args: Any, note: str = "", **kwargs: Any) -> Any:
+        return super().add_variable(*args, **kwargs)
+
+    def __init__(self, name: str = "noting", **kwargs: Any) -> None:
+        super().__init__(name=name, **kwargs)
+        self.more = self.add_variable((), keras.initializers.Constant(4), name="more", note="mine")
+
+
 def network(metrics: Any, **options: Any) -> keras.Model:
     inputs = keras.Input((4,))
     model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Dense(3, "tanh")(inputs)))
@@ -99,6 +110,15 @@ def compare(run: Callable[[], list[Any]]) -> None:
 def held(variable: Any) -> list[float]:
     """What each replica holds of a variable."""
     return [float(part.numpy()) for part in variable.value.values]
+
+
+def test_an_add_variable_with_arguments_of_its_own() -> None:
+    with dtrain.MirroredStrategy().scope():
+        noting = Noting()
+        model = network([noting])
+    assert held(noting.more) == [4, 4]
+    model.fit(X, Y, 10, verbose=0)
+    assert held(noting.calls) == [3, 3]
 
 
 def test_what_adds_up_is_updated_by_each_replica_with_its_own_examples() -> None:

@@ -1,4 +1,4 @@
-"""Every private name that dtrain stands on, held to what is installed: when upstream changes, this fails."""
+"""Every private name that dtrain uses, held to what is installed: when upstream changes, this fails."""
 
 from __future__ import annotations
 
@@ -221,6 +221,7 @@ def test_a_version_newer_than_all_that_were_tested_is_a_warning(
     with caplog.at_level("WARNING", logger="dtrain"):
         reach.check(REACHES)
     assert f"keras {keras.__version__} is newer than all versions" in caplog.text
+    assert "the same parameters. Training continues." in caplog.text
     assert "(3.8.0)" in caplog.text
     assert f"tensorflow {tf.__version__} is newer" not in caplog.text
 

@@ -1,6 +1,7 @@
 """Installs the engine's replacements in Keras and TensorFlow, once a process, with the first strategy.
 
-Importing dtrain installs nothing. Models that are not under a strategy of dtrain's behave as before.
+Importing dtrain installs nothing. The replacements are called for every model of the process. `Replaced` and
+`SetOnObjects` in `upstream/reach.py` say what models under no strategy of dtrain's are given.
 """
 
 from __future__ import annotations

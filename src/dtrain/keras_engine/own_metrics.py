@@ -37,7 +37,7 @@ from dtrain.keras_engine.variables import combined_on_read
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.reach import on_objects, replaces, set_methods
+from dtrain.upstream.reach import replaces, set_methods
 
 # An attribute of a graph or step. It maps a tensor's id to the tensor and the value that was made from it.
 _MADE = "_dtrain_made"
@@ -64,12 +64,10 @@ _known: weakref.WeakKeyDictionary[Any, _Finding] = weakref.WeakKeyDictionary()
 def metric_init(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> None:
     """The replacement of `Metric.__init__`."""
     original(self, *args, **kwargs)
-    if current_layout() is not None:
-        set_methods(self, upstream_keras.ADD_METRIC_VARIABLE)
     watch(self)
 
 
-@on_objects(upstream_keras.ADD_METRIC_VARIABLE, around_users=True)
+@replaces(upstream_keras.ADD_METRIC_VARIABLE)
 def add_variable(
     original: Callable[..., Any],
     self: Any,
@@ -79,7 +77,7 @@ def add_variable(
     aggregation: str = "sum",
     name: Any = None,
 ) -> Any:
-    """The `add_variable` of a metric.
+    """The replacement of `Metric.add_variable`, which a subclass' own, with other arguments, may call.
 
     A user's own metric starts with equal values on all replicas, until it is known whether it is additive.
     """

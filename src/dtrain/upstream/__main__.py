@@ -25,7 +25,7 @@ def main() -> None:
         return
     kinds = {
         Replaced: "replaces {} names for the process",
-        SetOnObjects: "sets {} names on models of its strategies, their layers, metrics and optimizers",
+        SetOnObjects: "sets {} names on single models, layers, metrics, optimizers and contexts",
         Reach: "uses {} names",
     }
     for kind, text in kinds.items():

@@ -1,7 +1,6 @@
 """The private names of Keras that dtrain uses or replaces, each with its reason.
 
-The replacements themselves are in `keras_engine/`. They do not change the behaviour of models that are not
-under one of dtrain's strategies.
+The replacements themselves are in `keras_engine/`; `reach.py` says on which objects they work.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ METRIC_INIT = Replaced(
     "keras.src.metrics.metric:Metric.__init__",
     "the update of a user's metric must be seen, also in a loop of the user's own",
 )
-ADD_METRIC_VARIABLE = SetOnObjects(
+ADD_METRIC_VARIABLE = Replaced(
     "keras.src.metrics.metric:Metric.add_variable",
     "the first value of a metric that is not additive must not be summed over the replicas",
 )

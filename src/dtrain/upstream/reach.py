@@ -14,7 +14,6 @@ import inspect
 import itertools
 import json
 import linecache
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any
 
 from dtrain.errors import UnsupportedVersionError
 from dtrain.log import logger
-from dtrain.upstream.versions import minor
+from dtrain.upstream.versions import minor, numbers
 
 RECORD = Path(__file__).parent / "record.json"
 
@@ -105,16 +104,20 @@ class Reach:
 
 
 class Replaced(Reach):
-    """One private name that dtrain replaces for the whole process.
+    """One private name that dtrain replaces for the whole process, in its class or module.
 
-    Replacements do not change the behaviour of models that are not under one of dtrain's strategies.
+    So every model's calls go through the replacement. It calls the original as it is where no strategy or
+    session of dtrain's is concerned; models outside of all scopes are checked too (`scope.check_left_out`).
     """
 
 
 class SetOnObjects(Reach):
-    """One private name that dtrain sets on single objects: models of its strategies, and their optimizers.
+    """One private name that dtrain sets on single objects, by `set_methods`; the class keeps the original.
 
-    The class keeps the original, so objects that have nothing to do with dtrain are not affected.
+    All names of their classes are set on models and optimizers of dtrain's strategies, and on models that a
+    `fit` with a session trains. Others are set by name: the functions of train, test and predict steps on
+    models made outside of every scope; the update of a metric function on each metric, and the build and the
+    rematerialized call of layers, where dtrain needs them; `_merge_call` on the contexts of replicas.
     """
 
 
@@ -229,7 +232,7 @@ def replace_all(reaches: Iterable[Reach]) -> None:
         LookupError: a name to replace, or to set on objects, has no replacement.
     """
     reaches = of_installed(reaches)
-    unproven = check(reaches)
+    changed = check(reaches)
     marked: dict[type, Any] = {Replaced: _made, SetOnObjects: _methods}
     missing = [each.label for each in reaches if type(each) in marked and each not in marked[type(each)]]
     if missing:
@@ -239,7 +242,7 @@ def replace_all(reaches: Iterable[Reach]) -> None:
         put()
     for absent in [each for each in _methods if not each.expected_in(installed_versions()[each.package])]:
         del _methods[absent]
-    _unproven[:] = unproven
+    _unproven[:] = changed
 
 
 def unproven() -> list[str]:
@@ -296,7 +299,7 @@ def check(reaches: Iterable[Reach]) -> list[str]:
         if found not in recorded:
             now = "is gone" if found is None else f"takes {found} and not {' or '.join(recorded)}"
             raise UnsupportedVersionError(
-                f"dtrain stands on {reach.place}, which {now} in the {package} {installed[package]} that is "
+                f"dtrain uses {reach.place}, which {now} in the {package} {installed[package]} that is "
                 "installed. Nothing was replaced.",
                 hint=f"install {package} {_listed(tested[package])}, which this version of dtrain was "
                 "tested with",
@@ -312,7 +315,7 @@ def _warn(installed: dict[str, str], tested: dict[str, list[str]], changed: list
         if minor(version) > max(map(minor, tested[package])):
             logger.warning(
                 "%s %s is newer than all versions that dtrain was tested with (%s). All private names that "
-                "dtrain uses are there with the same parameters, so it goes on.",
+                "dtrain uses are there with the same parameters. Training continues.",
                 package,
                 version,
                 _listed(tested[package]),
@@ -354,21 +357,17 @@ def write_record(reaches: Iterable[Reach]) -> None:
             if names:
                 made.setdefault(parameters, {})[source] = _spaced(names)
     rows = [row for row in record["rows"] if row != installed] + [installed]
-    rows.sort(key=lambda row: (_numbers(row["tensorflow"]), _numbers(row["keras"])))
+    rows.sort(key=lambda row: (numbers(row["tensorflow"]), numbers(row["keras"])))
     record = {"rows": rows, "places": places}
     RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _spaced(versions: Iterable[str]) -> str:
-    return " ".join(sorted(versions, key=_numbers))
+    return " ".join(sorted(versions, key=numbers))
 
 
 def _listed(versions: Iterable[str]) -> str:
-    return " or ".join(sorted(set(versions), key=_numbers))
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(each) for each in re.findall(r"\d+", version)]
+    return " or ".join(sorted(set(versions), key=numbers))
 
 
 def _is_replaced(reach: Reach) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import sys
 from typing import Any
 
@@ -41,10 +42,15 @@ def installed_tensorflow(wheels: Any = importlib.metadata) -> tuple[str, str]:
     raise UnsupportedVersionError("TensorFlow is not installed.", hint=_INSTALL)
 
 
+def numbers(version: str) -> tuple[int, ...]:
+    """All numbers of a version, in their order."""
+    return tuple(int(each) for each in re.findall(r"\d+", version))
+
+
 def minor(version: str) -> tuple[int, int]:
-    """The first two numbers of a version."""
-    numbers = [int(n) if n.isdigit() else 0 for n in version.split(".")]
-    return (numbers[0], numbers[1] if len(numbers) > 1 else 0)
+    """The first two numbers of a version; 0 for one that it does not have."""
+    first, second, *_ = *numbers(version), 0, 0
+    return first, second
 
 
 def check_versions(wheels: Any = importlib.metadata) -> None:
