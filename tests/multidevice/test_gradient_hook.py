@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import layers
 
 import dtrain
-from dtrain.errors import ConfigurationError
+from dtrain.errors import ConfigurationError, StepError
 from dtrain.keras_engine.gradient_hook import HOOKS, GradientHook
 
 _RANDOM = np.random.default_rng(0)
@@ -126,6 +126,21 @@ def test_a_hook_is_given_each_gradient_with_its_variable(kind: Any) -> None:
     assert all(each == kernels for each in hook.seen)
     moved = [not np.array_equal(a, b) for a, b in zip(before, after, strict=True)]
     assert moved == [True, False, True, False]
+
+
+class Short(GradientHook):
+    """Leaves the last gradient out."""
+
+    def reduce(self, gradients: Any, variables: Any, all_reduce: Any) -> Any:
+        return all_reduce(gradients)[:-1]
+
+
+def test_another_number_of_gradients_is_refused() -> None:
+    with pytest.raises(
+        StepError, match="hook Short was given 4 gradients, and its reduce returned 3"
+    ) as caught:
+        fitted(dtrain.MirroredStrategy(gradient_hook=Short()))
+    assert "one tensor for each gradient" in caught.value.hint
 
 
 def test_with_local_accumulation_it_is_called_for_each_update() -> None:

@@ -15,9 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
-from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
-
 from dtrain.errors import ConfigurationError, DataError
+from dtrain.upstream.checksums import masked_crc32c
 
 COMPRESSIONS = ("", "GZIP", "ZLIB")
 _PIECE = 16 << 20  # bytes that are read at a time

@@ -35,15 +35,18 @@ class GradientHook(abc.ABC):
         accumulation that is once for each update.
 
         Args:
-            gradients: this replica's dense gradients. They are weighted by its share of the examples, so
-                their sum over the replicas is the gradient of the global batch. Sparse gradients
-                (`tf.IndexedSlices`) are all-reduced without the hook.
+            gradients: this replica's dense gradients, each of its variable's shape; rows that were looked up
+                in a table, before they are summed, have the shape `(rows, *table.shape[1:])`. They are
+                weighted by the replica's share of the examples, so their sum over the replicas is the
+                gradient of the global batch. Sparse gradients (`tf.IndexedSlices`) are all-reduced without
+                the hook.
             variables: the variable of each gradient, as the program names it: Keras' or TensorFlow's.
             all_reduce: returns the sums of tensors over all replicas. The first call gets the
                 tensors of all replicas, so every replica must call it equally often, outside of `tf.cond`.
 
         Returns:
-            A tensor of the same shape and dtype for each gradient.
+            A tensor of the same shape and dtype for each gradient, in their order. Another number of tensors
+            ends the step with a `StepError`.
         """
 
 

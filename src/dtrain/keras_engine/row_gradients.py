@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.errors import StepError
 from dtrain.keras_engine.context import all_reduce_sum
 from dtrain.keras_engine.protocol import current_layout
 from dtrain.upstream import tensorflow as upstream_tf
@@ -54,13 +55,23 @@ def sum_gradients(
 
 
 def _reduced(gradients: list[Any], variables: list[Any]) -> list[Any]:
-    """The reduced gradients: the dense ones by the strategy's hook, if it has one; the others all-reduced."""
+    """The reduced gradients: the dense ones by the strategy's hook, if it has one; the others all-reduced.
+
+    Raises:
+        StepError: the hook does not return one tensor for each gradient.
+    """
     layout = current_layout()
     hook = None if layout is None else layout.gradient_hook
     dense = [i for i, each in enumerate(gradients) if not isinstance(each, tf.IndexedSlices)]
     if hook is None or not dense:
         return list(all_reduce_sum(gradients))
     found = hook.reduce([gradients[i] for i in dense], [variables[i] for i in dense], all_reduce_sum)
+    if len(found) != len(dense):
+        raise StepError(
+            f"The gradient hook {type(hook).__name__} was given {len(dense)} gradients, and its reduce "
+            f"returned {len(found)}.",
+            hint="return one tensor for each gradient, in their order",
+        )
     whole = dict(zip(dense, found, strict=True))
     sparse = [i for i in range(len(gradients)) if i not in whole]
     whole.update(zip(sparse, all_reduce_sum([gradients[i] for i in sparse]), strict=True))
