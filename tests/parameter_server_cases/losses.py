@@ -39,6 +39,12 @@ def wait_until_back(worker: int, before: dict[str, Any]) -> None:
         time.sleep(0.2)
 
 
+def workers_with_blocks(function: Any) -> list[int | None]:
+    """The worker of each block of a train or test function that is in flight; None where none has it yet."""
+    run = function._run
+    return [] if run is None else [block.worker for block in run.session.runner.in_flight]
+
+
 class AtBatch(keras.callbacks.Callback):
     """Sends a worker a signal at the end of a batch of training or of a test."""
 
@@ -49,7 +55,7 @@ class AtBatch(keras.callbacks.Callback):
         self.busy: list[int | None] = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.busy += [block.worker for block in self.model.train_function._session.runner.in_flight]
+        self.busy += workers_with_blocks(self.model.train_function)
         self._at(batch)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -70,8 +76,7 @@ def killed_in_a_block(function: Any, worker: int) -> Iterator[None]:
 
     def watch() -> None:
         while not done.wait(0.001):
-            session = function._session
-            if session is not None and any(block.worker == worker for block in session.runner.in_flight):
+            if worker in workers_with_blocks(function):
                 os.kill(pid, signal.SIGKILL)
                 return
 
