@@ -217,7 +217,8 @@ def test_a_launcher_that_does_not_read_stops_nobody_and_misses_no_note(
 def test_a_program_that_ends_waits_for_its_notes_to_be_read() -> None:
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
-    code = "from dtrain import channel\nfor i in range(50): channel.tell_removal(f'/{i:0200}')\nprint('told')"
+    notes = "from dtrain import channel\nfor i in range(50): channel.tell_removal(f'/{i:0200}')\n"
+    code = f"{notes}print('told', flush=True)"  # at once: the rest is read only after it
     environment = {**os.environ, channel.VARIABLE: f"{writing}:{os.fstat(writing).st_ino}"}
     with subprocess.Popen(
         [sys.executable, "-c", code], env=environment, pass_fds=[writing], stdout=subprocess.PIPE, text=True
