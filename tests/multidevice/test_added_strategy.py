@@ -18,7 +18,11 @@ from dtrain.strategies.feasibility import judge
 from dtrain.strategies.machine import Machine
 from dtrain.strategies.registry import STRATEGIES, names, spanning
 
-PROGRAMS = ("fit_numpy", "evaluate_and_predict_only", "loop_uneven_last_batch")
+PROGRAMS = (
+    pytest.param("fit_numpy", marks=pytest.mark.long),
+    pytest.param("evaluate_and_predict_only", marks=pytest.mark.long),
+    "loop_uneven_last_batch",
+)
 
 
 @pytest.fixture

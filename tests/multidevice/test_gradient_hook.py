@@ -84,7 +84,7 @@ RUNS: dict[str, Callable[[tf.distribute.Strategy], list[np.ndarray]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["float16", pytest.param("bfloat16", marks=pytest.mark.long)])
 @pytest.mark.parametrize("run", RUNS)
 def test_compressed_gradients_train_as_one_device_does_within_the_types_precision(
     run: str, name: str
