@@ -4,8 +4,8 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-# Several files at a time, in their order: many tests wait for processes that start.
-PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --numprocesses
+# Two files at a time, in their order: many tests wait for processes that start.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 # Newer than the files that it depends on: the environment is as they ask, and setup has nothing to do.
 STAMP := $(VENV)/.setup-done
 
@@ -23,20 +23,20 @@ demo: setup
 	$(BIN)/dtrain train digits --strategy multi_worker --workers 2
 
 test: setup
-	$(PYTEST) 2 tests -m "not long"
+	$(PYTEST) tests -m "not long"
 
 # Every training program under every strategy; `test` runs a part of them for each.
 test-contract: setup
-	$(PYTEST) 2 tests/contract --contract full
+	$(PYTEST) tests/contract --contract full
 
 # The long tests: processes that are killed or stopped on purpose, the programs of the contract that `test`
-# leaves out, and what else it does. Three files at a time: a job waits before each restart, and for limits.
+# leaves out, and what else it does.
 test-faults: setup
-	$(PYTEST) 3 tests --contract rest -m "long and not soak"
+	$(PYTEST) tests --contract rest -m "long and not soak"
 
 # The same for longer: more kills, more runs, other strategies under faults that `test-faults` shows under one, all recipes.
 test-soak: setup
-	$(PYTEST) 2 tests -m soak
+	$(PYTEST) tests -m soak
 
 # This tree's numbers and those of another commit, to the last bit: make same-bits BASE=COMMIT; LONG=1 for all programs.
 same-bits: setup

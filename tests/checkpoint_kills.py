@@ -252,7 +252,8 @@ def try_kills(folder: Path, every: int, timeout: float) -> list[dict[str, Any]]:
         program.wait()
     assert program.returncode == 0, f"{output[-2000:]}\n{errors[-4000:]}"
     *lives, last = map(json.loads, output.splitlines())
-    assert [each for each in lives if each["wrong"]] == []
+    wrong = [each for each in lives if each["wrong"]]
+    assert not wrong, wrong
     assert last["kills"] == len(lives) and [path.name for path in folder.iterdir()] == ["undisturbed"]
     return lives
 
