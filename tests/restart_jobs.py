@@ -13,8 +13,18 @@ from typing import Any, NamedTuple
 
 from dtrain.launch import launch_local
 
+WAIT_FOR = """
+def wait_for(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        if time.monotonic() > deadline:
+            sys.exit("waited in vain")
+        time.sleep(0.02)
+"""
+
 # Every start of a worker leaves a file `<place>-<index>-<attempt>-<pid>` with its job's name and TF_CONFIG.
-PRELUDE = """
+PRELUDE = (
+    """
 import json, os, signal, sys, time
 from pathlib import Path
 from dtrain import channel
@@ -23,12 +33,9 @@ index, workers = config["task"]["index"], len(config["cluster"]["worker"])
 attempt, place, folder = int(os.environ["DTRAIN_ATTEMPT"]), int(os.environ["DTRAIN_PLACE"]), Path(sys.argv[1])
 (folder / f"unfinished-{os.getpid()}").write_text(os.environ["DTRAIN_JOB"] + " " + os.environ["TF_CONFIG"])
 (folder / f"unfinished-{os.getpid()}").rename(folder / f"{place}-{index}-{attempt}-{os.getpid()}")
-def wait_for(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        if time.monotonic() > deadline:
-            sys.exit("waited in vain")
-        time.sleep(0.02)
+"""
+    + WAIT_FOR
+    + """
 lives = lambda number: list(folder.glob(f"*-*-{number}-*"))
 def step(number, done=1):
     channel.tell_progress(number, "step", train=True, done=done)
@@ -38,6 +45,7 @@ def die(signum=signal.SIGKILL):
 def hang():
     time.sleep(100)
 """
+)
 
 
 class Ended(NamedTuple):

@@ -20,11 +20,13 @@ import pytest
 
 from dtrain.errors import ConfigurationError
 from dtrain.launch import launch_local, parameter_servers
+from restart_jobs import WAIT_FOR
 
 LIMIT = 30.0
 
 # Every life of every task leaves a file `<job>-<index>-<attempt>-<pid>`, with its TF_CONFIG.
-PRELUDE = """
+PRELUDE = (
+    """
 import json, os, signal, sys, time
 from pathlib import Path
 from dtrain import channel
@@ -36,13 +38,9 @@ lives = lambda job, index=0: [p.name for p in folder.glob(f"{job}-{index}-*")]
 first = not lives(job, index)
 (folder / f"unfinished-{os.getpid()}").write_text(os.environ["DTRAIN_JOB"] + " " + text)
 (folder / f"unfinished-{os.getpid()}").rename(folder / f"{job}-{index}-{attempt}-{os.getpid()}")
-def wait_for(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        if time.monotonic() > deadline:
-            sys.exit("waited in vain")
-        time.sleep(0.02)
 """
+    + WAIT_FOR
+)
 
 
 class Ended(NamedTuple):

@@ -7,9 +7,8 @@ tested with, nothing runs.
 from __future__ import annotations
 
 import dataclasses
-import threading
 import weakref
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -46,9 +45,10 @@ def check_first_step(strategy: Any) -> None:
         return
     versions = " and ".join(f"{name} {version}" for name, version in reach.installed_versions().items())
     try:
-        # Keras and TensorFlow keep scopes by thread: in threads of their own, the caller's do not matter.
-        expected = _in_thread(lambda: _trained(tf.distribute.OneDeviceStrategy("/cpu:0")))
-        found = _in_thread(lambda: _without_hook(strategy))
+        # Keras and TensorFlow keep scopes by thread: in another thread, the caller's do not matter.
+        with ThreadPoolExecutor(1) as other:
+            expected = other.submit(_trained, tf.distribute.OneDeviceStrategy("/cpu:0")).result()
+            found = other.submit(_without_hook, strategy).result()
     except _PEER_ERRORS:
         raise
     except Exception as error:
@@ -66,24 +66,6 @@ def _untested(strategy: Any, what: str, versions: str, names: list[str]) -> Unsu
         f"with {versions}, where the source of these names is new: {', '.join(names)}.",
         hint=f"install {reach.newest_tested()}, which this version of dtrain was tested with",
     )
-
-
-def _in_thread(function: Callable[[], Any]) -> Any:
-    """The result of a function that is called in a new thread, or its exception."""
-    done: list[Any] = []
-
-    def run() -> None:
-        try:
-            done.append(function())
-        except Exception as error:
-            done.append(error)
-
-    thread = threading.Thread(target=run, name="dtrain-first-step")
-    thread.start()
-    thread.join()
-    if isinstance(done[0], Exception):
-        raise done[0]
-    return done[0]
 
 
 def _without_hook(strategy: Any) -> Any:

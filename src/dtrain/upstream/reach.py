@@ -240,7 +240,7 @@ def replace_all(reaches: Iterable[Reach]) -> None:
     ready = [_prepared(each, *_made[each]) for each in reaches if each in _made and not _is_replaced(each)]
     for put in ready:
         put()
-    for absent in [each for each in _methods if not each.expected_in(installed_versions()[each.package])]:
+    for absent in _methods.keys() - set(of_installed(_methods)):
         del _methods[absent]
     _unproven[:] = changed
 

@@ -6,6 +6,7 @@ version newer than all that dtrain was tested with is accepted if all names are 
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import re
@@ -47,6 +48,7 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(each) for each in re.findall(r"\d+", version))
 
 
+@functools.cache  # the engine asks at each call of a step
 def minor(version: str) -> tuple[int, int]:
     """The first two numbers of a version; 0 for one that it does not have."""
     first, second, *_ = *numbers(version), 0, 0
