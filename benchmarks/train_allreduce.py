@@ -1,0 +1,90 @@
+"""The simplest program of two workers over MPI: a loop in the graph, one all-reduce after the backward pass.
+
+One process of a job that answers, started by the MPI's own starter. It knows no dtrain and no strategy, and
+computes no metrics: what `fit` takes longer is what dtrain costs. It writes into no tensor of TensorFlow's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import jobs
+import workers
+from networks import NETWORKS, Network
+
+
+class AllReduceLoop:
+    """A loop over batches that lie ready in memory, with Keras' optimizer.
+
+    Args:
+        network: what is trained, on this worker's own examples.
+    """
+
+    def __init__(self, network: Network) -> None:
+        import keras
+        import numpy as np
+        import tensorflow as tf
+        from mpi4py import MPI
+
+        self._network = network
+        world = MPI.COMM_WORLD
+        model = network.keras()
+        variables = model.trainable_variables
+        optimizer = keras.optimizers.get(network.optimizer)
+        optimizer.build(variables)
+        loss_of = keras.losses.get(network.keras_loss())
+        shapes = [v.shape for v in variables]
+        sizes = [int(np.prod(shape)) for shape in shapes]
+
+        def mean_over_workers(local: np.ndarray) -> np.ndarray:
+            total = np.empty_like(local)
+            world.Allreduce(local, total)
+            total *= 1 / world.size
+            return total
+
+        @tf.function
+        def train(dataset: Any) -> Any:
+            loss = tf.constant(0.0)
+            for x, y in dataset:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(loss_of(y, model(x, training=True)))
+                gradients = tape.gradient(loss, [v.value for v in variables])
+                flat = tf.concat([tf.reshape(each, [-1]) for each in gradients], 0)
+                mean = tf.ensure_shape(tf.numpy_function(mean_over_workers, [flat], tf.float32), flat.shape)
+                parts = map(tf.reshape, tf.split(mean, sizes), shapes)
+                optimizer.apply(list(parts), variables)
+            return loss
+
+        self._train = train
+        self._datasets: dict[int, Any] = {}
+
+    def __call__(self, way: str, steps: int) -> float:
+        """Seconds a step, over as many as `fit` is measured on, an epoch a call."""
+        import tensorflow as tf
+
+        if steps not in self._datasets:
+            batch = self._network.batch
+            x, y = self._network.data(batch * steps)
+            batches = [each.reshape(-1, batch, *each.shape[1:]) for each in (x, y)]
+            self._datasets[steps] = tf.data.Dataset.from_tensor_slices(tuple(batches))
+        begun = time.perf_counter()
+        for _ in range(jobs.EPOCHS):
+            float(self._train(self._datasets[steps]))
+        return (time.perf_counter() - begun) / (jobs.EPOCHS * steps)
+
+
+def main() -> None:
+    """Serves until the benchmark hangs up."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("network", choices=NETWORKS)
+    parser.add_argument("address")
+    asked = parser.parse_args()
+    workers.pin()
+    workers.one_thread_each()
+    jobs.answer(asked.address, AllReduceLoop(NETWORKS[asked.network]))
+
+
+if __name__ == "__main__":
+    main()
