@@ -35,21 +35,16 @@ def images(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return pixels.astype(np.uint8), labels
 
 
-def write_cifar10(folder: Path, *, per_batch: int = 40, batches: int = 5, binary: bool = False) -> Path:
-    """Write `cifar-10-python.tar.gz` or `cifar-10-binary.tar.gz`, with `per_batch` images in each file."""
-    inside = "cifar-10-batches-bin" if binary else "cifar-10-batches-py"
-    path = folder / f"cifar-10-{'binary' if binary else 'python'}.tar.gz"
+def write_cifar10(folder: Path, *, per_batch: int = 40, batches: int = 5) -> Path:
+    """Write `cifar-10-python.tar.gz`, with `per_batch` images in each file."""
+    path = folder / "cifar-10-python.tar.gz"
     names = [f"data_batch_{number}" for number in range(1, batches + 1)] + ["test_batch"]
     with tarfile.open(path, "w:gz") as archive:
         for seed, name in enumerate(names):
             pixels, labels = images(per_batch, seed)
             rows = pixels.reshape(per_batch, -1)
-            if binary:
-                content = np.concatenate([labels[:, None].astype(np.uint8), rows], axis=1).tobytes()
-                _add(archive, f"{inside}/{name}.bin", content)
-            else:
-                batch = {b"data": rows, b"labels": labels.tolist(), b"batch_label": name.encode()}
-                _add(archive, f"{inside}/{name}", pickle.dumps(batch, protocol=2))
+            batch = {b"data": rows, b"labels": labels.tolist(), b"batch_label": name.encode()}
+            _add(archive, f"cifar-10-batches-py/{name}", pickle.dumps(batch, protocol=2))
     return path
 
 

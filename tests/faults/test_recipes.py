@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recipes")
     data = folder / "data"
     data.mkdir()
-    write_cifar10(data, binary=True)
+    write_cifar10(data)
     write_imdb(data, each=40)
     write_csv(data, count=120)
     alone = sorted({task.partition(":")[0] for task in HERE + WORKERS})

@@ -1,4 +1,4 @@
-"""Reads the files of a data set from a tar archive, or from the folder that the archive was extracted to.
+"""Reads the files of a data set from a tar archive.
 
 It never extracts to disk, so it overwrites nothing, and no name or link can lead outside. Sizes and lengths
 that an archive declares are checked against limits before they cost memory or time.
@@ -6,34 +6,25 @@ that an archive declares are checked against limits before they cost memory or t
 
 from __future__ import annotations
 
-import bz2
 import gzip
-import lzma
-import os
 import re
 import struct
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Protocol, Self, cast
+from typing import IO, Self, cast
 
 from dtrain.errors import DataError
 from dtrain.plain_text import cleaned
 
 _BLOCK = 512  # bytes; headers and files in a tar archive fill multiples of it
 _CHUNK = 1 << 20
-_OPENERS: dict[bytes, Callable[[IO[bytes]], object]] = {
-    b"\x1f\x8b": gzip.open,
-    b"BZh": bz2.open,
-    b"\xfd7zXZ\x00": lzma.open,
-}
 # From `struct.error` on: what `tarfile` raises for malformed numbers and headers.
 _DAMAGE = (
     EOFError,
     zlib.error,
-    lzma.LZMAError,
     tarfile.TarError,
     struct.error,
     ValueError,
@@ -47,7 +38,7 @@ MOST_BYTES = 2 << 30
 """Limit of the bytes of a decompressed archive; a hostile archive could grow to a million times its size."""
 
 LARGEST = 512 << 20
-"""Limit of the bytes of one file in an archive or a folder; a file is read into memory as a whole."""
+"""Limit of the bytes of one file in an archive; a file is read into memory as a whole."""
 
 _MOST_MEMBERS = 500_000
 _LONGEST_HEADER = 256 << 10  # bytes of all headers of one entry
@@ -55,33 +46,21 @@ _MOST_NAMES = 128 << 20  # characters of all names together
 _PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 
 
-class ArchiveFiles(Protocol):
-    """Files that are read by name, from an archive or from a folder."""
-
-    def names(self) -> list[str]:
-        """The relative names of all files, with `/`; numbers in names sort as numbers, on every machine."""
-
-    def read(self, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        """Yield the name and the content of each file, in the order of `names`."""
-
-
 @contextmanager
-def open_files(path: Path) -> Iterator[ArchiveFiles]:
-    """Open a folder, or a tar archive that is plain or compressed with gzip, bzip2 or xz.
+def open_archive(path: Path) -> Iterator[Archive]:
+    """Open a tar archive that is compressed with gzip.
 
     Raises:
         DataError: the file is no tar archive, is cut off, or is damaged. The whole archive is checked here.
     """
-    if path.is_dir():
-        yield _Folder(path)
-        return
-    with path.open("rb") as raw, _decompressed(path, raw) as stream:
+    with gzip.open(path) as file:
+        stream = cast("IO[bytes]", file)
         with _damage_reported(path):
             metered = _Metered(stream)
             tar = tarfile.TarFile(fileobj=cast("IO[bytes]", metered), tarinfo=_Header)
             members = _members(path, tar, metered)
-            _check_end(path, raw, stream, len(members), tar.offset if members else 0)
-        yield _Tar(path, tar, metered, members)
+            _check_end(path, stream, len(members), tar.offset)
+        yield Archive(path, tar, metered, members)
 
 
 def by_number(name: str) -> tuple[str | tuple[int, str], ...]:
@@ -166,33 +145,9 @@ def too_large(what: str) -> DataError:
     )
 
 
-class _Folder:
-    def __init__(self, root: Path) -> None:
-        self._root = root
+class Archive:
+    """The files of an open archive, which are read by name."""
 
-    def names(self) -> list[str]:
-        found = (p.relative_to(self._root).as_posix() for p in self._root.rglob("*") if p.is_file())
-        return sorted(found, key=by_number)
-
-    def read(self, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        root = self._root.resolve()
-        for name in names:
-            file = self._root / name
-            if not file.resolve().is_relative_to(root):
-                target = cleaned(file.resolve())
-                raise DataError(
-                    f"{cleaned(file)} is a link that leads out of {self._root}, to {target}.",
-                    hint="Copy what it leads to into the folder, or leave it out.",
-                )
-            with file.open("rb") as stream:
-                size = os.fstat(stream.fileno()).st_size
-                if size > LARGEST:
-                    raise too_large(f"{cleaned(file)} has {size >> 20} MiB")
-                content = stream.read(size)
-            yield name, content
-
-
-class _Tar:
     def __init__(
         self, path: Path, tar: tarfile.TarFile, metered: _Metered, members: list[tarfile.TarInfo]
     ) -> None:
@@ -208,9 +163,11 @@ class _Tar:
         }
 
     def names(self) -> list[str]:
+        """The names of all files, with `/`; numbers in names sort as numbers, on every machine."""
         return sorted(self._members, key=by_number)
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+        """Yield the name and the content of each file, in the order of `names`."""
         wanted = list(names)
         contents: dict[str, bytes] = {}
         # Seeking backwards in a compressed file decompresses it from its start: read in the archive's order.
@@ -223,28 +180,13 @@ class _Tar:
             yield name, contents.pop(name)
 
 
-def _decompressed(path: Path, raw: IO[bytes]) -> IO[bytes]:
-    start = raw.read(max(map(len, _OPENERS)))
-    raw.seek(0)
-    for magic, opener in _OPENERS.items():
-        if start.startswith(magic):
-            return cast("IO[bytes]", opener(raw))
-    if not start:
-        raise DataError(f"{path} is empty.", hint="Fetch it again.")
-    return raw
-
-
-def _check_end(path: Path, raw: IO[bytes], stream: IO[bytes], entries: int, end: int) -> None:
+def _check_end(path: Path, stream: IO[bytes], entries: int, end: int) -> None:
     """Check for the end mark, a block of zeros; without it the archive is cut off between two files.
 
-    `tarfile` stops without an error where an archive is cut off, and at a damaged header. A compressed
-    archive is read to its last byte, because the checksum that shows damage comes last.
+    `tarfile` stops without an error where an archive is cut off. The archive is read to its last byte,
+    because the checksum that shows damage comes last.
     """
-    whole = stream.tell() >= end + _BLOCK
-    if raw is stream:
-        raw.seek(end)
-        whole = raw.read(_BLOCK) == bytes(_BLOCK)
-    if not whole:
+    if stream.tell() < end + _BLOCK:
         raise DataError(
             f"{path} is cut off or damaged after {entries} entries: no end mark follows.",
             hint="Fetch it again.",

@@ -14,10 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dtrain.data import prepared
-from dtrain.data.archives import ArchiveFiles, by_number, open_files
-from dtrain.data.checksums import PublishedArchive
-from dtrain.data.published import Published, check_labels, listing, locate
+from dtrain.data.archives import Archive, by_number, open_archive
+from dtrain.data.published import PublishedArchive, listing, locate
 from dtrain.data.texts import Texts, check_encoding, wrong_encoding
 from dtrain.errors import DataError
 from dtrain.log import logger
@@ -39,63 +37,43 @@ class Imdb(NamedTuple):
     test: Texts
 
 
-_PUBLISHED = Published(
+_PUBLISHED = PublishedArchive(
     title="IMDb",
-    archives=(
-        PublishedArchive(
-            "aclImdb_v1.tar.gz",
-            "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
-            84_125_825,
-            "7c2ac02c03563afcf9b574c7e56c153a",
-        ),
-    ),
-    folders=("aclImdb", "aclImdb_v1/aclImdb"),
-    prepared="imdb_reviews/plain_text",
-    is_folder=lambda folder: any((folder / part / kind).is_dir() for part in _PARTS for kind in _CLASSES),
+    name="aclImdb_v1.tar.gz",
+    url="https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
+    size=84_125_825,
+    md5="7c2ac02c03563afcf9b574c7e56c153a",
 )
 
 
 def load_imdb(
-    path: str | os.PathLike[str] | None = None,
-    *,
-    limit: int | None = None,
-    checksum: str | None = None,
-    encoding: str = "utf-8",
+    path: str | os.PathLike[str] | None = None, *, limit: int | None = None, encoding: str = "utf-8"
 ) -> Imdb:
     """Load the labelled reviews; reviews without a label (`unsup`) are left out.
 
     The order is the same on every machine: by number, negative and positive reviews alternating, so that the
-    first n are balanced. A folder that tensorflow-datasets prepared keeps its own order.
+    first n are balanced.
 
     Args:
-        path: `aclImdb_v1.tar.gz` (also as `.tgz` or `.tar`); the folder `aclImdb` that it extracts to; a
-            folder that tensorflow-datasets prepared; or the folder that contains one of these. None looks in
-            `DTRAIN_DATA_DIR` (`data` in the current folder if it is not set) and in `~/.keras/datasets`.
+        path: `aclImdb_v1.tar.gz`, or the folder that contains it. None looks in `DTRAIN_DATA_DIR` (`data` in
+            the current folder if it is not set) and in `~/.keras/datasets`. An archive of the published size
+            must have the published MD5 sum.
         limit: load at most this many reviews of each part.
-        checksum: the archive's expected sum, as `md5:<digits>` or `sha256:<digits>`. Two more sums are
-            always compared: the published sum if the archive has the published size, and the sum in a file
-            such as `<archive>.md5` beside it.
-        encoding: encoding of the texts. Prepared folders are always UTF-8.
+        encoding: encoding of the texts.
 
     Returns:
         `Imdb(train, test)`; smaller archives in the same format give fewer reviews.
 
     Raises:
         DataError: the data is missing, cut off, damaged, in another encoding, or of another data set.
-        ConfigurationError: `limit`, `checksum` or `encoding` is malformed, or `checksum` was given for a
-        folder. UnsupportedVersionError: the folder was prepared by tensorflow-datasets, which is not
-        installed.
+        ConfigurationError: `limit` or `encoding` is malformed.
     """
     check_encoding(encoding)
-    found = locate(_PUBLISHED, path, checksum, limit)
-    if found.form == "prepared":
-        parts = [_prepared_part(found.path, part, limit) for part in _PARTS]
-    else:
-        with open_files(found.path) as files:
-            reviews = _reviews(files.names(), found.path)
-            parts = [_part(files, reviews[part][:limit], encoding, found.path) for part in _PARTS]
-    data = Imdb(*parts)
-    logger.info("IMDb: %d + %d reviews from %s", len(data.train.texts), len(data.test.texts), found.path)
+    archive = locate(_PUBLISHED, path, limit)
+    with open_archive(archive) as files:
+        reviews = _reviews(files.names(), archive)
+        data = Imdb(*(_part(files, reviews[part][:limit], encoding, archive) for part in _PARTS))
+    logger.info("IMDb: %d + %d reviews from %s", len(data.train.texts), len(data.test.texts), archive)
     return data
 
 
@@ -123,7 +101,7 @@ def _in_turn(classes: Sequence[list[str]]) -> list[tuple[str, int]]:
     return [(name, label) for each in rounds for label, name in enumerate(each) if name is not None]
 
 
-def _part(files: ArchiveFiles, wanted: list[tuple[str, int]], encoding: str, path: Path) -> Texts:
+def _part(files: Archive, wanted: list[tuple[str, int]], encoding: str, path: Path) -> Texts:
     texts = []
     for name, raw in files.read(name for name, _ in wanted):
         try:
@@ -131,10 +109,3 @@ def _part(files: ArchiveFiles, wanted: list[tuple[str, int]], encoding: str, pat
         except UnicodeDecodeError as error:
             raise wrong_encoding(f"{cleaned(name)} in {path}", error) from error
     return Texts(texts, np.array([label for _, label in wanted], np.int64))
-
-
-def _prepared_part(folder: Path, split: str, limit: int | None) -> Texts:
-    columns = prepared.read_split(folder, "imdb_reviews", split, ("text", "label"), limit)
-    labels = np.asarray(columns["label"], np.int64)
-    check_labels(labels, len(_CLASSES), f"{folder}, split {split},")
-    return Texts([text.decode("utf-8") for text in columns["text"]], labels)

@@ -1,104 +1,76 @@
-"""Finds a published data set on this machine: its archive, its extracted folder, or a prepared folder.
+"""Finds the archive of a published data set on this machine, and compares it with the published sum.
 
-It checks an archive's sum, but not its content; the file of the data set does that. It downloads nothing.
+It does not read the archive's content; the file of the data set does that. It downloads nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dtrain.cluster import settings
-from dtrain.data.archives import by_number
-from dtrain.data.checksums import PublishedArchive, check_archive
-from dtrain.errors import ConfigurationError, DataError
+from dtrain.errors import DataError
 from dtrain.plain_text import cleaned
 from dtrain.words import whole_number
 
-_ENDINGS = (".tar.gz", ".tgz", ".tar")
-_INFO = "dataset_info.json"  # tensorflow-datasets writes this file into a folder that it has prepared
-
 
 @dataclass(frozen=True, kw_only=True)
-class Published:
-    """A data set, and the names that its three forms have on a disk.
+class PublishedArchive:
+    """A data set's archive as its authors publish it.
 
     Attributes:
-        title: its name in messages.
-        archives: the archives that its authors publish; messages recommend the first.
-        folders: the folders that the archives extract to, relative to the parent folder.
-        prepared: the folder that tensorflow-datasets prepares, without the version.
-        is_folder: tells whether a folder is the extracted data set itself.
+        title: the data set's name in messages.
+        name: the archive's file name.
+        url: where to download it.
+        size: in bytes.
+        md5: its MD5 sum, in lower-case hexadecimal digits.
+        names_in_keras: the file names under which Keras' own loaders keep the same archive.
     """
 
     title: str
-    archives: tuple[PublishedArchive, ...]
-    folders: tuple[str, ...]
-    prepared: str
-    is_folder: Callable[[Path], bool]
+    name: str
+    url: str
+    size: int
+    md5: str
+    names_in_keras: tuple[str, ...] = ()
 
 
-class Located(NamedTuple):
-    """A data set on this machine.
+def locate(published: PublishedArchive, path: str | os.PathLike[str] | None, limit: int | None) -> Path:
+    """Finds a data set's archive, and compares its sum if it has the published size.
 
-    Attributes:
-        path: the archive or the folder.
-        form: `archive`, `folder` for an extracted one, or `prepared` for a folder of tensorflow-datasets.
-    """
-
-    path: Path
-    form: Literal["archive", "folder", "prepared"]
-
-
-def locate(
-    published: Published, path: str | os.PathLike[str] | None, checksum: str | None, limit: int | None
-) -> Located:
-    """Finds a data set at `path`, or without a path in the usual folders, and checks the sum of an archive.
-
-    If a folder holds several forms of the data set, the archive is taken, because its sum covers all data.
+    An archive of another size is taken for a subset in the same format, and not compared.
 
     Args:
-        published: the data set to find.
-        path: the archive, the extracted folder, the prepared one, or the folder that contains one of these.
-        checksum: the archive's expected sum, as `md5:<digits>` or `sha256:<digits>`, or None.
+        published: the archive to find.
+        path: the archive, or a folder that contains it; None looks in the usual folders.
         limit: how many examples of each part are to be loaded; None loads all.
 
     Raises:
-        DataError: the data set is not there (the message says where dtrain looked, the hint where to download
-            it), or a sum of the archive differs.
-        ConfigurationError: `limit` or `checksum` is malformed, or `checksum` was given for a folder.
+        DataError: the archive is not there (the message says where dtrain looked, the hint where to download
+            it), or its sum differs.
+        ConfigurationError: `limit` is not an integer of at least 1.
     """
     if limit is not None:
         whole_number(limit, "limit", 1)
-    found = _find(published, path)
-    if found.form == "archive":
-        check_archive(found.path, given=checksum, published=published.archives)
-    elif checksum is not None:
-        raise ConfigurationError(
-            f"checksum= is for an archive, and {found.path} is a folder.", hint="Leave it out."
-        )
-    return found
-
-
-def _find(published: Published, path: str | os.PathLike[str] | None) -> Located:
-    if path is None:
-        folders = usual_folders()
-        for folder in folders:
-            if found := _inside(published, folder):
-                return found
-        raise _missing(published, folders)
-    given = Path(path).expanduser()
-    if given.is_file():
-        return Located(given, "archive")
-    found = _inside(published, given) or _itself(published, given)
+    folders = usual_folders() if path is None else [Path(path).expanduser()]
+    places = [folder / name for folder in folders for name in (published.name, *published.names_in_keras)]
+    found = next((place for place in (*folders, *places) if place.is_file()), None)
     if found is None:
-        raise _missing(published, [given])
+        raise _missing(published, folders)
+    if found.stat().st_size == published.size:
+        with found.open("rb") as file:
+            md5 = hashlib.file_digest(file, lambda: hashlib.new("md5", usedforsecurity=False)).hexdigest()
+        if md5 != published.md5:
+            raise DataError(
+                f"{found} has the md5 {md5}, but the published {published.name}, which has the same size, "
+                f"has {published.md5}.",
+                hint="The file is damaged or another one: fetch it again.",
+            )
     return found
 
 
@@ -128,46 +100,14 @@ def listing(names: list[str], *, most: int = 8) -> str:
     return ", ".join(cleaned(name) for name in names[:most]) + more if names else "nothing"
 
 
-def _inside(published: Published, parent: Path) -> Located | None:
-    for archive in published.archives:
-        stem = archive.name.removesuffix(_ENDINGS[0])
-        for ending in _ENDINGS:
-            if (file := parent / f"{stem}{ending}").is_file():
-                return Located(file, "archive")
-    for folder in published.folders:
-        if (parent / folder).is_dir():
-            return Located(parent / folder, "folder")
-    return _newest(parent / published.prepared)
-
-
-def _itself(published: Published, folder: Path) -> Located | None:
-    if (folder / _INFO).is_file():
-        return Located(folder, "prepared")
-    # tensorflow-datasets nests DATASET/CONFIGURATION/VERSION; `folder` may be any of these levels.
-    for part in (folder / Path(published.prepared).name, folder):
-        if found := _newest(part):
-            return found
-    return Located(folder, "folder") if folder.is_dir() and published.is_folder(folder) else None
-
-
-def _newest(folder: Path) -> Located | None:
-    """The prepared folder of the highest version; unfinished folders do not begin with a digit."""
-    versions = [info.parent for info in folder.glob(f"[0-9]*/{_INFO}")]
-    return Located(max(versions, key=lambda each: by_number(each.name)), "prepared") if versions else None
-
-
-def _missing(published: Published, folders: list[Path]) -> DataError:
-    looked = [archive.name for archive in published.archives] + [
-        f"{folder}/" for folder in (*published.folders, published.prepared)
-    ]
+def _missing(published: PublishedArchive, folders: list[Path]) -> DataError:
     seen = [
         f"{folder.absolute()} ({_contents(folder) if folder.is_dir() else 'no such folder'})"
         for folder in folders
     ]
-    first = published.archives[0]
     return DataError(
-        f"{published.title} was not found. Looked for {', '.join(looked)} in {' and in '.join(seen)}.",
-        hint=f"Fetch {first.url} and put {first.name} into {folders[0].absolute()}, as it is; or set "
+        f"{published.title} was not found. Looked for {published.name} in {' and in '.join(seen)}.",
+        hint=f"Fetch {published.url} and put {published.name} into {folders[0].absolute()}, as it is; or set "
         "DTRAIN_DATA_DIR, or path=, to the folder that it is in. Nothing is fetched while training.",
     )
 

@@ -41,7 +41,7 @@ class Cifar10Options(RecipeOptions):
     width: int | None = option(
         None, "filters of the residual network's first convolution; by default 32", metavar="W", least=1
     )
-    data: str | None = option(None, "the archive or its directory", metavar="PATH")
+    data: str | None = option(None, "the archive, or the folder that it is in", metavar="PATH")
     limit: int | None = option(None, "examples of each part, for trials", metavar="N", least=1)
 
     def __post_init__(self) -> None:
@@ -103,7 +103,7 @@ class TextOptions(RecipeOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ImdbOptions(TextOptions):
-    """The options of the recipe `imdb`: those of `TextOptions`; `data` is the archive or its directory."""
+    """The options of the recipe `imdb`: those of `TextOptions`; `data` is the archive or its folder."""
 
     def check_data(self) -> None:
         """Read the reviews once, to check them.
