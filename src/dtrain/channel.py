@@ -22,7 +22,6 @@ from dtrain import cluster, task_hooks
 from dtrain.cluster import settings
 from dtrain.errors import DtrainError, RunAgain
 from dtrain.task_messages import REASON_LIMIT, Message, parse
-from dtrain.topology import Task
 
 VARIABLE = "DTRAIN_CHANNEL_FD"
 """The environment variable that holds the pipe's address; see `Listener.address`."""
@@ -47,7 +46,7 @@ def request_restart(job: str, index: int, reason: str, *, pid: int | None = None
     Returns:
         Whether the request was sent or queued; the launcher may still ignore it.
     """
-    return _notes.send(_line({"restart": f"{job}:{index}", "reason": reason[:REASON_LIMIT], "pid": pid}))
+    return _send("restart", f"{job}:{index}", reason=reason[:REASON_LIMIT], pid=pid)
 
 
 def tell_progress(
@@ -66,8 +65,12 @@ def tell_progress(
     Returns:
         Whether the report was sent; False without a launcher, or while the launcher does not read the pipe.
     """
+    pipe = _pipe()
+    if pipe is None:
+        return False
+    _introduce(pipe)
     message = {
-        "progress": _myself(),
+        "progress": pipe.task(),
         "pid": os.getpid(),
         "step": step,
         "phase": phase,
@@ -78,12 +81,9 @@ def tell_progress(
         "own_input": own_input,
         "own_callbacks": own_callbacks,
     }
-    _introduce()
-    descriptor = _pipe()
     with contextlib.suppress(OSError):  # the pipe is full, or the launcher is gone
-        if descriptor is not None:
-            _write(descriptor, _line(message))
-            return True
+        _write(pipe.descriptor, _line(message))
+        return True
     return False
 
 
@@ -95,17 +95,17 @@ def tell_checkpoint(step: int, folder: str) -> bool:
     Returns:
         Whether the message was sent or queued; False without a launcher.
     """
-    return _notes.send(_line({"checkpoint": _myself(), "step": step, "folder": folder}))
+    return _send("checkpoint", step=step, folder=folder)
 
 
 def tell_removal(path: str) -> bool:
     """Ask the launcher to delete a path after the job has succeeded; otherwise as `tell_checkpoint`."""
-    return _notes.send(_line({"remove": path}))
+    return _send("remove", path)
 
 
 def tell_connected() -> bool:
     """Tell the launcher that this task is connected to its peers; otherwise as `tell_checkpoint`."""
-    return _notes.send(_line({"connected": _myself()}))
+    return _send("connected")
 
 
 @contextlib.contextmanager
@@ -114,21 +114,14 @@ def rendezvous() -> Iterator[None]:
 
     If the block raises, the launcher is not told that the wait is over: the task has not met its peers.
     """
-    _notes.send(_line({"rendezvous": _myself(), "over": False}))
+    _send("rendezvous", over=False)
     yield
-    _notes.send(_line({"rendezvous": _myself(), "over": True}))
+    _send("rendezvous", over=True)
 
 
 def tell_failure(exception: str, *, lost_peer: bool = False, hint: str = "") -> bool:
     """Tell the launcher why this task fails; the arguments are those of `FailureNote`."""
-    text = exception[:REASON_LIMIT]
-    return _notes.send(_line({"failure": _myself(), "exception": text, "lost_peer": lost_peer, "hint": hint}))
-
-
-def _introduce() -> None:
-    """Before the first message, send the imports of this task and the variables that they read."""
-    if (found := task_hooks.imports()) is not None:
-        _notes.send(_line({"imports": _myself(), **found}))
+    return _send("failure", exception=exception[:REASON_LIMIT], lost_peer=lost_peer, hint=hint)
 
 
 def connected() -> bool:
@@ -136,12 +129,30 @@ def connected() -> bool:
     return _pipe() is not None
 
 
-def own_task() -> Task:
-    """The task that this process is; `worker 0` without a job."""
-    with contextlib.suppress(DtrainError):
-        if (topology := cluster.current()) is not None:
-            return topology.task
-    return Task("worker", 0)
+def _send(kind: str, value: str | None = None, **attributes: Any) -> bool:
+    """Send a message that must arrive.
+
+    Args:
+        kind: the kind of the message, as in `task_messages`.
+        value: the value of the kind; None means this task.
+        attributes: the other attributes of the message.
+
+    Returns:
+        Whether the message was sent or queued.
+    """
+    pipe = _pipe()
+    if pipe is None:
+        return False
+    _introduce(pipe)
+    return _notes.send(pipe.descriptor, _line({kind: value or pipe.task(), **attributes}))
+
+
+def _introduce(pipe: _Pipe) -> None:
+    """Before the first message, send the imports of this task and the variables that they read."""
+    if not pipe.introduced:
+        pipe.introduced = True
+        if (found := task_hooks.imports()) is not None:
+            _send("imports", **found)
 
 
 class _Notes:
@@ -152,15 +163,13 @@ class _Notes:
         self._waiting: collections.deque[tuple[int, bytes]] = collections.deque()
         self._thread: threading.Thread | None = None
 
-    def send(self, line: bytes) -> bool:
+    def send(self, descriptor: int, line: bytes) -> bool:
         """Send or queue a line.
 
         Returns:
-            False if there is no launcher, or the line is longer than the limit; the line is dropped then.
+            False if the launcher is gone, or the line is longer than the limit; the line is dropped then.
         """
-        _introduce()
-        descriptor = _pipe()
-        if descriptor is None or len(line) > _LINE_LIMIT:
+        if len(line) > _LINE_LIMIT:
             return False
         with self._lock:
             if not self._waiting:
@@ -204,34 +213,54 @@ class _Notes:
 _notes = _Notes()
 atexit.register(_notes.flush)
 
-# The (descriptor, inode) of the inherited pipe, and the descriptor that this process opened for it.
-_opened: tuple[tuple[int, int], int] | None = None
 
+class _Pipe:
+    """The pipe to the launcher.
 
-def _pipe() -> int | None:
-    """A non-blocking descriptor of the pipe to the launcher, or None without a launcher.
-
-    If the system cannot open the pipe anew, it is the inherited descriptor, which may block.
+    Attributes:
+        inherited: the descriptor and the inode of the pipe that this process inherited.
+        descriptor: a non-blocking descriptor of the pipe. If the system cannot open the pipe anew, it is the
+            inherited one, which may block.
+        introduced: whether the message that comes before all others was sent.
     """
+
+    def __init__(self, inherited: tuple[int, int], descriptor: int) -> None:
+        self.inherited = inherited
+        self.descriptor = descriptor
+        self.introduced = False
+        self._task: str | None = None
+
+    def task(self) -> str:
+        """This task's name in messages, which is kept once the environment tells it; before, `worker:0`."""
+        if self._task is None:
+            with contextlib.suppress(DtrainError):
+                if (topology := cluster.current()) is not None:
+                    self._task = f"{topology.task.job}:{topology.task.index}"
+        return self._task or "worker:0"
+
+
+_opened: _Pipe | None = None
+
+
+def _pipe() -> _Pipe | None:
+    """The pipe to the launcher, or None without a launcher."""
     global _opened
     found = settings.channel()
-    if found is None:
-        return None
-    if _opened is not None and _opened[0] == found and _is_pipe(*found):
-        return _opened[1]
     # A program that a task started inherits the variable but not the pipe, so the number may be another file.
-    if not _is_pipe(*found):
+    if found is None or not _is_pipe(*found):
         return None
+    if _opened is not None and _opened.inherited == found:
+        return _opened
     # The inherited descriptor is shared with the launcher and all tasks, and so would be its blocking mode.
     try:
         own = os.open(f"/proc/self/fd/{found[0]}", os.O_WRONLY | os.O_NONBLOCK)
     except OSError:  # no /proc, or no reader left
-        return found[0]
-    if _opened is not None and _opened[1] != _opened[0][0]:
+        return _Pipe(found, found[0])
+    if _opened is not None:
         with contextlib.suppress(OSError):
-            os.close(_opened[1])
-    _opened = found, own
-    return own
+            os.close(_opened.descriptor)
+    _opened = _Pipe(found, own)
+    return _opened
 
 
 def _write(descriptor: int, line: bytes) -> None:
@@ -246,11 +275,6 @@ def _is_pipe(descriptor: int, inode: int) -> bool:
         status = os.fstat(descriptor)
         return stat.S_ISFIFO(status.st_mode) and status.st_ino == inode
     return False
-
-
-def _myself() -> str:
-    task = own_task()
-    return f"{task.job}:{task.index}"
 
 
 def _line(message: dict[str, Any]) -> bytes:

@@ -100,6 +100,8 @@ def imports() -> dict[str, Any] | None:
     first, _told = not _told, True
     if first and _check is not None:
         _check()
+    # A new list: another thread may iterate over the old one.
+    sys.meta_path = [finder for finder in sys.meta_path if finder is not _ImportWatch]
     if not first or _at_start is None:
         return None
     now = library_variables()
