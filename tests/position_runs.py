@@ -21,7 +21,7 @@ import dtrain
 from dtrain.data import Pipeline
 from dtrain.keras_engine import hook
 from dtrain.keras_engine.loop import FitSession, Loop
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_names
 
 ROWS, BATCH, EPOCHS = 22, 4, 3  # six batches, the last one short
 X = np.arange(ROWS * 2, dtype="float32").reshape(ROWS, 2)
@@ -218,7 +218,7 @@ class Run:
         self.seen: list[Any] = []
         self.places: list[tuple[int, int, Any]] = []
         self._position, self._epoch = position, first_epoch
-        make = upstream_keras.EPOCH_ITERATOR.resolve()
+        make = keras_names.EPOCH_ITERATOR.resolve()
         with Loop(session=_Session(self._between)).running():
             iterator = make(distribute_strategy=strategy, steps_per_execution=steps, **arguments)
         iterator.reset()

@@ -112,7 +112,7 @@ def _exchange(value: Any, timeout: float | None) -> list[Any]:
         return [value]
     from dtrain.keras_engine.peer_exchange import exchange
     from dtrain.keras_engine.protocol import ReplicaLayout
-    from dtrain.upstream.tensorflow import connected
+    from dtrain.upstream.processes import connected
 
     if not connected():
         raise ConfigurationError(

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 import dtrain
-from dtrain.upstream.grappler import sum_in_order
+from dtrain.upstream.tensorflow import sum_in_order
 
 SIZE = 4096
 PARTS = np.random.default_rng(1).normal(size=(4, SIZE)).astype("float32")

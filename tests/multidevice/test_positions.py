@@ -19,7 +19,7 @@ from dtrain.data import Pipeline
 from dtrain.errors import DataError
 from dtrain.keras_engine import hook
 from dtrain.upstream import datasets as upstream_data
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_names
 from refusals import refused
 
 
@@ -49,9 +49,9 @@ def test_a_run_goes_on_from_its_place(name: str, strategies: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("name", ["arrays", "arrays, shuffled by batch", "a sparse tensor"])
 def test_a_seeded_order_is_that_of_keras(name: str, strategies: dict[str, Any]) -> None:
-    stock = upstream_keras.EPOCH_ITERATOR.original()
+    stock = keras_names.EPOCH_ITERATOR.original()
     batches = []
-    for make in (stock, upstream_keras.EPOCH_ITERATOR.resolve()):
+    for make in (stock, keras_names.EPOCH_ITERATOR.resolve()):
         runs.seeded()
         iterator = make(distribute_strategy=strategies["default"], **runs.SOURCES[name]())
         batches.append([[runs.call(data, 1) for _, _, data in iterator] for _ in range(2)])
@@ -132,7 +132,7 @@ def test_only_a_shuffle_without_any_seed_is_unseeded() -> None:
 
 
 def test_a_late_place_costs_no_more_than_an_early_one(strategies: dict[str, Any]) -> None:
-    make = upstream_keras.EPOCH_ITERATOR.resolve()
+    make = keras_names.EPOCH_ITERATOR.resolve()
     arguments = {"x": np.zeros(1_000_000, "float32"), "batch_size": 32, "shuffle": True}
 
     def first_batch(change: Any = None) -> tuple[Any, float]:
@@ -154,7 +154,7 @@ def test_a_late_place_costs_no_more_than_an_early_one(strategies: dict[str, Any]
 
 
 def test_a_position_is_noted_by_a_few_calls(strategies: dict[str, Any]) -> None:
-    make = upstream_keras.EPOCH_ITERATOR.resolve()
+    make = keras_names.EPOCH_ITERATOR.resolve()
     for name in ("arrays", "a PyDataset with hooks", "a pipeline"):
         iterator = make(distribute_strategy=strategies["mirrored"], **runs.SOURCES[name]())
         iterator.position()
@@ -174,8 +174,8 @@ def test_a_position_is_noted_by_a_few_calls(strategies: dict[str, Any]) -> None:
 
 
 def test_the_private_attributes_of_adapters_are_there() -> None:
-    arrays = upstream_data.ARRAYS.resolve()(runs.X, batch_size=4)
-    data = upstream_data.PY_DATASET.resolve()(runs.Rows(workers=2))
+    arrays = keras_names.ARRAYS.resolve()(runs.X, batch_size=4)
+    data = keras_names.PY_DATASET.resolve()(runs.Rows(workers=2))
     found = {
         "arrays": arrays,
         "PyDataset": data,

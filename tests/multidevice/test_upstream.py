@@ -18,13 +18,13 @@ import pytest
 import tensorflow as tf
 
 import dtrain
-import dtrain.upstream.collectives as of_collectives
 import dtrain.upstream.keras as of_keras
 import dtrain.upstream.tensorflow as of_tensorflow
 from dtrain.errors import UnsupportedVersionError
 from dtrain.keras_engine import hook
 from dtrain.keras_engine.gradient_hook import GradientHook
-from dtrain.upstream import all_reaches, reach
+from dtrain.upstream import all_reaches, keras_names, processes, reach, tensorflow_names
+from dtrain.upstream import record as on_record
 from dtrain.upstream.versions import check_versions
 
 ALL = all_reaches()
@@ -35,8 +35,8 @@ FOLDER = Path(of_keras.__file__).parent
 @pytest.fixture
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What is installed, as the record has it; a test may change it before `write`."""
-    found: dict[str, Any] = json.loads(reach.RECORD.read_text(encoding="utf-8"))
-    monkeypatch.setattr(reach, "RECORD", tmp_path / "record.json")
+    found: dict[str, Any] = json.loads(on_record.RECORD.read_text(encoding="utf-8"))
+    monkeypatch.setattr(on_record, "RECORD", tmp_path / "record.json")
     return found
 
 
@@ -48,7 +48,7 @@ def test_the_installed_versions_are_supported() -> None:
 def test_a_reach_is_there_as_it_was_written_against(each: reach.Reach) -> None:
     hook.install()
     assert each.resolve() is not None
-    recorded = reach.read_record()["places"][each.place]
+    recorded = on_record.read_record()["places"][each.place]
     versions = recorded.get(each.signature(), {}).get(each.source(), "").split()
     assert reach.installed_versions()[each.package] in versions, "renew it: python -m dtrain.upstream --write"
     assert each.signature(), "callable, so its parameters must be on record"
@@ -57,14 +57,14 @@ def test_a_reach_is_there_as_it_was_written_against(each: reach.Reach) -> None:
 
 
 def test_the_record_has_what_is_reached_and_nothing_else() -> None:
-    recorded = reach.read_record()
+    recorded = on_record.read_record()
     assert recorded["places"].keys() == {each.place for each in ALL}
     assert reach.installed_versions() in recorded["rows"]
 
 
 @pytest.mark.parametrize("each", ALL, ids=lambda each: each.label)
 def test_the_record_of_a_name_has_all_versions_that_were_tested(each: reach.Reach) -> None:
-    recorded = reach.read_record()
+    recorded = on_record.read_record()
     tested = {row[each.package] for row in recorded["rows"]}
     found = [
         v for sources in recorded["places"][each.place].values() for v in " ".join(sources.values()).split()
@@ -87,20 +87,20 @@ def test_replacing_is_done_once_and_all_of_it_is_on_record() -> None:
 
 
 @pytest.mark.parametrize("problem", ["is gone", "takes"])
-def test_nothing_is_replaced_where_a_name_has_changed(problem: str, record: dict[str, Any]) -> None:
+def test_a_name_that_has_changed_is_refused(problem: str, record: dict[str, Any]) -> None:
     changed = reach.Reach(
         "keras.src.losses.loss:no_such_name" if problem == "is gone" else REACHES[-1].place, ""
     )
     record["places"][changed.place] = {"(self, other)": {"": keras.__version__}}
-    reach.RECORD.write_text(json.dumps(record), encoding="utf-8")
+    on_record.RECORD.write_text(json.dumps(record), encoding="utf-8")
     with pytest.raises(UnsupportedVersionError, match=f"{changed.place}, which {problem}"):
-        reach.replace_all([*REACHES, changed])
+        on_record.check([*REACHES, changed])
 
 
 def test_a_name_that_is_not_on_record_is_refused_with_how_to_add_it() -> None:
     added = reach.Reach("keras.src.losses.loss:Loss.call", "a name that was just added")
     with pytest.raises(UnsupportedVersionError, match=added.place) as refused:
-        reach.check([added])
+        on_record.check([added])
     assert "--write" in refused.value.hint
 
 
@@ -201,16 +201,16 @@ def test_models_under_no_strategy_of_dtrain_are_left_alone() -> None:
 @pytest.fixture
 def another_body(record: dict[str, Any]) -> str:
     """The record has no source of one name as it is installed, and another version of Keras."""
-    parameters = of_keras.SEED_NEXT.signature()
-    record["places"][of_keras.SEED_NEXT.place] = {parameters: {"another": "3.8.0"}}
+    parameters = keras_names.SEED_NEXT.signature()
+    record["places"][keras_names.SEED_NEXT.place] = {parameters: {"another": "3.8.0"}}
     record["rows"] = [{"keras": "3.8.0", "tensorflow": tf.__version__}]
-    reach.RECORD.write_text(json.dumps(record), encoding="utf-8")
-    return of_keras.SEED_NEXT.label
+    on_record.RECORD.write_text(json.dumps(record), encoding="utf-8")
+    return keras_names.SEED_NEXT.label
 
 
 def test_a_body_that_has_changed_is_a_warning(another_body: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", logger="dtrain"):
-        assert reach.check(REACHES) == [another_body]
+        assert on_record.check(REACHES) == [another_body]
     assert f"{another_body}. The first fit compares a training step" in caplog.text
     assert "Loss.__call__" not in caplog.text
 
@@ -219,7 +219,7 @@ def test_a_version_newer_than_all_that_were_tested_is_a_warning(
     another_body: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("WARNING", logger="dtrain"):
-        reach.check(REACHES)
+        on_record.check(REACHES)
     assert f"keras {keras.__version__} is newer than all versions" in caplog.text
     assert "the same parameters. Training continues." in caplog.text
     assert "(3.8.0)" in caplog.text
@@ -232,23 +232,23 @@ def test_a_name_that_other_versions_have_is_left_out() -> None:
         reach.Reach("keras.src:not_yet", "", since="3.999"),
         reach.Reach("keras.src:no_longer", "", until=installed),
     ]
-    assert reach.of_installed([*absent, of_keras.FIT]) == [of_keras.FIT]
+    assert reach.of_installed([*absent, keras_names.FIT]) == [keras_names.FIT]
 
 
 def test_another_version_is_added_to_the_record(
     record: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reach.RECORD.write_text(json.dumps(record), encoding="utf-8")
+    on_record.RECORD.write_text(json.dumps(record), encoding="utf-8")
     installed = reach.installed_versions()
-    monkeypatch.setattr(reach, "installed_versions", lambda: installed | {"keras": "3.99.0"})
-    reach.write_record(REACHES)
-    written = reach.read_record()
+    monkeypatch.setattr(on_record, "installed_versions", lambda: installed | {"keras": "3.99.0"})
+    on_record.write_record(REACHES)
+    written = on_record.read_record()
     assert written["rows"] == [*record["rows"], installed | {"keras": "3.99.0"}]
-    before, after = (each["places"][of_keras.SEED_NEXT.place] for each in (record, written))
-    found = after[of_keras.SEED_NEXT.signature()][of_keras.SEED_NEXT.source()]
-    assert found == before[of_keras.SEED_NEXT.signature()][of_keras.SEED_NEXT.source()] + " 3.99.0"
-    reach.write_record(REACHES)
-    assert reach.read_record() == written
+    before, after = (each["places"][keras_names.SEED_NEXT.place] for each in (record, written))
+    found = after[keras_names.SEED_NEXT.signature()][keras_names.SEED_NEXT.source()]
+    assert found == before[keras_names.SEED_NEXT.signature()][keras_names.SEED_NEXT.source()] + " 3.99.0"
+    on_record.write_record(REACHES)
+    assert on_record.read_record() == written
 
 
 class TestFirstStep:
@@ -305,9 +305,9 @@ def test_the_names_are_listed() -> None:
         [sys.executable, "-m", "dtrain.upstream"], capture_output=True, text=True, timeout=120, check=True
     )
     replaced, _, used = done.stdout.partition("dtrain uses")
-    assert of_keras.SEED_NEXT.place in replaced
-    assert of_keras.SEED_NEXT.reason in replaced
-    assert of_tensorflow.GET_FUNCTION.place in used
+    assert keras_names.SEED_NEXT.place in replaced
+    assert keras_names.SEED_NEXT.reason in replaced
+    assert tensorflow_names.GET_FUNCTION.place in used
 
 
 def private_imports() -> Iterator[tuple[str, str]]:
@@ -319,7 +319,7 @@ def private_imports() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize(("module", "name"), list(private_imports()))
 def test_what_the_small_functions_import_is_there(module: str, name: str) -> None:
-    if module.endswith(".remat") and not of_keras.REMAT.expected_in(keras.__version__):
+    if module.endswith(".remat") and not keras_names.REMAT.expected_in(keras.__version__):
         pytest.skip("only rematerialize uses it, which needs a newer Keras")
     try:
         getattr(importlib.import_module(module), name)
@@ -330,7 +330,7 @@ def test_what_the_small_functions_import_is_there(module: str, name: str) -> Non
 def test_the_classes_are_those_that_keras_uses() -> None:
     assert issubclass(keras.Model, of_keras.trainer_class())
     assert isinstance(of_keras.seed_generator_global(), keras.random.SeedGenerator)
-    assert issubclass(of_keras.EPOCH_ITERATOR.original(), of_keras.epoch_iterator_base())
+    assert issubclass(keras_names.EPOCH_ITERATOR.original(), of_keras.epoch_iterator_base())
 
 
 def test_stateless_scopes_are_seen() -> None:
@@ -343,7 +343,7 @@ def test_values_for_replicas() -> None:
     strategy = dtrain.MirroredStrategy()
     both = of_tensorflow.per_replica([{"x": tf.constant(1.0)}, {"x": tf.constant(2.0)}])
     assert [float(v) for v in strategy.experimental_local_results(both["x"])] == [1.0, 2.0]
-    assert isinstance(both["x"], of_tensorflow.PER_REPLICA.resolve())
+    assert isinstance(both["x"], tensorflow_names.PER_REPLICA.resolve())
     assert of_tensorflow.per_replica(["alone"]) == "alone"
     seen = strategy.run(lambda: (of_tensorflow.replica_id(), of_tensorflow.local_replica_index()))
     assert [int(i) for i in strategy.experimental_local_results(seen[1])] == [0, 1]
@@ -399,13 +399,13 @@ def test_a_function_is_called_by_its_name() -> None:
     def answer(text: np.ndarray) -> bytes:
         return b"heard " + bytes(text)
 
-    of_tensorflow.register_python_function("dtrain/test", answer)
+    processes.register_python_function("dtrain/test", answer)
     (heard,) = tf.raw_ops.PyFunc(input=[tf.constant("this")], token="dtrain/test", Tout=[tf.string])
     assert heard.numpy() == b"heard this"
 
 
 def test_a_process_alone_is_not_connected() -> None:
-    assert not of_tensorflow.connected()
+    assert not processes.connected()
 
 
 def test_datasets_from_a_function_are_known() -> None:
@@ -498,7 +498,7 @@ def test_private_attributes_of_objects_are_where_dtrain_reads_them() -> None:
         for name in names
         if not hasattr(objects[kind], name)
     }
-    if not of_keras.REMAT.expected_in(keras.__version__):
+    if not keras_names.REMAT.expected_in(keras.__version__):
         missing.discard(("layer", "_remat_mode"))
     assert not missing
     assert set(objects) == set(ATTRIBUTES)
@@ -510,7 +510,7 @@ def test_what_keras_keeps_in_layers_and_models_is_known() -> None:
     functional = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     functional.compile("sgd", "mse")
     functional.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0)
-    known = of_keras.LAYER_BOOKKEEPING | of_keras.LAYER_LOSSES
+    known = keras_names.LAYER_BOOKKEEPING | keras_names.LAYER_LOSSES
     known |= {each.name for each in REACHES if isinstance(each, reach.SetOnObjects)}
     for model in (functional, functional._functional, keras.Model()):
         private = {name for name in vars(model) if name.startswith("_")}
@@ -524,7 +524,7 @@ def test_a_function_of_arrays_in_graphs_and_beside_them() -> None:
             raise LookupError("there is nothing to double")
         return [2 * array for array in arrays]
 
-    function = of_collectives.ArrayFunction(doubled)
+    function = processes.ArrayFunction(doubled)
 
     def twice(x: tf.Tensor, n: tf.Tensor) -> list[tf.Tensor]:
         return function([x, n], [tf.float32, tf.int64])

@@ -15,7 +15,7 @@ from typing import Any
 
 from dtrain.cluster import settings
 from dtrain.log import logger
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import processes
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _ONE_NOTICE = 1.0  # seconds in which further signals count as the same notice
@@ -74,7 +74,7 @@ class Notices:
     def _ask_google(self) -> None:
         while not self._closed.wait(_POLL):
             try:
-                if upstream_tf.google_will_take_machine():
+                if processes.google_will_take_machine():
                     self.noted = self.noted or "Google Cloud's notice of a host's maintenance"
                     return
             except OSError as error:  # no answer

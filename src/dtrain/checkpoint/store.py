@@ -23,7 +23,7 @@ from dtrain.checkpoint.storages import join, storage_of
 from dtrain.checkpoint.stored import committed, read_share
 from dtrain.errors import CheckpointError, ConfigurationError
 from dtrain.log import logger
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import processes
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between two checks for the others' shares
 _AT_EXIT = 10.0  # seconds that a program which ends waits for the writing thread
@@ -190,7 +190,7 @@ class CheckpointStore:
 
     def _run(self) -> None:
         # With its own executor, a failed operation raises in this thread, and not in the training thread.
-        executor = upstream_tf.own_executor()
+        executor = processes.own_executor()
         while (save := self._saves.get()) is not None:
             try:
                 self._write(save)

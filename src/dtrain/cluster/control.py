@@ -27,7 +27,7 @@ from dtrain.errors import ClusterConfigError
 from dtrain.log import logger
 from dtrain.plain_text import cleaned
 from dtrain.topology import Task, Topology, split_address
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import processes
 
 CHIEF = Task("chief", 0)
 """The task that runs the program."""
@@ -77,7 +77,7 @@ class Control:
 
     def register(self) -> None:
         """Let the chief call this object; TensorFlow holds only a weak reference to it."""
-        upstream_tf.register_python_function(_TOKEN, self)
+        processes.register_python_function(_TOKEN, self)
 
     def __call__(self, text: Any) -> bytes:
         """Handle a request; the request and the answer are JSON objects as text."""
@@ -188,7 +188,7 @@ def finish(topology: Topology, *, failed: bool, reason: str = "") -> None:
             logger.debug("%s did not answer the farewell: %s", task, error)
     _tell_of_stock(topology, stock)
     if not (_end_threads() and complete):
-        upstream_tf.abandon_servers()
+        processes.abandon_servers()
 
 
 def _tell_of_stock(topology: Topology, stock: list[Task]) -> None:
@@ -288,7 +288,7 @@ class _AskThread(threading.Thread):
                 # An executor of its own keeps the error of a lost server in this thread; on the shared one,
                 # another thread would raise it.
                 try:
-                    executor = executor or upstream_tf.own_executor()
+                    executor = executor or processes.own_executor()
                     answer.set_result(_call(self._task, text))
                 except Exception as error:
                     if executor is not None:
@@ -320,7 +320,7 @@ def _call(task: Task, text: str) -> dict[str, Any]:
         with _on(CHIEF):
             content = tf.identity(answer).numpy()
     except tf.errors.OpError as error:
-        if upstream_tf.lacks_python_function(error):
+        if processes.lacks_python_function(error):
             raise StockServerError from error
         if address is None or not answers_at(address):
             raise

@@ -16,14 +16,13 @@ import tensorflow as tf
 
 from dtrain.collectives.calls import Calls
 from dtrain.errors import DataError
-from dtrain.upstream import collectives as upstream_collectives
+from dtrain.upstream import processes, tensorflow_names
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.collectives import LAUNCHER
 
 LARGE = 64 * 1024  # bytes: a tensor of at least this size is all-reduced without being packed
 BUCKET = 8 * 2**20  # bytes of such tensors that are all-reduced with one barrier
 
-_Launcher: Any = LAUNCHER.resolve()
+_Launcher: Any = tensorflow_names.LAUNCHER.resolve()
 _NARROW = (tf.float16, tf.bfloat16)  # summed in float32, and rounded once
 
 
@@ -42,7 +41,7 @@ class CallOperations:
         self.seconds = 0.0
         self._token = upstream_tf.variable_on("CPU:0", 0.0, tf.float32, "communication_token")
         self._sums, self._gather, self._broadcast = (
-            upstream_collectives.ArrayFunction(self._counted(call))
+            processes.ArrayFunction(self._counted(call))
             for call in (
                 lambda *arrays: calls.sums(arrays),
                 lambda *arrays: calls.gather(arrays),

@@ -12,7 +12,7 @@ from collections import Counter
 
 from dtrain.errors import PeerMissingError
 from dtrain.topology import Topology, split_address
-from dtrain.upstream import collectives as upstream_collectives
+from dtrain.upstream import processes
 
 PATIENCE = 10.0  # seconds without an answer until the service counts as lost, as for TensorFlow's heartbeats
 _CONNECT = 1.0  # seconds that connecting may take
@@ -44,7 +44,7 @@ class PeerLiveness:
             self._note_silence()
             return
         self._silent_since = None
-        lost = upstream_collectives.lost_tasks(self._jobs)
+        lost = processes.lost_tasks(self._jobs)
         if lost:
             raise PeerMissingError(
                 f"While this worker waited for the others, TensorFlow lost {', '.join(lost)}.",

@@ -18,9 +18,9 @@ from dtrain.collectives.transport import Facts, Transport
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.topology import Topology
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.collectives import LAUNCHER
+from dtrain.upstream import tensorflow_names
 
-_Launcher: Any = LAUNCHER.resolve()
+_Launcher: Any = tensorflow_names.LAUNCHER.resolve()
 
 # Collective keys that are counted in the graph begin here, far from the keys that TensorFlow assigns.
 _FIRST_COUNTED_KEY = 1 << 30

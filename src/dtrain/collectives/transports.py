@@ -20,7 +20,7 @@ from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.log import logger
 from dtrain.topology import Topology
-from dtrain.upstream import collectives as upstream_collectives
+from dtrain.upstream import processes
 
 AUTO = "auto"
 """The name that leaves the choice to dtrain."""
@@ -139,7 +139,7 @@ def install(
         # no fixed order, which would only delay collectives.
         return RingLauncher(layout.local_replicas > 1 or gpus, *rest)
 
-    upstream_collectives.replace_launchers(extended, launcher)
+    processes.replace_launchers(extended, launcher)
     chosen = Communication(name=name, reason=reason, library=library or tensorflow)
     if layout.worker == 0:
         logger.info("The workers reduce over %s (%s): %s.", name, chosen.library, reason)

@@ -24,7 +24,7 @@ from dtrain.errors import ConfigurationError, DataError
 from dtrain.job import world_size
 from dtrain.launch.reports import describe_exit
 from dtrain.log import logger
-from dtrain.upstream import data_service
+from dtrain.upstream.datasets import read_from_service
 from dtrain.words import whole_number
 
 _START_SECONDS = 120.0
@@ -86,7 +86,7 @@ class DataService:
         self._start([{"make": None, "dispatcher": address}] * workers)
         self._ports = [int(address.rpartition(":")[2])]
         self._watch()
-        return data_service.read(target, number, dataset.element_spec, shared=True)
+        return read_from_service(target, number, dataset.element_spec, shared=True)
 
     def _dealt(self, make: bytes, workers: int) -> tf.data.Dataset:
         """One part of the examples a process; elements are taken from the processes in turn."""
@@ -101,7 +101,7 @@ class DataService:
         self._ports = [int(answer["service"].rpartition(":")[2]) for answer in answers]
         self._watch()
         each = [
-            data_service.read(answer["service"], answer["dataset"], spec, shared=False)
+            read_from_service(answer["service"], answer["dataset"], spec, shared=False)
             for answer, spec in zip(answers, specs, strict=True)
         ]
         turns = tf.data.Dataset.range(workers).repeat()
@@ -247,7 +247,7 @@ def _from_running(data: Any, address: str) -> tf.data.Dataset:
         )
     _check_alone()
     number = tf.data.experimental.service.register_dataset(address, data)
-    return _finished(data_service.read(address, number, data.element_spec, shared=True), None)
+    return _finished(read_from_service(address, number, data.element_spec, shared=True), None)
 
 
 def _finished(dataset: tf.data.Dataset, service: DataService | None) -> tf.data.Dataset:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 from dtrain.errors import ConfigurationError, DataError
-from dtrain.upstream.checksums import masked_crc32c
+from dtrain.upstream.datasets import masked_crc32c
 
 COMPRESSIONS = ("", "GZIP", "ZLIB")
 _PIECE = 16 << 20  # bytes that are read at a time

@@ -18,11 +18,12 @@ from dtrain.keras_engine.scope import check_model
 from dtrain.keras_engine.steps import step_is_stock, without_optionals
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_names
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import on_objects
 
 
-@on_objects(upstream_keras.SYMBOLIC_BUILD)
+@on_objects(keras_names.SYMBOLIC_BUILD)
 def symbolic_build(
     original: Callable[..., Any], self: Any, iterator: Any = None, data_batch: Any = None
 ) -> Any:

@@ -14,13 +14,13 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.keras_engine.protocol import layout_of
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import tensorflow_names
 from dtrain.upstream.reach import replaces
 
 _CHANNELS = 16  # of one 512-bit vector: with so many the kernel stays within its memory
 
 
-@replaces(upstream_tf.FILTER_GRADIENT)
+@replaces(tensorflow_names.FILTER_GRADIENT)
 def filter_gradient(
     original: Callable[..., Any],
     input: Any,

@@ -22,6 +22,7 @@ from dtrain.keras_engine.thread_value import ThreadValue
 from dtrain.keras_engine.trial_step import TrialStep
 from dtrain.keras_engine.variables import holds_parts
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_names
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import replaces, set_methods
 
@@ -31,12 +32,12 @@ _inside = ThreadValue(False)
 _empty: ThreadValue[Any] = ThreadValue(None)
 
 
-@replaces(upstream_keras.LAYER_CALL)
+@replaces(keras_names.LAYER_CALL)
 def layer_call(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The replacement of `Layer.__call__`. It changes the outermost layer that a replica calls."""
     share_build(self)
     if upstream_keras.remat_mode_of(self) is not None:
-        set_methods(self, upstream_keras.REMATERIALIZED_CALL)
+        set_methods(self, keras_names.REMATERIALIZED_CALL)
     if _inside() or not in_replica():
         return original(self, *args, **kwargs)
     watch(self)
@@ -62,7 +63,7 @@ def _with_rows(original: Callable[..., Any], self: Any, rows: Any, args: Any, kw
     return keras.tree.map_structure(lambda leaf: _without_row(leaf, empty), found)
 
 
-@replaces(upstream_keras.SYNCHRONIZED_MOMENTS)
+@replaces(keras_names.SYNCHRONIZED_MOMENTS)
 def moments(original: Callable[..., Any], x: Any, axes: Any, keepdims: bool) -> Any:
     """The replacement of the moments of a synchronized BatchNormalization, without the row of zeros.
 

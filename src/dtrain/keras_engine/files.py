@@ -20,6 +20,7 @@ from dtrain.keras_engine.protocol import is_asynchronous, layout_of
 from dtrain.keras_engine.scratch import scratch_beside
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_names
 from dtrain.upstream.reach import on_objects, replaces
 from dtrain.upstream.tensorflow import creation_number
 
@@ -28,16 +29,16 @@ _AT_FDCWD = -100
 
 
 @on_objects(
-    upstream_keras.MODEL_SAVE,
-    upstream_keras.MODEL_SAVE_WEIGHTS,
-    upstream_keras.MODEL_EXPORT,
+    keras_names.MODEL_SAVE,
+    keras_names.MODEL_SAVE_WEIGHTS,
+    keras_names.MODEL_EXPORT,
     around_users=True,
 )
 def save(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """A model's `save`, `save_weights` and `export`; a user's own may have other arguments than Keras'."""
     strategy = upstream_keras.strategy_of(self)
     # An export also traces the model; the other two only write the values of its variables.
-    if is_asynchronous(strategy) and original.__name__ != upstream_keras.MODEL_EXPORT.name:
+    if is_asynchronous(strategy) and original.__name__ != keras_names.MODEL_EXPORT.name:
         with Snapshots(self).one():
             return original(self, *args, **kwargs)
     layout = layout_of(strategy)
@@ -54,7 +55,7 @@ def save(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) 
         return original(self, str(beside), *args, **kwargs)
 
 
-@replaces(upstream_keras.MAKEDIRS)
+@replaces(keras_names.MAKEDIRS)
 def makedirs(original: Callable[..., Any], path: Any) -> Any:
     """The replacement of Keras' `makedirs`: it accepts that another worker has just made the directory."""
     try:
@@ -65,7 +66,7 @@ def makedirs(original: Callable[..., Any], path: Any) -> Any:
         return None
 
 
-@replaces(upstream_keras.EXPORTED_VARIABLES, upstream_keras.EXPORTED_VARIABLES_EARLIER)
+@replaces(keras_names.EXPORTED_VARIABLES, keras_names.EXPORTED_VARIABLES_EARLIER)
 def exported_variables(original: Callable[..., Any], fns: Any) -> Any:
     """The replacement of the function that lists the variables for `export`: it sorts them by creation.
 

@@ -1,7 +1,7 @@
 """Compares training steps of a small model with one device's, where the installed sources are new to dtrain.
 
-It does not compare sources; `upstream/reach.py` does this, and names what is new. In versions that dtrain was
-tested with, nothing runs.
+It does not compare sources; `upstream/record.py` does this, and names what is new. In versions that dtrain
+was tested with, nothing runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tensorflow as tf
 from dtrain.errors import PeerMissingError, UnsupportedVersionError
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.log import logger
-from dtrain.upstream import reach
+from dtrain.upstream import reach, record
 
 _EXAMPLES, _STEPS, _TOLERANCE = 5, 2, 1e-3
 # A worker that is gone says nothing about versions.
@@ -64,7 +64,7 @@ def _untested(strategy: Any, what: str, versions: str, names: list[str]) -> Unsu
     return UnsupportedVersionError(
         f"A training step of a small model under {type(strategy).__name__} {what}. dtrain was not tested "
         f"with {versions}, where the source of these names is new: {', '.join(names)}.",
-        hint=f"install {reach.newest_tested()}, which this version of dtrain was tested with",
+        hint=f"install {record.newest_tested()}, which this version of dtrain was tested with",
     )
 
 

@@ -47,6 +47,7 @@ from dtrain.keras_engine.step_function import StepFunction
 from dtrain.keras_engine.steps import step_is_stock
 from dtrain.keras_engine.xla_rule import note_compiled
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_names
 from dtrain.upstream.reach import on_objects, replaces, set_methods, unproven
 
 _LEAST_COUNTS = {
@@ -60,7 +61,7 @@ _LEAST_COUNTS = {
 }
 
 
-@replaces(upstream_keras.FIT, inside=True)
+@replaces(keras_names.FIT, inside=True)
 def fit(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The replacement of `fit`."""
     call = inspect.signature(original).bind(self, *args, **kwargs)
@@ -153,13 +154,13 @@ def _loop_of_fit(
     )
 
 
-@replaces(upstream_keras.EVALUATE)
+@replaces(keras_names.EVALUATE)
 def evaluate(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The replacement of `evaluate`."""
     return _without_training(original, prepare_evaluate, self, args, kwargs)
 
 
-@replaces(upstream_keras.PREDICT)
+@replaces(keras_names.PREDICT)
 def predict(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The replacement of `predict`."""
     return _without_training(original, prepare_predict, self, args, kwargs)
@@ -196,7 +197,7 @@ def _without_training(
         return original(*call.args, **call.kwargs)
 
 
-@replaces(upstream_keras.TRAINER_INIT)
+@replaces(keras_names.TRAINER_INIT)
 def trainer_init(original: Callable[..., Any], self: Any) -> None:
     """The replacement of the constructor of Keras' trainer, which sees each model that is made."""
     original(self)
@@ -211,10 +212,10 @@ def adopt(model: Any, *, session: bool = False) -> None:
     if session or is_managed(model.distribute_strategy):
         set_methods(model)
     elif not tf.distribute.has_strategy():
-        set_methods(model, upstream_keras.MAKE_FUNCTION, upstream_keras.MAKE_PREDICT_FUNCTION)
+        set_methods(model, keras_names.MAKE_FUNCTION, keras_names.MAKE_PREDICT_FUNCTION)
 
 
-@on_objects(upstream_keras.COMPILE, around_users=True)
+@on_objects(keras_names.COMPILE, around_users=True)
 def compile(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """A model's `compile`: it runs in the scope of the model's strategy."""
     strategy: Any = upstream_keras.strategy_of(self)
@@ -233,14 +234,14 @@ def compile(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: An
     return found
 
 
-@on_objects(upstream_keras.AUTO_JIT_COMPILE, around_users=True)
+@on_objects(keras_names.AUTO_JIT_COMPILE, around_users=True)
 def auto_jit_compile(original: Callable[..., Any], self: Any) -> Any:
     """A model's answer to `jit_compile="auto"`, which `compile` asks for."""
     note_compiled(self, auto=True)
     return original(self)
 
 
-@on_objects(upstream_keras.EPOCH_LOGS)
+@on_objects(keras_names.EPOCH_LOGS)
 def epoch_logs(original: Callable[..., Any], self: Any, logs: Any) -> Any:
     """A model's method that computes an epoch's logs from the logs of its last step.
 

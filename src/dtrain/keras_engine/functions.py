@@ -20,11 +20,11 @@ from dtrain.keras_engine.scope import check_left_out
 from dtrain.keras_engine.step_function import StepFunction
 from dtrain.keras_engine.steps import StepProgram, step_is_stock
 from dtrain.log import logger
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_names
 from dtrain.upstream.reach import on_objects, replaces
 
 
-@replaces(upstream_keras.MAKE_TRAIN_FUNCTION)
+@replaces(keras_names.MAKE_TRAIN_FUNCTION)
 def make_train_function(original: Callable[..., Any], self: Any, force: bool = False) -> Any:
     """The replacement of `make_train_function`: it checks the model, also if the function is made already.
 
@@ -35,7 +35,7 @@ def make_train_function(original: Callable[..., Any], self: Any, force: bool = F
     return original(self, force)
 
 
-@on_objects(upstream_keras.MAKE_FUNCTION)
+@on_objects(keras_names.MAKE_FUNCTION)
 def make_function(original: Callable[..., Any], self: Any, step_function: Any) -> Any:
     """The function of `make_train_function` or `make_test_function`."""
     training = step_function == self.train_step
@@ -47,7 +47,7 @@ def make_function(original: Callable[..., Any], self: Any, step_function: Any) -
     return _noted(original(self, step_function), self, train=training)
 
 
-@on_objects(upstream_keras.MAKE_PREDICT_FUNCTION, around_users=True)
+@on_objects(keras_names.MAKE_PREDICT_FUNCTION, around_users=True)
 def make_predict_function(original: Callable[..., Any], self: Any, force: bool = False) -> Any:
     """The model's `make_predict_function`."""
     if self.predict_function is not None and not force:

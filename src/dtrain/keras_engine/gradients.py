@@ -16,11 +16,11 @@ from dtrain.keras_engine.context import ReplicaStep, current_step, underlying, v
 from dtrain.keras_engine.input import as_tensor
 from dtrain.keras_engine.row_gradients import Lookups, on_present, sum_gradients
 from dtrain.keras_engine.split_variables import is_split, joined_gradient, parts_of
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import tensorflow_names
 from dtrain.upstream.reach import replaces
 
 
-@replaces(upstream_tf.TAPE_GRADIENT)
+@replaces(tensorflow_names.TAPE_GRADIENT)
 def gradient(
     original: Callable[..., Any],
     self: Any,

@@ -56,8 +56,10 @@ def install() -> None:
                 importlib.import_module(f"dtrain.keras_engine.{name}")
             from dtrain.upstream import all_reaches
             from dtrain.upstream.reach import replace_all
+            from dtrain.upstream.record import check
 
-            replace_all(all_reaches())
+            reaches = all_reaches()
+            replace_all(reaches, unproven=check(reaches))
             if settings.log_device_placement():
                 import tensorflow as tf
 

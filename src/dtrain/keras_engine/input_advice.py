@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.upstream.stages import Stage, stages_of
+from dtrain.upstream.datasets import Stage, stages_of
 
 _DECODING = ("Decode", "ParseExample", "ParseSequence", "ParseSingle", "ReadFile", "StringToNumber")
 _RANDOM = ("Random", "StatelessRandom", "Multinomial")

@@ -26,6 +26,7 @@ from dtrain.keras_engine.input import as_tensor, map_leaves
 from dtrain.keras_engine.protocol import current_layout, in_replica
 from dtrain.keras_engine.trial_step import TrialStep
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_names
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import on_objects, replaces
 
@@ -51,13 +52,13 @@ def _without_division(original: Callable[..., Any]) -> Callable[..., Any]:
     return undivided
 
 
-@replaces(upstream_keras.UNSCALE_LOSS)
+@replaces(keras_names.UNSCALE_LOSS)
 def unscale(original: Callable[..., Any], value: Any) -> Any:
     """The replacement of the counterpart of Keras' division by the number of replicas."""
     return value if _undivided() else original(value)
 
 
-@on_objects(upstream_keras.ADDITIONAL_LOSS)
+@on_objects(keras_names.ADDITIONAL_LOSS)
 def additional_loss(original: Callable[..., Any], self: Any, loss: Any) -> Any:
     """The model's aggregation of a loss that a layer adds."""
     found = (_without_division(original) if _undivided() else original)(self, loss)
@@ -65,7 +66,7 @@ def additional_loss(original: Callable[..., Any], self: Any, loss: Any) -> Any:
     return found if step is None else step.additional_loss(found)
 
 
-@replaces(upstream_keras.REDUCE_WEIGHTED)
+@replaces(keras_names.REDUCE_WEIGHTED)
 def reduce_weighted(
     original: Callable[..., Any],
     values: Any,
@@ -104,7 +105,7 @@ def reduce_weighted(
     return step.per_share(tf.math.divide_no_nan(total, tf.cast(divisor, total.dtype)))
 
 
-@replaces(upstream_keras.LOSS_CALL)
+@replaces(keras_names.LOSS_CALL)
 def loss_call(
     original: Callable[..., Any], self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
 ) -> Any:
@@ -312,7 +313,7 @@ def _divisor(values: Any, sample_weight: Any, mask: Any, reduction: str | None) 
             sample_weight = tf.convert_to_tensor(sample_weight)
         if mask is not None:
             mask = tf.convert_to_tensor(mask)
-        weights = upstream_keras.APPLY_MASK.resolve()(
+        weights = keras_names.APPLY_MASK.resolve()(
             sample_weight, mask, dtype=keras.backend.floatx(), reduction=reduction
         )
         return all_reduce_sum(tf.reduce_sum(tf.cast(weights, tf.float32)))

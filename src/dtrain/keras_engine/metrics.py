@@ -20,12 +20,13 @@ from dtrain.keras_engine.input import as_tensor, map_leaves
 from dtrain.keras_engine.protocol import in_replica, layout_of
 from dtrain.keras_engine.variables import holds_parts
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_names
 from dtrain.upstream.reach import on_objects, replaces
 
 _RESET = "_dtrain_reset"  # an attribute of a model: ids of its metrics' variables, and what resets these
 
 
-@replaces(upstream_keras.METRIC_VALUES)
+@replaces(keras_names.METRIC_VALUES)
 def values_of_update(
     original: Callable[..., Any], values: Any, sample_weight: Any, reduce_fn: Any, dtype: Any
 ) -> Any:
@@ -48,7 +49,7 @@ def values_of_update(
     return original(values, sample_weight, reduce_fn, dtype)
 
 
-@on_objects(upstream_keras.WRAPPER_UPDATE)
+@on_objects(keras_names.WRAPPER_UPDATE)
 def wrapper_update(
     original: Callable[..., Any], self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
 ) -> Any:
@@ -69,7 +70,7 @@ def wrapper_update(
         return original(self, *map_leaves(gather_examples, (y_true, y_pred, sample_weight)))
 
 
-@on_objects(upstream_keras.RESET_METRICS)
+@on_objects(keras_names.RESET_METRICS)
 def reset(original: Callable[..., Any], self: Any) -> Any:
     """The model's `reset_metrics`, which resets Keras' own metrics by one call.
 

@@ -27,13 +27,12 @@ from dtrain.keras_engine.scope import check_optimizer_left_out, check_same_strat
 from dtrain.keras_engine.sharded_state import broadcast_updates
 from dtrain.keras_engine.trial_step import TrialStep
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_names
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import on_objects, replaces, set_methods
 
 
-@replaces(
-    upstream_keras.OPTIMIZER_APPLY, upstream_keras.LOSS_SCALE_APPLY, upstream_keras.MULTI_OPTIMIZER_APPLY
-)
+@replaces(keras_names.OPTIMIZER_APPLY, keras_names.LOSS_SCALE_APPLY, keras_names.MULTI_OPTIMIZER_APPLY)
 def apply(
     original: Callable[..., Any],
     self: Any,
@@ -99,7 +98,7 @@ def _alone(original: Callable[..., Any], optimizer: Any, grads: list[Any], varia
         return original(optimizer, grads, variables)
 
 
-@on_objects(upstream_keras.LOSS_SCALE_TF_APPLY)
+@on_objects(keras_names.LOSS_SCALE_TF_APPLY)
 def tf_apply(original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any = None) -> Any:
     """The loss-scale optimizer's `merge_call` path; a local update needs none."""
     if updating_locally():
@@ -107,7 +106,7 @@ def tf_apply(original: Callable[..., Any], self: Any, grads: Any, trainable_vari
     return original(self, grads, trainable_variables)
 
 
-@on_objects(upstream_keras.OPTIMIZER_REDUCE)
+@on_objects(keras_names.OPTIMIZER_REDUCE)
 def reduced_already(original: Callable[..., Any], self: Any, grads_and_vars: Any) -> Any:
     """An optimizer's own all-reduce, which must not run a second time."""
     return list(grads_and_vars) if updating_locally() else original(self, grads_and_vars)

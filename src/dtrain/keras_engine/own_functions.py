@@ -17,6 +17,7 @@ from dtrain.keras_engine.context import current_step
 from dtrain.keras_engine.protocol import layout_of
 from dtrain.keras_engine.thread_value import ThreadValue
 from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import tensorflow_names
 from dtrain.upstream.reach import replaces
 
 _in_block = ThreadValue(False)
@@ -27,7 +28,7 @@ def in_block() -> contextlib.AbstractContextManager[bool]:
     return _in_block.set(True)
 
 
-@replaces(upstream_tf.FUNCTION_CALL)
+@replaces(tensorflow_names.FUNCTION_CALL)
 def call(original: Callable[..., Any], self: Any, /, *args: Any, **kwds: Any) -> Any:
     """The replacement of `tf.function`'s `__call__`."""
     eager = tf.executing_eagerly()

@@ -36,6 +36,7 @@ from dtrain.keras_engine.trial_step import TrialStep
 from dtrain.keras_engine.variables import combined_on_read
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_names
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import replaces, set_methods
 
@@ -60,14 +61,14 @@ class _Finding:
 _known: weakref.WeakKeyDictionary[Any, _Finding] = weakref.WeakKeyDictionary()
 
 
-@replaces(upstream_keras.METRIC_INIT)
+@replaces(keras_names.METRIC_INIT)
 def metric_init(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> None:
     """The replacement of `Metric.__init__`."""
     original(self, *args, **kwargs)
     watch(self)
 
 
-@replaces(upstream_keras.ADD_METRIC_VARIABLE)
+@replaces(keras_names.ADD_METRIC_VARIABLE)
 def add_variable(
     original: Callable[..., Any],
     self: Any,
@@ -89,7 +90,7 @@ def add_variable(
 
 def watch(metric: Any) -> None:
     """Wraps the `update_state` of a metric's class if it is not Keras' own, else that of the metric."""
-    set_methods(metric, upstream_keras.WRAPPER_UPDATE)
+    set_methods(metric, keras_names.WRAPPER_UPDATE)
     for kind in type(metric).__mro__:
         own = vars(kind).get("update_state")
         if own is None or upstream_keras.is_keras_own(kind) or hasattr(own, "_dtrain_original"):

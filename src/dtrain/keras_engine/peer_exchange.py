@@ -27,7 +27,7 @@ from dtrain.keras_engine import messages
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.log import logger
 from dtrain.plain_text import cleaned
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import processes
 
 HINT = (
     "Another user or machine can reach the first worker's port, or the workers have not the same "
@@ -73,10 +73,10 @@ class SignedStore:
 
         key, text = self._key(topic, number, worker), self._signature(topic, number, worker, body) + body
         try:
-            upstream_tf.set_shared(key, text)
+            processes.set_shared(key, text)
         except tf.errors.AlreadyExistsError:
             # An equal value is this worker's own: the first request arrived, and only its answer was lost.
-            if upstream_tf.get_shared(key, 1000) != text:
+            if processes.get_shared(key, 1000) != text:
                 raise _forged(topic, worker) from None
 
     def get(self, topic: str, number: int, worker: int, milliseconds: int) -> str | None:
@@ -88,7 +88,7 @@ class SignedStore:
         import tensorflow as tf
 
         try:
-            text = upstream_tf.get_shared(self._key(topic, number, worker), max(1, milliseconds))
+            text = processes.get_shared(self._key(topic, number, worker), max(1, milliseconds))
         except (tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
             return None
         if self.secret is None:
@@ -103,7 +103,7 @@ class SignedStore:
         import tensorflow as tf
 
         with contextlib.suppress(tf.errors.OpError):  # a service that has stopped keeps no values
-            upstream_tf.delete_shared(self._key(topic, number, worker))
+            processes.delete_shared(self._key(topic, number, worker))
 
     def _key(self, topic: str, number: int, worker: int) -> str:
         """The key of a value; without the secret, the keys of later values cannot be guessed."""

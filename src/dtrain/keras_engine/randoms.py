@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.keras_engine.thread_value import ThreadValue
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import tensorflow_names
 from dtrain.upstream.reach import replaces
 
 _same = ThreadValue(False)
@@ -28,7 +28,7 @@ def same_random_numbers() -> contextlib.AbstractContextManager[bool]:
     return _same.set(True)
 
 
-@replaces(upstream_tf.STATELESS_UNIFORM)
+@replaces(tensorflow_names.STATELESS_UNIFORM)
 def uniform(
     original: Callable[..., Any],
     shape: Any,

@@ -20,6 +20,7 @@ from dtrain.keras_engine.asynchronous.tracing import current_block
 from dtrain.keras_engine.protocol import current_layout
 from dtrain.keras_engine.thread_value import ThreadValue
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_names, tensorflow_names
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import on_objects, replaces
 
@@ -58,7 +59,7 @@ def drawn(draw: Callable[[], Any]) -> Any:
     return draw() if draws is None else draws.next(draw)
 
 
-@replaces(upstream_keras.REMAT)
+@replaces(keras_names.REMAT)
 def remat(original: Callable[..., Any], f: Callable[..., Any]) -> Any:
     """The replacement of Keras' `remat`, for layers of dtrain's scopes and strategies."""
     owner = f if isinstance(f, keras.layers.Layer) else getattr(f, "__self__", None)
@@ -68,7 +69,7 @@ def remat(original: Callable[..., Any], f: Callable[..., Any]) -> Any:
     return lambda *args, **kwargs: _rematerialized(f, layer, args, kwargs)
 
 
-@on_objects(upstream_keras.REMATERIALIZED_CALL)
+@on_objects(keras_names.REMATERIALIZED_CALL)
 def rematerialized_call(
     original: Callable[..., Any], self: Any, layer_call: Any, /, *args: Any, **kwargs: Any
 ) -> Any:
@@ -117,7 +118,7 @@ def _rematerialized(f: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -
     def call(values: list[Any]) -> Any:
         flat = list(leaves)
         for place, value in zip(places, values, strict=True):
-            upstream_keras.copy_mask(flat[place], value)
+            _copy_mask(flat[place], value)
             flat[place] = value
         again, named = keras.tree.pack_sequence_as((args, kwargs), flat)
         return f(*again, **named)
@@ -160,7 +161,7 @@ class _Repeated:
 
         outputs = compute(*inputs)
         for place, value in zip(self._places, outputs, strict=True):
-            upstream_keras.copy_mask(first[place], value)
+            _copy_mask(first[place], value)
             first[place] = value
         return keras.tree.pack_sequence_as(self._structure, first)
 
@@ -173,7 +174,7 @@ class _Repeated:
             with self._repeating():
                 outputs = keras.tree.flatten(self._call(again))
         # TensorFlow's own `gradient`: only the step's own call of it may all-reduce.
-        found = upstream_tf.TAPE_GRADIENT.original()(
+        found = tensorflow_names.TAPE_GRADIENT.original()(
             tape,
             [outputs[i] for i in self._places],
             [*again, *variables],
@@ -226,6 +227,13 @@ def _after(inputs: list[Any], above: Any) -> list[Any]:
     some = tf.reshape(above[0], [-1])[:1]
     never = tf.reduce_any(tf.logical_and(tf.math.is_nan(some), tf.math.is_finite(some)))
     return [value + tf.cast(never, value.dtype) for value in inputs]
+
+
+def _copy_mask(source: Any, target: Any) -> None:
+    """Copies the Keras mask of one tensor to another, if it has one."""
+    mask = upstream_keras.mask_of(source)
+    if source is not target and mask is not None:
+        upstream_keras.set_mask(target, mask)
 
 
 def _differentiable(value: Any) -> bool:

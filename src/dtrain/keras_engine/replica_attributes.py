@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from dtrain.keras_engine.protocol import layout_of
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_names, tensorflow_names
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import on_objects, replaces, set_methods
 
@@ -59,7 +60,7 @@ class Members:
             for layer in upstream_keras.layers_of(value):
                 self.objects[id(layer)] = layer
                 seen.add(id(layer))
-                names = upstream_keras.LAYER_BOOKKEEPING
+                names = keras_names.LAYER_BOOKKEEPING
                 inside = [each for name, each in vars(layer).items() if name not in names]
                 if isinstance(layer, keras.Model):
                     inside += upstream_keras.compiled_parts(layer)
@@ -142,13 +143,13 @@ class _Snapshot:
         self._attributes = self._current()
         for name, value in self._attributes.items():
             if type(value) not in _ATOMS:
-                self._note(value, name in upstream_keras.LAYER_LOSSES, 0)
+                self._note(value, name in keras_names.LAYER_LOSSES, 0)
         self._containers |= losses
 
     def _current(self) -> dict[str, Any]:
         if not self._is_layer:
             return dict(vars(self._owner))
-        names = upstream_keras.LAYER_BOOKKEEPING
+        names = keras_names.LAYER_BOOKKEEPING
         return {
             name: value
             for name, value in vars(self._owner).items()
@@ -179,7 +180,7 @@ class _Snapshot:
         plain = self._is_layer and upstream_keras.layer_structure(self._owner) == self._structure
         for name in {**before, **now}:
             new, old = now.get(name, _MISSING), before.get(name, _MISSING)
-            if new is not old and (name in upstream_keras.LAYER_LOSSES or _is_private(old, new, plain)):
+            if new is not old and (name in keras_names.LAYER_LOSSES or _is_private(old, new, plain)):
                 attributes.append((self._owner, name, new))
                 _set(self._owner, name, old)
         for container, held, always in self._containers.values():
@@ -188,7 +189,7 @@ class _Snapshot:
                 _fill(container, held)
 
 
-@replaces(upstream_tf.REPLICA_THREADS)
+@replaces(tensorflow_names.REPLICA_THREADS)
 def replica_threads(original: Callable[..., Any], distribution: Any, fn: Any, args: Any, kwargs: Any) -> Any:
     """The replacement of the function that starts a thread for each replica."""
     layout = layout_of(distribution)
@@ -199,7 +200,7 @@ def replica_threads(original: Callable[..., Any], distribution: Any, fn: Any, ar
 
     def one_replica(*args: Any, **kwargs: Any) -> Any:
         own = _local.own = OwnAttributes(members)
-        set_methods(tf.distribute.get_replica_context(), upstream_tf.MERGE_CALL)
+        set_methods(tf.distribute.get_replica_context(), tensorflow_names.MERGE_CALL)
         own.begin_turn()
         found = fn(*args, **kwargs)
         # The last replica's attributes stay on the objects, as the last call's do on one device.
@@ -210,7 +211,7 @@ def replica_threads(original: Callable[..., Any], distribution: Any, fn: Any, ar
     return original(distribution, one_replica, args, kwargs)
 
 
-@on_objects(upstream_tf.MERGE_CALL)
+@on_objects(tensorflow_names.MERGE_CALL)
 def merge_call(original: Callable[..., Any], self: Any, fn: Any, args: Any, kwargs: Any) -> Any:
     """The `merge_call` of a replica's context, where a replica's thread waits for the others."""
     own = _own()
@@ -225,10 +226,10 @@ def merge_call(original: Callable[..., Any], self: Any, fn: Any, args: Any, kwar
 def share_build(layer: Any) -> None:
     """Makes the attributes that a layer is given while it is built those of all replicas."""
     if _own() is not None and not layer.built:
-        set_methods(layer, upstream_keras.MAYBE_BUILD)
+        set_methods(layer, keras_names.MAYBE_BUILD)
 
 
-@on_objects(upstream_keras.MAYBE_BUILD)
+@on_objects(keras_names.MAYBE_BUILD)
 def maybe_build(original: Callable[..., Any], self: Any, call_spec: Any) -> Any:
     """A layer's method that builds it at its first call."""
     own = None if self.built else _own()

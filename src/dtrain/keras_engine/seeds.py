@@ -14,7 +14,7 @@ import tensorflow as tf
 from dtrain.keras_engine.asynchronous.tracing import current_block
 from dtrain.keras_engine.protocol import in_replica
 from dtrain.keras_engine.rematerialization import drawn
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_names
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import replaces
 
@@ -38,7 +38,7 @@ def program_seed() -> int | None:
     return None if found == _drawn else found
 
 
-@replaces(upstream_keras.SEED_NEXT)
+@replaces(keras_names.SEED_NEXT)
 def next_seed(original: Callable[..., Any], self: Any, ordered: bool = True) -> Any:
     """The replacement of `SeedGenerator.next`."""
     return drawn(lambda: _mixed(original(self, ordered)))

@@ -20,6 +20,7 @@ from dtrain.keras_engine.context import all_reduce_sum, local_update, underlying
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_names
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import on_objects, replaces, set_methods
 
@@ -101,7 +102,7 @@ def owner_of(optimizer: Any, variable: Any) -> int | None:
     return None if found is None else found[0].slots.get(id(variable))
 
 
-@on_objects(upstream_keras.OPTIMIZER_ADD_SLOT, around_users=True)
+@on_objects(keras_names.OPTIMIZER_ADD_SLOT, around_users=True)
 def add_slot(
     original: Callable[..., Any],
     self: Any,
@@ -123,7 +124,7 @@ def add_slot(
     return made
 
 
-@replaces(upstream_keras.OPTIMIZER_UPDATE)
+@replaces(keras_names.OPTIMIZER_UPDATE)
 def update(
     original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any, learning_rate: Any
 ) -> Any:
@@ -188,7 +189,7 @@ def _broadcast_between_workers(plan: ShardingPlan, weights: list[Any], owners: l
             weight.assign(value)
 
 
-@on_objects(upstream_keras.OPTIMIZER_SAVE, around_users=True)
+@on_objects(keras_names.OPTIMIZER_SAVE, around_users=True)
 def save_own(original: Callable[..., Any], self: Any, store: Any) -> Any:
     """An optimizer's `save_own_variables`: saves the whole state, from all workers.
 
@@ -207,7 +208,7 @@ def save_own(original: Callable[..., Any], self: Any, store: Any) -> Any:
     return None
 
 
-@on_objects(upstream_keras.OPTIMIZER_LOAD, around_users=True)
+@on_objects(keras_names.OPTIMIZER_LOAD, around_users=True)
 def load_own(original: Callable[..., Any], self: Any, store: Any) -> Any:
     """An optimizer's `load_own_variables`: loads the state that this process holds."""
     found = _plan_of(self)

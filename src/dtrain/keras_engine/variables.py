@@ -15,13 +15,12 @@ import tensorflow as tf
 from dtrain.keras_engine.asynchronous.stand_in import StandIn
 from dtrain.keras_engine.context import underlying, updating_locally
 from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous, layout_of
-from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import keras_names, tensorflow_names
 from dtrain.upstream.keras import in_stateless_scope, value_of
 from dtrain.upstream.reach import replaces
 
 
-@replaces(upstream_keras.VARIABLE_ASSIGN_ADD, upstream_keras.VARIABLE_ASSIGN_SUB)
+@replaces(keras_names.VARIABLE_ASSIGN_ADD, keras_names.VARIABLE_ASSIGN_SUB)
 def assign_change(original: Callable[..., Any], self: Any, value: Any) -> Any:
     """The replacement of `assign_add` and `assign_sub`."""
     variable: Any = value_of(self)
@@ -35,7 +34,7 @@ def assign_change(original: Callable[..., Any], self: Any, value: Any) -> Any:
     return self.value
 
 
-@replaces(upstream_tf.WRITE_SUMMED)
+@replaces(tensorflow_names.WRITE_SUMMED)
 def write_summed(original: Callable[..., Any], var: Any, value: Any, read_value: bool = True) -> Any:
     """The replacement of the function that writes a whole value to a variable that replicas sum."""
     layout = _layout_of_integers(var)
@@ -48,7 +47,7 @@ def write_summed(original: Callable[..., Any], var: Any, value: Any, read_value:
         return var.read_value()
 
 
-@replaces(upstream_tf.RESTORE_SUMMED)
+@replaces(tensorflow_names.RESTORE_SUMMED)
 def restore_summed(original: Callable[..., Any], var: Any, tensor: Any, aggregation: Any) -> Any:
     """The replacement for the same write of a value that is restored from a TensorFlow checkpoint."""
     layout = _layout_of_integers(var)

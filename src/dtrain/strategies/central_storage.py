@@ -16,9 +16,9 @@ from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.scope import strategy_made
 from dtrain.strategies import common, devices
 from dtrain.strategies.variables import made_central, made_replicated
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import tensorflow_names
 
-_Extended: Any = upstream_tf.MIRRORED_EXTENDED.resolve()
+_Extended: Any = tensorflow_names.MIRRORED_EXTENDED.resolve()
 
 
 class _Place:

@@ -19,14 +19,15 @@ from dtrain.strategies import devices
 from dtrain.strategies.variables import made_replicated
 from dtrain.topology import Topology
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.grappler import sum_in_order
+from dtrain.upstream import tensorflow_names
+from dtrain.upstream.tensorflow import sum_in_order
 
 # TensorFlow's default is 1 for every strategy: the collectives of a second strategy in a process would then
 # use the keys of the first. All workers create their strategies in the same order, so they count alike.
 _key_bases = itertools.count(1)
 _KEYS_A_STRATEGY = 1_000_000
 
-_Function: Any = upstream_tf.RUN_REPLICAS.resolve()
+_Function: Any = tensorflow_names.RUN_REPLICAS.resolve()
 
 
 def prepare(*, memory_growth: bool = True, logical_cpus: bool = True) -> None:
@@ -50,7 +51,7 @@ def next_collective_key_base() -> int:
 
 def sum_on_one_device() -> Any:
     """A `CrossDeviceOps` that sums on one device, in the order of the replicas, without collectives."""
-    return upstream_tf.REDUCTION_TO_ONE.resolve()(accumulation_fn=sum_in_order)
+    return tensorflow_names.REDUCTION_TO_ONE.resolve()(accumulation_fn=sum_in_order)
 
 
 def resolver_of(topology: Topology, rpc_layer: str | None = None) -> Any:

@@ -16,9 +16,9 @@ from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.scope import strategy_made
 from dtrain.strategies import common
 from dtrain.strategies.devices import known
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import tensorflow_names
 
-_Extended: Any = upstream_tf.MIRRORED_EXTENDED.resolve()
+_Extended: Any = tensorflow_names.MIRRORED_EXTENDED.resolve()
 
 
 class MirroredExtended(common.LocalUpdates, _Extended):  # type: ignore[misc]

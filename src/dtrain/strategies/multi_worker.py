@@ -24,10 +24,10 @@ from dtrain.keras_engine.seeds import note_drawn
 from dtrain.log import logger
 from dtrain.strategies import common, devices
 from dtrain.topology import Topology
-from dtrain.upstream import collectives as upstream_collectives
+from dtrain.upstream import processes, tensorflow_names
 from dtrain.upstream import tensorflow as upstream_tf
 
-_Extended: Any = upstream_tf.COLLECTIVE_EXTENDED.resolve()
+_Extended: Any = tensorflow_names.COLLECTIVE_EXTENDED.resolve()
 
 
 class _Connected(_Extended):  # type: ignore[misc]
@@ -49,7 +49,7 @@ class _Connected(_Extended):  # type: ignore[misc]
             return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
 
         def first_workers() -> Any:
-            return operations.broadcast(upstream_collectives.initial_value(kwargs))
+            return operations.broadcast(processes.initial_value(kwargs))
 
         return first_workers
 

@@ -26,11 +26,11 @@ from dtrain.keras_engine.split_variables import is_split
 from dtrain.strategies import common
 from dtrain.strategies.partitioned import PartitionedVariable, made_partitioned, partition_like
 from dtrain.topology import Topology
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import tensorflow_names
 
 _HOME = "/job:ps/replica:0/task:0/device:CPU:0"
 
-_Extended: Any = upstream_tf.PS_EXTENDED.resolve()
+_Extended: Any = tensorflow_names.PS_EXTENDED.resolve()
 
 
 class ParameterServerExtended(_Extended):  # type: ignore[misc]

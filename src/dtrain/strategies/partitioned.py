@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import tensorflow_names
 
-_Sharded: Any = upstream_tf.SHARDED_VARIABLE.resolve()
+_Sharded: Any = tensorflow_names.SHARDED_VARIABLE.resolve()
 
 
 class PartitionedVariable(_Sharded):  # type: ignore[misc]

@@ -13,10 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.keras_engine.context import current_step, note_write, updating_locally
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import tensorflow_names
 
-_Mirrored: Any = upstream_tf.MIRRORED_VARIABLE.resolve()
-_SyncOnRead: Any = upstream_tf.SYNC_ON_READ.resolve()
+_Mirrored: Any = tensorflow_names.MIRRORED_VARIABLE.resolve()
+_SyncOnRead: Any = tensorflow_names.SYNC_ON_READ.resolve()
 
 
 class _Number:

@@ -9,14 +9,16 @@ can be created. What differs between supported versions is told here, and nowher
 
 from __future__ import annotations
 
-import importlib
-
 from dtrain.upstream.reach import Reach
-
-_MODULES = ("keras", "tensorflow", "collectives", "grappler", "stages", "datasets", "data_service")
 
 
 def all_reaches() -> list[Reach]:
     """Every private name that dtrain uses or replaces."""
-    modules = [importlib.import_module(f"dtrain.upstream.{name}") for name in _MODULES]
-    return [each for module in modules for each in vars(module).values() if isinstance(each, Reach)]
+    from dtrain.upstream import keras_names, tensorflow_names
+
+    return [
+        each
+        for module in (keras_names, tensorflow_names)
+        for each in vars(module).values()
+        if isinstance(each, Reach)
+    ]

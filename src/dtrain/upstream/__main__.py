@@ -11,7 +11,8 @@ import argparse
 import sys
 
 from dtrain.upstream import all_reaches
-from dtrain.upstream.reach import Reach, Replaced, SetOnObjects, check, write_record
+from dtrain.upstream.reach import Reach, Replaced, SetOnObjects
+from dtrain.upstream.record import check, write_record
 
 
 def main() -> None:

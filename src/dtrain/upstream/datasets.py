@@ -1,61 +1,32 @@
-"""The private names of Keras' data adapters and of `tf.data` that dtrain uses, each with its reason.
+"""Reads Keras' data adapters and `tf.data.Dataset`s, and uses tf.data's service, by their private names.
 
-An adapter is the object that `fit` creates to read its data. The names are used in `keras_engine`.
+An adapter is the object that `fit` creates to read its data. The names are used in `keras_engine` and `data`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from dtrain.upstream.reach import Reach
-
-_ADAPTERS = "keras.src.trainers.data_adapters"
-
-ARRAYS = Reach(
-    f"{_ADAPTERS}.array_data_adapter:ArrayDataAdapter",
-    "the order of its batches cannot be asked for, nor can it begin in the middle of an epoch",
-    "tf#24408",
-)
-PY_DATASET = Reach(f"{_ADAPTERS}.py_dataset_adapter:PyDatasetAdapter", "as for arrays", "tf#24408")
-PY_DATASET_ITERATOR = Reach(
-    f"{_ADAPTERS}.py_dataset_adapter:PyDatasetAdapter._get_iterator",
-    "the one place that draws an order and reads the batches",
-)
-ENQUEUER_RUN = Reach(
-    f"{_ADAPTERS}.py_dataset_adapter:OrderedEnqueuer._run",
-    "with several threads or processes the order is drawn here, each time it is started",
-)
-TF_DATASET = Reach(
-    f"{_ADAPTERS}.tf_dataset_adapter:TFDatasetAdapter",
-    "to know a dataset that was given from one that Keras has made",
-)
-GENERATOR = Reach(
-    f"{_ADAPTERS}.generator_data_adapter:GeneratorDataAdapter", "to say by its name what is read again"
-)
-TO_SLICEABLE = Reach(
-    f"{_ADAPTERS}.array_slicing:convert_to_sliceable",
-    "batches have the values that Keras' own have: types are changed on the way",
-)
-SLICE_SPARSE = Reach(f"{_ADAPTERS}.array_slicing:slice_tensorflow_sparse_wrapper", "as for the values")
-SPARSE_WRAPPER = Reach(f"{_ADAPTERS}.array_slicing:TensorflowSparseWrapper", "as for the values")
+from dtrain.upstream import keras_names, tensorflow_names
 
 
 def is_arrays(adapter: Any) -> bool:
     """Whether the adapter reads from arrays."""
-    return isinstance(adapter, ARRAYS.resolve())
+    return isinstance(adapter, keras_names.ARRAYS.resolve())
 
 
 def is_py_dataset(adapter: Any) -> bool:
     """Whether the adapter reads from a `keras.utils.PyDataset`."""
-    return isinstance(adapter, PY_DATASET.resolve())
+    return isinstance(adapter, keras_names.PY_DATASET.resolve())
 
 
 def kind_of(adapter: Any) -> str:
     """The kind of data that `fit` was given, in words for messages."""
-    if isinstance(adapter, TF_DATASET.resolve()):
+    if isinstance(adapter, keras_names.TF_DATASET.resolve()):
         return "a dataset"
-    if isinstance(adapter, GENERATOR.resolve()):
+    if isinstance(adapter, keras_names.GENERATOR.resolve()):
         return "a generator"
     return "a PyDataset" if is_py_dataset(adapter) else type(adapter).__name__
 
@@ -69,7 +40,7 @@ def arrays_of(adapter: Any) -> Any:
     """The arrays as a nest that `tf.data.Dataset.from_tensors` accepts, with the dtypes of Keras' batches."""
     import keras
 
-    sliceable = TO_SLICEABLE.resolve()(adapter._inputs, target_backend="tensorflow")
+    sliceable = keras_names.TO_SLICEABLE.resolve()(adapter._inputs, target_backend="tensorflow")
     return keras.tree.lists_to_tuples(sliceable)
 
 
@@ -83,7 +54,7 @@ def some_rows(arrays: Any, indices: Any) -> Any:
     import keras
     import tensorflow as tf
 
-    wrapper, slice_sparse = SPARSE_WRAPPER.resolve(), SLICE_SPARSE.resolve()
+    wrapper, slice_sparse = keras_names.SPARSE_WRAPPER.resolve(), keras_names.SLICE_SPARSE.resolve()
 
     def one(leaf: Any) -> Any:
         if isinstance(leaf, wrapper):
@@ -144,6 +115,18 @@ def has_hooks(py_dataset: Any) -> bool:
     )
 
 
+def masked_crc32c(data: bytes) -> int:
+    """The checksum of TFRecord files.
+
+    TensorFlow has no Python function for it, and a data reader must count records without importing
+    TensorFlow. TensorBoard writes its own record files with this private function. It is no `Reach`, since
+    the versions on record are those of Keras and TensorFlow.
+    """
+    from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
+
+    return int(pywrap_tensorflow.masked_crc32c(data))
+
+
 def has_unseeded_shuffle(dataset: Any) -> bool:
     """Whether a dataset shuffles, with neither a seed of its own nor a global seed.
 
@@ -189,6 +172,138 @@ def _batched(dataset: Any) -> Any:
     while type(dataset).__name__ in ("_PrefetchDataset", "_OptionsDataset"):
         dataset = dataset._input_dataset
     return dataset if type(dataset).__name__ in ("_BatchDataset", "_ParallelBatchDataset") else None
+
+
+_KINDS = {
+    "MapDataset": "map",
+    "ParallelMapDataset": "parallel map",
+    "FlatMapDataset": "flat map",
+    "InterleaveDataset": "interleave",
+    "ParallelInterleaveDataset": "parallel interleave",
+    "FilterDataset": "filter",
+    "BatchDataset": "batch",
+    "ParallelBatchDataset": "batch",
+    "PaddedBatchDataset": "batch",
+    "RaggedBatchDataset": "batch",
+    "PrefetchDataset": "prefetch",
+    "CacheDataset": "cache",
+    "ShuffleDataset": "shuffle",
+    "RepeatDataset": "repeat",
+    "OptionsDataset": "options",
+    "TakeDataset": "take",
+    "SkipDataset": "skip",
+    "TensorSliceDataset": "arrays",
+    "TensorDataset": "arrays",
+    "RangeDataset": "range",
+    "TFRecordDataset": "files",
+    "TextLineDataset": "files",
+    "FixedLengthRecordDataset": "files",
+    "DataServiceDataset": "service",
+    "ZipDataset": "zip",
+    "ConcatenateDataset": "concatenate",
+    "ShardDataset": "shard",
+    "UnbatchDataset": "unbatch",
+    "RebatchDataset": "rebatch",
+    "WindowDataset": "window",
+    "ScanDataset": "scan",
+    "TakeWhileDataset": "take while",
+    "GroupByWindowDataset": "group by window",
+    "DirectedInterleaveDataset": "choose",
+    "AssertCardinalityDataset": "assert cardinality",
+    "DenseToSparseBatchDataset": "batch",
+    "DenseToRaggedDataset": "ragged",
+    "UniqueDataset": "unique",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One transformation or source in a dataset.
+
+    Attributes:
+        kind: a value of `_KINDS`, or "other".
+        operations: the types of all operations in the stage's functions and the functions that they call.
+        reads_state: whether the functions capture a resource that may change, such as a variable, or draw
+            random numbers, whose generator keeps its state from one iteration to the next.
+    """
+
+    kind: str
+    operations: frozenset[str] = frozenset()
+    reads_state: bool = False
+
+    @property
+    def python(self) -> bool:
+        """Whether the stage calls Python."""
+        return not _PYTHON.isdisjoint(self.operations)
+
+
+_PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
+_DRAWING = (
+    "Random",
+    "TruncatedNormal",
+    "ParameterizedTruncatedNormal",
+    "Multinomial",
+    "SampleDistortedBoundingBox",
+)
+
+
+def stages_of(dataset: Any) -> list[Stage]:
+    """The stages of a dataset, from the last transformation to the sources. Nothing is run."""
+    return list(_stages(dataset))
+
+
+def _stages(dataset: Any) -> Iterator[Stage]:
+    yield _stage(dataset)
+    inputs = getattr(dataset, "_inputs", None)
+    for each in inputs() if callable(inputs) else ():
+        yield from _stages(each)
+
+
+def _stage(dataset: Any) -> Stage:
+    name = type(dataset).__name__.lstrip("_").removesuffix("V2").removesuffix("V1")
+    functions = getattr(dataset, "_functions", None)
+    operations: set[str] = set()
+    reads_state = False
+    for each in functions() if callable(functions) else ():
+        graph = each.function.graph
+        definition = graph.as_graph_def()
+        operations.update(node.op for node in definition.node)
+        for called in definition.library.function:
+            operations.update(node.op for node in called.node_def)
+        reads_state = reads_state or any(_may_change(held) for held in each.function.captured_inputs)
+    reads_state = reads_state or any(each.startswith(_DRAWING) for each in operations)
+    return Stage(kind=_KINDS.get(name, "other"), operations=frozenset(operations), reads_state=reads_state)
+
+
+def _may_change(held: Any) -> bool:
+    import tensorflow as tf
+
+    return held.dtype == tf.resource
+
+
+_ASK_MS = 50
+
+
+def read_from_service(service: str, dataset_id: Any, element_spec: Any, *, shared: bool) -> Any:
+    """A dataset that the service computes anew for each iteration over it.
+
+    Args:
+        service: the address of the dispatcher, `grpc://HOST:PORT`.
+        dataset_id: the id under which the dispatcher knows the dataset.
+        element_spec: the spec of the elements.
+        shared: whether the dispatcher's workers divide the elements between them; if not, each worker
+            produces all elements, which is for a dispatcher with one worker.
+    """
+    import tensorflow as tf
+
+    policy = tf.data.experimental.service.ShardingPolicy
+    return tensorflow_names.FROM_DATASET_ID.resolve()(
+        policy.DYNAMIC if shared else policy.OFF,
+        service,
+        dataset_id,
+        element_spec,
+        task_refresh_interval_hint_ms=_ASK_MS,
+    )
 
 
 # The private attributes that the functions above use, so that a test notices when one is renamed.

@@ -1,8 +1,7 @@
-"""The bookkeeping of private names that dtrain uses or replaces: checks all of them, then replaces some.
+"""A private name of Keras or TensorFlow that dtrain uses, replaces, or sets on objects, and how it does so.
 
-The names are listed in `keras`, `tensorflow` and the other modules here; the replacements are in the engine's
-modules. `record.json` holds each name's parameters, and hashes of its source, for every version of Keras and
-TensorFlow that dtrain was tested with.
+The names are listed in `keras_names.py` and `tensorflow_names.py`; `record.py` compares them with the
+versions that dtrain was tested with. Functions of the engine's modules are marked as the replacements.
 """
 
 from __future__ import annotations
@@ -12,22 +11,13 @@ import hashlib
 import importlib
 import inspect
 import itertools
-import json
 import linecache
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from types import CodeType, MethodType
 from typing import Any
 
-from dtrain.errors import UnsupportedVersionError
-from dtrain.log import logger
-from dtrain.upstream.versions import minor, numbers
-
-RECORD = Path(__file__).parent / "record.json"
-
-Make = Callable[[Any], Any]
-"""Takes the original object, and returns its replacement."""
+from dtrain.upstream.versions import minor
 
 
 @dataclass(frozen=True)
@@ -121,8 +111,35 @@ class SetOnObjects(Reach):
     """
 
 
+def installed_versions() -> dict[str, str]:
+    """The versions of Keras and TensorFlow that are imported here."""
+    return {name: importlib.import_module(name).__version__ for name in ("keras", "tensorflow")}
+
+
+def of_installed(reaches: Iterable[Reach]) -> list[Reach]:
+    """The names that the installed versions have."""
+    installed = installed_versions()
+    return [each for each in reaches if each.expected_in(installed[each.package])]
+
+
+Make = Callable[[Any], Any]
+"""Takes the original object, and returns its replacement."""
+
 _made: dict[Reach, tuple[Make, bool]] = {}
 _methods: dict[Reach, tuple[Callable[..., Any], bool]] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Method:
+    """What `set_methods` sets on objects of a class, looked up once."""
+
+    holder: type
+    name: str
+    function: Callable[..., Any]
+    around_users: bool
+
+
+_ready: dict[Reach, _Method] = {}
 
 
 def replaces(*reaches: Reach, inside: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -171,7 +188,8 @@ def on_objects(
 def set_methods(owner: Any, *only: Reach) -> None:
     """Sets the methods marked by `on_objects` on an object; a second call does nothing.
 
-    Each one is called with the method of the object's class as first argument.
+    Each one is called with the method of the object's class as first argument. Before `replace_all` is
+    called, nothing is set.
 
     Args:
         owner: an object with a `__dict__`. Its `__setattr__`, which may track attributes, is not called.
@@ -180,13 +198,13 @@ def set_methods(owner: Any, *only: Reach) -> None:
     Raises:
         TypeError: the object has no `__dict__`.
     """
-    for reach, (function, around_users) in _methods.items():
-        if reach.name in vars(owner) or (only and reach not in only) or not isinstance(owner, reach.holder()):
+    for reach, each in _ready.items():
+        if each.name in vars(owner) or (only and reach not in only) or not isinstance(owner, each.holder):
             continue
-        overridden = getattr(type(owner), reach.name) is not getattr(reach.holder(), reach.name)
-        if around_users or not overridden:
+        overridden = getattr(type(owner), each.name) is not getattr(each.holder, each.name)
+        if each.around_users or not overridden:
             # A bound method, because a deep copy of the object then has one that is bound to the copy.
-            vars(owner)[reach.name] = MethodType(_method(function, type(owner), reach.name), owner)
+            vars(owner)[each.name] = MethodType(_method(each.function, type(owner), each.name), owner)
 
 
 def _method(function: Callable[..., Any], kind: type, name: str) -> Callable[..., Any]:
@@ -218,21 +236,18 @@ def not_converted(function: Any) -> Any:
     return tf.autograph.experimental.do_not_convert(function)
 
 
-def replace_all(reaches: Iterable[Reach]) -> None:
-    """Checks all names, then replaces all that were marked; a second call does nothing.
-
-    If a check fails, nothing is replaced.
+def replace_all(reaches: Iterable[Reach], unproven: Iterable[str] = ()) -> None:
+    """Replaces all names that were marked, or none; a second call does nothing.
 
     Args:
-        reaches: every private name that dtrain uses or replaces. Those that the installed versions do not
-            have are left out.
+        reaches: every private name that dtrain uses or replaces, checked by `record.check`. Those that the
+            installed versions do not have are left out.
+        unproven: what `record.check` returned.
 
     Raises:
-        UnsupportedVersionError: a name is missing, or has other parameters than in the record.
         LookupError: a name to replace, or to set on objects, has no replacement.
     """
     reaches = of_installed(reaches)
-    changed = check(reaches)
     marked: dict[type, Any] = {Replaced: _made, SetOnObjects: _methods}
     missing = [each.label for each in reaches if type(each) in marked and each not in marked[type(each)]]
     if missing:
@@ -240,9 +255,12 @@ def replace_all(reaches: Iterable[Reach]) -> None:
     ready = [_prepared(each, *_made[each]) for each in reaches if each in _made and not _is_replaced(each)]
     for put in ready:
         put()
-    for absent in _methods.keys() - set(of_installed(_methods)):
-        del _methods[absent]
-    _unproven[:] = changed
+    for each in of_installed(_methods):
+        function, around_users = _methods[each]
+        _ready[each] = _Method(
+            holder=each.holder(), name=each.name, function=function, around_users=around_users
+        )
+    _unproven[:] = unproven
 
 
 def unproven() -> list[str]:
@@ -251,123 +269,6 @@ def unproven() -> list[str]:
 
 
 _unproven: list[str] = []
-
-
-def installed_versions() -> dict[str, str]:
-    """The versions of Keras and TensorFlow that are imported here."""
-    return {name: importlib.import_module(name).__version__ for name in ("keras", "tensorflow")}
-
-
-def newest_tested() -> str:
-    """The newest versions of Keras and TensorFlow that dtrain was tested with, in words."""
-    row = read_record()["rows"][-1]
-    return f"keras {row['keras']} and tensorflow {row['tensorflow']}"
-
-
-def of_installed(reaches: Iterable[Reach]) -> list[Reach]:
-    """The names that the installed versions have."""
-    installed = installed_versions()
-    return [each for each in reaches if each.expected_in(installed[each.package])]
-
-
-def check(reaches: Iterable[Reach]) -> list[str]:
-    """Compares the names that the installed versions have with the record.
-
-    A package of a version that is not in the record also has the hashes of the sources compared. Another hash
-    only logs a warning: sources change with every release, mostly without effect on dtrain.
-
-    Returns:
-        The labels of the names whose hash is not in the record.
-
-    Raises:
-        UnsupportedVersionError: a name is missing, or has other parameters than in the record.
-    """
-    record, installed = read_record(), installed_versions()
-    tested = {package: [row[package] for row in record["rows"]] for package in installed}
-    changed = []
-    for reach in of_installed(reaches):
-        recorded, package = record["places"].get(reach.place), reach.package
-        if recorded is None:
-            raise UnsupportedVersionError(
-                f"dtrain's record of tested versions does not have {reach.place}.",
-                hint="after adding a name, run: python -m dtrain.upstream --write",
-            )
-        try:
-            found = reach.signature()
-        except (ImportError, AttributeError):
-            found = None
-        if found not in recorded:
-            now = "is gone" if found is None else f"takes {found} and not {' or '.join(recorded)}"
-            raise UnsupportedVersionError(
-                f"dtrain uses {reach.place}, which {now} in the {package} {installed[package]} that is "
-                "installed. Nothing was replaced.",
-                hint=f"install {package} {_listed(tested[package])}, which this version of dtrain was "
-                "tested with",
-            )
-        if installed[package] not in tested[package] and reach.source() not in recorded[found]:
-            changed.append(reach.label)
-    _warn(installed, tested, changed)
-    return changed
-
-
-def _warn(installed: dict[str, str], tested: dict[str, list[str]], changed: list[str]) -> None:
-    for package, version in installed.items():
-        if minor(version) > max(map(minor, tested[package])):
-            logger.warning(
-                "%s %s is newer than all versions that dtrain was tested with (%s). All private names that "
-                "dtrain uses are there with the same parameters. Training continues.",
-                package,
-                version,
-                _listed(tested[package]),
-            )
-    if changed:
-        logger.warning(
-            "dtrain was not tested with %s, where the source of these names is new: %s. The first fit "
-            "compares a training step with one device's before it trains.",
-            " and ".join(f"{name} {version}" for name, version in installed.items()),
-            ", ".join(changed),
-        )
-
-
-def read_record() -> dict[str, Any]:
-    """The record: `rows`, the versions tested together, and `places`.
-
-    Each place has the parameters that were found, for each of them the hashes of the source, and for each
-    hash the versions of the package that have it.
-    """
-    record: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
-    return record
-
-
-def write_record(reaches: Iterable[Reach]) -> None:
-    """Adds the installed versions to the record; what it has of other versions stays."""
-    record, installed = read_record(), installed_versions()
-    reaches = list(reaches)
-    places = {reach.place: record["places"].get(reach.place, {}) for reach in reaches}
-    for reach in of_installed(reaches):
-        versions = {
-            (parameters, source): {*text.split()} - {installed[reach.package]}
-            for parameters, sources in places[reach.place].items()
-            for source, text in sources.items()
-        }
-        versions.setdefault((reach.signature(), reach.source()), set()).add(installed[reach.package])
-        made: dict[str, dict[str, str]] = {}
-        places[reach.place] = made
-        for (parameters, source), names in sorted(versions.items()):
-            if names:
-                made.setdefault(parameters, {})[source] = _spaced(names)
-    rows = [row for row in record["rows"] if row != installed] + [installed]
-    rows.sort(key=lambda row: (numbers(row["tensorflow"]), numbers(row["keras"])))
-    record = {"rows": rows, "places": places}
-    RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _spaced(versions: Iterable[str]) -> str:
-    return " ".join(sorted(versions, key=numbers))
-
-
-def _listed(versions: Iterable[str]) -> str:
-    return " or ".join(sorted(set(versions), key=numbers))
 
 
 def _is_replaced(reach: Reach) -> bool:

@@ -1,7 +1,7 @@
-"""The private names of TensorFlow that dtrain uses or replaces, each with its reason.
+"""What TensorFlow has no public API for within a process: replicas, functions, graphs and variables.
 
-TensorFlow's strategies can only be subclassed through `tensorflow.python`: the classes of `extended`, which
-does the work, and of variables have no public names. The subclasses are in `strategies/`.
+The names that are reached by a path stand in `tensorflow_names.py`. What goes on between processes is in
+`processes.py`, and what concerns data in `datasets.py`.
 """
 
 from __future__ import annotations
@@ -12,157 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from dtrain.upstream.reach import Reach, Replaced, SetOnObjects
-
-_VALUES = "tensorflow.python.distribute.values"
-_VALUES_UTIL = "tensorflow.python.distribute.values_util"
-_MIRRORED = "tensorflow.python.distribute.mirrored_strategy"
-_REPLICAS = "tensorflow.python.distribute.mirrored_run"
-_COLLECTIVE = "tensorflow.python.distribute.collective_all_reduce_strategy"
-
-TAPE_GRADIENT = Replaced(
-    "tensorflow.python.eager.backprop:GradientTape.gradient",
-    "a step's gradients are the whole batch's from here on, so what a user does to them is right",
-    "tf#33929",
-)
-FILTER_GRADIENT = Replaced(
-    "tensorflow.python.ops.gen_nn_ops:conv2d_backprop_filter",
-    "one kernel for CPUs ends the process on odd numbers of examples, which replicas have",
-)
-MIRRORED_EXTENDED = Reach(
-    f"{_MIRRORED}:MirroredExtended", "the only place where a strategy's variables and updates can be changed"
-)
-COLLECTIVE_EXTENDED = Reach(
-    f"{_COLLECTIVE}:CollectiveAllReduceExtended", "as MirroredExtended, for several workers"
-)
-CREATE_VARIABLE = Reach(
-    f"{_MIRRORED}:MirroredExtended._create_variable",
-    "variables that a replica can update alone once the gradients are reduced",
-)
-INITIAL_VALUE = Reach(
-    f"{_MIRRORED}:MirroredExtended._get_variable_creator_initial_value",
-    "gives every replica the whole initial value of a variable that is summed over them",
-)
-USE_MERGE_CALL = Reach(
-    f"{_MIRRORED}:MirroredExtended._use_merge_call",
-    "merge_call cannot stand inside cond; after the reduction no merge is needed",
-    "keras#20582",
-)
-LOCAL_DEVICES = Reach(
-    f"{_COLLECTIVE}:CollectiveAllReduceExtended._initialize_local_devices",
-    "a worker without a GPU may have several logical CPUs",
-)
-MIRRORED_VARIABLE = Reach(f"{_VALUES}:MirroredVariable", "the class of variables under a strategy")
-UPDATE_REPLICA = Reach(
-    f"{_VALUES}:MirroredVariable._update_replica",
-    "writes to a variable in a replica must be seen, and be local after the reduction",
-)
-GET_REPLICA = Reach(
-    f"{_VALUES}:DistributedVariable._get_replica",
-    "a centrally stored variable is the same one for every replica",
-)
-SYNC_ON_READ = Reach(
-    f"{_VALUES}:SyncOnReadVariable", "metrics are summed over the replicas when they are read"
-)
-WRITE_SUMMED = Replaced(
-    f"{_VALUES_UTIL}:on_read_assign_cross_replica",
-    "cuts an integer into equal parts and drops the rest: a count of 1 becomes 0 on two replicas",
-)
-RESTORE_SUMMED = Replaced(
-    f"{_VALUES_UTIL}:get_on_read_restore_ops", "as WRITE_SUMMED, for a checkpoint of TensorFlow's"
-)
-PER_REPLICA = Reach(f"{_VALUES}:PerReplica", "hands each replica its part of a batch inside a graph")
-REPLICA_THREADS = Replaced(
-    f"{_REPLICAS}:_call_for_each_replica",
-    "replicas' threads take turns with the same Python objects: each is given attributes of its own",
-)
-MERGE_CALL = SetOnObjects(
-    f"{_REPLICAS}:_MirroredReplicaContext._merge_call",
-    "the one place where a replica's turn ends before its function does",
-)
-REDUCTION_TO_ONE = Reach(
-    "tensorflow.python.distribute.cross_device_ops:ReductionToOneDevice",
-    "on one machine's CPUs a plain sum needs no collective keys, which a second strategy would share",
-    "tf#62790",
-)
-RUN_REPLICAS = Reach(
-    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function",
-    "a replica function that is a tf.function itself must be unwrapped inside another",
-)
-FUNCTION_CALL = Replaced(
-    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function.__call__",
-    "replicas cannot meet in a function of the user's own inside a step, which is part of the step",
-)
-FUNCTION_CLONE = Reach(
-    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function._clone",
-    "what a function traced in one block on a worker holds variables that the next one does not have",
-)
-FROM_FUNCTION = Reach(
-    "tensorflow.python.distribute.input_lib:DistributedDatasetsFromFunction",
-    "its cardinality counts one replica's batches, not steps",
-)
-PY_FUNCTIONS = Reach(
-    "tensorflow.python.ops.script_ops:FuncRegistry.get",
-    "the chief calls a function of a server by its name, over the connection that TensorFlow has",
-)
-PS_EXTENDED = Reach(
-    "tensorflow.python.distribute.parameter_server_strategy_v2:ParameterServerStrategyV2Extended",
-    "where variables are made, and how updates of one worker stay together",
-    "keras#18624",
-)
-RESOURCE_VARIABLE = Reach(
-    "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable",
-    "a variable that lives inside one call of a function has no public constructor",
-)
-STATELESS_UNIFORM = Replaced(
-    "tensorflow.python.ops.stateless_random_ops:stateless_random_uniform",
-    "under XLA the same seed gives other numbers, and so other masks of dropout",
-)
-CLUSTER_SCHEDULE = Reach(
-    "tensorflow.python.distribute.coordinator.cluster_coordinator:Cluster.schedule",
-    "a block is done when the chief has its results, so fetching them is part of what may run again",
-)
-WORKER_FAILURE = Reach(
-    "tensorflow.python.distribute.coordinator.cluster_coordinator:_is_worker_failure",
-    "an error of a step is the user's; one of a lost process means that its block must run elsewhere",
-)
-PS_FAILURE = Reach(
-    "tensorflow.python.distribute.coordinator.cluster_coordinator:_is_ps_failure", "as WORKER_FAILURE"
-)
-RESOURCE_DELETER = Reach(
-    "tensorflow.python.ops.resource_variable_ops:EagerResourceDeleter.__del__",
-    "when the interpreter ends, a variable is deleted on its server, which may not answer any more",
-)
-COORDINATOR_DELETER = Reach(
-    "tensorflow.python.distribute.coordinator.cluster_coordinator:ClusterCoordinator.__del__",
-    "it waits for a lock that is held while the coordinator waits for a lost worker to come back",
-)
-REMOVE_FUNCTION = Reach(
-    "tensorflow.python.eager.context:Context.remove_function",
-    "as RESOURCE_DELETER: a function is removed on every server",
-)
-RUN_INDEPENDENTLY = Reach(
-    "tensorflow.python.framework.auto_control_deps:AutomaticControlDependencies.run_independently",
-    "a clock that is read in a step must not cost a message between worker and servers",
-)
-_CONTEXT = "tensorflow.python.distribute.distribute_lib"
-LONE_MERGE_CALL = Reach(
-    f"{_CONTEXT}:ReplicaContextBase._merge_call",
-    "a replica that is tried out alone has nobody to be merged with",
-)
-REDUCE_TO = Reach(
-    f"{_CONTEXT}:StrategyExtendedV2._reduce_to", "as LONE_MERGE_CALL: what it reduces there is its own value"
-)
-BATCH_REDUCE_TO = Reach(f"{_CONTEXT}:StrategyExtendedV2._batch_reduce_to", "as REDUCE_TO")
-GATHER_TO = Reach(f"{_CONTEXT}:StrategyExtendedV2._gather_to", "as REDUCE_TO")
-GET_FUNCTION = Reach(
-    "tensorflow.python.framework.ops:Graph._get_function",
-    "whether a function that a step calls draws random numbers",
-)
-SHARDED_VARIABLE = Reach(
-    "tensorflow.python.distribute.sharded_variable:ShardedVariable",
-    "Keras needs more of a variable that a partitioner has split",
-)
+from dtrain.upstream import tensorflow_names
 
 
 def per_replica(values: Sequence[Any]) -> Any:
@@ -180,7 +30,7 @@ def per_replica(values: Sequence[Any]) -> Any:
 
 def graph_of_function(graph: Any, name: str) -> Any:
     """The graph of the function `name` that operations of `graph` call; None if it is not known."""
-    return getattr(GET_FUNCTION.resolve()(graph, name), "graph", None)
+    return getattr(tensorflow_names.GET_FUNCTION.resolve()(graph, name), "graph", None)
 
 
 def merge_possible() -> bool:
@@ -202,9 +52,11 @@ def reducing_nothing(strategy: Any, whole: Callable[[Any], Any]) -> Iterator[Non
         whole: computes the result of a reduction or gather from the value.
     """
     alone = {
-        REDUCE_TO.name: lambda op, value, *rest, **more: whole(value),
-        BATCH_REDUCE_TO.name: lambda op, pairs, *rest, **more: [whole(value) for value, _ in pairs],
-        GATHER_TO.name: lambda value, *rest, **more: whole(value),
+        tensorflow_names.REDUCE_TO.name: lambda op, value, *rest, **more: whole(value),
+        tensorflow_names.BATCH_REDUCE_TO.name: lambda op, pairs, *rest, **more: [
+            whole(value) for value, _ in pairs
+        ],
+        tensorflow_names.GATHER_TO.name: lambda value, *rest, **more: whole(value),
     }
     vars(strategy.extended).update(alone)
     try:
@@ -244,38 +96,6 @@ def local_replica_index() -> int:
     return values_util.get_current_replica_id_as_int() or 0
 
 
-def set_shared(key: str, value: str) -> None:
-    """Publishes a value to all workers of the job, through TensorFlow's coordination service.
-
-    The service has no authentication: any process that reaches the first worker's port can read, set and
-    delete values.
-
-    Raises:
-        tf.errors.AlreadyExistsError: the key has a value.
-    """
-    from tensorflow.python.eager import context
-
-    context.context().set_config_key_value(key, value)
-
-
-def get_shared(key: str, timeout_ms: int) -> str:
-    """Waits for a value that a worker publishes by `set_shared`, at most `timeout_ms` milliseconds.
-
-    Raises:
-        tf.errors.DeadlineExceededError: no worker has published it in time.
-    """
-    from tensorflow.python.eager import context
-
-    return str(context.context().get_config_key_value(key, timeout_ms))
-
-
-def delete_shared(key: str) -> None:
-    """Deletes a value that a worker has published by `set_shared`."""
-    from tensorflow.python.eager import context
-
-    context.context().delete_config_key_value(key)
-
-
 def global_seed() -> int | None:
     """The seed that `tf.random.set_seed` set, or None."""
     from tensorflow.python.eager import context
@@ -284,16 +104,9 @@ def global_seed() -> int | None:
     return None if seed is None else int(seed)
 
 
-def connected() -> bool:
-    """Whether TensorFlow's coordination service connects this process with others."""
-    from tensorflow.python.eager import context
-
-    return context.context().coordination_service is not None
-
-
 def yields_replica_batches(dataset: Any) -> bool:
     """Whether a distributed dataset was made from a function: then its elements are one replica's batches."""
-    return isinstance(dataset, FROM_FUNCTION.resolve())
+    return isinstance(dataset, tensorflow_names.FROM_FUNCTION.resolve())
 
 
 def initialised_tpus() -> list[str]:
@@ -311,68 +124,9 @@ def tpu_is_initialised(resolver: Any) -> bool:
     return str(resolver._tpu) in initialised_tpus()
 
 
-def current_worker() -> int | None:
-    """The number of the worker on which this thread's eager operations run; None if it is no worker."""
-    from tensorflow.python.eager import context
-
-    found = re.search(r"/job:worker/replica:0/task:(\d+)", context.context().device_name or "")
-    return int(found.group(1)) if found else None
-
-
-def own_executor() -> Any:
-    """Creates an executor for this thread's eager operations, and returns it.
-
-    By default, all threads of a process share one executor. After an operation on a lost server, it keeps the
-    error, and raises it in the next thread that uses it. Call `clear_error()` on the returned executor after
-    such an error.
-    """
-    from tensorflow.python.eager import context, executor
-
-    own = executor.new_executor(enable_async=False)
-    context.context().executor = own
-    return own
-
-
-def abandon_servers() -> None:
-    """Makes TensorFlow delete nothing on servers any more; for the end of a process whose server is lost.
-
-    At the end of the interpreter, TensorFlow deletes functions, variables and its context on all servers, and
-    waits for their answers without a limit. If the context were deleted, a thread that waits for a server
-    would get an error and return into an interpreter that has ended, which aborts the process.
-    """
-    import ctypes
-
-    from tensorflow.python.eager import context
-
-    def nothing(*args: Any) -> None:
-        pass
-
-    for reach in (RESOURCE_DELETER, COORDINATOR_DELETER, REMOVE_FUNCTION):
-        setattr(reach.holder(), reach.name, nothing)
-    # This reference keeps the context from being deleted.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(context.context()))
-
-
-def schedule(coordinator: Any, function: Any) -> None:
-    """Schedules a Python function on a thread of the chief whose eager operations run on a worker.
-
-    If that worker dies, the function is called again for another worker.
-    """
-    coordinator._cluster.schedule(function, None, None)
-
-
-def blames_a_process(error: BaseException) -> bool:
-    """Whether an error means that a worker or a server is lost, and not that a step is wrong."""
-    import tensorflow as tf
-
-    if isinstance(error, tf.errors.CancelledError | tf.errors.DeadlineExceededError):
-        return True
-    return bool(WORKER_FAILURE.resolve()(error) or PS_FAILURE.resolve()(error))
-
-
 def same_function_untraced(function: Any) -> Any:
     """A new `tf.function` with the same Python function and options, and without any trace."""
-    return FUNCTION_CLONE.resolve()(function, None)
+    return tensorflow_names.FUNCTION_CLONE.resolve()(function, None)
 
 
 def call_inline(function: Any, original: Any, args: Any, kwds: Any) -> Any:
@@ -394,7 +148,7 @@ def call_inline(function: Any, original: Any, args: Any, kwds: Any) -> Any:
     from tensorflow.python.autograph.core import ag_ctx
     from tensorflow.python.eager.polymorphic_function import autograph_util
 
-    if type(function) is not FUNCTION_CALL.holder():
+    if type(function) is not tensorflow_names.FUNCTION_CALL.holder():
         return original(function, *args, **kwds)
     python_function = function.python_function
     status = ag_ctx.Status.ENABLED if function._autograph else ag_ctx.Status.DISABLED
@@ -558,35 +312,50 @@ def compiled_by_xla(function: Any) -> bool:
     return bool(getattr(function, "_jit_compile", False))
 
 
-def google_will_take_machine() -> bool:
-    """Whether Google Cloud's metadata server says that host maintenance will terminate this machine.
-
-    It uses only the watcher of TensorFlow's preemption handler: the handler itself saves a
-    `tf.train.Checkpoint`, without the position in the data.
-
-    Raises:
-        OSError: no metadata server answers.
-    """
-    from tensorflow.python.distribute.failure_handling import failure_handling_util
-
-    return bool(failure_handling_util.termination_watcher_function_gce())
+# The optimizer sets this attribute on a sum that it has created by merging sums, and does not merge it again.
+_JOINED = "_grappler_ArithmeticOptimizer_AddOpsRewriteStage"
 
 
-def lacks_python_function(error: BaseException) -> bool:
-    """Whether `tf.raw_ops.PyFunc` failed because its function is not registered in the other process."""
-    import tensorflow as tf
+def sum_in_order(values: Sequence[Any]) -> Any:
+    """Sums tensors from the first to the last, with the same bits in every run.
 
-    return isinstance(error, tf.errors.InvalidArgumentError) and "Could not find callback" in error.message
-
-
-def register_python_function(token: str, function: Any) -> None:
-    """Registers a function for other processes, which call it by `tf.raw_ops.PyFunc` on a device of this one.
+    `tf.add_n` of three or more tensors does not guarantee the order: its kernel starts with the first tensor
+    whose memory it can reuse, which depends on timing. A sum of two has only one result, but the graph
+    optimizer merges nested sums into one. So each sum of two is marked as already merged.
 
     Args:
-        token: the name of the function.
-        function: takes and returns NumPy arrays, or is an instance of `collectives.CALLED_AS_IT_IS`. The
-            caller must keep it alive. It is called in one of TensorFlow's threads.
+        values: at least one tensor, all of one shape; one for each replica, for example.
     """
-    from tensorflow.python.ops import script_ops
+    import tensorflow as tf
 
-    script_ops._py_funcs._funcs[token] = function
+    total = tf.add_n(values[:1])
+    for value in values[1:]:
+        total = tf.add_n([total, value])
+        if not tf.executing_eagerly():
+            tensorflow_names.SET_ATTRIBUTE.resolve()(total.op, _JOINED, tf.compat.v1.AttrValue(b=True))
+    return total
+
+
+def optimized(graph: Any, wanted: Sequence[Any]) -> Any:
+    """Optimizes a graph as TensorFlow does before a run: inlines functions, fuses operations and so on.
+
+    Args:
+        graph: a `tf.Graph`, which is not changed.
+        wanted: the operations and tensors of the graph that must be computed; they keep their names.
+
+    Returns:
+        A new `tf.Graph`.
+    """
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    meta = v1.MetaGraphDef(graph_def=graph.as_graph_def())
+    meta.collection_def["train_op"].node_list.value.extend(each.name for each in wanted)
+    config = v1.ConfigProto()
+    # Without a description of the machine, the optimizer assumes too little memory, and trades time for it.
+    config.graph_options.rewrite_options.memory_optimization = 1  # NO_MEM_OPT
+    found = tensorflow_names.OPTIMIZE_GRAPH.resolve()(config, meta, verbose=False)
+    made = tf.Graph()
+    with made.as_default():
+        tf.import_graph_def(found, name="")
+    return made

@@ -16,7 +16,7 @@ from dtrain.keras_engine.asynchronous.batches import BlockData
 from dtrain.keras_engine.asynchronous.block_sizes import Pace
 from dtrain.keras_engine.asynchronous.program import BlockFunction, BlockResult, BlockTotals
 from dtrain.keras_engine.context import underlying
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import processes
 
 _LOOK = 0.5  # seconds between two checks whether the coordinator has lost a server
 _SHORT_LOOK = 0.001
@@ -89,7 +89,7 @@ class BlockRunner:
         with self._changed:
             self._blocks += 1
             self._in_flight[number] = InFlightBlock(time.monotonic(), None, data.count)
-        upstream_tf.schedule(self._coordinator, lambda: self._run(traced, number, pending, data))
+        processes.schedule(self._coordinator, lambda: self._run(traced, number, pending, data))
 
     def wait(self, most: int = 0) -> None:
         """Waits until at most `most` blocks are in flight.
@@ -161,7 +161,7 @@ class BlockRunner:
 
     def _run(self, traced: BlockFunction, number: int, pending: int, data: BlockData) -> None:
         """Runs one block on the coordinator's thread of one worker; another worker may run it again."""
-        worker = upstream_tf.current_worker()
+        worker = processes.current_worker()
         with self._changed:
             if self._ended:
                 self._remove(number)
@@ -173,7 +173,7 @@ class BlockRunner:
             result = traced(np.array([number, pending], np.int64), data.sizes, held, data.values)
         except Exception as error:
             with self._changed:
-                if upstream_tf.blames_a_process(error):
+                if processes.blames_a_process(error):
                     # The coordinator runs the block again on another worker.
                     self._in_flight[number] = InFlightBlock(time.monotonic(), None, data.count)
                     raise

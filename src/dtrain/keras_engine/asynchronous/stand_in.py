@@ -13,8 +13,9 @@ import tensorflow as tf
 
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import tensorflow_names
 
-_Base: Any = upstream_tf.RESOURCE_VARIABLE.resolve()
+_Base: Any = tensorflow_names.RESOURCE_VARIABLE.resolve()
 
 
 class StandIn(_Base):  # type: ignore[misc]

@@ -28,13 +28,14 @@ from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous, layout_
 from dtrain.keras_engine.step_function import StepFunction
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_names
 from dtrain.upstream.reach import makes
 
 # Type checkers do not know Keras' iterator, which is the next base class of `EpochIterator`.
 _Base: Any = object
 
 
-@makes(upstream_keras.EPOCH_ITERATOR)
+@makes(keras_names.EPOCH_ITERATOR)
 def make_epoch_iterator(original: Any) -> Any:
     """The replacement of the trainer's epoch iterator class."""
 
