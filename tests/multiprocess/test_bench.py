@@ -50,7 +50,13 @@ def test_two_strategies_and_one_that_is_not_here(tmp_path: Path) -> None:
     done = bench(*_SMALL, *asked, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     out = tmp_path / "out"
-    assert sorted(file.name for file in out.iterdir()) == ["bench.json", "bench.md", "bench.png", "runs"]
+    assert sorted(file.name for file in out.iterdir()) == [
+        "bench.json",
+        "bench.md",
+        "log.txt",
+        "report.html",
+        "runs",
+    ]
     found = rows(out)
     measured = {key for key, row in found.items() if row["examples_per_second"]}
     assert {"one_device", "multi_worker_ring", "parameter_server"} <= measured
@@ -74,7 +80,8 @@ def test_two_strategies_and_one_that_is_not_here(tmp_path: Path) -> None:
     assert "not here: the environment names no TPU" in done.stdout
     assert "Synchronous against asynchronous" in done.stdout
     assert re.search(r"bench: 2 of \d: .*; \d+:\d\d so far, about \d+:\d\d to go", done.stderr)
-    assert (out / "bench.png").read_bytes().startswith(b"\x89PNG")
+    assert "parameter_server" in (out / "report.html").read_text()
+    assert re.search(r"^\[multi_worker_ring 1\] .*worker 1", (out / "log.txt").read_text(), re.MULTILINE)
     assert json.loads((out / "bench.json").read_text())["status"] == "finished"
 
     again = bench("--output", "out", cwd=tmp_path)
@@ -132,7 +139,7 @@ def test_an_interrupt_leaves_no_process_and_keeps_what_was_measured(tmp_path: Pa
     assert found["multi_worker_ring"]["examples_per_second"] is None
     assert json.loads((tmp_path / "out" / "bench.json").read_text())["status"] == "interrupted"
     assert "not run: interrupted" in shown
-    assert (tmp_path / "out" / "bench.png").exists()
+    assert (tmp_path / "out" / "report.html").exists()
 
 
 def test_a_directory_that_cannot_be_written_to_any_more(tmp_path: Path) -> None:

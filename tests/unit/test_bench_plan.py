@@ -12,11 +12,9 @@ import pytest
 
 from dtrain import cli
 from dtrain.bench.plan import MODELS, ONE_CORE, Asked, Row, rows_of
-from dtrain.errors import ConfigurationError
 from dtrain.recipes.catalogue import RECIPES
 from dtrain.strategies.machine import Machine
 from dtrain.strategies.registry import STRATEGIES
-from refusals import refused
 
 
 def machine(cores: int = 2, **more: Any) -> Machine:
@@ -174,13 +172,4 @@ def test_a_task_of_a_job_starts_no_bench(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "This process is worker 0 of a job" in done.stderr
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_full_disk_is_said_before_anything_starts(tmp_path: Path) -> None:
-    from dtrain.bench.output import check_output
-
-    check_output(str(tmp_path / "new"), 1)
-    with refused(ConfigurationError, f"{10**9} runs", "8000000000 MB", tmp_path, "--output"):
-        check_output(str(tmp_path / "new"), 10**9)
     assert not list(tmp_path.iterdir())

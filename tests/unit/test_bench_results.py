@@ -1,16 +1,15 @@
-"""What a bench makes of its runs: ratios, sameness, tables and the picture."""
+"""What a bench makes of its runs: ratios, sameness, tables and the report."""
 
 from __future__ import annotations
 
 import json
 import math
-import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dtrain.bench import output, picture
+from dtrain.bench import output
 from dtrain.bench.measured import Measured, UnusableError, read_run
 from dtrain.bench.plan import ONE_CORE, Asked, rows_of
 from dtrain.bench.results import Results, RowResult
@@ -116,11 +115,9 @@ def test_the_table_has_a_row_for_each_and_says_why_not(whole: Results) -> None:
     assert "An asynchronous update is of one worker's batch" in " ".join(text.split())
     assert "0.60 in the mean" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 125
-    assert ".png" not in as_markdown(whole)
-    page = as_markdown(whole, picture="bench.png")
+    page = as_markdown(whole)
     rows = [line for line in page.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in rows if "examples/s" in line or "1,7" in line}) == 1
-    assert "![examples a second, loss and accuracy](bench.png)" in page
     assert "ValueError: no" in page.partition("## What failed")[2]
 
 
@@ -139,30 +136,24 @@ def test_json_holds_all_of_it(whole: Results, tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["bench.json"]
 
 
-def test_the_picture_has_a_bar_and_four_curves_for_each(whole: Results, tmp_path: Path) -> None:
-    made = picture.figure(whole)
-    bars, *panels = made.axes
+def test_the_report_draws_the_first_run_of_each_row(whole: Results, tmp_path: Path) -> None:
     measured = [outcome for outcome in whole.outcomes if outcome.measured]
-    assert len(bars.patches) == len(measured) == 6
-    assert [round(bar.get_width()) for bar in bars.patches] == [150, 240, 240, 240, 150, 145]
-    assert len(bars.texts) == 6 and "1.65x" in bars.texts[3].get_text()
-    assert len(panels) == 4
-    for panel in panels:
-        assert len(panel.lines) == 6
-    by_seconds = panels[1].lines[0].get_xdata()
-    assert by_seconds == pytest.approx([1257 / 10, 1257 / 10 + 12.57, 1257 / 10 + 2 * 12.57])
-    picture.draw(whole, tmp_path / "bench.png")
-    header = (tmp_path / "bench.png").read_bytes()[:24]
-    assert header.startswith(b"\x89PNG")
-    wide, high = (round(inches * picture.DPI) for inches in picture.INCHES)
-    assert struct.unpack(">II", header[16:24]) == (wide, high)
-    labels = [text.get_text() for legend in made.subfigs[1].legends for text in legend.get_texts()]
-    assert labels[-1] == "parameter_server, asynchronous" and len(labels) == 6
+    measured[0].runs[0] = None
+    for outcome in measured:
+        folder = output.run_directory(tmp_path, outcome.row.key, 2 if outcome is measured[0] else 1)
+        folder.mkdir(parents=True)
+        leave(folder)
+    whole.outcomes[-1].problem, whole.outcomes[-1].runs = "ValueError: no", [None, None]
+    output.write_pages(whole, tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert all(outcome.row.title in page for outcome in measured)
+    assert "5 finished" in page and "ValueError: no" in page
+    assert "## Speed" in (tmp_path / "bench.md").read_text()
 
 
-def test_a_picture_of_nothing_is_drawn_too(tmp_path: Path) -> None:
-    picture.draw(results({}), tmp_path / "bench.png")
-    assert (tmp_path / "bench.png").stat().st_size > 1000
+def test_a_bench_without_any_run_has_no_report(tmp_path: Path) -> None:
+    output.write_pages(results({}), tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["bench.md"]
 
 
 def leave(path: Path, *, epochs: int = 3, **more: Any) -> None:

@@ -181,8 +181,8 @@ def test_a_record_that_is_shorter_than_it_says(tmp_path: Path, compression: str,
     path.write_bytes(pack(content))
     assert "ecord 0" in refused(lambda: tfrecord_files.scan(str(path), compression))
     path.write_bytes(pack(b"")[:-1])
-    if compression == "ZLIB":
-        assert "ZLIB" in refused(lambda: tfrecord_files.scan(str(path), compression))
+    if compression:
+        assert "record 0" in refused(lambda: tfrecord_files.scan(str(path), compression))
 
 
 @pytest.mark.parametrize("text", ["[" * 1_000_000, '{"worker": ' + "1" * 5000 + "}", '{"a": ' * 100_000])

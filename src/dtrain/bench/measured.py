@@ -71,18 +71,6 @@ class Measured:
         values = self.history.get("staleness")
         return statistics.fmean(values) if values else None
 
-    def seconds_by_epoch(self, examples: int) -> list[float]:
-        """Seconds of training from its start to the end of each epoch, without validation.
-
-        Args:
-            examples: number of training examples in an epoch.
-        """
-        total, found = 0.0, []
-        for rate in self.history[_RATE]:
-            total += examples / rate
-            found.append(total)
-        return found
-
     def as_data(self) -> dict[str, Any]:
         """The measurements as a dictionary for JSON."""
         return asdict(self) | {"seconds": round(self.seconds, 2)}

@@ -1,31 +1,27 @@
-"""The output directory of a bench, which no other bench shares, and its data file, written atomically.
-
-It does not write the tables or the picture.
-"""
+"""The output directory of a bench: its data file, its page of tables, and the report on its runs."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from dtrain.bench.results import Results
+from dtrain.bench.table import as_markdown
 from dtrain.errors import ConfigurationError
+from dtrain.monitor.report import render
 from dtrain.monitor.run_directory import RUNS, check_place, new_directory, to_json, write_whole
+from dtrain.monitor.run_reader import read_run
 
-_SPACE = 8 * 2**20  # bytes for one run: model, checkpoint, log, TensorBoard's files
 _HINT = "Choose another directory, or leave --output out for a new one under runs/."
 
 
-def check_output(path: str | None, runs: int) -> None:
+def check_output(path: str | None) -> None:
     """Check that a bench can be written to `path`, without making anything.
 
     Args:
         path: the directory; None checks the folder `runs/`, in which a new directory is made.
-        runs: number of runs whose files will be kept there.
 
     Raises:
-        ConfigurationError: the directory is not empty, is a file or may not be written to, or the disk has
-            too little space.
+        ConfigurationError: the directory is not empty, is a file or may not be written to.
     """
     directory = Path(RUNS if path is None else path).absolute()
     if path is not None and directory.is_dir() and any(directory.iterdir()):
@@ -34,36 +30,45 @@ def check_output(path: str | None, runs: int) -> None:
             f"The output directory is {directory}, but it holds {'another bench' if bench else 'files'}.",
             hint=_HINT,
         )
-    place = check_place("output", directory, hint=_HINT)
-    free, needed = shutil.disk_usage(place).free, runs * _SPACE
-    if free < needed:
-        raise ConfigurationError(
-            f"{runs} runs take up to {needed >> 20} MB, but {place} has {free >> 20} MB of free space.",
-            hint="Choose a directory on another disk (--output), or make space.",
-        )
+    check_place("output", directory, hint=_HINT)
 
 
 def open_output(path: str | None) -> Path:
-    """Make the output directory; a directory that the user named is claimed with an empty `bench.json`.
+    """Make the output directory.
 
     Raises:
-        ConfigurationError: another bench has claimed the directory, or it cannot be made.
+        ConfigurationError: it cannot be made.
     """
+    if path is None:
+        return new_directory("bench")
+    directory = Path(path).absolute()
     try:
-        if path is None:
-            return new_directory("bench")
-        directory = Path(path).absolute()
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / "bench.json").touch(exist_ok=False)
-        return directory
-    except FileExistsError:
-        raise ConfigurationError(
-            f"The output directory {directory} holds another bench.", hint=_HINT
-        ) from None
     except OSError as error:
         raise ConfigurationError(f"The output directory cannot be made: {error}.", hint=_HINT) from error
+    return directory
 
 
 def write_data(results: Results, directory: Path) -> None:
     """Write `bench.json`; OSError if that fails."""
     write_whole(directory / "bench.json", to_json(results.as_data()))
+
+
+def write_pages(results: Results, directory: Path) -> None:
+    """Write `bench.md`, and `report.html`, which draws the first run of each row; OSError if that fails."""
+    write_whole(directory / "bench.md", as_markdown(results))
+    runs, failed = [], []
+    for outcome in results.outcomes:
+        done = next((number for number, run in enumerate(outcome.runs, 1) if run is not None), None)
+        if done is not None:
+            runs.append(read_run(run_directory(directory, outcome.row.key, done), name=outcome.row.title))
+        elif not outcome.row.absent:
+            failed.append((outcome.row.title, outcome.problem or "not run"))
+    if runs:
+        title = f"{results.asked.model} under {len(runs)} rows of strategies"
+        write_whole(directory / "report.html", render(runs, title=title, failed=failed))
+
+
+def run_directory(directory: Path, key: str, number: int) -> Path:
+    """The run directory of a row in a round."""
+    return directory / "runs" / f"{key}-{number}"

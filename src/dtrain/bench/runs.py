@@ -6,26 +6,20 @@ It does not read the measurements; `measured.py` reads them from the runs' direc
 from __future__ import annotations
 
 import contextlib
-import os
-import queue
 import signal
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from dtrain.bench.busy import Others
 from dtrain.bench.plan import Asked, Row
-from dtrain.launch import guard
 from dtrain.launch.environment import task_environment
-from dtrain.launch.local_launcher import LocalLauncher, new_mark
+from dtrain.launch.local_launcher import LocalLauncher
+from dtrain.launch.processes import Job, TaskCommand
+from dtrain.launch.reports import describe_exit
 from dtrain.launch.session import Session
-
-LOG = "log.txt"
-_GRACE = 10.0  # seconds for a launcher to end its tasks, before everything is killed
-_LOOK = 0.1  # seconds between two looks whether a run has ended
-_TAIL = 4000  # bytes at the end of a log that are searched for the reason of a failure
+from dtrain.topology import Task
 
 
 class StoppedError(Exception):
@@ -40,7 +34,7 @@ class StoppedError(Exception):
         super().__init__(signal.Signals(number).name)
 
 
-class Ended(NamedTuple):
+class RowRun(NamedTuple):
     """How a run's processes ended.
 
     Attributes:
@@ -62,11 +56,12 @@ class Runner:
     Args:
         asked: the options of the bench.
         cores: the numbers of all cores that the rows use.
+        log: where the output of all runs goes, each line marked with its row and round.
     """
 
-    def __init__(self, asked: Asked, cores: Sequence[int]) -> None:
+    def __init__(self, asked: Asked, cores: Sequence[int], log: TextIO) -> None:
         self._asked, self._cores = asked, cores
-        self._session = Session()
+        self._session = Session(stdout=log, stderr=log)
         self._launcher = LocalLauncher(self._session)
 
     @contextlib.contextmanager
@@ -75,64 +70,31 @@ class Runner:
         with self._session.opened(), self._launcher.opened():
             yield
 
-    def run(self, row: Row, folder: Path) -> Ended:
-        """Train one row in a new directory.
+    def run(self, row: Row, number: int, run_dir: Path) -> RowRun:
+        """Train one row.
 
         Args:
             row: a row that can run on this machine.
-            folder: the directory to make; the run's files and its output go there.
+            number: the round, from 1.
+            run_dir: the run directory to make.
 
         Raises:
             StoppedError: a signal was received; the run's processes have ended.
-            OSError: the directory cannot be made or written to.
         """
-        folder.mkdir(parents=True)
-        mark = new_mark()
+        task = Task(row.key, number)
+        command = TaskCommand(task, row.command(self._asked, run_dir), _environment())
         started, others = time.monotonic(), Others(self._cores)
-        with (folder / LOG).open("wb") as log:
-            process = subprocess.Popen(
-                row.command(self._asked, folder / "run"),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self._launcher.environment(_environment(), mark),
-                # Ctrl-C must reach only this process, which then ends the run in order. Tasks of a launched
-                # job have their own session, too: Linux may share cores by session, so that all rows are
-                # equal.
-                start_new_session=True,
-            )
-            try:
-                limit = started + self._asked.time_limit
-                in_time = self._waited(process, limit)
-            finally:
-                _end(process, mark)
+        outcome = Job([command], self._launcher, timeout=self._asked.time_limit).run()
         seconds = time.monotonic() - started
-        if not in_time:
-            tail = _tail(folder / LOG)
+        if outcome.signal is not None:
+            raise StoppedError(outcome.signal)
+        tail, code = tuple(filter(str.strip, outcome.tails[task])), outcome.exit_codes[task]
+        if outcome.timed_out:
             said = f", and was at: {tail[-1]}" if tail else ""
-            return Ended(f"not done within {self._asked.time_limit:g} s (--time-limit){said}", seconds, tail)
-        if process.returncode:
-            tail = _tail(folder / LOG)
-            return Ended(reason(tail) or f"it ended with status {process.returncode}", seconds, tail)
-        return Ended("", seconds, others=others.share())
-
-    def _waited(self, process: subprocess.Popen[bytes], limit: float) -> bool:
-        """Wait for a process; returns whether it ended before the limit.
-
-        The queue of signals is read once more after the end, because a signal that arrives as the last run
-        ends would otherwise be lost.
-
-        Raises:
-            StoppedError: a signal was received.
-        """
-        ended = False
-        while not ended and time.monotonic() < limit:
-            ended = process.poll() is not None
-            with contextlib.suppress(queue.Empty):
-                event = self._session.events.get(timeout=0.0 if ended else _LOOK)
-                if isinstance(event, int):
-                    raise StoppedError(event)
-        return ended
+            return RowRun(f"not done within {self._asked.time_limit:g} s (--time-limit){said}", seconds, tail)
+        if code:
+            return RowRun(reason(tail) or f"it {describe_exit(code)}", seconds, tail)
+        return RowRun("", seconds, others=others.share())
 
 
 def _environment() -> dict[str, str]:
@@ -141,27 +103,6 @@ def _environment() -> dict[str, str]:
     for name in ("DTRAIN_DEVICES_PER_WORKER", "DTRAIN_LAUNCHED"):
         found.pop(name, None)
     return found
-
-
-def _end(process: subprocess.Popen[bytes], mark: str) -> None:
-    """Terminate a process; after a grace period, kill it and all processes that it started."""
-    if process.poll() is None:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE)
-    guard.kill_marked(mark)
-    if process.poll() is None:  # without /proc, `kill_marked` cannot find it by its mark
-        process.kill()
-    process.wait()
-
-
-def _tail(log: Path) -> tuple[str, ...]:
-    """The last lines of a log; of a line that a progress bar rewrites, only the last state."""
-    with log.open("rb") as file:
-        file.seek(max(os.fstat(file.fileno()).st_size - _TAIL, 0))
-        text = file.read().decode(errors="replace")
-    lines = [line.rpartition("\r")[2].rstrip() for line in text.replace("\r\n", "\n").splitlines()]
-    return tuple(line for line in lines if line.strip())[-20:]
 
 
 def reason(tail: Sequence[str]) -> str:

@@ -43,13 +43,8 @@ def as_text(results: Results, *, width: int) -> str:
     return "\n".join(lines).rstrip()
 
 
-def as_markdown(results: Results, *, picture: str = "") -> str:
-    """The tables and notes as a Markdown page, with the machine, the versions and the output of failed runs.
-
-    Args:
-        results: the results.
-        picture: the name of the picture's file, which the page then shows; "" for none.
-    """
+def as_markdown(results: Results) -> str:
+    """The tables and notes in Markdown, with the machine, the versions and the output of failed runs."""
     machine, data = results.machine, results.as_data()
     gpus = f", {len(machine.gpus)} GPUs" if machine.gpus else ""
     versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
@@ -57,7 +52,6 @@ def as_markdown(results: Results, *, picture: str = "") -> str:
         f"# {results.asked.model} under {len(results.outcomes)} rows of strategies",
         f"{results.started_at}, {results.seconds:.0f} s, {results.status}. {machine.processor}, "
         f"{len(machine.cores)} cores{gpus}, load {results.load_before:.1f} before it began. {versions}.",
-        *([f"![examples a second, loss and accuracy]({picture})"] if picture else []),
         "## Speed",
         markdown_of(_speed_heads(results), _speed_rows(results)),
         "## Numbers",

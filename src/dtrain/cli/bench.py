@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 HELP = "train the same model under the strategies that this machine can run, and compare them"
 
-_PICTURE = "bench.png"
 _NARROWEST = 120  # the least width of the table, in characters
 _USUAL_SECONDS = 20.0  # the assumed duration of a run until one has finished
 
@@ -62,11 +61,10 @@ def run(args: argparse.Namespace) -> int:
             f"This process is {topology.task} of a job, but a bench starts jobs of its own.",
             hint="Run it by itself, without TF_CONFIG and outside of mpirun.",
         )
-    output.check_output(args.output, 0)
+    output.check_output(args.output)
     _say("looking at this machine ...")
     machine = look_at_machine()
     results = Results(asked, machine, [RowResult(row) for row in rows_of(asked, machine)])
-    output.check_output(args.output, asked.rounds * sum(not o.row.absent for o in results.outcomes))
     directory = output.open_output(args.output)
     status = _measure(results, directory)
     return status or (0 if results.well() else 1)
@@ -74,22 +72,24 @@ def run(args: argparse.Namespace) -> int:
 
 def _measure(results: Results, directory: Path) -> int:
     """Run all rows in all rounds, write the results; returns 0, or 128 + the signal that interrupted it."""
-    from dtrain.bench.output import write_data
+    from dtrain.bench.output import write_data, write_pages
     from dtrain.bench.runs import Runner, StoppedError
 
     status, started = 0, time.monotonic()
     try:
         write_data(results, directory)
-        runner = Runner(results.asked, results.machine.cores)
-        with runner.opened():
-            try:
-                _rounds(results, runner, directory, started)
-                results.status = "finished"
-            except StoppedError as stop:
-                status, results.status = 128 + stop.signal, "interrupted"
-                _say(f"{stop}: all processes are ended; what was measured is kept")
+        with (directory / "log.txt").open("w", encoding="utf-8") as log:
+            runner = Runner(results.asked, results.machine.cores, log)
+            with runner.opened():
+                try:
+                    _rounds(results, runner, directory, started)
+                    results.status = "finished"
+                except StoppedError as stop:
+                    status, results.status = 128 + stop.signal, "interrupted"
+                    _say(f"{stop}: all processes are ended; what was measured is kept")
         results.seconds = time.monotonic() - started
-        _write(results, directory)
+        write_data(results, directory)
+        write_pages(results, directory)
     except OSError as error:
         from dtrain.bench.table import as_text
 
@@ -103,38 +103,38 @@ def _measure(results: Results, directory: Path) -> int:
 
 
 def _rounds(results: Results, runner: Runner, directory: Path, started: float) -> None:
-    from dtrain.bench.output import write_data
+    from dtrain.bench.output import run_directory, write_data
 
     rows = [outcome for outcome in results.outcomes if not outcome.row.absent]
     total = len(rows) * results.asked.rounds
     taken: list[float] = []
-    for number in range(results.asked.rounds):
+    for number in range(1, results.asked.rounds + 1):
         # Alternate the order, so that a busy minute of the machine does not hit the same row in each round.
-        for outcome in rows if number % 2 == 0 else rows[::-1]:
+        for outcome in rows if number % 2 else rows[::-1]:
             each = sum(taken) / len(taken) if taken else _USUAL_SECONDS
             left = each * (total - len(taken))
             _say(
                 f"{len(taken) + 1} of {total}: {outcome.row.title}"
-                f"{f', round {number + 1}' if results.asked.rounds > 1 else ''}; "
+                f"{f', round {number}' if results.asked.rounds > 1 else ''}; "
                 f"{_clock(time.monotonic() - started)} so far, about {_clock(left)} to go"
             )
             began = time.monotonic()
-            _one(outcome, results.asked, runner, directory / "runs" / f"{outcome.row.key}-{number + 1}")
+            _one(outcome, results.asked, runner, number, run_directory(directory, outcome.row.key, number))
             taken.append(time.monotonic() - began)
             results.seconds = time.monotonic() - started
             write_data(results, directory)
 
 
-def _one(outcome: RowResult, asked: Asked, runner: Runner, folder: Path) -> None:
+def _one(outcome: RowResult, asked: Asked, runner: Runner, number: int, run_dir: Path) -> None:
     """Run one row once, and record the result in its outcome."""
     from dtrain.bench.measured import UnusableError, read_run
 
-    ended = runner.run(outcome.row, folder)
+    ended = runner.run(outcome.row, number, run_dir)
     problem, tail, found = ended.problem, ended.tail, None
     if not problem:
         try:
             found = read_run(
-                folder / "run",
+                run_dir,
                 seconds=ended.seconds,
                 others=ended.others,
                 epochs=asked.what.epochs,
@@ -148,23 +148,12 @@ def _one(outcome: RowResult, asked: Asked, runner: Runner, folder: Path) -> None
         _say(f"  {outcome.row.title} failed: {problem}")
 
 
-def _write(results: Results, directory: Path) -> None:
-    from dtrain.bench import output, picture
-    from dtrain.bench.table import as_markdown
-    from dtrain.monitor.curves import drawn
-    from dtrain.monitor.run_directory import write_whole
-
-    output.write_data(results, directory)
-    pictured = drawn(directory / _PICTURE, lambda path: picture.draw(results, path))
-    write_whole(directory / "bench.md", as_markdown(results, picture=_PICTURE if pictured else ""))
-
-
 def _show(results: Results, directory: Path) -> None:
     from dtrain.bench.table import as_text
 
     width = max(shutil.get_terminal_size((_NARROWEST, 24)).columns, _NARROWEST)
     print(as_text(results, width=width))
-    files = ", ".join(sorted(path.name for path in directory.glob("bench.*")))
+    files = ", ".join(sorted(path.name for path in directory.iterdir() if path.is_file()))
     print(f"\n{files} and the runs are in {directory}")
 
 

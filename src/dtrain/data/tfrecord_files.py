@@ -7,7 +7,6 @@ parsed.
 
 from __future__ import annotations
 
-import gzip
 import io
 import struct
 import zlib
@@ -52,7 +51,8 @@ def scan(path: str, compression: str) -> tuple[int, bytes | None, bytes | None, 
         DataError: the file cannot be read, is cut off or is damaged; the message names the file and the
         record.
     """
-    with _opened(path, compression) as file:
+    with _raw(path) as raw:
+        file = io.BufferedReader(_Inflated(raw)) if compression else raw
         size = None if compression else _size_of(file)
         count, at, start = 0, 0, 0
         first = last = None
@@ -108,7 +108,10 @@ def _read(file: Any, count: int, path: str, record: int, *, at_end: bool = False
 
 
 def _cut_off(path: str, record: int) -> DataError:
-    return DataError(f"{path} is cut off or damaged in record {record}.", hint="copy or write the file again")
+    return DataError(
+        f"{path} is cut off or damaged in record {record}.",
+        hint="copy or write the file again, or name its compression",
+    )
 
 
 def _size_of(file: Any) -> int:
@@ -119,37 +122,12 @@ def _size_of(file: Any) -> int:
     return int(size)
 
 
-@contextmanager
-def _opened(path: str, compression: str) -> Iterator[IO[bytes]]:
-    """A file-like object over the decompressed content of a file.
-
-    Raises:
-        DataError: the file cannot be opened, or is not compressed by ZLIB although `compression` says so.
-    """
-    with _raw(path) as raw:
-        if compression == "GZIP":
-            with gzip.GzipFile(fileobj=raw) as file:
-                yield file  # type: ignore[misc]
-        elif compression == "ZLIB":
-            inflated = io.BufferedReader(_Inflated(raw))
-            try:
-                inflated.peek(1)
-            except (zlib.error, EOFError) as error:
-                raise DataError(
-                    f"{path} is not compressed by ZLIB, or is damaged: {error}.",
-                    hint="copy or write the file again, or name its compression",
-                ) from error
-            yield inflated
-        else:
-            yield raw
-
-
 class _Inflated(io.RawIOBase):
-    """The content of a ZLIB file, decompressed in pieces: as a whole it may be a thousand times as large."""
+    """The content of a compressed file, in pieces: as a whole it may be a thousand times as large."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         self._raw = raw
-        self._inflater = zlib.decompressobj()
+        self._inflater = zlib.decompressobj(32 + zlib.MAX_WBITS)  # GZIP or ZLIB, as the file begins
         self._packed = b""
 
     def readable(self) -> bool:

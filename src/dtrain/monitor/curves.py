@@ -21,25 +21,6 @@ _TRAIN = "#1f5fa8"
 _VALIDATION = "#d2691e"
 
 
-def figure_class(what_is: str) -> Any:
-    """Return `matplotlib.figure.Figure`; matplotlib is imported only when something is drawn.
-
-    Args:
-        what_is: subject and verb before "drawn by matplotlib" in the error, such as "curves are".
-
-    Raises:
-        UnsupportedVersionError: matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UnsupportedVersionError(
-            f"The {what_is} drawn by matplotlib, which cannot be imported: {error}.",
-            hint="Install it: pip install 'dtrain[charts]'",
-        ) from error
-    return Figure
-
-
 def drawn(path: Path, draw: Callable[[Path], None]) -> bool:
     """Draws a picture; if matplotlib is not installed, logs a warning and leaves the picture out.
 
@@ -71,11 +52,18 @@ def plot_curves(history: Mapping[str, Sequence[float]], path: Path, *, title: st
     Raises:
         UnsupportedVersionError: matplotlib is not installed.
     """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UnsupportedVersionError(
+            f"The curves are drawn by matplotlib, which cannot be imported: {error}.",
+            hint="Install it: pip install 'dtrain[charts]'",
+        ) from error
     metrics = _metrics(history)
     columns = min(max(len(metrics), 1), _COLUMNS)
     rows = max(1, math.ceil(len(metrics) / columns))
     # A figure made without pyplot needs no display, and does not change the user's matplotlib backend.
-    figure = figure_class("curves are")(figsize=(5.2 * columns, 3.8 * rows), layout="constrained")
+    figure = Figure(figsize=(5.2 * columns, 3.8 * rows), layout="constrained")
     if title:
         figure.suptitle(title, fontsize=11)
     for place, metric in enumerate(metrics, start=1):
