@@ -16,7 +16,7 @@ from dtrain.errors import ConfigurationError
 from dtrain.monitor import run_reader
 from dtrain.monitor.line_files import finite
 from dtrain.monitor.run_data import RATE as _RATE
-from dtrain.monitor.run_data import Run, summed
+from dtrain.monitor.run_data import RunData, summed
 from dtrain.training_rate import TRAINING
 
 
@@ -133,7 +133,7 @@ def _numbers(values: Sequence[float | None]) -> list[float]:
     return [math.nan if value is None else value for value in values]
 
 
-def _shares(run: Run) -> dict[str, float]:
+def _shares(run: RunData) -> dict[str, float]:
     """The share of each part in the steps' time, without the first epoch; empty if the run has no events."""
     parts = summed(epoch.parts for epoch in run.epochs if epoch.number > 0)
     whole = sum(parts.get(name, 0.0) for name in TRAINING)

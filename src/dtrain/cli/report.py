@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dtrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from dtrain.monitor.run_data import Run
+    from dtrain.monitor.run_data import RunData
 
 HELP = "write a page about one or several runs"
 
@@ -67,7 +67,7 @@ def _output(asked: str | None, run_dirs: list[str]) -> Path:
     return (Path(run_dirs[0]) / _NAME if len(run_dirs) == 1 else Path(_NAME)).absolute()
 
 
-def _read(run_dirs: list[str]) -> tuple[list[Run], list[tuple[str, str]]]:
+def _read(run_dirs: list[str]) -> tuple[list[RunData], list[tuple[str, str]]]:
     """The runs, and the directories without a readable run, each with the reason.
 
     Raises:
@@ -109,7 +109,7 @@ def _names(run_dirs: list[str]) -> dict[Path, str]:
     return names
 
 
-def _named(runs: list[Run]) -> str:
+def _named(runs: list[RunData]) -> str:
     return runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
 
 

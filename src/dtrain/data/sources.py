@@ -33,7 +33,7 @@ class Share(NamedTuple):
         return self.files, getattr(self.context, "input_pipeline_id", None)
 
 
-class PipelineSource(Protocol):
+class ExampleSource(Protocol):
     """A source of examples.
 
     Attributes:
@@ -68,11 +68,11 @@ class ArraysInMemory:
         self.examples: int | None = self._table.examples
 
     def open(self, share: Share) -> ColumnTable:
-        """As `PipelineSource.open`."""
+        """As `ExampleSource.open`."""
         return self._table
 
     def prepared_by(self, transform: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
-        """As `PipelineSource.prepared_by`."""
+        """As `ExampleSource.prepared_by`."""
         return transform
 
 
@@ -88,12 +88,12 @@ class RecordSource:
         self.random_access, self.counts = records.random_access, records.counts
 
     def open(self, share: Share) -> ArrayRecordTable | RecordStream:
-        """As `PipelineSource.open`."""
+        """As `ExampleSource.open`."""
         files = range(len(self.counts)) if share.files is None else share.files
         return (ArrayRecordTable if self.random_access else RecordStream)(self._records, files)
 
     def prepared_by(self, transform: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
-        """As `PipelineSource.prepared_by`."""
+        """As `ExampleSource.prepared_by`."""
         parse = tf.function(self._records.parse)
 
         def prepare(raw: Any) -> Any:
@@ -114,15 +114,15 @@ class FunctionSource:
         self._make = make
 
     def open(self, share: Share) -> FunctionStream:
-        """As `PipelineSource.open`."""
+        """As `ExampleSource.open`."""
         return FunctionStream(self._make, share.context or tf.distribute.InputContext())
 
     def prepared_by(self, transform: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
-        """As `PipelineSource.prepared_by`."""
+        """As `ExampleSource.prepared_by`."""
         return transform
 
 
-def source_of(given: Any) -> PipelineSource:
+def source_of(given: Any) -> ExampleSource:
     """The source for what a pipeline is given.
 
     Raises:

@@ -235,7 +235,7 @@ class TimeReport(HistoryReport):
         return channel.connected() and not (ended and seconds < _WATCHDOG_SECONDS)
 
 
-class _Snapshot(NamedTuple):
+class _CounterValues(NamedTuple):
     """All counters at one moment; the same snapshot ends an epoch and begins the next, so no time is lost."""
 
     mark: training_rate.Mark
@@ -243,8 +243,8 @@ class _Snapshot(NamedTuple):
     totals: Totals
 
 
-def _snapshot() -> _Snapshot:
-    return _Snapshot(training_rate.mark(), breakdown.named(), counter.totals)
+def _snapshot() -> _CounterValues:
+    return _CounterValues(training_rate.mark(), breakdown.named(), counter.totals)
 
 
 def _rounded(figures: training_rate.Figures) -> dict[str, Any]:

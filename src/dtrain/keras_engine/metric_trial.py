@@ -45,7 +45,7 @@ def is_additive(metric: Any, arguments: Arguments) -> bool:
     """
 
     def test() -> bool:
-        trial = _Trial(metric, arguments)
+        trial = _MetricTrial(metric, arguments)
         if not (trial.begins_from_zeros() and trial.is_additive()):
             return False
         other = _otherwise_weighted(metric, arguments)
@@ -60,7 +60,7 @@ def calls_are_additive(metric: Any, arguments: Arguments) -> bool:
     Args:
         metric, arguments: as for `is_additive`.
     """
-    return _result_of(metric, lambda: _Trial(metric, arguments).calls_are_additive())
+    return _result_of(metric, lambda: _MetricTrial(metric, arguments).calls_are_additive())
 
 
 def _result_of(metric: Any, test: Callable[[], bool]) -> bool:
@@ -85,7 +85,7 @@ def _result_of(metric: Any, test: Callable[[], bool]) -> bool:
     return found == [True]
 
 
-class _Trial:
+class _MetricTrial:
     """A metric's update, traced for any number of rows, as a function of the variables' values."""
 
     def __init__(self, metric: Any, arguments: Arguments) -> None:
@@ -232,7 +232,7 @@ def _traced(function: Callable[..., Any], *specs: Any) -> Callable[..., Any]:
     return run
 
 
-def _otherwise_weighted(metric: Any, arguments: Arguments) -> _Trial | None:
+def _otherwise_weighted(metric: Any, arguments: Arguments) -> _MetricTrial | None:
     """A trial of the same update with `sample_weight` if the call has none, or without it if it has one.
 
     Validation data may have weights where training data has none, or the reverse.
@@ -249,7 +249,7 @@ def _otherwise_weighted(metric: Any, arguments: Arguments) -> _Trial | None:
         given = isinstance(place, int) and arguments.leaves[place] is not None
         bound.arguments[_WEIGHT] = len(arguments.leaves)
         leaves = (*arguments.leaves, None if given else Rows(tf.float32))
-        trial = _Trial(metric, Arguments(leaves, (bound.args, bound.kwargs)))
+        trial = _MetricTrial(metric, Arguments(leaves, (bound.args, bound.kwargs)))
         trial.run_once()
     except Exception as error:
         logger.debug("the metric %r takes no other weights: %s", metric.name, error)

@@ -76,7 +76,7 @@ class MPILauncher(LocalLauncher):
         prepared = self.environment(
             self._starter.environment(mpi.MPIStart().without({**env, "TMPDIR": str(folder)})), mark
         )
-        start = _MPIStart(self._starter, size, prepared, folder, mark, self.session.say)
+        start = _PlaceholderStart(self._starter, size, prepared, folder, mark, self.session.say)
         try:
             yield [{**added, **rank} for rank in start.ranks()]
         finally:
@@ -94,7 +94,7 @@ class MPILauncher(LocalLauncher):
         return base / name
 
 
-class _MPIStart:
+class _PlaceholderStart:
     """One MPI start: the starter's process and the connections to its placeholders."""
 
     def __init__(

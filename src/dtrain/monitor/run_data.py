@@ -194,7 +194,7 @@ class EventSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(EventSummary):
+class RunData(EventSummary):
     """One run: the data of its events and of its other files.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Reads a run directory into a `Run`: the data of all files that can be read, and a list of problems.
+"""Reads a run directory into a `RunData`: the data of all files that can be read, and a list of problems.
 
 It changes nothing, even while the run is in progress. Damaged parts are listed, and the rest is read.
 """
@@ -23,7 +23,7 @@ from dtrain.monitor.line_files import (
     parse_metrics,
     versions,
 )
-from dtrain.monitor.run_data import RATE, Epoch, EventSummary, Run, State
+from dtrain.monitor.run_data import RATE, Epoch, EventSummary, RunData, State
 from dtrain.monitor.run_directory import RunDirectory, is_locked
 from dtrain.monitor.run_events import summarize_events
 from dtrain.monitor.tensorboard_file import Scalars, read_tensorboard
@@ -54,7 +54,7 @@ def runs_in(path: Path) -> list[Path]:
     return found
 
 
-def read_run(path: str | os.PathLike[str], *, name: str = "") -> Run:
+def read_run(path: str | os.PathLike[str], *, name: str = "") -> RunData:
     """Read a run directory.
 
     Args:
@@ -92,7 +92,7 @@ def read_run(path: str | os.PathLike[str], *, name: str = "") -> Run:
         problems += found
         sources.append("tensorboard/")
     state, text = _state(record, summary, process, _last_sign(directory, summary))
-    return Run(
+    return RunData(
         **vars(dataclasses.replace(summary, epochs=_merge(summary.epochs, by_epoch))),
         path=directory.path,
         name=name or directory.path.name,

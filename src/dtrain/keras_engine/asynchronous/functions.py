@@ -51,7 +51,7 @@ class AsynchronousFunction:
                 "which XLA cannot compile. It runs without XLA."
             )
         self._pace = Pace()
-        self._run: _Run | None = None
+        self._run: _WorkersRun | None = None
         self._readers: dict[str, BlockReader | None] = {}
         self._finished = BlockTotals()
         self.every_batch = False
@@ -84,7 +84,7 @@ class AsynchronousFunction:
         epochs = getattr(iterator, "epochs", None)
         if epochs is None:
             # train_on_batch and test_on_batch: the step is done when the call returns.
-            kind = _EagerRun if self._model.run_eagerly else _Run
+            kind = _EagerRun if self._model.run_eagerly else _WorkersRun
             run = kind(self._program.step, self._new_session(None))
             run.take(iterator)
             run.session.finish()
@@ -123,11 +123,11 @@ class AsynchronousFunction:
             run.session.runner.abandon()
             self._finished = self._finished.plus(run.count_waiting())
 
-    def _begin(self, iterator: Any, total: int | None) -> _Run:
+    def _begin(self, iterator: Any, total: int | None) -> _WorkersRun:
         """Begins an epoch, and decides how its batches are taken."""
         session = self._new_session(total)
         if self._model.run_eagerly or self.every_batch:
-            kind = _EagerRun if self._model.run_eagerly else _Run
+            kind = _EagerRun if self._model.run_eagerly else _WorkersRun
             seconds = 0.0 if self.every_batch else _LOGS_SECONDS
             return kind(self._program.step, session, logs_seconds=seconds)
         spec, key = iterator.element_spec, str(iterator.element_spec)
@@ -135,7 +135,7 @@ class AsynchronousFunction:
             self._readers[key] = BlockReader(spec) if BlockReader.reads(spec) else None
         reader = self._readers[key]
         if reader is None:
-            return _Run(self._program.step, session)
+            return _WorkersRun(self._program.step, session)
         return _ReadAheadRun(self._program.step, session, reader)
 
     def _new_session(self, total: int | None) -> BlockSession:
@@ -144,7 +144,7 @@ class AsynchronousFunction:
         return BlockSession(self._program, strategy, self._pace, steps_a_call=watched, total=total)
 
 
-class _Run:
+class _WorkersRun:
     """One epoch of a train or test function, or one call of `train_on_batch`: takes batches one by one.
 
     Args:
@@ -244,7 +244,7 @@ class _Run:
             upstream_keras.iterations_of(model.optimizer).assign_add(1)
 
 
-class _ReadAheadRun(_Run):
+class _ReadAheadRun(_WorkersRun):
     """Takes the batches of a whole block at once; the following calls count batches of this block."""
 
     def __init__(self, step: ModelStep, session: BlockSession, reader: BlockReader) -> None:
@@ -252,7 +252,7 @@ class _ReadAheadRun(_Run):
         self._reader = reader
 
     def take(self, iterator: Any) -> None:
-        """As `_Run.take`."""
+        """As `_WorkersRun.take`."""
         for step in range(self._step.model.steps_per_execution):
             if self.ahead == 0:
                 self.ahead = self.session.read(iterator.iterator, self._reader)
@@ -265,7 +265,7 @@ class _ReadAheadRun(_Run):
             self.ahead -= 1
 
 
-class _EagerRun(_Run):
+class _EagerRun(_WorkersRun):
     """Runs the steps on the chief, with the servers' variables: `run_eagerly=True` is for debugging."""
 
     _results: Any = {}

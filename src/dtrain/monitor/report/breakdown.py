@@ -17,7 +17,7 @@ from dtrain.monitor.report.bars import Bar, bar_chart, flat_bar, grouped
 from dtrain.monitor.report.markup import drawings, ordered, sections
 from dtrain.monitor.report.markup import parts as markup
 from dtrain.monitor.report.thinning import thin_list
-from dtrain.monitor.run_data import Run, WorkerEpoch, summed
+from dtrain.monitor.run_data import RunData, WorkerEpoch, summed
 from dtrain.slowness import SLOW, is_slow
 
 _MOST_EPOCHS = 60
@@ -62,7 +62,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def time_section(runs: Sequence[Run], names: Sequence[Markup]) -> tuple[Markup, list[str]]:
+def time_section(runs: Sequence[RunData], names: Sequence[Markup]) -> tuple[Markup, list[str]]:
     """The section on time by part, for all epochs and by epoch, with the causes of lost time; and notes."""
     told = [(place, run) for place, run in enumerate(runs) if run.parts]
     if not told:
@@ -73,7 +73,7 @@ def time_section(runs: Sequence[Run], names: Sequence[Markup]) -> tuple[Markup, 
     return body + _callbacks(told, several=bool(names)) + sections.causes(causes, names), notes
 
 
-def _of_one(run: Run, notes: list[str]) -> Markup:
+def _of_one(run: RunData, notes: list[str]) -> Markup:
     chart = epoch_bars(run, "time of each epoch", notes)
     shown, left_out = thin_list([epoch for epoch in run.epochs if epoch.parts], _MOST_EPOCHS)
     if left_out:
@@ -83,7 +83,7 @@ def _of_one(run: Run, notes: list[str]) -> Markup:
     return by_part + markup.folded("each epoch in numbers", by_epoch)
 
 
-def epoch_bars(run: Run, title: str, notes: list[str], most: int = 40) -> Markup:
+def epoch_bars(run: RunData, title: str, notes: list[str], most: int = 40) -> Markup:
     """The chart of the time of a run's epochs by part; adds to `notes` if a bar stands for several epochs."""
     bars = [
         Bar(f"{epoch.number + 1}", f"epoch {epoch.number + 1}", epoch.parts)
@@ -97,7 +97,7 @@ def epoch_bars(run: Run, title: str, notes: list[str], most: int = 40) -> Markup
 
 
 def _of_several(
-    runs: Sequence[Run], told: Sequence[tuple[int, Run]], names: Sequence[Markup], notes: list[str]
+    runs: Sequence[RunData], told: Sequence[tuple[int, RunData]], names: Sequence[Markup], notes: list[str]
 ) -> Markup:
     parts = ordered({name: 0.0 for _, run in told for name in run.parts})
     shown = sections.time_by_run(told, names, parts, [flat_bar(run.parts, run.name) for run in runs])
@@ -107,7 +107,7 @@ def _of_several(
     return shown + markup.folded("each run by epoch", drawings.charts(charts, ""))
 
 
-def _callbacks(told: Sequence[tuple[int, Run]], *, several: bool) -> Markup:
+def _callbacks(told: Sequence[tuple[int, RunData]], *, several: bool) -> Markup:
     """The callbacks that took longest, for each run."""
     said = []
     for _, run in told:
@@ -119,7 +119,7 @@ def _callbacks(told: Sequence[tuple[int, Run]], *, several: bool) -> Markup:
     return markup.longest_callbacks(said) if said else Markup()
 
 
-def _causes(run: Run) -> list[_LostTime]:
+def _causes(run: RunData) -> list[_LostTime]:
     """The causes of lost time in a run, the largest first."""
     named: dict[str, list[tuple[float, str]]] = {}
     for epoch in run.epochs:
@@ -137,7 +137,7 @@ def _causes(run: Run) -> list[_LostTime]:
     ]
 
 
-def worker_section(runs: Sequence[Run], names: Sequence[Markup]) -> Markup:
+def worker_section(runs: Sequence[RunData], names: Sequence[Markup]) -> Markup:
     """The section on workers: one row for each worker, with slow workers marked."""
     most = max(_MOST_WORKERS // len(runs), 4)
     shown, slow, left_out = [], 0, 0
@@ -151,7 +151,7 @@ def worker_section(runs: Sequence[Run], names: Sequence[Markup]) -> Markup:
     return sections.workers(shown, names, slow, left_out, SLOW)
 
 
-def _workers(run: Run) -> list[_Worker]:
+def _workers(run: RunData) -> list[_Worker]:
     """The workers of a run, compared with the usual one: that with the low median of the own step times.
 
     So of two workers the faster one is the usual one.

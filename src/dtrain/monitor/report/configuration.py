@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from dtrain.monitor.report import text
 from dtrain.monitor.report.markup import sections
-from dtrain.monitor.run_data import Run
+from dtrain.monitor.run_data import RunData
 
 _OUTCOME = (
     "status",
@@ -35,7 +35,7 @@ _LONGEST = 300
 _MOST = 200
 
 
-def configuration(runs: Sequence[Run], names: Sequence[Markup]) -> Markup:
+def configuration(runs: Sequence[RunData], names: Sequence[Markup]) -> Markup:
     """The table of settings, one column a run; settings that differ come first and are marked."""
     records = [_flat(run.record) for run in runs]
     rows: list[dict[str, Any]] = []

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from dtrain.monitor.report.charts import Axis, Chart, ChartMark, Line, Unit, line_chart
 from dtrain.monitor.report.markup import drawings
-from dtrain.monitor.run_data import Epoch, Run, RunAlarm
+from dtrain.monitor.run_data import Epoch, RunAlarm, RunData
 
 _VALIDATION = "val_"
 _RATE_LOG = "learning_rate"
@@ -47,11 +47,11 @@ class Curves:
         return drawings.charts([chart.html for chart in self.charts], few)
 
 
-Points = Callable[[Run], tuple[Sequence[float], Sequence[float]]]
+Points = Callable[[RunData], tuple[Sequence[float], Sequence[float]]]
 """A function that gives the positions and the values of a run's curve, NaN for a gap."""
 
 
-def metric_curves(runs: Sequence[Run]) -> Curves:
+def metric_curves(runs: Sequence[RunData]) -> Curves:
     """Loss, accuracy and all other metrics by epoch, and the loss by step."""
     names = _metrics(runs)
     most = _points(runs, len(names))
@@ -67,7 +67,7 @@ def metric_curves(runs: Sequence[Run]) -> Curves:
     return Curves(tuple(chart for chart in charts if chart.html), tuple(notes))
 
 
-def speed_curves(runs: Sequence[Run]) -> Curves:
+def speed_curves(runs: Sequence[RunData]) -> Curves:
     """Examples per second, the time of a step, the share of time waiting for data, and the learning rate."""
     most = _points(runs, len(_metrics(runs)))
     charts = []
@@ -86,13 +86,13 @@ def speed_curves(runs: Sequence[Run]) -> Curves:
     return Curves(tuple(chart for chart in charts if chart.html))
 
 
-def _points(runs: Sequence[Run], metrics: int) -> int:
+def _points(runs: Sequence[RunData], metrics: int) -> int:
     """How many points a curve may have, so that the size of the page stays limited."""
     curves = len(runs) * (min(metrics, _MOST_METRICS) * 2 + 5)
     return max(_FEWEST_POINTS, min(_MOST_POINTS, _POINTS // curves))
 
 
-def _metrics(runs: Sequence[Run]) -> list[str]:
+def _metrics(runs: Sequence[RunData]) -> list[str]:
     """The metrics of all runs, without `val_`: loss and accuracy first, then the others by name."""
     found = {
         name.removeprefix(_VALIDATION) for run in runs for epoch in run.epochs for name in epoch.logs
@@ -100,13 +100,13 @@ def _metrics(runs: Sequence[Run]) -> list[str]:
     return [name for name in _FIRST if name in found] + sorted(found - set(_FIRST))
 
 
-def _lines(runs: Sequence[Run], points: Points) -> list[Line]:
+def _lines(runs: Sequence[RunData], points: Points) -> list[Line]:
     """A curve for each run; if there are several runs, the page's legend can hide each."""
     return [Line(run.name, *points(run), place, _place(runs, place)) for place, run in enumerate(runs)]
 
 
 def _by_epoch(value: Callable[[Epoch], float | None]) -> Points:
-    def points(run: Run) -> tuple[list[float], list[float]]:
+    def points(run: RunData) -> tuple[list[float], list[float]]:
         values = [value(epoch) for epoch in run.epochs]
         places = [float(epoch.number + 1) for epoch in run.epochs]
         return places, [math.nan if each is None else each for each in values]
@@ -119,7 +119,7 @@ def _log(name: str) -> Points:
 
 
 def _scalar(tag: str) -> Points:
-    def points(run: Run) -> tuple[list[float], list[float]]:
+    def points(run: RunData) -> tuple[list[float], list[float]]:
         found = run.scalars.get(tag, ())
         return [x for x, _ in found], [y for _, y in found]
 
@@ -129,20 +129,20 @@ def _scalar(tag: str) -> Points:
 def _counted(column: str) -> Points:
     """Values by step, without steps that a later attempt repeated."""
 
-    def points(run: Run) -> tuple[list[float], list[float]]:
+    def points(run: RunData) -> tuple[list[float], list[float]]:
         kept, values = run.steps.counted, run.steps.values[column]
         return [run.steps.step[each] for each in kept], [values[each] for each in kept]
 
     return points
 
 
-def _of_one(run: Run, name: str, most: int) -> list[Chart]:
+def _of_one(run: RunData, name: str, most: int) -> list[Chart]:
     kinds = (("training", name), ("validation", _VALIDATION + name))
     lines = [Line(label, *_log(key)(run), style) for style, (label, key) in enumerate(kinds)]
     return [line_chart(name, lines, _EPOCHS, marks=_epoch_marks([run]), most=most, adjustable=name == _LOSS)]
 
 
-def _of_several(runs: Sequence[Run], name: str, most: int) -> list[Chart]:
+def _of_several(runs: Sequence[RunData], name: str, most: int) -> list[Chart]:
     training, validation = _lines(runs, _log(name)), _lines(runs, _log(_VALIDATION + name))
     values = [value for line in training + validation for value in line.y]
     shown = {f"{name}, training": training, f"{name}, validation": validation}
@@ -155,7 +155,7 @@ def _of_several(runs: Sequence[Run], name: str, most: int) -> list[Chart]:
     ]
 
 
-def _by_step(runs: Sequence[Run], column: str, title: str, most: int) -> Chart:
+def _by_step(runs: Sequence[RunData], column: str, title: str, most: int) -> Chart:
     if not any(run.steps.has(column) for run in runs):
         return Chart()
     loss = column == _LOSS
@@ -171,7 +171,7 @@ def _by_step(runs: Sequence[Run], column: str, title: str, most: int) -> Chart:
     )
 
 
-def _by_clock(runs: Sequence[Run], column: str, title: str, most: int, *, unit: Unit = "number") -> Chart:
+def _by_clock(runs: Sequence[RunData], column: str, title: str, most: int, *, unit: Unit = "number") -> Chart:
     if not any(run.steps.has(column) for run in runs):
         return Chart()
     lines = _lines(runs, lambda run: (run.steps.clock, run.steps.values[column]))
@@ -189,16 +189,18 @@ def _clock_unit(longest: float) -> Callable[[float], str]:
     return lambda value: f"{value:.3g} s"
 
 
-def _place(runs: Sequence[Run], place: int) -> int | None:
+def _place(runs: Sequence[RunData], place: int) -> int | None:
     """The run's number for the page's legend; None for a single run, which has no legend."""
     return place if len(runs) > 1 else None
 
 
-def _epoch_marks(runs: Sequence[Run]) -> list[ChartMark]:
+def _epoch_marks(runs: Sequence[RunData]) -> list[ChartMark]:
     return _alarm_marks(runs, lambda run, alarm: run.epoch_position(alarm.epoch, alarm.step))
 
 
-def _alarm_marks(runs: Sequence[Run], position: Callable[[Run, RunAlarm], float | None]) -> list[ChartMark]:
+def _alarm_marks(
+    runs: Sequence[RunData], position: Callable[[RunData, RunAlarm], float | None]
+) -> list[ChartMark]:
     """A mark with a sentence for each alarm that has a position."""
     marks = []
     for place, run in enumerate(runs):
@@ -211,7 +213,7 @@ def _alarm_marks(runs: Sequence[Run], position: Callable[[Run, RunAlarm], float 
     return marks
 
 
-def _attempt_marks(run: Run, place: int | None) -> list[ChartMark]:
+def _attempt_marks(run: RunData, place: int | None) -> list[ChartMark]:
     marks, before = [], 0.0
     for former, attempt in zip(run.attempts, run.attempts[1:], strict=False):
         before += former.seconds

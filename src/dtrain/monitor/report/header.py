@@ -16,7 +16,7 @@ from markupsafe import Markup
 from dtrain.monitor.line_files import finite
 from dtrain.monitor.report import text
 from dtrain.monitor.report.markup import parts, sections
-from dtrain.monitor.run_data import Run
+from dtrain.monitor.run_data import RunData
 from dtrain.training_rate import of_run
 from dtrain.words import counted
 
@@ -49,7 +49,7 @@ class Measures(NamedTuple):
     communication: float | None
 
 
-def measures(run: Run) -> Measures:
+def measures(run: RunData) -> Measures:
     """The numbers of a run: from its record, else from all epochs after the first, else from its steps."""
     record, parts = run.record, run.parts
     steady = of_run(epoch.steady for epoch in run.epochs if epoch.steady is not None)
@@ -80,7 +80,7 @@ def measures(run: Run) -> Measures:
     )
 
 
-def figures(run: Run) -> list[Figure]:
+def figures(run: RunData) -> list[Figure]:
     """The headline figures of a run; every run has the same number of figures in the same order."""
     of = measures(run)
     replicas = finite(run.record.get("replicas"))
@@ -100,7 +100,7 @@ def _first(*values: float | None) -> float | None:
     return next((value for value in values if value is not None), None)
 
 
-def _epoch_count(run: Run) -> str:
+def _epoch_count(run: RunData) -> str:
     planned = finite(run.record.get("epochs"))
     done = len(run.epochs)
     if planned is not None and done < planned:
@@ -108,7 +108,7 @@ def _epoch_count(run: Run) -> str:
     return counted(done, "epoch")
 
 
-def _metric(run: Run, name: str) -> Figure:
+def _metric(run: RunData, name: str) -> Figure:
     """The last value of a metric on the test data; else on the validation data; else on the training data."""
     trained = run.final(name)
     for prefix, data in _DATA.items():
@@ -117,13 +117,13 @@ def _metric(run: Run, name: str) -> Figure:
     return Figure(f"final {name}", text.number(trained), "" if trained is None else "training")
 
 
-def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
+def facts(runs: Sequence[RunData]) -> list[tuple[str, str]]:
     """The facts below the heading: those of one run, or a summary of several."""
     found = _facts(runs[0]) if len(runs) == 1 else _common_facts(runs)
     return [(name, value) for name, value in found.items() if value]
 
 
-def _common_facts(runs: Sequence[Run]) -> dict[str, str]:
+def _common_facts(runs: Sequence[RunData]) -> dict[str, str]:
     """The facts that summarize several runs."""
     found = [_facts(run) for run in runs]
     states = Counter(run.state for run in runs)
@@ -139,7 +139,7 @@ def _common_facts(runs: Sequence[Run]) -> dict[str, str]:
     }
 
 
-def _facts(run: Run) -> dict[str, str]:
+def _facts(run: RunData) -> dict[str, str]:
     record = run.record
     versions = record.get("versions")
     begin = run.attempts[-1] if run.attempts else None
@@ -174,7 +174,7 @@ def _communication(value: object) -> str:
     return _said(value)
 
 
-def _started(run: Run) -> str:
+def _started(run: RunData) -> str:
     began = text.moment(run.attempts[0].began, zone=True) if run.attempts else text.UNKNOWN
     return "" if began == text.UNKNOWN else began
 
@@ -192,13 +192,13 @@ def _command(value: object) -> str:
     return _said(value)
 
 
-def tiles(run: Run) -> Markup:
+def tiles(run: RunData) -> Markup:
     """The headline figures of one run as tiles."""
     shown = [figure for figure in figures(run) if figure.value != text.UNKNOWN]
     return parts.tiles(shown) if shown else Markup()
 
 
-def comparison(runs: Sequence[Run], names: Sequence[Markup], failed: Sequence[tuple[str, str]]) -> Markup:
+def comparison(runs: Sequence[RunData], names: Sequence[Markup], failed: Sequence[tuple[str, str]]) -> Markup:
     """The table of the figures of several runs, with rows for directories that could not be read."""
     metrics = [name for name in _METRICS if any(run.final(name) is not None for run in runs)][:_MOST_METRICS]
     headed = [(_in_words(name), name) for name in metrics]

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from dtrain.monitor.report import text
 from dtrain.monitor.report.thinning import thin_list
-from dtrain.monitor.run_data import Run
+from dtrain.monitor.run_data import RunData
 from dtrain.words import counted
 
 PARTS = ("compute", "input", "communication", "checkpoint", "callbacks", "validation", "start", "other")
@@ -50,7 +50,7 @@ def ordered(parts: Mapping[str, float]) -> list[str]:
     return [name for name in PARTS if name in parts] + sorted(name for name in parts if name not in PARTS)
 
 
-def _all_of(runs: Sequence[Run], name: str, fewest: int = 1) -> list[tuple[int, Any]]:
+def _all_of(runs: Sequence[RunData], name: str, fewest: int = 1) -> list[tuple[int, Any]]:
     """All items of a kind, each after the number of its run; not of runs with fewer than `fewest`."""
     found = [(place, getattr(run, name)) for place, run in enumerate(runs)]
     return [(place, item) for place, items in found if len(items) >= fewest for item in items]

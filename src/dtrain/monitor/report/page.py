@@ -19,7 +19,7 @@ from dtrain.monitor.report.curves import metric_curves, speed_curves
 from dtrain.monitor.report.header import comparison, facts, tiles
 from dtrain.monitor.report.output import GENERATOR
 from dtrain.monitor.report.thinning import thin_list
-from dtrain.monitor.run_data import Run
+from dtrain.monitor.run_data import RunData
 
 _MOST_PROBLEMS = 60
 # The page loads nothing from elsewhere, and no text in it can make it do so.
@@ -27,7 +27,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 
 def render(
-    runs: Sequence[Run],
+    runs: Sequence[RunData],
     *,
     title: str = "",
     failed: Sequence[tuple[str, str]] = (),
@@ -77,7 +77,7 @@ def render(
     )
 
 
-def _problems(runs: Sequence[Run], failed: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+def _problems(runs: Sequence[RunData], failed: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Pairs of a run's name and a problem; shown at the top, because the sections below lack that data."""
     several = len(runs) > 1
     told = [(run.name if several else "", problem) for run in runs for problem in run.problems]
