@@ -53,88 +53,41 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    # Sorted by hand: the tool would give each of these names a statement of its own.
+    # isort: off
     from tensorflow.distribute import (
         CrossDeviceOps as CrossDeviceOps,
-    )
-    from tensorflow.distribute import (
         DistributedDataset as DistributedDataset,
-    )
-    from tensorflow.distribute import (
         DistributedIterator as DistributedIterator,
-    )
-    from tensorflow.distribute import (
         DistributedValues as DistributedValues,
-    )
-    from tensorflow.distribute import (
         HierarchicalCopyAllReduce as HierarchicalCopyAllReduce,
-    )
-    from tensorflow.distribute import (
         InputContext as InputContext,
-    )
-    from tensorflow.distribute import (
         InputOptions as InputOptions,
-    )
-    from tensorflow.distribute import (
         InputReplicationMode as InputReplicationMode,
-    )
-    from tensorflow.distribute import (
         NcclAllReduce as NcclAllReduce,
-    )
-    from tensorflow.distribute import (
         ReduceOp as ReduceOp,
-    )
-    from tensorflow.distribute import (
         ReductionToOneDevice as ReductionToOneDevice,
-    )
-    from tensorflow.distribute import (
         ReplicaContext as ReplicaContext,
-    )
-    from tensorflow.distribute import (
         RunOptions as RunOptions,
-    )
-    from tensorflow.distribute import (
         Server as Server,
-    )
-    from tensorflow.distribute import (
         Strategy as Strategy,
-    )
-    from tensorflow.distribute import (
         StrategyExtended as StrategyExtended,
-    )
-    from tensorflow.distribute import (
         cluster_resolver as cluster_resolver,
-    )
-    from tensorflow.distribute import (
         coordinator as coordinator,
-    )
-    from tensorflow.distribute import (
         get_replica_context as get_replica_context,
-    )
-    from tensorflow.distribute import (
         has_strategy as has_strategy,
-    )
-    from tensorflow.distribute import (
         in_cross_replica_context as in_cross_replica_context,
     )
-
     from dtrain import (
         checkpoint as checkpoint,
-    )
-    from dtrain import (
         data as data,
-    )
-    from dtrain import (
         errors as errors,
-    )
-    from dtrain import (
         experimental as experimental,
-    )
-    from dtrain import (
         monitor as monitor,
-    )
-    from dtrain import (
         optim as optim,
     )
+
+    # isort: on
     from dtrain.checkpoint.backup_and_restore import BackupAndRestore
     from dtrain.errors import DtrainError
     from dtrain.job import barrier, broadcast, is_chief, rank, world_size
