@@ -22,11 +22,11 @@ from dtrain.keras_engine.input import (
     bounds,
     map_leaves,
     packed,
-    some_rows,
     split_batch,
     unconverted,
 )
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.rows import some_rows
 from dtrain.sharding import Shares
 
 

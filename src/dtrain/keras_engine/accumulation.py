@@ -7,27 +7,21 @@ is decided in `step_function.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from dtrain.keras_engine.context import ReplicaStep, all_reduce_sum, local_update
-from dtrain.keras_engine.gradients import zero_if_empty
+from dtrain.keras_engine.context import all_reduce_sum, local_update
 from dtrain.keras_engine.loop import current_loop
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.row_gradients import sum_gradients
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
 ADD, UPDATE = "add", "update"
 GROUP = "group"  # all micro-batches of one update or of several
-
-
-class SparseGradients(Exception):  # noqa: N818
-    """A gradient is sparse: all-reducing its rows is cheaper than accumulating the whole table."""
 
 
 class MicroBatchSums:
@@ -216,56 +210,3 @@ def can_sum_locally(model: Any, layout: ReplicaLayout) -> bool:
         return False
     overwritten = any(getattr(v, "overwrite_with_gradient", False) for v in model.trainable_variables)
     return bool(optimizer.gradient_accumulation_steps) and not overwritten
-
-
-class MicroBatch(ReplicaStep):
-    """A step on one micro-batch, whose gradients each replica accumulates by itself until the update.
-
-    Args:
-        layout: how the replicas are spread.
-        last: whether it is the last micro-batch of an update.
-        known: the other arguments of `ReplicaStep`.
-    """
-
-    def __init__(self, layout: ReplicaLayout, *, last: bool, **known: Any) -> None:
-        super().__init__(layout, **known)
-        self.updates_weights = last
-
-    def whole_gradients(self, gradients: list[Any], variables: list[Any], target: Any) -> list[Any]:
-        """This replica's own gradients, weighted but not all-reduced; zeros if it has no examples.
-
-        Raises:
-            SparseGradients: a gradient is a `tf.IndexedSlices`.
-        """
-        check_dense(gradients)
-        self.waits.meet(target)
-        return zero_if_empty(self, gradients)
-
-    def gradients_of_program(self, gradients: list[Any], variables: list[Any], lookups: Any) -> list[Any]:
-        """As `whole_gradients`, for gradients that an XLA program has computed."""
-        check_dense(gradients)
-        return gradients
-
-    def gradients_to_apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        """The gradients that the optimizer is given.
-
-        Before the last micro-batch they are this replica's own, and the optimizer accumulates them. At the
-        last one they are all-reduced sums over all micro-batches, so the accumulators are set to zero.
-        """
-        if not self.updates_weights:
-            return gradients
-        accumulators = upstream_keras.accumulators_of(optimizer)
-        mine = [accumulators[upstream_keras.number_of_variable(optimizer, each)] for each in variables]
-        sums = [None if g is None else g + own.value for g, own in zip(gradients, mine, strict=True)]
-        totals = sum_gradients(sums, variables)
-        with local_update():
-            for own, gradient in zip(mine, gradients, strict=True):
-                if gradient is not None:
-                    own.assign(tf.zeros(own.shape, own.dtype))
-        return totals
-
-
-def check_dense(gradients: Sequence[Any]) -> None:
-    """Raises `SparseGradients` if one of the gradients is a `tf.IndexedSlices`."""
-    if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
-        raise SparseGradients

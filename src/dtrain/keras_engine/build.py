@@ -1,6 +1,9 @@
-"""Builds a model, its metrics and its optimizer before the first step, in its strategy's scope.
+"""Builds what Keras' loops need before the first step: the variables, and the functions that they call.
 
-It uses the spec of the data only. It reads no batch, since that would consume data.
+A model, its metrics and its optimizer are built in the strategy's scope, from the spec of the data only:
+reading a batch would consume it. The functions that `fit`, `evaluate` and `predict` call are chosen here by
+the model's strategy; they are in `step_function.py`, `predict_function.py`, `asynchronous/functions.py` and
+Keras.
 """
 
 from __future__ import annotations
@@ -12,15 +15,28 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain.keras_engine.input import batch_spec, map_leaves, present_leaves
-from dtrain.keras_engine.protocol import is_managed
-from dtrain.keras_engine.scope import check_model
-from dtrain.keras_engine.steps import step_is_stock, without_optionals
+from dtrain import channel
+from dtrain.keras_engine.asynchronous.functions import AsynchronousFunction, AsynchronousPredict
+from dtrain.keras_engine.input import Split, batch_spec, map_leaves, present_leaves, without_optionals
+from dtrain.keras_engine.local_steps import LocalProgram
+from dtrain.keras_engine.noted_function import NotedFunction
+from dtrain.keras_engine.predict_function import PredictFunction
+from dtrain.keras_engine.protocol import (
+    ReplicaLayout,
+    is_asynchronous,
+    is_managed,
+    layout_of,
+    waiting_clock,
+)
+from dtrain.keras_engine.rows import blank, is_dense
+from dtrain.keras_engine.scope import check_left_out, check_model
+from dtrain.keras_engine.step_function import StepFunction
+from dtrain.keras_engine.steps import StepProgram, step_is_stock
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.reach import on_objects
+from dtrain.upstream.reach import on_objects, replaces
 
 
 @on_objects(keras_names.SYMBOLIC_BUILD)
@@ -60,10 +76,10 @@ def build(model: Any, spec: Any) -> None:
 
 def _build_from(model: Any, spec: Any) -> None:
     """Builds a model, its metrics and its losses on placeholders of the data's spec."""
-    if any(isinstance(leaf, tf.RaggedTensorSpec | tf.SparseTensorSpec) for leaf in present_leaves(spec)):
-        _trace(model, spec)
-    else:
+    if all(map(is_dense, present_leaves(spec))):
         upstream_keras.symbolic_build(model, map_leaves(_symbolic, spec))
+    else:
+        _trace(model, spec)
 
 
 def _trace(model: Any, spec: Any) -> None:
@@ -100,8 +116,7 @@ def _build_otherwise(model: Any, spec: Any, error: Exception) -> None:
         return
     if all(layer.built for layer in upstream_keras.layers_of(model)):
         raise error
-    blank = map_leaves(_blank, spec)
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(blank)
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(map_leaves(blank, spec))
     model(x)
     try:
         _build_from(model, spec)
@@ -117,16 +132,101 @@ def _global_spec(spec: Any) -> Any:
 def _symbolic(spec: Any) -> Any:
     if spec is None or isinstance(spec, tf.OptionalSpec):
         return None
-    return keras.KerasTensor(spec.shape, spec.dtype.name, sparse=isinstance(spec, tf.SparseTensorSpec))
+    return keras.KerasTensor(spec.shape, spec.dtype.name)
 
 
-def _blank(spec: Any) -> Any:
-    if spec is None or isinstance(spec, tf.OptionalSpec):
-        return None
-    shape = [2 if n is None else n for n in spec.shape]
-    dense = tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
-    if isinstance(spec, tf.RaggedTensorSpec):
-        return tf.RaggedTensor.from_tensor(dense)
-    if isinstance(spec, tf.SparseTensorSpec):
-        return tf.sparse.from_dense(dense)
-    return dense
+@replaces(keras_names.MAKE_TRAIN_FUNCTION)
+def make_train_function(original: Callable[..., Any], self: Any, force: bool = False) -> Any:
+    """The replacement of `make_train_function`: it checks the model, also if the function is made already.
+
+    Raises:
+        ScopeError: as `check_left_out`.
+    """
+    check_left_out(self)
+    return original(self, force)
+
+
+@on_objects(keras_names.MAKE_FUNCTION)
+def make_function(original: Callable[..., Any], self: Any, step_function: Any) -> Any:
+    """The function of `make_train_function` or `make_test_function`."""
+    training = step_function == self.train_step
+    layout = layout_of(self.distribute_strategy)
+    if layout is not None:
+        return StepFunction(self, layout, _program(self, layout, training=training), training=training)
+    if is_asynchronous(self.distribute_strategy):
+        return AsynchronousFunction(self, "train" if training else "test")
+    return _noted(original(self, step_function), self, train=training)
+
+
+@on_objects(keras_names.MAKE_PREDICT_FUNCTION, around_users=True)
+def make_predict_function(original: Callable[..., Any], self: Any, force: bool = False) -> Any:
+    """The model's `make_predict_function`."""
+    if self.predict_function is not None and not force:
+        return self.predict_function
+    layout = layout_of(self.distribute_strategy)
+    if is_asynchronous(self.distribute_strategy):
+        self.predict_function = AsynchronousPredict(self)
+    elif layout is not None and layout.replicas > 1:
+        self.predict_function = _noted(PredictFunction(self, layout), self, train=False)
+    else:
+        result = original(self, force)
+        made = self.predict_function if layout is None else _of_whole_batches(self.predict_function)
+        self.predict_function = _noted(made, self, train=False)
+        return result
+    # Keras' own does nothing now; a user's, which may call it by `super()`, may set another function.
+    original(self)
+    return self.predict_function
+
+
+def _of_whole_batches(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keras' own predict function, for the batches of the only replica, which are `Split`s."""
+
+    def predict(batches: list[Any]) -> Any:
+        return function([batch.parts[0] if isinstance(batch, Split) else batch for batch in batches])
+
+    return predict
+
+
+def _noted(function: Any, model: Any, *, train: bool) -> Any:
+    """A function that emits events, under a launcher that listens; else the function itself."""
+    return NotedFunction(function, model, train=train) if channel.connected() else function
+
+
+def trained_in_xla(model: Any) -> bool:
+    """Whether a model trains in XLA: because of `jit_compile=True`, or by the rule of `xla_rule.py`."""
+    if model.jit_compile:
+        return True
+    return bool((getattr(model.train_function, "findings", None) or {}).get("xla"))
+
+
+def _program(model: Any, layout: ReplicaLayout, *, training: bool) -> Any:
+    """The program that computes a model's train or test step."""
+    if layout.replicas == 1:
+        return LocalProgram(model, training=training)
+    return StepProgram(
+        model,
+        layout,
+        training=training,
+        compiled=_can_compile(model, layout, "train_step" if training else "test_step"),
+        # Some transports measure the waiting themselves; then the step does not.
+        measured=training and layout.workers > 1 and waiting_clock(model.distribute_strategy) is None,
+    )
+
+
+def _can_compile(model: Any, layout: ReplicaLayout, name: str) -> bool:
+    if not model.jit_compile or model.run_eagerly:
+        return False
+    if layout.central:
+        logger.warning(
+            "jit_compile=True was set, but a program that XLA compiles reads weights on its own device "
+            "only, and under central storage they are on another. It runs without XLA."
+        )
+        return False
+    if step_is_stock(model, name):
+        return True
+    logger.warning(
+        "jit_compile=True was set, but the model overrides %s; under several replicas only Keras' own "
+        "step is compiled by XLA, since the reduction stands in the middle of it. It runs without XLA.",
+        name,
+    )
+    return False

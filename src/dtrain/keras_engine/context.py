@@ -10,20 +10,47 @@ from __future__ import annotations
 import abc
 import contextlib
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import tensorflow as tf
 
-from dtrain.errors import CompilationError
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.thread_value import ThreadValue
-from dtrain.keras_engine.waits import NoWaits, Waits
+from dtrain.keras_engine.reductions import NoWaits, Waits, all_reduced, as_floats, gathered_rows
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
+Value = TypeVar("Value")
 _NO_WAITS = NoWaits()
+
+
+class ThreadValue(Generic[Value]):
+    """A thread-local value; calling the object returns it.
+
+    Args:
+        default: the value outside of `set`.
+    """
+
+    def __init__(self, default: Value) -> None:
+        self._default = default
+        self._local = threading.local()
+
+    def __call__(self) -> Value:
+        """The value in this thread."""
+        found: Value = getattr(self._local, "value", self._default)
+        return found
+
+    @contextlib.contextmanager
+    def set(self, value: Value) -> Iterator[Value]:
+        """A context in which this thread has another value; at its end, the previous value is restored."""
+        outer = self()
+        self._local.value = value
+        try:
+            yield value
+        finally:
+            self._local.value = outer
 
 
 class Point(NamedTuple):
@@ -132,6 +159,10 @@ class ReplicaStep(abc.ABC):
     updates_weights = True
     """Whether the optimizer updates the weights in this step; if not, it only accumulates gradients."""
 
+    def note_point(self, values: list[Any], name: str) -> None:
+        """Called with the values that the replicas combine at a point; only a trial keeps them."""
+        del values, name
+
     def next_point(self) -> Point:
         """Moves on to the next point where the replicas are combined, and returns it."""
         number = next(self._points)
@@ -159,6 +190,7 @@ class ReplicaStep(abc.ABC):
         """
         if any(value is known for known in self._whole):
             return value
+        self.note_point([value], name)
         point = self.next_point()
         if rows is None:
             rows = bool(value.shape.rank) and value.shape[0] is None
@@ -175,6 +207,7 @@ class ReplicaStep(abc.ABC):
         Args:
             value: this replica's number, a float scalar.
         """
+        self.note_point([value], "a number that a metric takes")
         point = self.next_point()
         if point.known:
             return self.per_share(tf.math.multiply_no_nan(value, tf.cast(point.weight, value.dtype)))
@@ -230,54 +263,11 @@ class ReplicaStep(abc.ABC):
 
     def sum(self, values: Any) -> Any:
         """The sum over all replicas of a nest of tensors, the same on every replica."""
-        return _all_reduced(values, self.waits)
+        return all_reduced(values, self.waits)
 
     def gather(self, value: Any) -> Any:
         """Concatenates the rows of all replicas, in the replicas' order; dense, ragged or sparse."""
-        return _gathered(value, self.waits)
-
-
-_written: ThreadValue[set[int] | None] = ThreadValue(None)
-
-
-def writing() -> contextlib.AbstractContextManager[set[int] | None]:
-    """A context that collects the ids of the variables that `note_write` notes outside of a step of `fit`."""
-    return _written.set(set())
-
-
-def note_write(variable: Any) -> None:
-    """Notes that this replica writes a variable of which each replica has a copy; not in an update."""
-    step, written = current_step(), _written()
-    if step is not None:
-        step.note_write(variable)
-    elif written is not None and not updating_locally():
-        written.add(id(variable))
-
-
-def check_not_compiled() -> None:
-    """Must be called before replicas communicate, which they cannot do in a function that XLA compiles.
-
-    Raises:
-        CompilationError: this code is in such a function; the hint says what to compile instead.
-    """
-    if upstream_tf.in_xla_graph():
-        raise CompilationError(
-            "A function with jit_compile=True needs what the other replicas have: gradients that "
-            "optimizer.apply reduces, a loss over the whole batch or synchronized moments. XLA cannot "
-            "compile what replicas exchange.",
-            hint=(
-                "let the function with jit_compile=True only compute the loss and its gradients, and call "
-                "optimizer.apply_gradients outside of it, still inside strategy.run; in a train_step "
-                "under fit, leave jit_compile out"
-            ),
-        )
-
-
-def as_floats(function: Callable[[Any], Any], value: Any) -> Any:
-    """Applies a function of floats to a tensor of numbers; integers are rounded back to their own dtype."""
-    if value.dtype.is_floating:
-        return function(value)
-    return tf.cast(tf.round(function(tf.cast(value, tf.float64))), value.dtype)
+        return gathered_rows(value, self.waits)
 
 
 def all_reduce_sum(values: Any) -> Any:
@@ -290,29 +280,7 @@ def all_reduce_sum(values: Any) -> Any:
         RuntimeError: inside a nested tf.function, `cond` or loop, where TensorFlow cannot combine replicas.
     """
     step = current_step()
-    return _all_reduced(values, _NO_WAITS) if step is None else step.sum(values)
-
-
-def _all_reduced(values: Any, waits: Waits | NoWaits) -> Any:
-    check_not_compiled()
-    # TensorFlow reduces on the device of the values, and a plain read of a variable names no device.
-    flat = [tf.identity(value) for value in tf.nest.flatten(values)]
-    if not flat:
-        return values
-    context = tf.distribute.get_replica_context()
-    begun = waits.begin(flat)
-    reduced: dict[int, Any] = {}
-    kinds = [(type(value), value.dtype) for value in flat]
-    for kind in dict.fromkeys(kinds):
-        alike = [i for i, other in enumerate(kinds) if other == kind]
-        # MirroredStrategy would reduce tensors of int32 one at a time.
-        narrow = kind[1] == tf.int32 and not issubclass(kind[0], tf.IndexedSlices)
-        given = [tf.cast(flat[i], tf.int64) if narrow else flat[i] for i in alike]
-        totals = context.all_reduce(tf.distribute.ReduceOp.SUM, given)
-        totals = [tf.cast(total, tf.int32) for total in totals] if narrow else totals
-        reduced.update(zip(alike, totals, strict=True))
-    waits.end(begun, [*reduced.values()])
-    return tf.nest.pack_sequence_as(values, [reduced[i] for i in range(len(flat))])
+    return all_reduced(values, _NO_WAITS) if step is None else step.sum(values)
 
 
 def gather_examples(value: Any) -> Any:
@@ -332,38 +300,7 @@ def gather_examples(value: Any) -> Any:
     if value is None:
         return None
     step = current_step()
-    return _gathered(value, _NO_WAITS) if step is None else step.gather(value)
-
-
-def _gathered(value: Any, waits: Waits | NoWaits) -> Any:
-    if isinstance(value, tf.RaggedTensor):
-        lengths = gather_examples(value.row_lengths())
-        return tf.RaggedTensor.from_row_lengths(gather_examples(value.values), lengths, validate=False)
-    if isinstance(value, tf.SparseTensor):
-        return _gather_sparse(value)
-    check_not_compiled()
-    context = tf.distribute.get_replica_context()
-    value = tf.convert_to_tensor(value)
-    rows = tf.shape(value)[0]
-    begun = waits.begin(value)
-    counts = context.all_gather(tf.reshape(rows, [1]), axis=0)
-    everyone = tf.stop_gradient(context.all_gather(tf.stop_gradient(value), axis=0))
-    waits.end(begun, [counts, everyone])
-    start = tf.reduce_sum(counts[: context.replica_id_in_sync_group])
-    joined = tf.concat([everyone[:start], value, everyone[start + rows :]], axis=0)
-    joined.set_shape([None, *value.shape[1:]])
-    return joined
-
-
-def _gather_sparse(value: tf.SparseTensor) -> tf.SparseTensor:
-    """As `gather_examples`, for a sparse tensor."""
-    counts = gather_examples(tf.reshape(value.dense_shape[0], [1]))
-    before = tf.reduce_sum(counts[: tf.distribute.get_replica_context().replica_id_in_sync_group])
-    indices = value.indices + tf.pad(tf.reshape(before, [1, 1]), [[0, 0], [0, value.shape.rank - 1]])
-    shape = tf.concat([[tf.reduce_sum(counts)], value.dense_shape[1:]], axis=0)
-    whole = tf.SparseTensor(gather_examples(indices), gather_examples(value.values), shape)
-    whole.set_shape([None, *value.shape[1:]])
-    return whole
+    return gathered_rows(value, _NO_WAITS) if step is None else step.gather(value)
 
 
 current_step: ThreadValue[ReplicaStep | None] = ThreadValue(None)
@@ -376,6 +313,32 @@ updating_locally = ThreadValue(False)
 def local_update() -> contextlib.AbstractContextManager[bool]:
     """Marks code that must not communicate with other replicas, because each of them does the same."""
     return updating_locally.set(True)
+
+
+Apply = Callable[..., Any]
+"""Keras' own `optimizer.apply`."""
+
+
+class TracedBlock(Protocol):
+    """What a thread traces for parameter servers: a block of steps, or its rehearsal.
+
+    Attributes:
+        mixed_into_seeds: an int64 scalar that is mixed into the seeds of random layers; None to leave them.
+    """
+
+    @property
+    def mixed_into_seeds(self) -> tf.Tensor | None:  # noqa: D102
+        ...
+
+    def apply(self, original: Apply, optimizer: Any, grads: Sequence[Any], variables: Any) -> None:
+        """Replaces `optimizer.apply` in a step; `original` is Keras' own `apply`."""
+
+
+current_block: ThreadValue[TracedBlock | None] = ThreadValue(None)
+"""The block whose train step this thread is tracing, or its rehearsal; None if there is none."""
+
+block_workers = ThreadValue(0)
+"""The workers that run the block, of any kind, which this thread is tracing; 0 outside of a block."""
 
 
 class _ReplicaCount:

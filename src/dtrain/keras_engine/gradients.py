@@ -1,21 +1,32 @@
-"""All-reduces the gradients of a train step as soon as the tape gives them.
+"""All-reduces the gradients of a train step.
 
 `tape.gradient` of a model's variables weights the gradients by the replica's share and all-reduces them. So
-what a step does next (clip, log, apply) sees the gradients that one device would see. How an optimizer
-applies them is not decided here, but in `optimizer.py`.
+what a step does next (clip, log, apply) sees the gradients that one device would see. Each class of steps
+here is one way to treat gradients, chosen before the step is traced. How an optimizer applies them is not
+decided here, but in `optimizer.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from dtrain.keras_engine.context import ReplicaStep, current_step, underlying, variable_ids
-from dtrain.keras_engine.input import as_tensor
-from dtrain.keras_engine.row_gradients import Lookups, on_present, sum_gradients
+from dtrain.errors import StepError
+from dtrain.keras_engine.context import (
+    ReplicaStep,
+    all_reduce_sum,
+    current_step,
+    local_update,
+    underlying,
+    variable_ids,
+)
+from dtrain.keras_engine.protocol import ReplicaLayout, current_layout
+from dtrain.keras_engine.row_gradients import Lookups
+from dtrain.keras_engine.rows import as_tensor
 from dtrain.keras_engine.split_variables import is_split, joined_gradient, parts_of
+from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow_names
 from dtrain.upstream.reach import replaces
 
@@ -68,17 +79,153 @@ class AtOnce(ReplicaStep):
         return [whole.get(i, gradient) for i, gradient in enumerate(gradients)]
 
     def gradients_of_program(
-        self, gradients: list[Any], variables: list[Any], lookups: list[Lookups]
+        self, gradients: list[Any], variables: list[Any], lookups: list[Lookups | None]
     ) -> list[Any]:
         """As `whole_gradients`, for gradients that an XLA program has computed.
 
         Args:
             gradients: the gradients, without None.
             variables: the variable of each gradient.
-            lookups: one for each gradient. They are found inside the program, because only its graph shows
-                what the gradients are computed from.
+            lookups: `lookups_of` each gradient. They are found inside the program, because only its graph
+                shows what the gradients are computed from.
         """
         return sum_gradients(gradients, variables, lookups)
+
+
+class SparseGradients(Exception):  # noqa: N818
+    """A gradient is sparse: all-reducing its rows is cheaper than accumulating the whole table."""
+
+
+class MicroBatch(ReplicaStep):
+    """A step on one micro-batch, whose gradients each replica accumulates by itself until the update.
+
+    Args:
+        layout: how the replicas are spread.
+        last: whether it is the last micro-batch of an update.
+        known: the other arguments of `ReplicaStep`.
+    """
+
+    def __init__(self, layout: ReplicaLayout, *, last: bool, **known: Any) -> None:
+        super().__init__(layout, **known)
+        self.updates_weights = last
+
+    def whole_gradients(self, gradients: list[Any], variables: list[Any], target: Any) -> list[Any]:
+        """This replica's own gradients, weighted but not all-reduced; zeros if it has no examples.
+
+        Raises:
+            SparseGradients: a gradient is a `tf.IndexedSlices`.
+        """
+        _check_dense(gradients)
+        self.waits.meet(target)
+        return zero_if_empty(self, gradients)
+
+    def gradients_of_program(self, gradients: list[Any], variables: list[Any], lookups: Any) -> list[Any]:
+        """As `whole_gradients`, for gradients that an XLA program has computed."""
+        _check_dense(gradients)
+        return gradients
+
+    def gradients_to_apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        """The gradients that the optimizer is given.
+
+        Before the last micro-batch they are this replica's own, and the optimizer accumulates them. At the
+        last one they are all-reduced sums over all micro-batches, so the accumulators are set to zero.
+        """
+        if not self.updates_weights:
+            return gradients
+        accumulators = upstream_keras.accumulators_of(optimizer)
+        mine = [accumulators[upstream_keras.number_of_variable(optimizer, each)] for each in variables]
+        sums = [None if g is None else g + own.value for g, own in zip(gradients, mine, strict=True)]
+        totals = sum_gradients(sums, variables)
+        with local_update():
+            for own, gradient in zip(mine, gradients, strict=True):
+                if gradient is not None:
+                    own.assign(tf.zeros(own.shape, own.dtype))
+        return totals
+
+
+class CompiledStep(ReplicaStep):
+    """A step inside a program that XLA compiles; its local gradients are all-reduced and applied outside.
+
+    Attributes:
+        captured: the optimizers, each with the gradients and variables of its `apply`.
+    """
+
+    def __init__(self, layout: ReplicaLayout, **known: Any) -> None:
+        super().__init__(layout, **known)
+        self.captured: list[tuple[Any, list[Any], list[Any]]] = []
+
+    def whole_gradients(self, gradients: list[Any], variables: list[Any], target: Any) -> list[Any]:
+        """This replica's own gradients, weighted by its share, not all-reduced."""
+        return zero_if_empty(self, gradients)
+
+    def gradients_to_apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
+        """Captures the gradients; nothing is applied inside the XLA program."""
+        self.captured.append((optimizer, gradients, variables))
+
+
+def sum_gradients(
+    gradients: Sequence[Any], variables: Sequence[Any], lookups: Sequence[Lookups | None] | None = None
+) -> list[Any]:
+    """The sums of gradients over all replicas, or what the strategy's gradient hook makes of them.
+
+    Must be called in a replica.
+
+    Args:
+        gradients: tensors, `tf.IndexedSlices` or None; None stays None.
+        variables: the variable of each gradient.
+        lookups: `lookups_of` each gradient, if none is None; None finds them by the graph.
+    """
+    present = [i for i, gradient in enumerate(gradients) if gradient is not None]
+    if not present:
+        return list(gradients)
+    found = [lookups_of(gradients[i]) for i in present] if lookups is None else lookups
+    parts = [
+        [gradients[i]] if each is None else each.split(gradients[i])
+        for i, each in zip(present, found, strict=True)
+    ]
+    owners = [variables[i] for i, split in zip(present, parts, strict=True) for _ in split]
+    reduced = iter(_reduced([part for split in parts for part in split], owners))
+    whole = list(gradients)
+    for i, each, split in zip(present, found, parts, strict=True):
+        sums = [next(reduced) for _ in split]
+        whole[i] = sums[0] if each is None else each.joined(sums, gradients[i])
+    return whole
+
+
+def lookups_of(gradient: Any) -> Lookups | None:
+    """The lookups that a sparse gradient comes from; None for a dense one."""
+    return Lookups.of(gradient) if isinstance(gradient, tf.IndexedSlices) else None
+
+
+def _reduced(gradients: list[Any], variables: list[Any]) -> list[Any]:
+    """The reduced gradients: the dense ones by the strategy's hook, if it has one; the others all-reduced.
+
+    Raises:
+        StepError: the hook does not return one tensor for each gradient.
+    """
+    layout = current_layout()
+    hook = None if layout is None else layout.gradient_hook
+    dense = [i for i, each in enumerate(gradients) if not isinstance(each, tf.IndexedSlices)]
+    if hook is None or not dense:
+        return list(all_reduce_sum(gradients))
+    found = hook.reduce([gradients[i] for i in dense], [variables[i] for i in dense], all_reduce_sum)
+    if len(found) != len(dense):
+        raise StepError(
+            f"The gradient hook {type(hook).__name__} was given {len(dense)} gradients, and its reduce "
+            f"returned {len(found)}.",
+            hint="return one tensor for each gradient, in their order",
+        )
+    whole = dict(zip(dense, found, strict=True))
+    sparse = [i for i in range(len(gradients)) if i not in whole]
+    whole.update(zip(sparse, all_reduce_sum([gradients[i] for i in sparse]), strict=True))
+    return [whole[i] for i in range(len(gradients))]
+
+
+def on_present(function: Callable[[list[Any]], Sequence[Any]], values: Sequence[Any]) -> list[Any]:
+    """Calls a function with the values that are not None; returns its results, with None for the others."""
+    present = [value for value in values if value is not None]
+    made = iter(function(present) if present else ())
+    return [None if value is None else next(made) for value in values]
 
 
 def _by_parts(original: Callable[..., Any], tape: Any, target: Any, sources: Any, *rest: Any) -> Any:
@@ -147,3 +294,9 @@ def _is_variable(source: Any) -> bool:
 
 def _has_variables(sources: Any) -> bool:
     return any(map(_is_variable, tf.nest.flatten(sources)))
+
+
+def _check_dense(gradients: Sequence[Any]) -> None:
+    """Raises `SparseGradients` if one of the gradients is a `tf.IndexedSlices`."""
+    if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
+        raise SparseGradients

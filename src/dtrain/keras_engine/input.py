@@ -16,6 +16,7 @@ import tensorflow as tf
 from dtrain.errors import DataError
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.row_checks import check_rows
+from dtrain.keras_engine.rows import row_count, some_rows
 from dtrain.upstream import tensorflow as upstream_tf
 
 
@@ -109,16 +110,9 @@ def batch_rows(batch: Any) -> Any:
         DataError: no leaf of the batch has a leading dimension.
     """
     for leaf in _leaves(batch):
-        if isinstance(leaf, tf.experimental.Optional) or leaf is None:
-            continue
-        if isinstance(leaf, tf.RaggedTensor):
-            return tf.cast(leaf.nrows(), tf.int32)
-        if isinstance(leaf, tf.SparseTensor):
-            return tf.cast(leaf.dense_shape[0], tf.int32)
-        leaf = tf.convert_to_tensor(leaf)
-        if leaf.shape.rank is None or leaf.shape.rank > 0:
-            static = leaf.shape[0] if leaf.shape.rank else None
-            return tf.constant(static, tf.int32) if static is not None else tf.shape(leaf)[0]
+        rows = row_count(leaf, tf.int32)
+        if rows is not None:
+            return rows
     raise DataError(
         "The data yields scalars: there is no batch to split over the replicas.",
         hint="batch the dataset: dataset.batch(global_batch_size)",
@@ -155,40 +149,6 @@ def batch_spec(batch: Any) -> Any:
 def to_tensors(batch: Any) -> Any:
     """Converts the arrays of a nest to tensors; None stays None."""
     return map_leaves(lambda x: x if x is None or _is_tensor(x) else tf.convert_to_tensor(x), batch)
-
-
-def as_tensor(value: Any) -> Any:
-    """Converts a value to a tensor; ragged and sparse tensors stay as they are."""
-    ready = isinstance(value, tf.RaggedTensor | tf.SparseTensor)
-    return value if ready else tf.convert_to_tensor(value)
-
-
-def some_rows(leaf: Any, start: Any, count: Any) -> Any:
-    """`count` rows of a leaf of a batch, from row `start` on; a leaf without rows is returned as it is."""
-    if leaf is None or isinstance(leaf, tf.experimental.Optional):
-        return leaf
-    if isinstance(leaf, tf.RaggedTensor):
-        return leaf[start : start + count]
-    if isinstance(leaf, tf.SparseTensor):
-        return _sparse_rows(leaf, start, count)
-    leaf = tf.convert_to_tensor(leaf)
-    if leaf.shape.rank == 0:
-        return leaf
-    part = leaf[start : start + count]
-    if isinstance(count, int):
-        part = tf.ensure_shape(part, [count, *leaf.shape[1:]])
-    return part
-
-
-def _sparse_rows(leaf: tf.SparseTensor, start: Any, count: Any) -> tf.SparseTensor:
-    shape = leaf.shape
-    begin = tf.concat([[tf.cast(start, tf.int64)], tf.zeros_like(leaf.dense_shape[1:])], axis=0)
-    size = tf.concat([[tf.cast(count, tf.int64)], leaf.dense_shape[1:]], axis=0)
-    part = tf.sparse.slice(leaf, begin, size)
-    # sparse.slice clips the size to what is left; the leading dimension must be the part's.
-    part = tf.SparseTensor(part.indices, part.values, size)
-    part.set_shape([None, *shape[1:]])
-    return part
 
 
 def _is_tensor(value: Any) -> bool:
@@ -232,3 +192,8 @@ def map_leaves(function: Any, nest: Any) -> Any:
     if isinstance(nest, list | tuple):
         return type(nest)(map_leaves(function, item) for item in nest)
     return function(nest)
+
+
+def without_optionals(batch: Any) -> Any:
+    """A batch with None for every Optional; Keras passes a generator's None as an empty Optional."""
+    return map_leaves(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, batch)

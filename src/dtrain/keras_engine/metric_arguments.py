@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.keras_engine.input import map_leaves
+from dtrain.keras_engine.rows import is_dense
 from dtrain.upstream import keras as upstream_keras
 
 _UNKNOWN = 3  # the size that is assumed for a dimension of unknown size
@@ -121,7 +122,7 @@ def described(leaf: Any, lengths: set[int | None]) -> Any:
     Returns:
         `Rows`, a `Number`, or the leaf's own value.
     """
-    if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
+    if not is_dense(leaf):
         return Rows(leaf.dtype, dense=False)
     if tf.executing_eagerly() and isinstance(leaf, np.ndarray | np.generic | float):
         leaf = tf.convert_to_tensor(leaf)

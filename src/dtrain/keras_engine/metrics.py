@@ -8,6 +8,7 @@ exists once per step (a scalar) is first combined over the replicas. A user's ow
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,12 +17,14 @@ import tensorflow as tf
 
 from dtrain.keras_engine import own_metrics
 from dtrain.keras_engine.context import all_reduce_sum, current_step, gather_examples
-from dtrain.keras_engine.input import as_tensor, map_leaves
-from dtrain.keras_engine.protocol import in_replica, layout_of
+from dtrain.keras_engine.input import map_leaves
+from dtrain.keras_engine.protocol import current_layout, in_replica, layout_of
+from dtrain.keras_engine.rows import as_tensor
 from dtrain.keras_engine.variables import holds_parts
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names
-from dtrain.upstream.reach import on_objects, replaces
+from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream.reach import on_objects, replaces, set_methods
 
 _RESET = "_dtrain_reset"  # an attribute of a model: ids of its metrics' variables, and what resets these
 
@@ -49,6 +52,56 @@ def values_of_update(
     return original(values, sample_weight, reduce_fn, dtype)
 
 
+@replaces(keras_names.METRIC_INIT)
+def metric_init(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> None:
+    """The replacement of `Metric.__init__`."""
+    original(self, *args, **kwargs)
+    watch(self)
+
+
+@replaces(keras_names.ADD_METRIC_VARIABLE)
+def add_variable(
+    original: Callable[..., Any],
+    self: Any,
+    shape: Any,
+    initializer: Any,
+    dtype: Any = None,
+    aggregation: str = "sum",
+    name: Any = None,
+) -> Any:
+    """The replacement of `Metric.add_variable`, which a subclass' own, with other arguments, may call.
+
+    A user's own metric starts with equal values on all replicas, until it is known whether it is additive.
+    """
+    if current_layout() is None:
+        return original(self, shape, initializer, dtype, aggregation, name)
+    kind = "only_first_replica" if is_own(self) else aggregation
+    return upstream_keras.made_in_parts(lambda: original(self, shape, initializer, dtype, kind, name))
+
+
+def watch(metric: Any) -> None:
+    """Wraps the `update_state` of a metric's class if it is not Keras' own, else that of the metric."""
+    set_methods(metric, keras_names.WRAPPER_UPDATE)
+    for kind in type(metric).__mro__:
+        own = vars(kind).get("update_state")
+        if own is None or upstream_keras.is_keras_own(kind) or hasattr(own, "_dtrain_original"):
+            continue
+        replacement: Any = functools.wraps(own)(own_metrics.make_update(own))
+        replacement._dtrain_original = own
+        # AutoGraph is to leave this function as it is, but not what it calls.
+        upstream_tf.mark_converted(replacement)
+        setattr(kind, "update_state", replacement)  # noqa: B010
+
+
+def is_own(metric: Any) -> bool:
+    """Whether a metric's update is computed by a user's own code."""
+    kind = next((each for each in type(metric).__mro__ if "update_state" in vars(each)), type(metric))
+    if not upstream_keras.is_keras_own(kind):
+        return True
+    function = upstream_keras.metric_function(metric)
+    return function is not None and not upstream_keras.is_keras_own(function)
+
+
 @on_objects(keras_names.WRAPPER_UPDATE)
 def wrapper_update(
     original: Callable[..., Any], self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
@@ -58,7 +111,7 @@ def wrapper_update(
     A function that returns a scalar is given the examples of all replicas.
     """
     prepared = own_metrics.inside_update() or upstream_keras.in_stateless_scope()
-    if in_replica() and not prepared and own_metrics.is_own(self):
+    if in_replica() and not prepared and is_own(self):
         return own_metrics.update(original, self, (y_true, y_pred), {"sample_weight": sample_weight})
     step = current_step()
     if prepared or step is None:

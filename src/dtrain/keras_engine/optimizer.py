@@ -13,23 +13,25 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.keras_engine.asynchronous.tracing import current_block
 from dtrain.keras_engine.asynchronous.updates import updating
 from dtrain.keras_engine.context import (
     ReplicaStep,
+    current_block,
     current_step,
     local_update,
     updating_locally,
 )
+from dtrain.keras_engine.gradients import on_present, sum_gradients
 from dtrain.keras_engine.protocol import is_asynchronous, is_managed, layout_of
-from dtrain.keras_engine.row_gradients import on_present, sum_gradients
 from dtrain.keras_engine.scope import check_optimizer_left_out, check_same_strategy
-from dtrain.keras_engine.sharded_state import broadcast_updates
-from dtrain.keras_engine.trial_step import TrialStep
+from dtrain.keras_engine.sharded_state import broadcast_updates, plans
+from dtrain.keras_engine.trial import TrialStep
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import on_objects, replaces, set_methods
+
+_ACCUMULATOR = "gradient_accumulator"  # Keras' name of accumulated gradients, which are not sharded
 
 
 @replaces(keras_names.OPTIMIZER_APPLY, keras_names.LOSS_SCALE_APPLY, keras_names.MULTI_OPTIMIZER_APPLY)
@@ -127,7 +129,7 @@ def _in_replica(
     if not strategy.dtrain_layout.central:
         with local_update():
             original(optimizer, found, variables)
-        if step is None or step.updates_weights:
+        if plans and (step is None or step.updates_weights):
             broadcast_updates(optimizer, _with_gradients(targets, found))
         return None
 
@@ -187,6 +189,42 @@ def _on_servers(
         return _merge_call(once, grads)
     with contextlib.nullcontext() if tf.distribute.in_cross_replica_context() else strategy.scope():
         return once(strategy, *(g for g in grads if g is not None))
+
+
+@on_objects(keras_names.OPTIMIZER_ADD_SLOT, around_users=True)
+def add_slot(
+    original: Callable[..., Any],
+    self: Any,
+    reference_variable: Any,
+    name: str | None = None,
+    initializer: Any = "zeros",
+) -> Any:
+    """An optimizer's `add_variable_from_reference`; sharded state is made at its owner."""
+    plan = plans.get(self)
+    if plan is None or name == _ACCUMULATOR:
+        return original(self, reference_variable, name=name, initializer=initializer)
+    return plan.make_slot(
+        lambda: original(self, reference_variable, name=name, initializer=initializer),
+        self,
+        reference_variable,
+    )
+
+
+@replaces(keras_names.OPTIMIZER_UPDATE)
+def update(
+    original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any, learning_rate: Any
+) -> Any:
+    """The replacement of the method that updates the weights; if it is sharded, a replica updates its own.
+
+    An override, such as Nadam's, runs on every replica with all gradients: it may write what all hold.
+    """
+    plan = plans.get(self)
+    if plan is None or not plan.owners:
+        return original(self, grads, trainable_variables, learning_rate)
+    mine = plan.own(self, zip(grads, trainable_variables, strict=True))
+    if not mine:
+        return None
+    return original(self, [g for g, _ in mine], [v for _, v in mine], learning_rate)
 
 
 def _checked(optimizer: Any, variables: list[Any] | None) -> tuple[Any, ReplicaStep | None, list[Any]]:

@@ -8,7 +8,6 @@ are equal on all replicas. Keras' own metrics are not handled here.
 from __future__ import annotations
 
 import contextlib
-import functools
 import warnings
 import weakref
 from collections.abc import Callable
@@ -18,27 +17,19 @@ import keras
 import tensorflow as tf
 
 from dtrain.errors import CompilationError, StepError
-from dtrain.keras_engine.context import (
-    ReplicaStep,
-    as_floats,
-    check_not_compiled,
-    current_step,
-    underlying,
-)
-from dtrain.keras_engine.empty_parts import in_layer, without_row
-from dtrain.keras_engine.input import as_tensor
+from dtrain.keras_engine.context import ReplicaStep, ThreadValue, block_workers, current_step, underlying
 from dtrain.keras_engine.losses import gathered
 from dtrain.keras_engine.metric_arguments import Arguments, Number, Rows
 from dtrain.keras_engine.metric_trial import calls_are_additive, is_additive
 from dtrain.keras_engine.protocol import current_layout, in_replica, layout_of
-from dtrain.keras_engine.thread_value import ThreadValue
-from dtrain.keras_engine.trial_step import TrialStep
+from dtrain.keras_engine.reductions import as_floats, check_not_compiled
+from dtrain.keras_engine.replica_calls import in_layer, without_row
+from dtrain.keras_engine.rows import as_tensor
+from dtrain.keras_engine.trial import TrialStep
 from dtrain.keras_engine.variables import combined_on_read
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import keras_names
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.reach import replaces, set_methods
 
 # An attribute of a graph or step. It maps a tensor's id to the tensor and the value that was made from it.
 _MADE = "_dtrain_made"
@@ -61,60 +52,8 @@ class _Finding:
 _known: weakref.WeakKeyDictionary[Any, _Finding] = weakref.WeakKeyDictionary()
 
 
-@replaces(keras_names.METRIC_INIT)
-def metric_init(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> None:
-    """The replacement of `Metric.__init__`."""
-    original(self, *args, **kwargs)
-    watch(self)
-
-
-@replaces(keras_names.ADD_METRIC_VARIABLE)
-def add_variable(
-    original: Callable[..., Any],
-    self: Any,
-    shape: Any,
-    initializer: Any,
-    dtype: Any = None,
-    aggregation: str = "sum",
-    name: Any = None,
-) -> Any:
-    """The replacement of `Metric.add_variable`, which a subclass' own, with other arguments, may call.
-
-    A user's own metric starts with equal values on all replicas, until it is known whether it is additive.
-    """
-    if current_layout() is None:
-        return original(self, shape, initializer, dtype, aggregation, name)
-    kind = "only_first_replica" if is_own(self) else aggregation
-    return upstream_keras.made_in_parts(lambda: original(self, shape, initializer, dtype, kind, name))
-
-
-def watch(metric: Any) -> None:
-    """Wraps the `update_state` of a metric's class if it is not Keras' own, else that of the metric."""
-    set_methods(metric, keras_names.WRAPPER_UPDATE)
-    for kind in type(metric).__mro__:
-        own = vars(kind).get("update_state")
-        if own is None or upstream_keras.is_keras_own(kind) or hasattr(own, "_dtrain_original"):
-            continue
-        replacement: Any = functools.wraps(own)(_make_update(own))
-        replacement._dtrain_original = own
-        # AutoGraph is to leave this function as it is, but not what it calls.
-        upstream_tf.mark_converted(replacement)
-        setattr(kind, "update_state", replacement)  # noqa: B010
-
-
-def is_own(metric: Any) -> bool:
-    """Whether a metric's update is computed by a user's own code."""
-    kind = next((each for each in type(metric).__mro__ if "update_state" in vars(each)), type(metric))
-    if not upstream_keras.is_keras_own(kind):
-        return True
-    function = upstream_keras.metric_function(metric)
-    return function is not None and not upstream_keras.is_keras_own(function)
-
-
 inside_update = ThreadValue(False)
 """Whether the code runs inside an update whose arguments are prepared already."""
-
-_by_several_workers = ThreadValue(False)
 
 
 def update(original: Callable[..., Any], metric: Any, args: Any, kwargs: Any) -> Any:
@@ -145,7 +84,7 @@ def update(original: Callable[..., Any], metric: Any, args: Any, kwargs: Any) ->
         return original(metric, *args, **kwargs)
 
 
-def _make_update(original: Callable[..., Any]) -> Callable[..., Any]:
+def make_update(original: Callable[..., Any]) -> Callable[..., Any]:
     """The replacement of the `update_state` of a user's class."""
 
     def update_state(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -155,7 +94,7 @@ def _make_update(original: Callable[..., Any]) -> Callable[..., Any]:
             return own(self, *args, **kwargs)
         if in_replica():
             return update(own, self, args, kwargs)
-        if _by_several_workers():
+        if block_workers() > 1:
             _warn_of_workers(self, args, kwargs)
         with inside_update.set(True):
             return own(self, *args, **kwargs)
@@ -270,15 +209,6 @@ def _mean(metric: Any, value: Any) -> Any:
     )
     context = tf.distribute.get_replica_context()
     return as_floats(lambda number: context.all_reduce(tf.distribute.ReduceOp.MEAN, number), value)
-
-
-def updated_apart(*, alone: bool) -> contextlib.AbstractContextManager[bool]:
-    """While the context is entered, a step is traced that workers run concurrently, each with a whole batch.
-
-    Args:
-        alone: whether there is only one worker.
-    """
-    return _by_several_workers.set(not alone)
 
 
 def _warn_of_workers(metric: Any, args: Any, kwargs: Any) -> None:

@@ -5,17 +5,18 @@ It is not used with one replica or under parameter servers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from dtrain.errors import DataError
-from dtrain.keras_engine.input import Split, local_parts, split_batch, to_tensors
+from dtrain.keras_engine.input import Split, local_parts, split_batch, to_tensors, without_optionals
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.replica_attributes import watch
-from dtrain.keras_engine.steps import unwrapped, without_optionals
+from dtrain.keras_engine.replica_calls import watch
+from dtrain.keras_engine.rows import joined_rows
+from dtrain.keras_engine.steps import unwrapped
 from dtrain.upstream import tensorflow as upstream_tf
 
 
@@ -36,7 +37,7 @@ class PredictFunction:
             DataError: with several workers, an output is sparse or text.
         """
         outputs = [self._one(self._parts(batch)) for batch in batches]
-        return keras.tree.map_structure(lambda *each: _concat(list(each)), *outputs)
+        return keras.tree.map_structure(lambda *each: _joined(each), *outputs)
 
     def _parts(self, batch: Any) -> tuple[Any, ...]:
         if isinstance(batch, Split):
@@ -59,7 +60,7 @@ class PredictFunction:
     def _joined(self, strategy: Any, value: Any) -> Any:
         if self._layout.workers > 1:
             return _gather(strategy, value)
-        return _concat(list(strategy.experimental_local_results(value)))
+        return _joined(strategy.experimental_local_results(value))
 
 
 def _gather(strategy: Any, value: Any) -> Any:
@@ -85,11 +86,5 @@ def _each(values: Any, function: Callable[[Any], Any]) -> Any:
     return upstream_tf.per_replica([function(v) for v in values])
 
 
-def _concat(values: list[Any]) -> Any:
-    if len(values) == 1:
-        return values[0]
-    if isinstance(values[0], tf.SparseTensor):
-        return tf.sparse.concat(axis=0, sp_inputs=values)
-    if isinstance(values[0], tf.RaggedTensor):
-        return tf.concat(values, axis=0)
-    return tf.stack(values) if values[0].shape.rank == 0 else tf.concat(values, axis=0)
+def _joined(values: Sequence[Any]) -> Any:
+    return values[0] if len(values) == 1 else joined_rows(values)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -21,10 +21,10 @@ from dtrain.errors import StepError
 from dtrain.keras_engine import messages
 from dtrain.keras_engine.context import Learnt, current_step
 from dtrain.keras_engine.input import batch_rows
-from dtrain.keras_engine.losses import is_own_loss, learn_coupling
+from dtrain.keras_engine.losses import is_own_loss, learn_coupling, watch_own_call
+from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.trial import Trial, some_rows_of, twice
-from dtrain.keras_engine.trial_step import TrialStep
+from dtrain.keras_engine.trial import Trial, TrialStep, some_rows_of, twice
 from dtrain.keras_engine.written_state import state_problems
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
@@ -55,6 +55,120 @@ class LossKind:
             share: the replica's examples over all examples, a float32 scalar.
         """
         return (tf.ones_like(share) if self.sums else share) / self.scale
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What trials have found out about a model's step; nothing, until they have.
+
+    Attributes:
+        coupled: whether each compiled loss couples examples.
+        summed: positions, among the losses that layers add, of those that are sums over the batch.
+        kinds: what the step combines at each point, in order.
+    """
+
+    coupled: list[bool] = field(default_factory=list)
+    summed: frozenset[int] = frozenset()
+    kinds: list[LossKind] = field(default_factory=list)
+
+    def learnt(self, model: Any) -> Learnt:
+        """The findings, for the loss objects that the model has now."""
+        pairs = zip(upstream_keras.compiled_losses(model), self.coupled, strict=False)
+        coupled = frozenset(id(loss) for (_, loss), is_coupled in pairs if is_coupled)
+        return Learnt(self.kinds, self.summed, coupled)
+
+    def as_data(self) -> dict[str, Any]:
+        """The findings as plain data, for a checkpoint."""
+        kinds = [(kind.sums, kind.scale, kind.rows) for kind in self.kinds]
+        return {"coupled": list(self.coupled), "summed": sorted(self.summed), "kinds": kinds}
+
+    @classmethod
+    def of_data(cls, data: dict[str, Any]) -> Findings:
+        """The findings that `as_data` has made plain."""
+        kinds = [
+            LossKind(sums=sums, scale=scale, rows=bool(rows and rows[0]))
+            for sums, scale, *rows in data["kinds"]
+        ]
+        return cls(list(data["coupled"]), frozenset(data["summed"]), kinds)
+
+
+class Probe:
+    """The trials of one model's step, before it is traced for training.
+
+    Args:
+        step: runs the user's step on a batch, and records in a `TrialStep`.
+        part: a batch of one replica.
+        model: the model.
+        layout: the layout of the model's strategy.
+        training: whether it is a train step.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[Any, TrialStep], None],
+        part: Any,
+        model: Any,
+        layout: ReplicaLayout,
+        *,
+        training: bool,
+    ) -> None:
+        self._step, self._part, self._model, self._layout = step, part, model, layout
+        self._training = training
+        self._rows = min(ROWS, int(batch_rows(part)))
+
+    def find(self, *, own_step: bool, own_layers: bool) -> tuple[Findings, StepError | None]:
+        """The findings, and why the step is refused, if it is; all workers must call it, and get the same.
+
+        Args:
+            own_step: whether the step is the user's own.
+            own_layers: whether the model has layers that are not Keras' own.
+        """
+        # All workers trace the step, because tracing creates variables. A trial does not communicate, so
+        # only the first worker runs it.
+        trial = self._traced(Findings()) if own_step and self._rows > 0 else None
+        # The first worker decides for all, because trials with different examples might differ.
+        mine = self._found(trial, own_layers=own_layers) if self._layout.worker == 0 else None
+        coupled, summed, kinds, refusal = exchange(self._layout, mine)[0]
+        return Findings(coupled, summed, kinds), StepError(**refusal) if refusal else None
+
+    def _traced(self, known: Findings) -> StepTrial | None:
+        try:
+            return StepTrial(
+                self._step,
+                self._part,
+                self._model,
+                self._layout,
+                known.learnt(self._model),
+                rows=self._rows,
+                training=self._training,
+            )
+        except Exception as error:
+            logger.debug("the step cannot be tried out: %s", error, exc_info=True)
+            return None
+
+    def _found(self, trial: StepTrial | None, *, own_layers: bool) -> Any:
+        """The trials' findings: coupled losses, summed losses, kinds, and the error that refuses the step."""
+        model, layout = self._model, self._layout
+        built = all(layer.built for layer in upstream_keras.layers_of(model))
+        summed: frozenset[int] = frozenset()
+        if self._rows > 0 and built and own_layers:
+            summed = summed_losses(model, self._part, layout, self._rows)
+        coupled = coupled_losses(model, self._part, layout, self._rows if built else 0)
+        if trial is not None and (summed or any(coupled)):
+            for _, loss in upstream_keras.compiled_losses(model):
+                watch_own_call(loss)
+            trial = self._traced(Findings(coupled, summed))
+        kinds: list[LossKind] = []
+        refusal: dict[str, str] = {}
+        try:
+            if trial is not None:
+                trial.check_state()
+                kinds = trial.kinds()
+        except StepError as error:
+            refusal = {"message": error.message, "hint": error.hint}
+        except Exception as error:
+            logger.debug("the step cannot be tried out: %s", error, exc_info=True)
+        return coupled, summed, kinds, refusal
 
 
 class StepTrial:
@@ -149,11 +263,6 @@ class StepTrial:
 
 def _listed(names: list[str]) -> str:
     return ("the variable " if len(names) == 1 else "the variables ") + ", ".join(map(repr, names))
-
-
-def has_own_layers(model: Any) -> bool:
-    """Whether a model has layers that are not Keras' own, which may add losses of any kind."""
-    return not all(map(upstream_keras.is_keras_own, upstream_keras.layers_of(model)))
 
 
 def summed_losses(model: Any, part: Any, layout: ReplicaLayout, rows: int) -> frozenset[int]:

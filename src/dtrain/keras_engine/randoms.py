@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.keras_engine.thread_value import ThreadValue
+from dtrain.keras_engine.context import ThreadValue
 from dtrain.upstream import tensorflow_names
 from dtrain.upstream.reach import replaces
 

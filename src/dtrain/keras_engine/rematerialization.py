@@ -16,9 +16,9 @@ import keras
 import tensorflow as tf
 
 from dtrain.errors import ConfigurationError
-from dtrain.keras_engine.asynchronous.tracing import current_block
+from dtrain.keras_engine.context import ThreadValue, current_block
 from dtrain.keras_engine.protocol import current_layout
-from dtrain.keras_engine.thread_value import ThreadValue
+from dtrain.keras_engine.rows import is_dense
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names, tensorflow_names
 from dtrain.upstream import tensorflow as upstream_tf
@@ -105,7 +105,7 @@ def _rematerialized(f: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -
     outermost = _draws() is None
     # Rematerializing the outermost model saves nothing: the repetition would keep all activations at once.
     whole = isinstance(layer, keras.Model) and upstream_keras.called_first() is layer
-    composite = any(isinstance(leaf, tf.SparseTensor | tf.RaggedTensor) for leaf in leaves)
+    composite = not all(map(is_dense, leaves))
     if not outermost or whole or composite or not places:
         return f(*args, **kwargs)
     if current_block() is not None:

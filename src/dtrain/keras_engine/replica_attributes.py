@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from types import FunctionType, MethodType, ModuleType
@@ -18,11 +17,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain.keras_engine.protocol import layout_of
 from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import keras_names, tensorflow_names
-from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.reach import on_objects, replaces, set_methods
+from dtrain.upstream import keras_names
 
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, tf.DType, tf.TensorShape})
 _CONTAINERS = (list, dict, set, deque)
@@ -30,8 +26,6 @@ _DEPTH = 4  # how many levels of nested objects are searched
 _MOST = 1000  # the elements of a larger container are not searched
 _MISSING: Any = object()
 _FRAMEWORKS = frozenset({"keras", "tensorflow", "numpy", "dtrain", "builtins", *sys.stdlib_module_names})
-
-_local = threading.local()
 
 
 class Members:
@@ -187,67 +181,6 @@ class _Snapshot:
             if not _holds(container, held) and (always or _is_private(held, container, plain)):
                 contents.append((container, _copy(container)))
                 _fill(container, held)
-
-
-@replaces(tensorflow_names.REPLICA_THREADS)
-def replica_threads(original: Callable[..., Any], distribution: Any, fn: Any, args: Any, kwargs: Any) -> Any:
-    """The replacement of the function that starts a thread for each replica."""
-    layout = layout_of(distribution)
-    if layout is None or layout.local_replicas == 1:
-        return original(distribution, fn, args, kwargs)
-    members = Members()
-    members.add(fn)
-
-    def one_replica(*args: Any, **kwargs: Any) -> Any:
-        own = _local.own = OwnAttributes(members)
-        set_methods(tf.distribute.get_replica_context(), tensorflow_names.MERGE_CALL)
-        own.begin_turn()
-        found = fn(*args, **kwargs)
-        # The last replica's attributes stay on the objects, as the last call's do on one device.
-        if upstream_tf.local_replica_index() < layout.local_replicas - 1:
-            own.end_turn()
-        return found
-
-    return original(distribution, one_replica, args, kwargs)
-
-
-@on_objects(tensorflow_names.MERGE_CALL)
-def merge_call(original: Callable[..., Any], self: Any, fn: Any, args: Any, kwargs: Any) -> Any:
-    """The `merge_call` of a replica's context, where a replica's thread waits for the others."""
-    own = _own()
-    if own is None:
-        return original(self, fn, args, kwargs)
-    own.end_turn()
-    found = original(self, fn, args, kwargs)
-    own.begin_turn()
-    return found
-
-
-def share_build(layer: Any) -> None:
-    """Makes the attributes that a layer is given while it is built those of all replicas."""
-    if _own() is not None and not layer.built:
-        set_methods(layer, keras_names.MAYBE_BUILD)
-
-
-@on_objects(keras_names.MAYBE_BUILD)
-def maybe_build(original: Callable[..., Any], self: Any, call_spec: Any) -> Any:
-    """A layer's method that builds it at its first call."""
-    own = None if self.built else _own()
-    found = original(self, call_spec)
-    if own is not None:
-        own.share(self)
-    return found
-
-
-def watch(root: Any) -> None:
-    """From here on, gives this replica its own attributes of an object and of all reachable from it."""
-    own = _own()
-    if own is not None:
-        own.watch(root)
-
-
-def _own() -> OwnAttributes | None:
-    return getattr(_local, "own", None)
 
 
 def _is_private(old: Any, new: Any, plain: bool) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.errors import DataError
+from dtrain.keras_engine.rows import row_count
 
 _BEGIN, _END = "dtrain: rows of a batch: ", " :end"
 _NAMES = ("x", "y", "sample_weight")
@@ -71,16 +72,8 @@ def _shown(count: Any) -> str:
 
 def _rows(leaf: Any) -> Any:
     """The number of rows of a leaf, an int64 scalar; None if it has none or its rank is unknown."""
-    if leaf is None or isinstance(leaf, tf.experimental.Optional):
-        return None
-    if isinstance(leaf, tf.RaggedTensor):
-        return tf.cast(leaf.nrows(), tf.int64)
-    if isinstance(leaf, tf.SparseTensor):
-        return tf.cast(leaf.dense_shape[0], tf.int64)
-    leaf = tf.convert_to_tensor(leaf)
-    if leaf.shape.rank is None or leaf.shape.rank == 0:
-        return None
-    return tf.shape(leaf, tf.int64)[0] if leaf.shape[0] is None else tf.constant(leaf.shape[0], tf.int64)
+    unknown = isinstance(leaf, tf.Tensor) and leaf.shape.rank is None
+    return None if unknown else row_count(leaf)
 
 
 def _named(batch: Any) -> Iterator[tuple[str, Any]]:

@@ -1,20 +1,18 @@
-"""All-reduces gradients, some of which are sparse: slices of named rows of a table (`tf.IndexedSlices`).
+"""Prepares sparse gradients, slices of named rows of a table (`tf.IndexedSlices`), for the all-reduce.
 
 Keras' optimizers square each slice by itself, so the result must have the slices that one device would have.
 A lookup by example has one slice per example, on any replica. A lookup that is the same for all examples,
-such as one of positions, has its slices once, not once per replica. No gradient is computed or applied here.
+such as one of positions, has its slices once, not once per replica. The all-reduce
+itself is in `gradients.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from dtrain.errors import StepError
-from dtrain.keras_engine.context import all_reduce_sum
 from dtrain.keras_engine.protocol import current_layout
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -29,79 +27,21 @@ _CONDITIONS = ("If", "StatelessIf", "Case", "StatelessCase")
 _READS = ("ReadVariableOp", "VarHandleOp", "ResourceGather", "StatefulPartitionedCall")
 
 
-def sum_gradients(
-    gradients: Sequence[Any], variables: Sequence[Any], lookups: Sequence[Lookups] | None = None
-) -> list[Any]:
-    """The sums of gradients over all replicas, or what the strategy's gradient hook makes of them.
-
-    Must be called in a replica.
-
-    Args:
-        gradients: tensors, `tf.IndexedSlices` or None; None stays None.
-        variables: the variable of each gradient.
-        lookups: the lookups that each gradient comes from, if none is None; None finds them by the graph.
-    """
-    present = [i for i, gradient in enumerate(gradients) if gradient is not None]
-    if not present:
-        return list(gradients)
-    found = [Lookups.of(gradients[i]) for i in present] if lookups is None else lookups
-    parts = [each.split(gradients[i]) for i, each in zip(present, found, strict=True)]
-    owners = [variables[i] for i, split in zip(present, parts, strict=True) for _ in split]
-    reduced = iter(_reduced([part for split in parts for part in split], owners))
-    whole = list(gradients)
-    for i, each, split in zip(present, found, parts, strict=True):
-        whole[i] = each.joined([next(reduced) for _ in split], gradients[i])
-    return whole
-
-
-def _reduced(gradients: list[Any], variables: list[Any]) -> list[Any]:
-    """The reduced gradients: the dense ones by the strategy's hook, if it has one; the others all-reduced.
-
-    Raises:
-        StepError: the hook does not return one tensor for each gradient.
-    """
-    layout = current_layout()
-    hook = None if layout is None else layout.gradient_hook
-    dense = [i for i, each in enumerate(gradients) if not isinstance(each, tf.IndexedSlices)]
-    if hook is None or not dense:
-        return list(all_reduce_sum(gradients))
-    found = hook.reduce([gradients[i] for i in dense], [variables[i] for i in dense], all_reduce_sum)
-    if len(found) != len(dense):
-        raise StepError(
-            f"The gradient hook {type(hook).__name__} was given {len(dense)} gradients, and its reduce "
-            f"returned {len(found)}.",
-            hint="return one tensor for each gradient, in their order",
-        )
-    whole = dict(zip(dense, found, strict=True))
-    sparse = [i for i in range(len(gradients)) if i not in whole]
-    whole.update(zip(sparse, all_reduce_sum([gradients[i] for i in sparse]), strict=True))
-    return [whole[i] for i in range(len(gradients))]
-
-
-def on_present(function: Callable[[list[Any]], Sequence[Any]], values: Sequence[Any]) -> list[Any]:
-    """Calls a function with the values that are not None; returns its results, with None for the others."""
-    present = [value for value in values if value is not None]
-    made = iter(function(present) if present else ())
-    return [None if value is None else next(made) for value in values]
-
-
 @dataclass(frozen=True)
 class Lookups:
     """The lookups that a sparse gradient comes from; it holds their slices one lookup after another.
 
     Attributes:
-        kinds: the kind of each lookup, such as `BY_EXAMPLE`; () for a dense gradient.
+        kinds: the kind of each lookup, such as `BY_EXAMPLE`.
         sizes: the number of slices of each lookup, an int32 vector; None for a single lookup.
     """
 
-    kinds: tuple[str, ...] = ()
+    kinds: tuple[str, ...]
     sizes: Any = None
 
     @classmethod
-    def of(cls, gradient: Any) -> Lookups:
+    def of(cls, gradient: tf.IndexedSlices) -> Lookups:
         """Finds a gradient's lookups; must be called in the graph that computes the gradient."""
-        if not isinstance(gradient, tf.IndexedSlices):
-            return cls()
         if tf.executing_eagerly():
             return cls((UNKNOWN,))
         lookups = _lookups(gradient.indices)
@@ -112,7 +52,7 @@ class Lookups:
 
     def split(self, gradient: Any) -> list[Any]:
         """The gradient in parts of one kind each, ready for the all-reduce; all `BY_EXAMPLE` are one part."""
-        if not self.kinds or self.kinds == (BY_EXAMPLE,):
+        if self.kinds == (BY_EXAMPLE,):
             return [gradient]
         values, indices = [gradient.values], [gradient.indices]
         if self.sizes is not None:
@@ -135,7 +75,7 @@ class Lookups:
             parts: the parts that `split` returned, all-reduced.
             gradient: the gradient that was split.
         """
-        if not self.kinds or self.kinds == (BY_EXAMPLE,):
+        if self.kinds == (BY_EXAMPLE,):
             return parts[0]
         apart = [kind for kind in self.kinds if kind != BY_EXAMPLE]
         kinds = [BY_EXAMPLE] * (len(parts) - len(apart)) + apart

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +22,11 @@ from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.reach import on_objects, replaces, set_methods
+from dtrain.upstream.reach import on_objects, set_methods
 
 SAVE_SECONDS = 60.0
 _AT_ONCE = 64 * 2**20  # bytes of variables that one gather fetches when saving
 _SAVING = "saving divided state"
-_ACCUMULATOR = "gradient_accumulator"  # Keras' name of accumulated gradients, which are not sharded
 
 
 @dataclass
@@ -59,8 +58,28 @@ class ShardingPlan:
         """The device of a replica of this process."""
         return str(self.strategy.extended.worker_devices[owner - self.layout.first_replica])
 
+    def make_slot(self, make: Callable[[], Any], optimizer: Any, weight: Any) -> Any:
+        """The variable that `make` makes for a weight, at its owner; the first call chooses all owners."""
+        if not self.owners:
+            sizes = [_bytes(variable) for variable in upstream_keras.trainable_variables_of(optimizer)]
+            self.owners = owners_of(sizes, self.layout.replicas)
+        owner = self.owners[upstream_keras.number_of_variable(optimizer, weight)]
+        with _made_by(self, owner):
+            made = make()
+        self.slots[id(made)] = owner
+        return made
 
-_plans: weakref.WeakKeyDictionary[Any, ShardingPlan] = weakref.WeakKeyDictionary()
+    def own(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """The pairs of gradient and weight whose weight the replica owns whose code runs now."""
+        return [
+            (gradient, weight)
+            for gradient, weight in pairs
+            if self.is_this_replica(self.owners[upstream_keras.number_of_variable(optimizer, weight)])
+        ]
+
+
+plans: weakref.WeakKeyDictionary[Any, ShardingPlan] = weakref.WeakKeyDictionary()
+"""The plan of each optimizer whose state is, or will be, sharded."""
 
 
 def shard(optimizer: Any) -> bool:
@@ -73,7 +92,7 @@ def shard(optimizer: Any) -> bool:
     layout = layout_of(strategy)
     if layout is None or layout.replicas == 1 or layout.central:
         return False
-    _plans[optimizer] = ShardingPlan(strategy=strategy, layout=layout, owners=[], slots={})
+    plans[optimizer] = ShardingPlan(strategy=strategy, layout=layout, owners=[], slots={})
     set_methods(optimizer)
     return True
 
@@ -100,49 +119,6 @@ def owner_of(optimizer: Any, variable: Any) -> int | None:
     """The global number of the replica that alone holds a sharded variable; None for other variables."""
     found = None if optimizer is None else _plan_of(optimizer)
     return None if found is None else found[0].slots.get(id(variable))
-
-
-@on_objects(keras_names.OPTIMIZER_ADD_SLOT, around_users=True)
-def add_slot(
-    original: Callable[..., Any],
-    self: Any,
-    reference_variable: Any,
-    name: str | None = None,
-    initializer: Any = "zeros",
-) -> Any:
-    """An optimizer's `add_variable_from_reference`: makes the variable at the owner."""
-    plan = _plans.get(self)
-    if plan is None or name == _ACCUMULATOR:
-        return original(self, reference_variable, name=name, initializer=initializer)
-    if not plan.owners:
-        sizes = [_bytes(variable) for variable in upstream_keras.trainable_variables_of(self)]
-        plan.owners = owners_of(sizes, plan.layout.replicas)
-    owner = plan.owners[upstream_keras.number_of_variable(self, reference_variable)]
-    with _made_by(plan, owner):
-        made = original(self, reference_variable, name=name, initializer=initializer)
-    plan.slots[id(made)] = owner
-    return made
-
-
-@replaces(keras_names.OPTIMIZER_UPDATE)
-def update(
-    original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any, learning_rate: Any
-) -> Any:
-    """The replacement of the method that updates the weights: a replica updates only the weights it owns.
-
-    An override, such as Nadam's, runs on every replica with all gradients: it may write what all hold.
-    """
-    plan = _plans.get(self)
-    if plan is None or not plan.owners:
-        return original(self, grads, trainable_variables, learning_rate)
-    mine = [
-        (gradient, variable)
-        for gradient, variable in zip(grads, trainable_variables, strict=True)
-        if plan.is_this_replica(plan.owners[upstream_keras.number_of_variable(self, variable)])
-    ]
-    if not mine:
-        return None
-    return original(self, [g for g, _ in mine], [v for _, v in mine], learning_rate)
 
 
 def broadcast_updates(optimizer: Any, variables: Sequence[Any]) -> None:
@@ -273,7 +249,7 @@ def _gather(plan: ShardingPlan, slots: list[Any]) -> list[Any]:
 def _plan_of(optimizer: Any) -> tuple[ShardingPlan, Any] | None:
     """The plan of an optimizer, or of its inner optimizer, with the optimizer that the plan belongs to."""
     for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-        plan = _plans.get(each) if each is not None else None
+        plan = plans.get(each) if each is not None else None
         if plan is not None and plan.owners:
             return plan, each
     return None

@@ -16,9 +16,10 @@ import tensorflow as tf
 from dtrain import events
 from dtrain.errors import CompilationError
 from dtrain.keras_engine import metrics
-from dtrain.keras_engine.accumulation import ADD, GROUP, UPDATE, MicroBatchSums, SparseGradients
+from dtrain.keras_engine.accumulation import ADD, GROUP, UPDATE, MicroBatchSums
 from dtrain.keras_engine.feed.calls import Call
 from dtrain.keras_engine.feed.iterators import SplitIterator
+from dtrain.keras_engine.gradients import SparseGradients
 from dtrain.keras_engine.groups import GroupIterator
 from dtrain.keras_engine.input import (
     Split,

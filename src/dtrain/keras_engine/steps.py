@@ -9,39 +9,31 @@ from __future__ import annotations
 import abc
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from dtrain.errors import StepError
-from dtrain.keras_engine import metrics, own_metrics, state
-from dtrain.keras_engine.accumulation import UPDATE, MicroBatch
+from dtrain.keras_engine import metrics
+from dtrain.keras_engine.accumulation import UPDATE
 from dtrain.keras_engine.context import (
     Learnt,
     ReplicaStep,
-    as_floats,
     current_step,
     gather_examples,
     variable_ids,
 )
-from dtrain.keras_engine.gradients import AtOnce, zero_if_empty
-from dtrain.keras_engine.input import batch_rows, map_leaves
+from dtrain.keras_engine.gradients import AtOnce, CompiledStep, MicroBatch, lookups_of
+from dtrain.keras_engine.input import batch_rows, without_optionals
 from dtrain.keras_engine.losses import is_own_loss, watch_own_call
-from dtrain.keras_engine.peer_exchange import exchange
-from dtrain.keras_engine.probe import (
-    ROWS,
-    LossKind,
-    StepTrial,
-    coupled_losses,
-    has_own_layers,
-    summed_losses,
-)
+from dtrain.keras_engine.probe import Findings, Probe
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.replica_attributes import watch
+from dtrain.keras_engine.reductions import NoWaits, Waits, as_floats
+from dtrain.keras_engine.replica_calls import watch
 from dtrain.keras_engine.row_gradients import Lookups
-from dtrain.keras_engine.waits import NoWaits, Waits
-from dtrain.log import logger
+from dtrain.keras_engine.rows import is_dense, row_count
+from dtrain.keras_engine.variables import synchronise
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -144,21 +136,23 @@ class StepProgram(Program):
         self.stock = step_is_stock(model, self.name)
         self._results_while_traced = silent_results if self.stock else metrics.whole_results
         self._has_learnt = False
-        self._kinds: list[LossKind] = []
-        self._summed: frozenset[int] = frozenset()
-        self._coupled: list[bool] = []
+        self._findings: Findings | None = None  # what trials have found out; None if none was needed
 
     def wants_part(self) -> bool:
         """Whether `learn` needs a batch: for a user's own step, layers or losses, before the first step."""
         if self._has_learnt:
             return False
-        return self._own_step() or has_own_layers(self.model) or any(map(is_own_loss, self._losses()))
+        return self._own_step() or self._own_layers() or any(map(is_own_loss, self._losses()))
 
     def _losses(self) -> list[Any]:
         return [loss for _, loss in upstream_keras.compiled_losses(self.model)]
 
     def _own_step(self) -> bool:
         return not (self.stock and _is_keras_own(self.model, "compute_loss"))
+
+    def _own_layers(self) -> bool:
+        """Whether the model has layers that are not Keras' own, which may add losses of any kind."""
+        return not all(map(upstream_keras.is_keras_own, upstream_keras.layers_of(self.model)))
 
     def learn(self, part: Any) -> None:
         """Finds out whether a user's own losses are sums or means; Keras' own losses are known.
@@ -171,78 +165,27 @@ class StepProgram(Program):
         Raises:
             StepError: the step cannot run on several replicas as on one device.
         """
+        refusal = None
         if self.wants_part():
-            part = without_optionals(part)
-            rows = min(ROWS, int(batch_rows(part)))
-            # All workers trace the step, because tracing creates variables. A trial does not communicate, so
-            # only the first worker runs it.
-            trial = self._traced(part, rows) if self._own_step() and rows > 0 else None
-            # The first worker decides for all, because trials with different examples might differ.
-            mine = self._found(part, rows, trial) if self.layout.worker == 0 else None
-            self._coupled, self._summed, self._kinds, refusal = exchange(self.layout, mine)[0]
-            if refusal:
-                self._has_learnt = True
-                raise StepError(refusal["message"], hint=refusal["hint"])
-        self._has_learnt = True
-        self._watch_losses()
-
-    def _traced(self, part: Any, rows: int) -> StepTrial | None:
-        try:
-            return StepTrial(
-                self._tried, part, self.model, self.layout, self._learnt(), rows=rows, training=self.training
+            probe = Probe(
+                self._tried, without_optionals(part), self.model, self.layout, training=self.training
             )
-        except Exception as error:
-            logger.debug("the step cannot be tried out: %s", error, exc_info=True)
-            return None
-
-    def _found(self, part: Any, rows: int, trial: StepTrial | None) -> Any:
-        """The trials' findings: coupled losses, summed losses, kinds, and the error that refuses the step."""
-        model, layout = self.model, self.layout
-        built = all(layer.built for layer in upstream_keras.layers_of(model))
-        if rows > 0 and built and has_own_layers(model):
-            self._summed = summed_losses(model, part, layout, rows)
-        self._coupled = coupled_losses(model, part, layout, rows if built else 0)
-        if trial is not None and (self._summed or any(self._coupled)):
-            self._watch_losses()
-            trial = self._traced(part, rows)
-        kinds: list[LossKind] = []
-        refusal: dict[str, str] = {}
-        try:
-            if trial is not None:
-                trial.check_state()
-                kinds = trial.kinds()
-        except StepError as error:
-            refusal = {"message": error.message, "hint": error.hint}
-        except Exception as error:
-            logger.debug("the step cannot be tried out: %s", error, exc_info=True)
-        return self._coupled, self._summed, kinds, refusal
-
-    def _watch_losses(self) -> None:
+            self._findings, refusal = probe.find(own_step=self._own_step(), own_layers=self._own_layers())
+        self._has_learnt = True
+        if refusal is not None:
+            raise refusal
         for loss in self._losses():
             watch_own_call(loss)
-
-    def _learnt(self) -> Learnt:
-        """The findings, for the loss objects that the model has now."""
-        pairs = zip(self._losses(), self._coupled, strict=False)
-        return Learnt(self._kinds, self._summed, frozenset(id(loss) for loss, coupled in pairs if coupled))
 
     @property
     def findings(self) -> dict[str, Any] | None:
         """The findings, as plain data; None before. A trial with other weights may find something else."""
-        if not self._has_learnt:
-            return None
-        kinds = [(kind.sums, kind.scale, kind.rows) for kind in self._kinds]
-        return {"coupled": list(self._coupled), "summed": sorted(self._summed), "kinds": kinds}
+        return (self._findings or Findings()).as_data() if self._has_learnt else None
 
     @findings.setter
     def findings(self, found: dict[str, Any]) -> None:
         self._has_learnt = True
-        self._coupled = list(found["coupled"])
-        self._summed = frozenset(found["summed"])
-        self._kinds = [
-            LossKind(sums=sums, scale=scale, rows=bool(rows and rows[0]))
-            for sums, scale, *rows in found["kinds"]
-        ]
+        self._findings = Findings.of_data(found)
 
     def _tried(self, part: Any, step: ReplicaStep) -> None:
         """Runs the user's step on one replica, including every point where replicas are combined."""
@@ -272,7 +215,7 @@ class StepProgram(Program):
     def _watch_metrics(self) -> None:
         """Wraps the model's metrics, also those that were made before the engine was installed."""
         for metric in self.model.metrics:
-            own_metrics.watch(metric)
+            metrics.watch(metric)
 
     def results(self) -> Any:
         """The metrics over all replicas and all steps since they were reset."""
@@ -288,7 +231,8 @@ class StepProgram(Program):
             total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, size)
             waits.expect(total)
         known = {"size": size, "total": total, "training": self.training}
-        step = _step_of_phase(self.layout, phase, **known, learnt=self._learnt(), waits=waits)
+        learnt = Learnt() if self._findings is None else self._findings.learnt(self.model)
+        step = _step_of_phase(self.layout, phase, **known, learnt=learnt, waits=waits)
         one = self._compiled_step if self.compiled else self._plain_step
         with current_step.set(step):
             outputs = one(step, part, known)
@@ -300,13 +244,13 @@ class StepProgram(Program):
     def _plain_step(self, step: AtOnce | MicroBatch, part: Any, known: dict[str, Any]) -> Any:
         del known
         outputs = self._user_step(part)
-        state.synchronise(step)
+        synchronise(step)
         return {} if self.stock else combine(step, outputs)
 
     def _compiled_step(self, step: AtOnce | MicroBatch, part: Any, known: dict[str, Any]) -> Any:
         """Runs forward and backward in one XLA program, and the all-reduce and the update after it."""
         captured: list[tuple[Any, list[Any], list[Any]]] = []
-        kinds: list[list[tuple[str, ...]]] = []
+        lookups: list[list[Lookups | None]] = []
 
         def inside(part: Any, size: Any, total: Any) -> Any:
             compiled = CompiledStep(
@@ -317,42 +261,21 @@ class StepProgram(Program):
             captured[:] = compiled.captured
             step.assigned.update(compiled.assigned)
             present = [[g for g in grads if g is not None] for _, grads, _ in captured]
-            lookups = [[Lookups.of(g) for g in grads] for grads in present]
-            kinds[:] = [[each.kinds for each in found] for found in lookups]
-            return present, [[each.sizes for each in found] for found in lookups]
+            lookups[:] = [[lookups_of(g) for g in grads] for grads in present]
+            return present, [[each and each.sizes for each in found] for found in lookups]
 
         step.waits.meet(known["size"])  # the XLA program cannot begin before the total is known
         program = tf.function(inside, jit_compile=True, autograph=False)
         gradients, sizes = program(part, known["size"], known["total"])
-        for (optimizer, traced, variables), values, *rows in zip(
-            captured, gradients, kinds, sizes, strict=True
-        ):
+        applied = zip(captured, gradients, lookups, sizes, strict=True)
+        for (optimizer, traced, variables), values, inside_of, counts in applied:
             present = [v for g, v in zip(traced, variables, strict=True) if g is not None]
-            found = iter(step.gradients_of_program(values, present, list(map(Lookups, *rows))))
+            outside = [each and replace(each, sizes=n) for each, n in zip(inside_of, counts, strict=True)]
+            found = iter(step.gradients_of_program(values, present, outside))
             step.reduced |= variable_ids(variables)
             optimizer.apply([None if g is None else next(found) for g in traced], variables)
-        state.synchronise(step)
+        synchronise(step)
         return {}
-
-
-class CompiledStep(ReplicaStep):
-    """A step inside a program that XLA compiles; its local gradients are all-reduced and applied outside.
-
-    Attributes:
-        captured: the optimizers, each with the gradients and variables of its `apply`.
-    """
-
-    def __init__(self, layout: ReplicaLayout, **known: Any) -> None:
-        super().__init__(layout, **known)
-        self.captured: list[tuple[Any, list[Any], list[Any]]] = []
-
-    def whole_gradients(self, gradients: list[Any], variables: list[Any], target: Any) -> list[Any]:
-        """This replica's own gradients, weighted by its share, not all-reduced."""
-        return zero_if_empty(self, gradients)
-
-    def gradients_to_apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
-        """Captures the gradients; nothing is applied inside the XLA program."""
-        self.captured.append((optimizer, gradients, variables))
 
 
 def _step_of_phase(layout: ReplicaLayout, phase: str | None, **known: Any) -> AtOnce | MicroBatch:
@@ -377,7 +300,7 @@ def combine(step: ReplicaStep, outputs: Any) -> Any:
 
     def one(path: Any, value: Any) -> Any:
         name = "/".join(map(str, path)) or "its value"
-        if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
+        if not is_dense(value):
             return _all_rows(step, value, name)
         value = tf.convert_to_tensor(value)
         name = f"what {'train_step' if step.training else 'test_step'} returns as {name!r}"
@@ -391,7 +314,7 @@ def combine(step: ReplicaStep, outputs: Any) -> Any:
 
 def _all_rows(step: ReplicaStep, value: Any, name: str) -> Any:
     """All replicas' rows of a ragged or sparse value, which must have a row for each example."""
-    rows = tf.cast(value.nrows() if isinstance(value, tf.RaggedTensor) else value.dense_shape[0], tf.int32)
+    rows = row_count(value, tf.int32)
     told = (
         f"{name!r} is a {type(value).__name__} whose rows are not the examples': they cannot be put together"
     )
@@ -421,8 +344,3 @@ def first_replica(strategy: Any, value: Any) -> Any:
     return tf.nest.map_structure(
         lambda v: strategy.experimental_local_results(v)[0], value, expand_composites=False
     )
-
-
-def without_optionals(part: Any) -> Any:
-    """A batch with None for every Optional; Keras passes a generator's None as an empty Optional."""
-    return map_leaves(lambda x: None if isinstance(x, tf.experimental.Optional) else x, part)

@@ -1,7 +1,8 @@
 """Traces a replica's function once, for one replica alone, so that it can be run on different examples.
 
 A trial does not communicate: an all-reduce or a gather returns its input. Variables are created in the
-strategy's scope, and their values are restored after each run. What the results mean is not decided here.
+strategy's scope, and their values are restored after each run. What the results mean is not decided here, but
+in `probe.py`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,74 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.keras_engine.context import current_step, local_update, reporting_replicas
-from dtrain.keras_engine.input import batch_spec, map_leaves
-from dtrain.keras_engine.protocol import layout_of
-from dtrain.keras_engine.trial_step import TrialStep
+from dtrain.keras_engine.context import Point, ReplicaStep, current_step, local_update, reporting_replicas
+from dtrain.keras_engine.input import batch_spec, map_leaves, without_optionals
+from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
+from dtrain.keras_engine.rows import any_rows, joined_rows, some_rows
 from dtrain.upstream import tensorflow as upstream_tf
+
+
+class TrialStep(ReplicaStep):
+    """A step that a single replica runs as a trial, to learn what its losses are.
+
+    It does not communicate with other replicas.
+
+    Attributes:
+        taken: the values at each point where the replicas would be combined.
+        names: the name of each of these points in messages.
+        equal_everywhere: operations whose results would be the same on all replicas.
+    """
+
+    def __init__(self, layout: ReplicaLayout, **known: Any) -> None:
+        super().__init__(layout, **known)
+        self.taken: list[list[Any]] = []
+        self.names: list[str] = []
+        self.equal_everywhere: set[Any] = set()
+
+    def next_point(self) -> Point:
+        """A point of weight 1, because a trial has one replica."""
+        return Point(tf.ones([], tf.float32))
+
+    def whole_gradients(self, gradients: list[Any], variables: list[Any], target: Any) -> list[Any]:
+        """Notes the gradients, and returns them."""
+        self.note_point(gradients, "a loss that train_step differentiates")
+        found: list[Any] = self.common(gradients)
+        return found
+
+    def gradients_to_apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
+        """None, because a trial applies no gradients."""
+
+    def note_point(self, values: list[Any], name: str) -> None:
+        """Keeps the values and their name in messages."""
+        self.taken.append(values)
+        self.names.append(name)
+
+    def note_write(self, variable: Any) -> None:
+        """Notes the write, also in an update: a whole trial runs inside `local_update`."""
+        self.assigned[id(variable)] = variable
+
+    note_shared_write = note_write
+
+    def sum(self, values: Any) -> Any:
+        """The values themselves, because a trial has one replica."""
+        return self.common(values)
+
+    def gather(self, value: Any) -> Any:
+        """The rows themselves, because a trial has one replica."""
+        return self.common(value)
+
+    def common(self, values: Any) -> Any:
+        """Marks values that would be the same on all replicas, such as a sum over them, and returns them."""
+
+        def one(value: Any) -> Any:
+            if value is None:
+                return None
+            found = tf.identity(value)
+            leaves = tf.nest.flatten(found, expand_composites=True)
+            self.equal_everywhere.update(leaf.op for leaf in leaves if not hasattr(leaf, "numpy"))
+            return found
+
+        return tf.nest.map_structure(one, values)
 
 
 class Trial:
@@ -41,7 +105,7 @@ class Trial:
         self.asked = False
         self.rows_known = False
         try:
-            self._traced = self._trace(map_leaves(_any_rows, batch_spec(part)))
+            self._traced = self._trace(map_leaves(any_rows, batch_spec(part)))
         except Exception:
             # Some steps need the static shape of the batch.
             self.rows_known = True
@@ -148,47 +212,15 @@ def _kept(variables: Sequence[Any]) -> Iterator[None]:
             variable.assign(value)
 
 
-def _any_rows(spec: Any) -> Any:
-    """A leaf's spec for any number of rows."""
-    if spec is None or not spec.shape.rank:
-        return spec
-    shape = [None, *spec.shape[1:]]
-    if isinstance(spec, tf.RaggedTensorSpec):
-        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
-    if isinstance(spec, tf.SparseTensorSpec):
-        return tf.SparseTensorSpec(shape, spec.dtype)
-    return tf.TensorSpec(shape, spec.dtype)
-
-
 def some_rows_of(part: Any, start: int, end: int) -> Any:
     """The rows `start` to `end` of a batch; a scalar leaf is unchanged, an Optional becomes None."""
-
-    def one(leaf: Any) -> Any:
-        if leaf is None or isinstance(leaf, tf.experimental.Optional):
-            return None
-        if isinstance(leaf, tf.SparseTensor):
-            begin = [start] + [0] * (leaf.shape.rank - 1)
-            return _of_width(leaf, tf.sparse.slice(leaf, begin, [end - start, *leaf.dense_shape[1:]]))
-        return leaf if leaf.shape.rank == 0 else leaf[start:end]
-
-    return map_leaves(one, part)
+    return map_leaves(lambda leaf: some_rows(leaf, start, end - start), without_optionals(part))
 
 
 def twice(part: Any) -> Any:
     """A batch with all its rows repeated once, after the last row."""
 
     def one(leaf: Any) -> Any:
-        if leaf is None or leaf.shape.rank == 0:
-            return leaf
-        if isinstance(leaf, tf.SparseTensor):
-            return _of_width(leaf, tf.sparse.concat(0, [leaf, leaf]))
-        return tf.concat([leaf, leaf], axis=0)
+        return leaf if leaf is None or leaf.shape.rank == 0 else joined_rows([leaf, leaf])
 
     return map_leaves(one, part)
-
-
-def _of_width(leaf: tf.SparseTensor, found: tf.SparseTensor) -> tf.SparseTensor:
-    """`found` with the static shape of `leaf`, except for the number of rows."""
-    if not tf.executing_eagerly():
-        found.set_shape([None, *leaf.shape[1:]])
-    return found

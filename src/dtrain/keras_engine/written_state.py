@@ -15,8 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.keras_engine.context import underlying
-from dtrain.keras_engine.trial import Trial, some_rows_of, twice
-from dtrain.keras_engine.trial_step import TrialStep
+from dtrain.keras_engine.trial import Trial, TrialStep, some_rows_of, twice
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 

@@ -11,14 +11,48 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.keras_engine.context import current_step, updating_locally
 from dtrain.keras_engine.gradient_hook import GradientHook, hook_of
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.scope import strategy_made
 from dtrain.strategies import common, devices
-from dtrain.strategies.variables import made_central, made_replicated
 from dtrain.upstream import tensorflow_names
 
 _Extended: Any = tensorflow_names.MIRRORED_EXTENDED.resolve()
+
+
+class CentralVariable(common.Number, common.Mirrored):  # type: ignore[misc]
+    """A variable with a single copy for all replicas of the process."""
+
+    def _get_replica(self, replica_id: int) -> Any:
+        return self._values[0]
+
+    def _get(self) -> Any:
+        return self._values[0]
+
+    def _get_on_device_or_primary(self) -> Any:
+        return self._values[0]
+
+    @property
+    def handle(self) -> Any:
+        """The handle of the only copy."""
+        return self._values[0].handle
+
+    def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
+        step = current_step()
+        if step is not None:
+            step.note_shared_write(self)
+        if updating_locally():
+            return update_fn(self._values[0], value, **kwargs)
+        if self.aggregation != tf.VariableAggregation.NONE:
+            return super()._update_replica(update_fn, value, **kwargs)
+
+        # All replicas computed the same value (a spectral norm, for example): write the first one's, once.
+        def once(strategy: Any, merged: Any) -> Any:
+            first = strategy.experimental_local_results(merged)[0]
+            return self._update_cross_replica(update_fn, first, **kwargs)
+
+        return tf.distribute.get_replica_context().merge_call(once, args=(value,))
 
 
 class _Place:
@@ -44,9 +78,16 @@ class CentralStorageExtended(common.LocalUpdates, _Extended):  # type: ignore[mi
         colocated = kwargs.get("colocate_with") is not None
         own = kwargs.get("trainable") is False and not colocated
         if own or kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
-            return made_replicated(_Extended._create_variable(self, next_creator, **kwargs))
+            return common.made_replicated(_Extended._create_variable(self, next_creator, **kwargs))
         kwargs["colocate_with"] = _Place(self._parameter_device)
-        return made_central(_Extended._create_variable(self, next_creator, **kwargs))
+        return _made_central(_Extended._create_variable(self, next_creator, **kwargs))
+
+
+def _made_central(variable: Any) -> Any:
+    """As `common.made_replicated`, for a variable with a single copy."""
+    if type(variable) is common.Mirrored:
+        variable.__class__ = CentralVariable
+    return variable
 
 
 class CentralStorageStrategy(

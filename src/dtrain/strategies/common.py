@@ -1,6 +1,8 @@
-"""Shared parts of dtrain's strategies: starting the engine, preparing devices, running replica functions.
+"""Shared parts of dtrain's strategies: starting the engine, running replica functions, classes of variables.
 
-Each strategy decides itself on which devices its replicas and variables are.
+The variable classes are TensorFlow's own, with two additions: the training step sees their writes, and a
+replica can update them alone. They add no state, so what is saved is the same as in TensorFlow. Each strategy
+decides itself on which devices its replicas and variables are.
 """
 
 from __future__ import annotations
@@ -9,14 +11,15 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from dtrain.keras_engine.context import reported_replicas, updating_locally
 from dtrain.keras_engine.hook import install
 from dtrain.keras_engine.scope import scope_entered
+from dtrain.keras_engine.variables import note_write
 from dtrain.log import logger
 from dtrain.strategies import devices
-from dtrain.strategies.variables import made_replicated
 from dtrain.topology import Topology
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream import tensorflow_names
@@ -28,6 +31,8 @@ _key_bases = itertools.count(1)
 _KEYS_A_STRATEGY = 1_000_000
 
 _Function: Any = tensorflow_names.RUN_REPLICAS.resolve()
+Mirrored: Any = tensorflow_names.MIRRORED_VARIABLE.resolve()
+_SyncOnRead: Any = tensorflow_names.SYNC_ON_READ.resolve()
 
 
 def prepare(*, memory_growth: bool = True, logical_cpus: bool = True) -> None:
@@ -133,3 +138,46 @@ def is_tf_function(fn: Any) -> bool:
 
 def _compiled_by_xla(fn: Any) -> bool:
     return upstream_tf.compiled_by_xla(fn)
+
+
+class Number:
+    """Mixin: converts a distributed variable to an array or a number, as a plain `tf.Variable` does."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.asarray(self.numpy(), dtype=dtype)  # type: ignore[attr-defined]
+
+    def __float__(self) -> float:
+        return float(self.numpy())  # type: ignore[attr-defined]
+
+    def __int__(self) -> int:
+        return int(self.numpy())  # type: ignore[attr-defined]
+
+    def __complex__(self) -> complex:
+        return complex(self.numpy())  # type: ignore[attr-defined]
+
+
+class ReplicatedVariable(Number, Mirrored):  # type: ignore[misc]
+    """A variable with one copy for each replica."""
+
+    def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
+        if self.aggregation == tf.VariableAggregation.NONE:
+            note_write(self)
+        if updating_locally():
+            return update_fn(self._get_on_device_or_primary(), value, **kwargs)
+        return super()._update_replica(update_fn, value, **kwargs)
+
+
+class SummedVariable(Number, _SyncOnRead):  # type: ignore[misc]
+    """A variable of which each replica holds a part, such as a metric's; reading it combines the parts."""
+
+
+def made_replicated(variable: Any) -> Any:
+    """Converts a variable that TensorFlow's strategy created to dtrain's class; returns others unchanged.
+
+    The class is changed in place, because TensorFlow has no way to specify the class to create.
+    """
+    if type(variable) is Mirrored:
+        variable.__class__ = ReplicatedVariable
+    elif type(variable) is _SyncOnRead:
+        variable.__class__ = SummedVariable
+    return variable

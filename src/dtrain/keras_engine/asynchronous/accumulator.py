@@ -11,8 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.keras_engine.asynchronous.stand_in import StandIn
-from dtrain.keras_engine.asynchronous.tracing import Apply
 from dtrain.keras_engine.asynchronous.updates import updating
+from dtrain.keras_engine.context import Apply
 from dtrain.upstream import keras as upstream_keras
 
 Update = Callable[[list[Any]], Any]

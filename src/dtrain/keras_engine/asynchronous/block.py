@@ -19,10 +19,8 @@ from dtrain.keras_engine.asynchronous.loops import between, in_turns, time_of
 from dtrain.keras_engine.asynchronous.packing import Packing
 from dtrain.keras_engine.asynchronous.rehearsal import StepPlan, stand_in_for
 from dtrain.keras_engine.asynchronous.stand_in import StandIn, standing_in
-from dtrain.keras_engine.asynchronous.tracing import Apply, tracing
 from dtrain.keras_engine.asynchronous.updates import updating
-from dtrain.keras_engine.context import local_update, underlying
-from dtrain.keras_engine.own_functions import in_block
+from dtrain.keras_engine.context import Apply, block_workers, current_block, local_update, underlying
 from dtrain.upstream import keras as upstream_keras
 
 Tensors = list[tf.Tensor]
@@ -72,7 +70,7 @@ class Block:
         held: the packed values of the variables that the chief holds.
 
     Attributes:
-        mixed_into_seeds: as in `tracing.TracedBlock`. All workers use the same seed; the block's number makes
+        mixed_into_seeds: as in `context.TracedBlock`. All workers use the same seed; the block's number makes
             their random numbers differ. None with one worker.
     """
 
@@ -106,7 +104,8 @@ class Block:
     def entered(self) -> Iterator[None]:
         """Replaces the servers' variables by stand-ins inside the context, and then frees the stand-ins."""
         plan, stand_ins = self._setting.plan, [*self._stand_ins, *self._held]
-        with standing_in([*plan.pulled, *plan.held], stand_ins), in_block():
+        workers = self._setting.strategy.dtrain_layout.workers
+        with standing_in([*plan.pulled, *plan.held], stand_ins), block_workers.set(workers):
             yield
         for each in (*stand_ins, self._clock, self._staleness, self._waited, *self._base.values()):
             each.destroy()
@@ -141,7 +140,7 @@ class Block:
             return self._setting.plan.outputs.flatten(function())
         self._unsent = self._met = False
         self._graph = tf.compat.v1.get_default_graph()
-        with tracing(self):
+        with current_block.set(self):
             outputs = function()
         if self._unsent or not self._met:
             self.meet()

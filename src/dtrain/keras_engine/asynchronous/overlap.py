@@ -16,7 +16,7 @@ import tensorflow as tf
 from dtrain.keras_engine.asynchronous.accumulator import Update
 from dtrain.keras_engine.asynchronous.block import Block, Tensors, adds_up, update_by
 from dtrain.keras_engine.asynchronous.loops import between, in_turns, time_of
-from dtrain.keras_engine.asynchronous.tracing import Apply, tracing
+from dtrain.keras_engine.context import Apply, current_block
 
 
 class PendingUpdate(NamedTuple):
@@ -74,7 +74,7 @@ class Overlapped(Block):
 
         def computed(i: tf.Tensor) -> tuple[Tensors, PendingUpdate]:
             self._gradients = None
-            with tracing(self):
+            with current_block.set(self):
                 returned = outputs.flatten(step(i))
             if self._gradients is None:
                 raise RuntimeError("a step that has not called its optimizer cannot overlap")

@@ -14,12 +14,9 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.errors import StepError
-from dtrain.keras_engine import own_metrics
 from dtrain.keras_engine.asynchronous.outputs import Outputs, zeros_of
 from dtrain.keras_engine.asynchronous.stand_in import StandIn, standing_in
-from dtrain.keras_engine.asynchronous.tracing import Apply, tracing
-from dtrain.keras_engine.context import underlying
-from dtrain.keras_engine.own_functions import in_block
+from dtrain.keras_engine.context import Apply, block_workers, current_block, underlying
 from dtrain.keras_engine.split_variables import is_split
 from dtrain.keras_engine.steps import silent_results, step_is_stock
 from dtrain.keras_engine.tables import tables_of
@@ -83,7 +80,7 @@ class Rehearsal:
         strategy: the parameter-server strategy.
 
     Attributes:
-        mixed_into_seeds: None, because nothing runs; see `tracing.TracedBlock`.
+        mixed_into_seeds: None, because nothing runs; see `context.TracedBlock`.
     """
 
     mixed_into_seeds: tf.Tensor | None = None
@@ -91,7 +88,7 @@ class Rehearsal:
     def __init__(self, step: ModelStep, strategy: Any) -> None:
         self._step = step
         self._strategy = strategy
-        self._alone = strategy.dtrain_layout.workers == 1
+        self._workers = strategy.dtrain_layout.workers
         self._optimizers: list[Any] = []
         self._held: list[Any] = []
         self._pulled: list[Any] = []
@@ -159,9 +156,8 @@ class Rehearsal:
             self._graph = tf.compat.v1.get_default_graph()
             with (
                 standing_in(variables, stand_ins),
-                in_block(),
-                tracing(self),
-                own_metrics.updated_apart(alone=self._alone),
+                block_workers.set(self._workers),
+                current_block.set(self),
                 self._making_on_servers(),
             ):
                 described.append(Outputs(self._step(batch)))

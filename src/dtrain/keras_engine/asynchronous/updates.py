@@ -14,9 +14,8 @@ import keras
 import tensorflow as tf
 
 from dtrain.keras_engine.asynchronous.stand_in import StandIn, standing_in
-from dtrain.keras_engine.context import underlying
+from dtrain.keras_engine.context import ThreadValue, underlying
 from dtrain.keras_engine.split_variables import is_split, part_of_value, parts_of
-from dtrain.keras_engine.thread_value import ThreadValue
 from dtrain.upstream import keras as upstream_keras
 
 _optimizer: ThreadValue[Any] = ThreadValue(None)

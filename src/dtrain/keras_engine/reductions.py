@@ -1,0 +1,188 @@
+"""Combines values of replicas by TensorFlow's collectives, and measures how long a replica waits for others.
+
+All workers' steps take equally long, because workers wait for each other; without the waiting, the times show
+which worker is slow. No computed value depends on the clocks. Which values a step combines is not decided
+here, but in `context.py` and `gradients.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.errors import CompilationError
+from dtrain.upstream import tensorflow as upstream_tf
+
+
+def check_not_compiled() -> None:
+    """Must be called before replicas communicate, which they cannot do in a function that XLA compiles.
+
+    Raises:
+        CompilationError: this code is in such a function; the hint says what to compile instead.
+    """
+    if upstream_tf.in_xla_graph():
+        raise CompilationError(
+            "A function with jit_compile=True needs what the other replicas have: gradients that "
+            "optimizer.apply reduces, a loss over the whole batch or synchronized moments. XLA cannot "
+            "compile what replicas exchange.",
+            hint=(
+                "let the function with jit_compile=True only compute the loss and its gradients, and call "
+                "optimizer.apply_gradients outside of it, still inside strategy.run; in a train_step "
+                "under fit, leave jit_compile out"
+            ),
+        )
+
+
+def as_floats(function: Callable[[Any], Any], value: Any) -> Any:
+    """Applies a function of floats to a tensor of numbers; integers are rounded back to their own dtype."""
+    if value.dtype.is_floating:
+        return function(value)
+    return tf.cast(tf.round(function(tf.cast(value, tf.float64))), value.dtype)
+
+
+def all_reduced(values: Any, waits: Waits | NoWaits) -> Any:
+    """The sums over all replicas of a nest of tensors and `tf.IndexedSlices`, the same on every replica.
+
+    All tensors of one dtype go into one all-reduce. Must be called in a replica.
+
+    Args:
+        values: this replica's values.
+        waits: measures the time until the other replicas' values are there.
+
+    Raises:
+        CompilationError: inside a function that XLA compiles.
+        RuntimeError: inside a nested tf.function, `cond` or loop, where TensorFlow cannot combine replicas.
+    """
+    check_not_compiled()
+    # TensorFlow reduces on the device of the values, and a plain read of a variable names no device.
+    flat = [tf.identity(value) for value in tf.nest.flatten(values)]
+    if not flat:
+        return values
+    context = tf.distribute.get_replica_context()
+    begun = waits.begin(flat)
+    reduced: dict[int, Any] = {}
+    kinds = [(type(value), value.dtype) for value in flat]
+    for kind in dict.fromkeys(kinds):
+        alike = [i for i, other in enumerate(kinds) if other == kind]
+        # MirroredStrategy would reduce tensors of int32 one at a time.
+        narrow = kind[1] == tf.int32 and not issubclass(kind[0], tf.IndexedSlices)
+        given = [tf.cast(flat[i], tf.int64) if narrow else flat[i] for i in alike]
+        totals = context.all_reduce(tf.distribute.ReduceOp.SUM, given)
+        totals = [tf.cast(total, tf.int32) for total in totals] if narrow else totals
+        reduced.update(zip(alike, totals, strict=True))
+    waits.end(begun, [*reduced.values()])
+    return tf.nest.pack_sequence_as(values, [reduced[i] for i in range(len(flat))])
+
+
+def gathered_rows(value: Any, waits: Waits | NoWaits) -> Any:
+    """Concatenates the rows of all replicas, in the replicas' order; gradients flow to the own rows only.
+
+    Args:
+        value: a dense, ragged or sparse tensor of shape (own examples, ...).
+        waits: measures the time until the other replicas' rows are there.
+
+    Raises:
+        CompilationError: inside a function that XLA compiles.
+    """
+    if isinstance(value, tf.RaggedTensor):
+        lengths = gathered_rows(value.row_lengths(), waits)
+        return tf.RaggedTensor.from_row_lengths(gathered_rows(value.values, waits), lengths, validate=False)
+    if isinstance(value, tf.SparseTensor):
+        return _gather_sparse(value, waits)
+    check_not_compiled()
+    context = tf.distribute.get_replica_context()
+    value = tf.convert_to_tensor(value)
+    rows = tf.shape(value)[0]
+    begun = waits.begin(value)
+    counts = context.all_gather(tf.reshape(rows, [1]), axis=0)
+    everyone = tf.stop_gradient(context.all_gather(tf.stop_gradient(value), axis=0))
+    waits.end(begun, [counts, everyone])
+    start = tf.reduce_sum(counts[: context.replica_id_in_sync_group])
+    joined = tf.concat([everyone[:start], value, everyone[start + rows :]], axis=0)
+    joined.set_shape([None, *value.shape[1:]])
+    return joined
+
+
+def _gather_sparse(value: tf.SparseTensor, waits: Waits | NoWaits) -> tf.SparseTensor:
+    """As `gathered_rows`, for a sparse tensor."""
+    counts = gathered_rows(tf.reshape(value.dense_shape[0], [1]), waits)
+    before = tf.reduce_sum(counts[: tf.distribute.get_replica_context().replica_id_in_sync_group])
+    indices = value.indices + tf.pad(tf.reshape(before, [1, 1]), [[0, 0], [0, value.shape.rank - 1]])
+    shape = tf.concat([[tf.reduce_sum(counts)], value.dense_shape[1:]], axis=0)
+    whole = tf.SparseTensor(gathered_rows(indices, waits), gathered_rows(value.values, waits), shape)
+    whole.set_shape([None, *value.shape[1:]])
+    return whole
+
+
+class Waits:
+    """The waiting of one replica in one step.
+
+    Each communication between replicas is a span: from the time when the replica's own values are ready to
+    the time when it has the combined values. Where two spans overlap, the common time counts once.
+    """
+
+    def __init__(self) -> None:
+        self._spans: list[Any] = []
+        self._last: Any = None
+        self._expected: Any = None
+        self._place = _place()
+
+    def begin(self, values: Any) -> Any:
+        """Begins a span, when the replica has `values`, a nest of tensors; the result is for `end`."""
+        return _time_of(values) if _place() is self._place else None
+
+    def end(self, begun: Any, values: Any) -> None:
+        """Ends the span that `begin` returned, when the replica has the combined `values`."""
+        if begun is None:  # inside a user's own function, from which no tensor can be read
+            return
+        now = _time_of(values)
+        start = begun if self._last is None else tf.maximum(begun, self._last)
+        self._spans.append(tf.maximum(now - start, tf.zeros([], tf.float64)))
+        self._last = now
+
+    def expect(self, value: Any) -> None:
+        """Notes a combined value that is being communicated while the replica computes without it."""
+        self._expected = value
+
+    def meet(self, values: Any) -> None:
+        """Counts waiting for the expected value, if any, from the time when the replica has `values`."""
+        expected, self._expected = self._expected, None
+        if expected is not None:
+            self.end(self.begin(values), expected)
+
+    def total(self) -> Any:
+        """The seconds of all spans, a float64 scalar."""
+        return tf.add_n(self._spans) if self._spans else tf.zeros([], tf.float64)
+
+
+class NoWaits:
+    """Measures nothing: the waiting is not needed, or the transport measures it."""
+
+    def begin(self, values: Any) -> Any:
+        """Returns None."""
+
+    def end(self, begun: Any, values: Any) -> None:
+        """Does nothing."""
+
+    def expect(self, value: Any) -> None:
+        """Does nothing."""
+
+    def meet(self, values: Any) -> None:
+        """Does nothing."""
+
+    def total(self) -> Any:
+        """Returns None: the waiting is not known."""
+
+
+def _place() -> Any:
+    """The graph to which operations are added now; None in eager mode."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def _time_of(values: Any) -> Any:
+    """The time when all tensors of a nest are computed: seconds since 1970, by the host's clock."""
+    tensors = [each for each in tf.nest.flatten(values, expand_composites=True) if tf.is_tensor(each)]
+    with tf.control_dependencies(tensors), tf.device("CPU:0"):
+        return tf.timestamp()
