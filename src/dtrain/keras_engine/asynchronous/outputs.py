@@ -11,6 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from dtrain.keras_engine.rows import as_tensor
+
 
 class Outputs:
     """The structure of a step's return value.
@@ -57,8 +59,7 @@ def _components(leaves: list[Any]) -> list[Any]:
 
 def _as_tensor(leaf: Any) -> Any:
     # A variable is converted: as a composite tensor it would be replaced by its handle.
-    composite = leaf is None or isinstance(leaf, tf.RaggedTensor | tf.SparseTensor)
-    return leaf if composite else tf.convert_to_tensor(leaf)
+    return None if leaf is None else as_tensor(leaf)
 
 
 def _spec_of(leaf: Any) -> Any:
