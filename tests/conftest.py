@@ -41,8 +41,10 @@ def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Marks soak tests, which only `make test-soak` runs, as long tests too."""
-    if item.get_closest_marker("soak"):
+    """Marks soak tests, which only `make test-soak` runs, as long tests too; each says why CI may omit it."""
+    if soak := item.get_closest_marker("soak"):
+        if not soak.args:
+            raise pytest.UsageError(f"{item.nodeid}: pytest.mark.soak is given no reason")
         item.add_marker(pytest.mark.long)
 
 

@@ -24,7 +24,7 @@ def make(batch: int) -> tuple[Any, Any]:
     return model, (np.zeros((batch, 1000, 300), "float32"), np.zeros((batch, 1000, 1000), "float32"))
 
 
-@pytest.mark.soak
+@pytest.mark.soak("test_batch_finder.py has single trials and the search with trials by arithmetic")
 def test_the_largest_is_found_and_nothing_else_dies() -> None:
     """A whole search: its answer fits once more, and twice of it does not."""
     found = largest_batch(make, memory_limit=LIMIT, steps=2)

@@ -18,14 +18,14 @@ SEED = 20
 OPTIONS = {"epochs": 5, "pause": 0.05, "hold": True, "save": {"save_freq": 8}}
 
 
+@pytest.mark.soak("test_faults_in_jobs.py kills at named steps, test_checkpoint_writes.py at each operation")
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("strategy", "workers", "kills"),
     [
-        ("multi_worker", 2, 2),
-        pytest.param("multi_worker", 2, 10, marks=pytest.mark.soak),
-        pytest.param("mirrored", 1, 10, marks=pytest.mark.soak),
-        pytest.param("one", 1, 10, marks=pytest.mark.soak),
+        ("multi_worker", 2, 10),
+        ("mirrored", 1, 10),
+        ("one", 1, 10),
     ],
 )
 def test_kills_at_random_moments_change_no_bit(

@@ -28,7 +28,9 @@ print(time.time(), flush=True)
 
 
 @pytest.mark.timeout(1000)
-@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "every", [3, pytest.param(1, marks=pytest.mark.soak("the others try each third operation"))]
+)
 def test_kills_at_operations_of_either_writer(every: int, tmp_path: Path) -> None:
     """Each operation's turn comes with `make test-soak`; here a third of them, of every checkpoint."""
     lives = try_kills(tmp_path, every=every, timeout=900)

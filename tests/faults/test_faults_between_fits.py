@@ -86,7 +86,7 @@ def test_another_number_of_workers_goes_on_at_the_same_step(tmp_path: Path) -> N
     assert_nothing_left(training)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("test_parameter_server_restarts.py kills each task, in smaller jobs")
 def test_parameter_servers_go_on_after_the_death_of_each(tmp_path: Path) -> None:
     """The chief's alone changes no bit with one worker; a worker's and a server's may change some."""
     chief = {"kind": "SIGKILL", "step": 30, "worker": "chief:0"}

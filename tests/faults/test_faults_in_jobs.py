@@ -29,6 +29,9 @@ MANY = ("--max-restarts", "30")
 # Spares that are left over at the end have imported TensorFlow for nothing.
 COLD = (*MANY, "--spares", "none")
 SLOW = {"pause": 0.05}
+IN_ONE_PROCESS = pytest.mark.soak(
+    "test_backup_and_restore.py interrupts fits of this strategy in its own process"
+)
 
 Expected = Callable[[str, str], dict[str, Any]]
 
@@ -47,8 +50,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Expected:
 @pytest.mark.parametrize(
     "strategy",
     [
-        pytest.param("one", marks=pytest.mark.soak),
-        pytest.param("mirrored", marks=pytest.mark.soak),
+        pytest.param("one", marks=IN_ONE_PROCESS),
+        pytest.param("mirrored", marks=IN_ONE_PROCESS),
         "multi_worker",
     ],
 )
@@ -80,7 +83,7 @@ def test_a_kill_in_the_middle_of_an_epoch_with_each_kind_of_data(
         assert len({pid for pid, _, _ in training.steps()}) == 2
 
 
-@pytest.mark.soak  # what an interrupted fit of this strategy ends with is asked in tests/multidevice
+@IN_ONE_PROCESS
 def test_central_storage_goes_on_after_a_kill(tmp_path: Path) -> None:
     (expected,) = undisturbed(tmp_path / "undisturbed", "central_storage", {})
     faults = [{"kind": "SIGKILL", "step": 29}]

@@ -109,7 +109,7 @@ def test_a_chief_saves_while_its_servers_are_there(tmp_path: Path) -> None:
     assert_nothing_left(training)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("test_launch.py sends a launcher two signals, without training")
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     """The impatient get what they want: the task or the launcher ends, and the same command goes on."""
     (expected,) = undisturbed(tmp_path / "undisturbed", "one", {})

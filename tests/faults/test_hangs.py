@@ -12,8 +12,7 @@ from watched_jobs import Watched, run
 TIMEOUT = 5.0
 SLACK = 2.0  # seconds between the end of the timeout and the line that names the worker
 
-SOAK = pytest.mark.soak
-# The short suite has a deadlock: tests/multiprocess/test_hang_short.py.
+SOAK = pytest.mark.soak("test_hang_short.py has a deadlock, and a stopped process is found by the same rule")
 KINDS = [
     pytest.param("stopped", "its process is stopped (SIGSTOP)", "", id="stopped"),
     pytest.param(

@@ -21,6 +21,9 @@ import pytest
 from server_processes import ByHand, ended, launch, wait_until_listening, write_program
 
 pytestmark = pytest.mark.timeout(240)
+OTHER_TASK = pytest.mark.soak(
+    "test_server_jobs.py kills each task of jobs without TensorFlow, test_parameter_server_workers.py workers"
+)
 
 
 @pytest.fixture
@@ -29,7 +32,7 @@ def program(tmp_path: Path) -> Callable[[str], str]:
     return lambda chief: write_program(tmp_path, f"done = work(for_seconds(1.0))\n{chief}", counting=True)
 
 
-@pytest.mark.parametrize("victim", [pytest.param("ps", marks=pytest.mark.soak), "chief"])
+@pytest.mark.parametrize("victim", [pytest.param("ps", marks=OTHER_TASK), "chief"])
 def test_the_whole_job_starts_again_from_scratch(program: Callable[[str], str], victim: str) -> None:
     script = program(
         f"""
@@ -198,7 +201,7 @@ def training(tmp_path: Path) -> Iterator[Callable[..., Training]]:
 
 @pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize(
-    "victim", [*(pytest.param(each, marks=pytest.mark.soak) for each in ("worker 0", "ps 0")), "chief 0"]
+    "victim", [*(pytest.param(each, marks=OTHER_TASK) for each in ("worker 0", "ps 0")), "chief 0"]
 )
 def test_digits_comes_to_its_end_whoever_is_killed(
     training: Callable[..., Training], tmp_path: Path, victim: str
@@ -223,7 +226,7 @@ def test_digits_comes_to_its_end_whoever_is_killed(
     assert all(sum(f"Epoch {epoch}/10" in line for line in run.out) == 1 for epoch in (1, 2))
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a stuck worker is started again in a smaller job too")
 def test_digits_with_a_worker_that_hangs(
     training: Callable[..., Training], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

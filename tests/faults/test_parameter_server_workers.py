@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from parameter_server_cases.registry import LOSSES, SLOW, WITH_ANY_WORKERS, listed
+from parameter_server_cases.registry import LOSSES, REPEATED, SLOW, WITH_ANY_WORKERS, listed
 from parameter_server_cases.running import Finished, run_cases
 
 pytestmark = pytest.mark.timeout(900)
@@ -21,6 +21,7 @@ OFTEN = (
     "every_overlapped_step_is_applied_once",
 )
 LIMIT = 600.0
+MORE = pytest.mark.soak("the same cases run once, with two workers")
 
 
 def only(names: tuple[str, ...] | list[str], *more: str) -> tuple[str, ...]:
@@ -51,8 +52,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
     ("workers", "runs", "names"),
     [
         pytest.param(2, 1, SLOW, id="slow cases once"),
-        pytest.param(2, 20, (*OFTEN, *SLOW), id="20 times", marks=pytest.mark.soak),
-        pytest.param(4, 8, OFTEN, id="four workers", marks=pytest.mark.soak),
+        pytest.param(2, 20, (*OFTEN, *SLOW, *REPEATED), id="20 times", marks=MORE),
+        pytest.param(4, 8, OFTEN, id="four workers", marks=MORE),
     ],
 )
 def test_counts_are_exact_in_every_run(
@@ -64,7 +65,7 @@ def test_counts_are_exact_in_every_run(
     assert finished.status == 0, finished.output[-5000:]
 
 
-@pytest.mark.soak
+@MORE
 def test_overlap_with_one_worker(tmp_path: Path) -> None:
     names = listed(WITH_ANY_WORKERS, slow=True)
     finished = run_cases(tmp_path, limit=LIMIT, workers=1, options=only(names))

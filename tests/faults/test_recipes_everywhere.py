@@ -18,7 +18,10 @@ OTHER_NUMBERS = ("synthetic-cnn", "text-csv-transformer")
 # What differs by rounding in an epoch is enlarged in the next, most where BatchNorm divides by small numbers.
 ENLARGING = {"cifar10-resnet": 2e-2, "digits": 3e-3}
 
-pytestmark = [pytest.mark.timeout(3 * TIME_LIMIT + 60), pytest.mark.soak]
+pytestmark = [
+    pytest.mark.timeout(3 * TIME_LIMIT + 60),
+    pytest.mark.soak("test_recipes.py runs one recipe of each kind"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -27,8 +27,10 @@ SEVERAL: dict[str, Callable[[], Any]] = {
 }
 
 
-# A mistake is found in the same way under all three.
-@pytest.fixture(params=[pytest.param("central_storage", marks=pytest.mark.soak), "mirrored", "multi_worker"])
+OTHER = pytest.mark.soak("a mistake is found in the same way under mirrored and multi_worker")
+
+
+@pytest.fixture(params=[pytest.param("central_storage", marks=OTHER), "mirrored", "multi_worker"])
 def strategy(request: pytest.FixtureRequest) -> Any:
     return SEVERAL[request.param]()
 

@@ -101,8 +101,7 @@ def test_a_program_of_a_page_runs_by_its_commands(name: str, title: str, folder:
         run_command(command)
 
 
-# That the options are there is asked in tests/unit/test_docs.py, what recipes learn in test_recipes.py.
-@pytest.mark.soak
+@pytest.mark.soak("test_docs.py asks for the options, test_recipes.py for what recipes learn")
 @pytest.mark.parametrize(
     ("name", "beginning"),
     [

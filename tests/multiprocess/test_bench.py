@@ -109,7 +109,7 @@ def test_a_run_that_takes_too_long_is_ended_with_all_its_processes(tmp_path: Pat
         assert row["failed"] and "not done within 1 s" in row["problem"]
 
 
-@pytest.mark.soak  # it once ended with status 1 beside another test, for a reason that is not known yet
+@pytest.mark.soak("it once ended with status 1 beside another test, for a reason that is not known yet")
 def test_an_interrupt_leaves_no_process_and_keeps_what_was_measured(tmp_path: Path) -> None:
     mark = secrets.token_hex(8)
     asked = ["--strategies", "multi_worker", "--transports", "ring", "--output", "out"]

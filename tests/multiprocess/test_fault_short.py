@@ -18,7 +18,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.soak
+@pytest.mark.soak("tests/faults has each of these faults in a job of its own")
 @pytest.mark.timeout(600)
 def test_a_job_that_is_broken_in_many_ways_ends_with_the_same_bits(tmp_path: Path) -> None:
     """The undisturbed training comes first in the same program, so that processes are started once."""
