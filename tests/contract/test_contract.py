@@ -53,14 +53,6 @@ def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
             future.cancel()
 
 
-# What a strategy cannot do, and says so: (strategy, program) -> why.
-_XLA_READS_ITS_OWN = "a function that a program compiles by XLA itself reads weights on its own device only"
-LIMITS = {
-    ("central_storage", "loop_jit_compiled_replica_step"): _XLA_READS_ITS_OWN,
-    ("parameter_server", "loop_jit_compiled_replica_step"): _XLA_READS_ITS_OWN,
-}
-
-
 @pytest.mark.parametrize(
     ("strategy", "entry"),
     [
@@ -71,7 +63,7 @@ LIMITS = {
     ],
 )
 def test_program(strategy: str, entry: Listed, runs: Runs) -> None:
-    if reason := LIMITS.get((strategy, entry.name)):
+    if reason := harness.LIMITS.get((strategy, entry.name)):
         pytest.skip(reason)
     report = runs[strategy].result()[entry.name]
     expected = None if entry.is_property else runs["default"].result()[entry.name]

@@ -35,3 +35,16 @@ def test_a_job_that_is_broken_in_many_ways_ends_with_the_same_bits(tmp_path: Pat
     assert_recovered(job, broken, 3, noticed="SIGTERM: the state after step")
     assert_same(broken, plain.result())
     assert_nothing_left(broken)
+
+
+@pytest.mark.soak  # `make test-matrix` runs it with each version of TensorFlow and Keras
+@pytest.mark.timeout(300)
+def test_a_job_with_one_kill_ends_with_the_same_bits(tmp_path: Path) -> None:
+    common = {"strategy": "multi_worker", "epochs": 2}
+    plain = Training(tmp_path / "plain", {**common, "save": None})
+    killed = Training(tmp_path / "killed", {**common, "pause": 0.05, "faults": FAULTS[:1]})
+    job = run([plain, killed], workers=2, options=("--max-restarts", "1"))
+    assert job.text.count("All are started again") == 1, job.text
+    assert_recovered(job, killed, 0)
+    assert_same(killed, plain.result())
+    assert_nothing_left(killed)

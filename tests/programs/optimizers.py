@@ -78,7 +78,7 @@ def _(env: Env) -> Values:
     return each(env, {"muon": lambda: O.Muon(0.02, adam_beta_2=0.95)})
 
 
-@program("optimizer_per_variable")
+@program("optimizer_per_variable", keras="3.15")  # before, Keras has no MultiOptimizer
 def _(env: Env) -> Values:
     x, y = regression(44)
     with env.strategy.scope():

@@ -14,7 +14,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +110,17 @@ class Listed:
 
 def listed(*kinds: str) -> list[Listed]:
     """The programs of some kinds, or all, that the installed Keras can run, in the order of their files."""
-    installed = _minor(version("keras"))
+    installed = _minor(keras_version())
     runnable = [entry for entry in _all() if not entry.keras or _minor(entry.keras) <= installed]
     return [entry for entry in runnable if not kinds or entry.kind in kinds]
+
+
+def keras_version() -> str:
+    """The version of Keras, whose nightly builds are another wheel; known without importing it."""
+    try:
+        return version("keras")
+    except PackageNotFoundError:
+        return version("keras-nightly")
 
 
 def _minor(version: str) -> tuple[int, ...]:

@@ -1,113 +1,182 @@
-"""Runs the tests that depend on a version in each supported row of TensorFlow and Keras; shows what holds.
+"""Runs the tests that depend on a version in each row of TensorFlow and Keras, and writes what holds.
 
-    python -m tests.rows                        # every row, every part
-    python -m tests.rows --row tf218-k38        # one row; several by commas
-    python -m tests.rows --part mirrored        # one part of each row; several by commas
-    python -m tests.rows --programs 4           # every fourth program of the contract
+    python -m tests.rows                          # every row, every part
+    python -m tests.rows --row tf218-k38          # one row; several by commas
+    python -m tests.rows --part names,mirrored    # some parts of each row
+    python -m tests.rows --programs 4             # every fourth program of the contract
+    python -m tests.rows --essentials             # what CI runs of the oldest row; writes nothing
+    python -m tests.rows --record                 # adds each row's versions to upstream/record.json
+    python -m tests.rows --table                  # writes the table again, from results.json
 
-A row is a file of this folder: the exact versions that its environment has. The environments are kept in
-`build/rows`, and made anew when their file has changed. They take the package from `src`. The newest row is
-`.venv`, where the whole suite runs.
+What holds goes into `results.json` and, as a table, into docs/limits.md; other cells stay as they were.
+Environments and logs are in `build/rows`, or in the folder that ROWS_FOLDER names.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import re
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.contract.conftest import lot
 from tests.contract.harness import HELD_KINDS
 from tests.programs.registry import listed
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-KEPT = ROOT / "build" / "rows"
-STRATEGIES = ("mirrored", "multi_worker", "central_storage", "parameter_server")
+from . import results
+from .environments import KEPT, ROOT, Row, UnavailableError, rows, versions
+from .results import Cell
+
 TESTS = {
     "names": ["tests/multidevice/test_upstream.py"],
     "checkpoints": ["tests/multidevice/test_backup_and_restore.py"],
-    "killed worker": [
-        "tests/faults/test_faults_in_jobs.py::"
-        "test_a_kill_in_the_middle_of_an_epoch_with_each_kind_of_data[multi_worker]"
+    "killed worker": ["tests/multiprocess/test_fault_short.py", "-k", "one_kill"],
+    "killed server's worker": [
+        "tests/faults/test_parameter_server_workers.py",
+        "-k",
+        "lost_workers or job_ends",
     ],
-    "killed server's worker": ["tests/faults/test_parameter_server_workers.py"],
 }
+STRATEGIES = ("mirrored", "multi_worker", "central_storage", "parameter_server")
 PARTS = (*TESTS, *STRATEGIES)
+# Parts of a row that are run one after the other, beside the other group of parts.
+GROUPS = (tuple(TESTS), STRATEGIES)
+# What CI runs of the oldest row: programs that meet what differs between the versions.
+_INTERRUPTED = "test_an_interrupted_fit_ends_as_one_that_was_left_alone"
+ESSENTIALS = {
+    "names": TESTS["names"],
+    "checkpoints": [
+        f"tests/multidevice/test_backup_and_restore.py::{_INTERRUPTED}",
+        "-k",
+        "mirrored and unknown_length",
+    ],
+    "killed worker": TESTS["killed worker"],
+    "mirrored": [
+        "accumulation_clipped",
+        "embedding_mask_lstm",
+        "export_for_serving",
+        "fit_numpy_shuffled",
+        "float16_overflow_in_the_second_half",
+        "jit_compile",
+        "metrics_of_one_hot_labels",
+        "own_metrics_in_fit",
+        "save_whole_model",
+    ],
+    "multi_worker": ["fit_numpy_shuffled", "jit_compile", "own_metrics_in_fit", "save_whole_model"],
+    "parameter_server": ["fit_numpy_shuffled", "metrics_of_one_hot_labels", "own_metrics_in_fit"],
+}
 _PART_SECONDS = 3600.0
 
 
-def environment(row: str) -> Path:
-    """The Python of a row's environment, which is made if it is missing or another one than the file says."""
-    wanted = HERE / f"{row}.txt"
-    folder, digest = KEPT / row, hashlib.sha256(wanted.read_bytes()).hexdigest()
-    python, stamp = folder / "bin" / "python", folder / "made-of"
-    if stamp.exists() and stamp.read_text() == digest:
-        return python
-    subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*install, "--requirement", str(wanted)], check=True)
-    (packages,) = (folder / "lib").glob("python*/site-packages")
-    (packages / "dtrain-source.pth").write_text(f"{ROOT / 'src'}\n")
-    stamp.write_text(digest)
-    return python
-
-
-def run(python: Path, part: str, programs: Sequence[str]) -> str:
-    """Runs one part in a row's environment; returns "ok", or how much of it holds."""
+def run(row: Row, python: Path, part: str, asked: list[str]) -> Cell:
+    """Runs one part in a row's environment: tests, or programs of the contract under a strategy."""
     if part in TESTS:
-        command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS[part], "-m", "not soak"]
-        sums = r"^(?:\d+ (?:failed|passed|skipped|errors?).*)$"
+        command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *asked]
     else:
-        command = ["-m", "tests.contract.harness", "--strategy", part, "--only", ",".join(programs)]
-        sums = r"\d+ of \d+ programs hold"
-    log = KEPT / f"{python.parents[1].name}.{part.replace(' ', '-')}.txt"
+        command = [
+            "-m",
+            "tests.contract.harness",
+            "--traceback",
+            "--strategy",
+            part,
+            "--only",
+            ",".join(asked),
+        ]
+    log = KEPT / f"{row.name}.{part.replace(' ', '-')}.txt"
+    begun = time.monotonic()
     with log.open("wb") as file:
         try:
-            done = subprocess.run(
-                [str(python), *command], cwd=ROOT, stdout=file, stderr=file, timeout=_PART_SECONDS
-            )
+            subprocess.run([str(python), *command], cwd=ROOT, stdout=file, stderr=file, timeout=_PART_SECONDS)
         except subprocess.TimeoutExpired:
-            return f"longer than {_PART_SECONDS:.0f} s"
-    found = re.findall(sums, log.read_text(errors="replace"), re.MULTILINE)
-    said = found[-1].partition(" in ")[0].removesuffix(" programs hold") if found else "did not end"
-    return said if done.returncode == 0 else f"**{said}**, see {log.relative_to(ROOT)}"
+            file.write(f"\nlonger than {_PART_SECONDS:.0f} s\n".encode())
+    cell = results.read(log.read_text(errors="replace"))
+    where = "" if cell.holds else f", see {log}"
+    print(f"{row.name}: {part}: {cell} in {time.monotonic() - begun:.0f} s{where}", flush=True)
+    return cell
 
 
-def versions(row: str) -> str:
-    """What a row is, in words: its versions of TensorFlow and Keras."""
-    found = dict(line.split("==") for line in (HERE / f"{row}.txt").read_text().splitlines() if "==" in line)
-    return f"TensorFlow {found['tensorflow_cpu']}, Keras {found['keras']}"
+def run_all(chosen: list[Row], asked: dict[str, list[str]]) -> dict[str, results.Result]:
+    """Runs parts of rows, two at a time; a row whose environment cannot be made says why."""
+    found: dict[str, results.Result] = {}
+    pythons: dict[str, Path] = {}
+
+    def prepare(row: Row) -> None:
+        try:
+            pythons[row.name] = row.prepare()
+        except UnavailableError as error:
+            print(
+                f"{row.name}: skipped, its environment cannot be made: {error}", file=sys.stderr, flush=True
+            )
+            return
+        found[row.name] = results.Result(**versions(pythons[row.name]), may_fail=row.may_fail)
+
+    def run_group(row: Row, parts: list[str]) -> None:
+        for part in parts:
+            found[row.name].parts[part] = run(row, pythons[row.name], part, asked[part])
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        _each(pool, prepare, [(row,) for row in chosen])
+        groups = [[part for part in group if part in asked] for group in GROUPS]
+        _each(pool, run_group, [(row, parts) for row in chosen if row.name in found for parts in groups])
+    return found
+
+
+def _each(pool: ThreadPoolExecutor, function: Callable[..., None], calls: list[tuple[object, ...]]) -> None:
+    for future in [pool.submit(function, *call) for call in calls]:
+        future.result()
+
+
+def record(chosen: list[Row]) -> None:
+    """Adds the versions of each row to the record of private names."""
+    for row in chosen:
+        subprocess.run([str(row.prepare()), "-m", "dtrain.upstream", "--write"], cwd=ROOT, check=True)
+
+
+def parse(known: dict[str, Row]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.rows", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--row", default=",".join(known), help="the rows to run, by commas")
+    parser.add_argument("--part", default=",".join(PARTS), help="the parts to run, by commas")
+    parser.add_argument("--programs", type=int, default=1, help="run every so manieth program only")
+    parser.add_argument(
+        "--essentials", action="store_true", help="the oldest row, a few minutes; writes nothing"
+    )
+    parser.add_argument(
+        "--record", action="store_true", help="add the rows with exact versions to the record"
+    )
+    parser.add_argument("--table", action="store_true", help="write the table again, and run nothing")
+    options = parser.parse_args()
+    options.row, options.part = options.row.split(","), options.part.split(",")
+    for kind, asked, names in (("row", options.row, known), ("part", options.part, PARTS)):
+        if unknown := [each for each in asked if each not in names]:
+            parser.error(f"--{kind} {unknown[0]}: it is one of {', '.join(names)}")
+    return options
 
 
 def main() -> int:
-    rows = sorted(path.stem for path in HERE.glob("*.txt"))
-    parser = argparse.ArgumentParser(prog="python -m tests.rows", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--row", default=",".join(rows), help="the rows to run, by commas")
-    parser.add_argument("--part", default=",".join(PARTS), help="the parts to run, by commas")
-    parser.add_argument("--programs", type=int, default=1, help="run every so manieth program only")
-    options = parser.parse_args()
-    parts = options.part.split(",")
-    for kind, asked, known in (("row", options.row.split(","), rows), ("part", parts, PARTS)):
-        if unknown := [each for each in asked if each not in known]:
-            raise SystemExit(f"--{kind} {unknown[0]}: it is one of {', '.join(known)}")
-    programs = [each.name for each in listed(*HELD_KINDS) if lot(each.name) % options.programs == 0]
-    table = [["row", *parts], ["---"] * (1 + len(parts))]
-    for row in options.row.split(","):
-        python = environment(row)
-        table.append([versions(row)])
-        for part in parts:
-            table[-1].append(run(python, part, programs))
-            print(f"{table[-1][0]}: {part}: {table[-1][-1]}", flush=True)
-    text = "\n".join("| " + " | ".join(line) + " |" for line in table)
-    (KEPT / "table.md").write_text(text + "\n")
-    print(text)
-    return 1 if "**" in text else 0
+    known = rows()
+    options = parse(known)
+    KEPT.mkdir(parents=True, exist_ok=True)
+    chosen = [known[name] for name in options.row]
+    if options.table:
+        results.write({})
+        return 0
+    if options.record:
+        record([row for row in chosen if not row.may_fail])
+        return 0
+    if options.essentials:
+        asked, chosen = ESSENTIALS, [next(iter(known.values()))]
+    else:
+        programs = [each.name for each in listed(*HELD_KINDS) if lot(each.name) % options.programs == 0]
+        asked = {part: TESTS.get(part, programs) for part in options.part}
+    found = run_all(chosen, asked)
+    if not options.essentials:
+        results.write(found)
+        print(results.table(results.load()))
+    return 0 if all(result.holds or result.may_fail for result in found.values()) else 1
 
 
 if __name__ == "__main__":

@@ -24,8 +24,12 @@ def wheels(**installed: str) -> SimpleNamespace:
         except KeyError:
             raise importlib.metadata.PackageNotFoundError(name) from None
 
-    names = [name.replace("_", "-") for name in installed if name != "keras"]
-    return SimpleNamespace(version=version, packages_distributions=lambda: {"tensorflow": names})
+    names = [name.replace("_", "-") for name in installed]
+    provided = {
+        "tensorflow": [name for name in names if name.startswith("t")],
+        "keras": [name for name in names if name.startswith("keras")],
+    }
+    return SimpleNamespace(version=version, packages_distributions=lambda: provided)
 
 
 @pytest.mark.parametrize(
@@ -44,10 +48,20 @@ def test_what_is_supported(installed: dict[str, str]) -> None:
     check_versions(wheels(keras="3.15.1", **installed))
 
 
+def test_nightly_builds_of_both() -> None:
+    check_versions(wheels(tf_nightly_cpu="2.22.0.dev20260905", keras_nightly="3.16.0.dev2026102704"))
+    with pytest.raises(UnsupportedVersionError) as caught:
+        check_versions(wheels(tf_nightly="2.22.0.dev20260905", keras_nightly="4.0.0.dev2026102704"))
+    assert "keras-nightly 4.0.0.dev2026102704 is installed" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("installed", "words"),
     [
-        ({"tensorflow_cpu": "2.17.1"}, ["tensorflow-cpu 2.17.1 is installed", ">= 2.18 and < 3.0"]),
+        (
+            {"tensorflow_cpu": "2.17.1"},
+            ["tensorflow-cpu 2.17.1 is installed", ">= 2.18 and < 3.0", "'tensorflow-cpu>=2.18,<3'"],
+        ),
         ({"tensorflow": "3.0.0"}, ["tensorflow 3.0.0 is installed", ">= 2.18 and < 3.0"]),
         ({"tf_nightly": "3.0.0.dev20260101"}, ["tf-nightly 3.0.0.dev20260101 is installed"]),
         ({"tensorflow": "1"}, ["tensorflow 1 is installed"]),

@@ -18,7 +18,10 @@ from dtrain.errors import BackendError, UnsupportedVersionError
 TENSORFLOW = ((2, 18), (3, 0))
 KERAS = ((3, 8), (4, 0))
 
-_TENSORFLOW_WHEELS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu")
+_WHEELS = {
+    "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-tpu"),
+    "keras": ("keras",),
+}
 _INSTALL_KERAS = "pip install 'keras>=3.8,<4'"
 _INSTALL = "install one of: pip install 'dtrain[cpu]', 'dtrain[gpu]', 'dtrain[tpu]'"
 
@@ -32,15 +35,28 @@ def installed_tensorflow(wheels: Any = importlib.metadata) -> tuple[str, str]:
     Raises:
         UnsupportedVersionError: no wheel provides TensorFlow.
     """
-    for wheel in _TENSORFLOW_WHEELS:
+    if found := _installed("tensorflow", wheels):
+        return found
+    raise UnsupportedVersionError("TensorFlow is not installed.", hint=_INSTALL)
+
+
+def installed_keras(wheels: Any = importlib.metadata) -> tuple[str, str]:
+    """The name of the wheel that provides Keras, and its version; arguments and errors as above."""
+    if found := _installed("keras", wheels):
+        return found
+    raise UnsupportedVersionError("Keras is not installed.", hint=_INSTALL_KERAS)
+
+
+def _installed(package: str, wheels: Any) -> tuple[str, str] | None:
+    for wheel in _WHEELS[package]:
         try:
             return wheel, wheels.version(wheel)
         except importlib.metadata.PackageNotFoundError:
             continue
-    # Other wheels provide TensorFlow, too, such as nightly builds and those of hardware vendors.
-    for wheel in wheels.packages_distributions().get("tensorflow", ()):
+    # Other wheels provide the package, too, such as nightly builds and those of hardware vendors.
+    for wheel in wheels.packages_distributions().get(package, ()):
         return wheel, wheels.version(wheel)
-    raise UnsupportedVersionError("TensorFlow is not installed.", hint=_INSTALL)
+    return None
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -68,20 +84,19 @@ def check_versions(wheels: Any = importlib.metadata) -> None:
     wheel, version = installed_tensorflow(wheels)
     if not TENSORFLOW[0] <= minor(version) < TENSORFLOW[1]:
         raise UnsupportedVersionError(
-            f"{wheel} {version} is installed; dtrain supports {_range(*TENSORFLOW)}.", hint=_INSTALL
+            f"{wheel} {version} is installed; dtrain supports {_range(*TENSORFLOW)}.",
+            hint=f"pip install '{wheel}>=2.18,<3'",
         )
     if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
         raise BackendError(
             "TF_USE_LEGACY_KERAS is set, so tf.keras is Keras 2; dtrain trains Keras 3 models.",
             hint="unset TF_USE_LEGACY_KERAS",
         )
-    try:
-        keras_version = wheels.version("keras")
-    except importlib.metadata.PackageNotFoundError:
-        raise UnsupportedVersionError("Keras is not installed.", hint=_INSTALL_KERAS) from None
-    if not KERAS[0] <= minor(keras_version) < KERAS[1]:
+    wheel, version = installed_keras(wheels)
+    if not KERAS[0] <= minor(version) < KERAS[1]:
         raise UnsupportedVersionError(
-            f"Keras {keras_version} is installed; dtrain supports {_range(*KERAS)}.",
+            f"{'Keras' if wheel == 'keras' else wheel} {version} is installed; dtrain supports "
+            f"{_range(*KERAS)}.",
             hint=_INSTALL_KERAS,
         )
     _check_backend()
@@ -97,7 +112,7 @@ def require_keras(version: str, feature: str) -> None:
     Raises:
         UnsupportedVersionError: the installed Keras is older.
     """
-    found = importlib.metadata.version("keras")
+    _, found = installed_keras()
     if minor(found) < minor(version):
         raise UnsupportedVersionError(
             f"{feature} needs Keras {version}, and Keras {found} is installed.",
