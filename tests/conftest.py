@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Iterator
@@ -30,6 +31,13 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     path = [str(Path(__file__).with_name("quick_start")), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(path)
+
+
+def pytest_collection_finish() -> None:
+    """Lets the garbage collector pass over what is imported, as in the processes that tests start."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(500_000)
 
 
 @pytest.fixture

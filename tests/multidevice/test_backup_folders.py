@@ -14,7 +14,9 @@ import pytest
 
 import dtrain
 from dtrain.checkpoint import Checkpoints, folder_lock
+from dtrain.checkpoint.group import Group
 from dtrain.errors import CheckpointError
+from dtrain.keras_engine.protocol import ReplicaLayout
 from refusals import refused
 
 X = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
@@ -55,8 +57,8 @@ def fit(folder: Path, optimizer: Any, epochs: int, seed: int = 1) -> Any:
     return build(optimizer, seed).fit(X, Y, batch_size=8, epochs=epochs, verbose=0, callbacks=[backup])
 
 
-def test_a_folder_that_another_process_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_lock, "PATIENCE", 0.3)
+def test_a_folder_that_another_process_uses(tmp_path: Path) -> None:
+    alone = ReplicaLayout(), Group(members=(0,), mine=0, token="a")
     fit(tmp_path, keras.optimizers.SGD(0.1), 1)
     before = sorted(tmp_path.rglob("*"))
     assert not list(tmp_path.rglob(folder_lock.NAME))
@@ -65,9 +67,7 @@ def test_a_folder_that_another_process_uses(tmp_path: Path, monkeypatch: pytest.
         try:
             assert owner.stdout is not None and owner.stdout.readline() == "held\n"
             with refused(CheckpointError, tmp_path, f"process {owner.pid}", "'there'"):
-                fit(tmp_path, keras.optimizers.SGD(0.1), 2)
-            with refused(CheckpointError, tmp_path, f"process {owner.pid}"):
-                Checkpoints(tmp_path, build("sgd"))
+                folder_lock.FolderLock(str(tmp_path), *alone, patience=0.3)
         finally:
             owner.kill()
     # What a killed owner has left blocks nobody.
@@ -141,6 +141,8 @@ def test_two_jobs_on_one_folder(tmp_path: Path) -> None:
             assert first.stdout is not None
             assert first.stdout.readline() == "0\n"
             second = subprocess.run(job("2", "0.01", "3"), capture_output=True, text=True, timeout=LIMIT)
+            with refused(CheckpointError, folder, f"process {first.pid}"):
+                Checkpoints(folder, build("sgd"))
         finally:
             first.send_signal(signal.SIGKILL)
     assert second.returncode == 1

@@ -13,12 +13,12 @@ import tensorflow as tf
 
 import dtrain
 from dtrain.keras_engine import hook
-from dtrain.keras_engine.feed import arrays, iterators
+from dtrain.keras_engine.feed import iterators
 from dtrain.keras_engine.feed.arrays import ArraySource
 from dtrain.keras_engine.feed.iterators import SplitDataset, WholeDataset
 from dtrain.keras_engine.feed.passes import Passes
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.upstream.datasets import ARRAYS
+from dtrain.upstream.keras_names import ARRAYS
 
 LAYOUTS = {
     "one replica": ReplicaLayout(),
@@ -58,10 +58,7 @@ def read(dataset: Any, source: ArraySource, place: tuple[int, int]) -> list[Any]
     "shuffle",
     [pytest.param(False, marks=pytest.mark.long), True, pytest.param("batch", marks=pytest.mark.long)],
 )
-def test_parts_of_passes_are_those_of_whole_batches(
-    layout: ReplicaLayout, shuffle: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(arrays, "_BATCHES_AT_ONCE", 2)
+def test_parts_of_passes_are_those_of_whole_batches(layout: ReplicaLayout, shuffle: Any) -> None:
     # 13 leaves one row over, which is fewer than the replicas; 15 leaves enough; 3 is less than a batch.
     for rows, seed in ((3, None), (13, None), (15, 7), (16, 7)):
         if seed is None:
@@ -70,7 +67,7 @@ def test_parts_of_passes_are_those_of_whole_batches(
         else:
             keras.utils.set_random_seed(seed)
         source = made(rows, shuffle)
-        own = source.passes(layout)
+        own = source.passes(layout, at_once=2)
         assert (own is None) == (shuffle == "batch" and seed is not None), "nothing else is left to the split"
         if own is None:
             continue

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from dtrain.errors import ConfigurationError
-from dtrain.launch import launch_local, parameter_servers
+from dtrain.launch import launch_local
 from restart_jobs import WAIT_FOR
 
 LIMIT = 30.0
@@ -56,9 +56,7 @@ class Ended(NamedTuple):
 
 
 @pytest.fixture
-def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
-    monkeypatch.setattr(parameter_servers, "LINGER", 0.3)
-
+def launch(tmp_path: Path) -> Callable[..., Ended]:
     def run(text: str, *, workers: int = 1, ps: int = 1, **options: Any) -> Ended:
         folder = tmp_path / "lives"
         folder.mkdir()

@@ -37,15 +37,18 @@ class FolderLock:
         folder: this worker's folder.
         layout: the strategy's layout.
         group: the workers that share the folder; the group's leader holds the lock.
+        patience: the seconds to wait for another process.
 
     Raises:
         CheckpointError: another running job holds the lock.
     """
 
-    def __init__(self, folder: str, layout: ReplicaLayout, group: Group) -> None:
+    def __init__(
+        self, folder: str, layout: ReplicaLayout, group: Group, *, patience: float = PATIENCE
+    ) -> None:
         locks = group.leads and storage_of(folder).local
         self._path = f"{folder.rstrip('/')}/{NAME}" if locks else None
-        problem = "" if self._path is None else _take(self._path)
+        problem = "" if self._path is None else _take(self._path, patience)
         if problem:
             self._path = None
         found = next(filter(None, exchange(layout, problem)), "")
@@ -63,8 +66,8 @@ class FolderLock:
             _let_go(path)
 
 
-def _take(path: str) -> str:
-    """Locks the file; waits up to `PATIENCE` seconds for another process.
+def _take(path: str, patience: float) -> str:
+    """Locks the file; waits up to `patience` seconds for another process.
 
     Returns:
         Which process holds the lock, as "by ..."; "" if it is locked now, or if files cannot be locked here.
@@ -73,7 +76,7 @@ def _take(path: str) -> str:
         descriptor, times = _held[path]
         _held[path] = descriptor, times + 1
         return ""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     while True:
         try:
             taken = _try(path)

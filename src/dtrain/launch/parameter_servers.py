@@ -21,7 +21,7 @@ from dtrain.launch.task_handle import TaskCommand
 from dtrain.topology import Task, Topology
 
 LINGER = 5.0
-"""Seconds that the other tasks have to end by themselves after the chief has succeeded."""
+"""Seconds that the other tasks have to end by themselves after the chief has succeeded, at most `grace`."""
 
 CHIEF_FIRST = 2.0
 """Seconds that the chief has to exit with 0 after another task failed, so that the job still succeeds.
@@ -67,7 +67,7 @@ class ParameterServerPolicy(AttemptPolicy):
     def judge_exit(self, task: Task, code: int) -> Decision:
         """Decide what a task's exit means; see the class."""
         if code == 0:
-            return Decision("finish", after=LINGER) if task.job == "chief" else GO_ON
+            return Decision("finish", after=min(LINGER, self.grace())) if task.job == "chief" else GO_ON
         if task.job == "chief" or code == USAGE:
             return Decision("fail")
         delay = self._budget.take() if task.job == "worker" else None

@@ -153,19 +153,20 @@ class ArraySource:
 
         return self._passes(groups, ahead=2, each=batches)
 
-    def passes(self, layout: ReplicaLayout) -> Passes | None:
+    def passes(self, layout: ReplicaLayout, at_once: int = _BATCHES_AT_ONCE) -> Passes | None:
         """Passes over this process' part of each batch, as elements of a `SplitDataset`.
 
         Args:
             layout: how the replicas are distributed; with one replica, elements are whole batches.
+            at_once: the batches that are read together, if they are small.
 
         Returns:
             The passes; None if the order has no random access, or an array is not a dense tensor.
         """
         if not (self._order.random_access and self._dense):
             return None
-        if not self._order.one_by_one and self._can_be_buffered(layout):
-            return self._passes(lambda *begun: self._by_many(layout, *begun), ahead=2, buffered=True)
+        if not self._order.one_by_one and self._can_be_buffered(layout, at_once):
+            return self._passes(lambda *begun: self._by_many(layout, at_once, *begun), ahead=2, buffered=True)
         return self._passes(lambda *begun: self._by_one(layout, *begun), ahead=self._ahead())
 
     def _passes(
@@ -191,7 +192,7 @@ class ArraySource:
     def _fetched(self, places: Any, step: Any, number: Any, drawn: Any) -> Any:
         return upstream_data.some_rows(self._values, self._order.rows_at(places, step, number, drawn))
 
-    def _can_be_buffered(self, layout: ReplicaLayout) -> bool:
+    def _can_be_buffered(self, layout: ReplicaLayout, at_once: int) -> bool:
         """Whether reading many batches at a time is possible and faster.
 
         No replica's part may be empty, because `permute` needs at least one place. On a GPU or TPU, a loop
@@ -200,7 +201,7 @@ class ArraySource:
         smallest = self._rows % self.batch or min(self._rows, self.batch)
         # The bytes of strings are not known.
         sized = all(leaf is not None and leaf.dtype != tf.string for leaf in tf.nest.flatten(self._values))
-        small = self._bytes_of_batch() * _BATCHES_AT_ONCE <= _SMALL_BYTES
+        small = self._bytes_of_batch() * at_once <= _SMALL_BYTES
         on_cpu = not any(tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
         return small and sized and on_cpu and smallest >= layout.replicas
 
@@ -223,19 +224,19 @@ class ArraySource:
 
         return _endless().map(unconverted(one))
 
-    def _by_many(self, layout: ReplicaLayout, position: Any, drawn: Any) -> tf.data.Dataset:
+    def _by_many(self, layout: ReplicaLayout, at_once: int, position: Any, drawn: Any) -> tf.data.Dataset:
         """This process' parts of several equal batches per element; leaves of shape (batches, rows, ...)."""
         full, rest = divmod(self._rows, self.batch)
 
         def groups_from(first: Any) -> Any:
-            return -(-tf.maximum(full - first, 0) // _BATCHES_AT_ONCE) + (1 if rest else 0)
+            return -(-tf.maximum(full - first, 0) // at_once) + (1 if rest else 0)
 
         of_first, of_pass = groups_from(position[1]), groups_from(tf.zeros([], tf.int64))
 
         def some(group: Any) -> Any:
-            number, first = _position_of_group(group, _BATCHES_AT_ONCE, position, of_first, of_pass)
+            number, first = _position_of_group(group, at_once, position, of_first, of_pass)
             first = tf.minimum(first, full)
-            count = tf.minimum(tf.constant(_BATCHES_AT_ONCE, tf.int64), full - first)
+            count = tf.minimum(tf.constant(at_once, tf.int64), full - first)
             size: Any = self.batch
             if rest:
                 last = first >= full
