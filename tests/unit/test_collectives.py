@@ -9,13 +9,13 @@ from collections.abc import Callable
 from itertools import combinations
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from dtrain.cluster.secret import Secret
 from dtrain.collectives import connect
-from dtrain.collectives.buffers import ALIGNMENT, Buffers
-from dtrain.collectives.calls import Calls
+from dtrain.collectives.calls import ALIGNMENT, Buffers, Calls, Parts
 from dtrain.collectives.sockets import SocketCalls
 from dtrain.collectives.transport import Facts
 from dtrain.collectives.transports import asked_for, choose
@@ -86,12 +86,16 @@ def test_memory_is_used_again_when_nobody_refers_to_it() -> None:
     assert buffers.take((0, 4), np.float64).shape == (0, 4)
 
 
-def together(connections: list[dict[int, socket.socket]], work: Callable[[Calls], Any]) -> list[Any]:
+def together(
+    connections: list[dict[int, socket.socket]],
+    work: Callable[[Any], Any],
+    kind: type[SocketCalls] = SocketCalls,
+) -> list[Any]:
     """What each worker, in a thread of its own, gets of its work; an exception where it raised one."""
     results: list[Any] = [None] * len(connections)
 
     def run(rank: int) -> None:
-        calls = SocketCalls(rank, connections[rank])
+        calls = kind(rank, connections[rank])
         try:
             results[rank] = work(calls)
         except Exception as error:
@@ -158,6 +162,38 @@ def test_several_sums_at_once_are_those_one_by_one() -> None:
             assert total.tobytes() == (given[0][i] + given[1][i] + given[2][i]).tobytes()
 
 
+class Counted(SocketCalls):
+    """Counts the bytes that it sends."""
+
+    sent = 0
+
+    def _swap(self, out: Parts, into: Parts) -> None:
+        self.sent += sum(part.nbytes for part in out if part is not None)
+        super()._swap(out, into)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_16_bit_floats_are_sent_as_they_are_and_rounded_once(dtype: Any) -> None:
+    sizes = (100_000, 100)
+    given = {n: np.random.default_rng(n).normal(size=(3, n)).astype(dtype) for n in sizes}
+
+    def work(calls: Calls) -> tuple[list[np.ndarray], list[int]]:
+        found, sent = [], []
+        for n in sizes:
+            before = calls.sent
+            found.append(calls.sum(given[n][calls.rank]))
+            sent.append(calls.sent - before)
+        return found, sent
+
+    for found, sent in together(pairs(3), work, Counted):
+        for n, total in zip(sizes, found, strict=True):
+            first, second, third = given[n].astype(np.float32)
+            assert total.tobytes() == (first + second + third).astype(dtype).tobytes()
+        # Two thirds of the vector go out to be summed, and the sum of the own third goes out twice.
+        assert sent[0] <= 2 * (4 / 3 * 100_000) + 100
+        assert sent[1] <= 2 * (2 * 100 + 16)
+
+
 def test_sums_of_other_sizes_that_have_as_many_bytes_are_told_apart() -> None:
     def work(calls: Calls) -> Any:
         sizes = (3000, 1000) if calls.rank else (1000, 3000)
@@ -165,7 +201,8 @@ def test_sums_of_other_sizes_that_have_as_many_bytes_are_told_apart() -> None:
 
     for error in together(pairs(2), work):
         assert isinstance(error, PeerMismatchError)
-        assert "worker 0 at a sum of 32000 bytes, worker 1 at a sum of 32000 bytes" in error.message
+        each = "at an all-reduce of 32000 bytes"
+        assert f"worker 0 {each}, worker 1 {each}" in error.message
 
 
 def test_workers_that_have_come_apart_are_told_where_each_is() -> None:
@@ -174,7 +211,7 @@ def test_workers_that_have_come_apart_are_told_where_each_is() -> None:
 
     for error in together(pairs(2), work):
         assert isinstance(error, PeerMismatchError)
-        assert "worker 0 at a gathering of 1 arrays, worker 1 at a sum of 24 bytes" in error.message
+        assert "worker 0 at an all-gather of 1 arrays, worker 1 at an all-reduce of 24 bytes" in error.message
 
 
 def test_rows_of_other_sizes_are_an_error_on_every_worker() -> None:

@@ -4,30 +4,36 @@ Subclasses move the bytes: they need `_swap` alone, and may do the rest faster. 
 barrier that compares which call each worker is at, so that data is sent only to peers that are ready to
 receive it. A worker that waits in the barrier leaves its core to other processes, notices a lost or
 mismatched peer, and measures how long it waits. Small all-reduces send their values together with the
-barrier's messages.
+barrier's messages. The memory of all-reduced arrays is reused from step to step (`Buffers`).
 """
 
 from __future__ import annotations
 
 import abc
+import math
+import sys
 import threading
 import time
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from dtrain.collectives.buffers import Buffers, fresh
 from dtrain.errors import DataError, PeerMismatchError
 
 _SUM, _GATHER, _BROADCAST = 1, 2, 3
 _KINDS = 0xFF  # the bits of a kind that name the operation; the others hold `_mark`
-_NAMES = {_SUM: "a sum", _GATHER: "a gathering", _BROADCAST: "a broadcast"}
+_NAMES = {_SUM: "an all-reduce", _GATHER: "an all-gather", _BROADCAST: "a broadcast"}
+_NARROW = ("float16", "bfloat16")  # sent as they are, summed in float32
 
 # Up to this many bytes and workers, every worker sends its values to all others with the barrier's messages:
 # the cost of a small all-reduce is its number of messages, not of bytes.
 WHOLE_BYTES = 32 * 1024
 WHOLE_WORKERS = 8
+
+ALIGNMENT = 64  # bytes: TensorFlow requires it to use an array without a copy
+_SIZES = 1000  # how many different sizes of arrays a pool keeps
 
 Parts = list[np.ndarray | None]
 
@@ -56,8 +62,8 @@ class Calls(abc.ABC):
         """All-reduces one array: returns the sum over all workers, bit for bit the same on each.
 
         Args:
-            value: numbers, of the same shape and dtype on every worker. 16-bit floats are not allowed,
-                because each partial sum would be rounded. The array is not changed.
+            value: numbers, of the same shape and dtype on every worker. 16-bit floats are summed in float32,
+                and rounded once. The array is not changed.
 
         Returns:
             A new array of the same shape. Its memory is not reused while a reference to it exists.
@@ -207,9 +213,12 @@ class Calls(abc.ABC):
 
     @staticmethod
     def _sum_of(terms: list[np.ndarray], total: np.ndarray) -> None:
-        np.add(terms[0], terms[1], out=total)
+        wide = np.empty(total.shape, np.float32) if is_narrow(total) else total
+        np.add(terms[0], terms[1], out=wide, dtype=wide.dtype)
         for term in terms[2:]:
-            np.add(total, term, out=total)
+            np.add(wide, term, out=wide)
+        if wide is not total:
+            np.copyto(total, wide, casting="unsafe")
 
     def _compare(self, everyone: list[list[int]]) -> None:
         """Checks that all workers are at the same call, given the kind and size of each worker's call.
@@ -232,6 +241,11 @@ class Calls(abc.ABC):
         )
 
 
+def is_narrow(value: np.ndarray) -> bool:
+    """Whether an array holds 16-bit floats."""
+    return value.dtype.name in _NARROW
+
+
 def raw(value: np.ndarray) -> np.ndarray:
     """A view of the bytes of a contiguous array."""
     return value.reshape(-1).view(np.uint8)
@@ -244,3 +258,59 @@ def _mark(sizes: Sequence[int]) -> int:
 
 def _row_bytes(value: np.ndarray) -> int:
     return int(np.prod(value.shape[1:], dtype=np.int64)) * value.itemsize
+
+
+class Buffers:
+    """A pool of aligned arrays, so that no step has to map new pages of memory. It is not thread-safe.
+
+    Memory is reused only when neither Python nor TensorFlow refers to the array in it. TensorFlow uses
+    aligned arrays without a copy, and keeps a reference as long as a tensor uses one.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, list[_Block]] = {}
+        # The reference count of unused memory, measured as in `take`: the block's reference, and the call's.
+        idle = _Block(1)
+        self._idle = sys.getrefcount(idle.memory)
+
+    def take(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """Returns an array with arbitrary content; its memory is reused when no reference to it is left.
+
+        For each size, the pool keeps as many arrays as were ever in use at the same time. The number of sizes
+        is limited, so that values whose size changes from step to step do not fill the memory.
+
+        Args:
+            shape: the shape of the array.
+            dtype: a NumPy dtype, or one of `ml_dtypes`.
+        """
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        kept = self._kept.get(size)
+        if kept is None:
+            if len(self._kept) >= _SIZES:
+                return fresh(shape, dtype)
+            kept = self._kept[size] = []
+        for block in kept:
+            if sys.getrefcount(block.memory) == self._idle:
+                return block.array(shape, dtype)
+        kept.append(_Block(size))
+        return kept[-1].array(shape, dtype)
+
+
+def fresh(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Returns an aligned array outside of the pool, for results whose size varies from step to step."""
+    return _Block(math.prod(shape) * np.dtype(dtype).itemsize).array(shape, dtype)
+
+
+class _Block:
+    """Memory for one aligned array of `size` bytes.
+
+    Attributes:
+        memory: the bytes; each array that uses them holds a reference to this object.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.memory = np.empty(size + ALIGNMENT, np.uint8)
+        self._start = -self.memory.ctypes.data % ALIGNMENT
+
+    def array(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        return np.ndarray(shape, dtype, self.memory, self._start)

@@ -23,7 +23,6 @@ LARGE = 64 * 1024  # bytes: a tensor of at least this size is all-reduced withou
 BUCKET = 8 * 2**20  # bytes of such tensors that are all-reduced with one barrier
 
 _Launcher: Any = tensorflow_names.LAUNCHER.resolve()
-_NARROW = (tf.float16, tf.bfloat16)  # summed in float32, and rounded once
 
 
 class CallOperations:
@@ -61,11 +60,10 @@ class CallOperations:
 
     def sums(self, values: Sequence[Any]) -> list[Any]:
         """All-reduces several tensors as `sum` does, with one barrier for all of them."""
-        wide = [tf.cast(value, tf.float32) if value.dtype in _NARROW else value for value in values]
-        totals = self._operation(self._sums, wide)
+        totals = self._operation(self._sums, values)
         for total, value in zip(totals, values, strict=True):
             total.set_shape(value.shape)
-        return [tf.cast(total, value.dtype) for total, value in zip(totals, values, strict=True)]
+        return totals
 
     def gather(self, values: Sequence[Any]) -> list[Any]:
         """Gathers the rows of all workers of each tensor, in the workers' order.

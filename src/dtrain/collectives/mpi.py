@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dtrain.cluster import mpi
-from dtrain.collectives.calls import WHOLE_BYTES, WHOLE_WORKERS, Calls, Parts
+from dtrain.collectives.calls import WHOLE_BYTES, WHOLE_WORKERS, Calls, Parts, is_narrow
 from dtrain.collectives.peer_liveness import PeerLiveness
 from dtrain.collectives.transport import Facts, Transport
 from dtrain.errors import DtrainError, MPIError, PeerMissingError
@@ -193,7 +193,8 @@ class MPICalls(Calls):
                     raise
 
     def _all_reduce(self, value: np.ndarray, total: np.ndarray) -> None:
-        if value.nbytes >= _PARTS_BYTES and self.size <= _PARTS_WORKERS:
+        # MPI has no sum of 16-bit floats.
+        if is_narrow(value) or (value.nbytes >= _PARTS_BYTES and self.size <= _PARTS_WORKERS):
             self._reduce_by_parts(value, total)
         else:
             self._wait_for(self._world.Iallreduce(value, total).Test)
