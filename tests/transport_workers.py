@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -337,6 +338,78 @@ def a_fit(workers: Workers) -> None:
         workers.digest.update(one.tobytes())
 
 
+def regression() -> tuple[np.ndarray, np.ndarray, Callable[[], Any]]:
+    """Features, targets and a function that makes a small model."""
+    import keras
+
+    rng = np.random.default_rng(4)
+
+    def made() -> Any:
+        keras.utils.set_random_seed(5)
+        return keras.Sequential(
+            [keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(2, name="last")]
+        )
+
+    x, y = rng.normal(size=(30, 4)), rng.normal(size=(30, 2))
+    return x.astype("float32"), y.astype("float32"), made
+
+
+def fitted_with(workers: Workers, hook: Any, optimizer: Callable[[], Any]) -> list[np.ndarray]:
+    """The weights after three epochs of batches of 4 rows under a gradient hook."""
+    x, y, made = regression()
+    strategy, plain = workers.strategy, workers.strategy.dtrain_layout
+    strategy.dtrain_layout = replace(plain, gradient_hook=hook)
+    try:
+        with strategy.scope():
+            model = made()
+            model.compile(optimizer(), "mse")
+        model.fit(x, y, batch_size=4, epochs=3, shuffle=False, verbose=0, validation_data=(x, y))
+    finally:
+        strategy.dtrain_layout = plain
+    found = model.get_weights()
+    for each in found:
+        workers.digest.update(each.tobytes())
+    return found
+
+
+@case
+def local_sgd(workers: Workers) -> None:
+    """Averaging every three steps gives the numbers of the algorithm, written by hand on one device."""
+    import keras
+
+    from dtrain.keras_engine.gradient_hook import LocalSGD
+    from local_sgd_by_hand import by_hand
+
+    x, y, made = regression()
+    found = fitted_with(workers, LocalSGD(3), lambda: keras.optimizers.SGD(0.1, momentum=0.5))
+    wanted = by_hand(
+        made,
+        lambda: keras.optimizers.SGD(0.1, momentum=0.5),
+        x,
+        y,
+        batch=4,
+        epochs=3,
+        every=3,
+        replicas=workers.replicas,
+    )
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@case
+def gradients_in_16_bits(workers: Workers) -> None:
+    """Compressed gradients train as plain ones do, within the precision of the narrow type."""
+    import keras
+
+    from dtrain.keras_engine.gradient_hook import hook_of
+
+    plain = fitted_with(workers, None, lambda: keras.optimizers.SGD(0.05))
+    for name, precision in (("float16", 2.0**-11), ("bfloat16", 2.0**-8)):
+        found = fitted_with(workers, hook_of(name), lambda: keras.optimizers.SGD(0.05))
+        apart = max(float(np.abs(a - b).max()) for a, b in zip(found, plain, strict=True))
+        assert 1e-7 < apart < 4 * precision, (name, apart)
+
+
 @case
 def workers_out_of_step(workers: Workers) -> None:
     """Workers that all-reduce tensors of different sizes all raise an error; none waits for ever."""
@@ -352,7 +425,7 @@ def workers_out_of_step(workers: Workers) -> None:
         tf.function(lambda: workers.strategy.run(lambda: all_reduce_sum(tf.ones([count]))), autograph=False)()
     except tf.errors.OpError as error:
         assert "not at the same point of the program" in str(error), str(error)
-        assert "worker 1 at a sum of 84 bytes" in str(error)
+        assert "worker 1 at an all-reduce of 84 bytes" in str(error)
     else:
         raise AssertionError("no error")
 

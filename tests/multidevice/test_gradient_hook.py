@@ -1,4 +1,7 @@
-"""Gradient hooks: what they are given, that the registered ones compress, and that the numbers stay close."""
+"""Gradient hooks: what they are given, that the registered ones compress, and that the numbers stay close.
+
+Local SGD is compared with the same algorithm written by hand on one device.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ from keras import layers
 
 import dtrain
 from dtrain.errors import ConfigurationError, StepError
-from dtrain.keras_engine.gradient_hook import HOOKS, GradientHook
+from dtrain.keras_engine.gradient_hook import HOOKS, GradientHook, LocalSGD
+from dtrain.optim import shard_state
+from local_sgd_by_hand import by_hand as locally_by_hand
 
 _RANDOM = np.random.default_rng(0)
 TOKENS = _RANDOM.integers(0, 7, size=(9, 3)).astype("int32")
@@ -174,3 +179,109 @@ def test_the_name_is_checked_and_the_registry_can_be_added_to(monkeypatch: pytes
     strategy = dtrain.strategy("mirrored", gradient_hook="recorded")
     fitted(strategy)
     assert strategy.dtrain_layout.gradient_hook.seen
+
+
+OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
+    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.5),
+    "adam": lambda: keras.optimizers.Adam(0.02),
+    "accumulation": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+}
+ROWS = 30  # in batches of 4: the last has 2
+
+
+def rows_of_local_sgd() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(ROWS, 4)).astype("float32"), rng.normal(size=(ROWS, 2)).astype("float32")
+
+
+def locally(
+    optimizer: str, every: int | None, kind: type[keras.Model] = keras.Model, callbacks: Any = (), **how: Any
+) -> keras.Model:
+    """A model that was fitted for three epochs; with plain all-reduces if `every` is None."""
+    x, y = rows_of_local_sgd()
+    strategy = dtrain.MirroredStrategy(gradient_hook=None if every is None else LocalSGD(every))
+    with strategy.scope():
+        trained = model(kind)
+        trained.compile(OPTIMIZERS[optimizer](), "mse", **how)
+    trained.fit(
+        x, y, batch_size=4, epochs=3, shuffle=False, verbose=0, validation_data=(x, y), callbacks=[*callbacks]
+    )
+    return trained
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "every", "how"),
+    [
+        ("sgd", 3, {}),
+        ("adam", 3, {}),
+        ("accumulation", 3, {}),
+        ("sgd", 100, {"jit_compile": True}),
+        pytest.param("adam", 2, {"run_eagerly": True}, marks=pytest.mark.long),
+        pytest.param("adam", 3, {"steps_per_execution": 5}, marks=pytest.mark.long),
+    ],
+)
+def test_local_sgd_is_the_algorithm_that_is_written_by_hand(
+    optimizer: str, every: int, how: dict[str, Any]
+) -> None:
+    found = locally(optimizer, every, **how)
+    wanted = locally_by_hand(
+        model, OPTIMIZERS[optimizer], *rows_of_local_sgd(), batch=4, epochs=3, every=every, replicas=2
+    )
+    assert apart(found.get_weights(), wanted) < 1e-5
+    # At the end of an epoch all replicas are equal, in the optimizer too.
+    for variable in [*found.variables, *found.optimizer.variables]:
+        first, second = found.distribute_strategy.experimental_local_results(variable.value)
+        np.testing.assert_array_equal(first, second)
+
+
+def test_local_sgd_that_averages_after_each_step_is_synchronous_training_with_sgd() -> None:
+    assert apart(locally("sgd", 1).get_weights(), locally("sgd", None).get_weights()) < 1e-6
+    assert apart(locally("sgd", 1, Clipped).get_weights(), locally("sgd", 1).get_weights()) > 1e-3
+
+
+class Stops(keras.callbacks.Callback):
+    """Ends the program's `fit` by an error, in the second epoch."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if int(self.model.optimizer.iterations) == 14:
+            raise InterruptedError
+
+
+def test_a_checkpoint_waits_for_the_averaging_and_changes_no_number(tmp_path: Any) -> None:
+    """The checkpoints that are due after 5 and 10 steps are saved after 6 and 11; training resumes at 11."""
+
+    def backup() -> Any:
+        return dtrain.BackupAndRestore(str(tmp_path), save_freq=5, delete_checkpoint=False)
+
+    with pytest.raises(InterruptedError):
+        locally("adam", 3, callbacks=[backup(), Stops()])
+    resumed = locally("adam", 3, callbacks=[backup()])
+    whole = locally("adam", 3)
+    assert apart(resumed.get_weights(), whole.get_weights()) == 0
+    assert int(resumed.optimizer.iterations) == 24
+
+
+def test_local_sgd_is_refused_where_it_cannot_be_had(tmp_path: Any) -> None:
+    def refused(call: Callable[[], Any], said: str) -> None:
+        with pytest.raises(ConfigurationError, match=said) as caught:
+            call()
+        assert caught.value.hint
+
+    refused(lambda: dtrain.CentralStorageStrategy(gradient_hook="local_sgd"), "exist once, for all replicas")
+    refused(lambda: LocalSGD(0), "average_every is 0")
+    refused(lambda: by_hand(dtrain.MirroredStrategy(gradient_hook="local_sgd")), "in another loop")
+    saves = keras.callbacks.ModelCheckpoint(str(tmp_path / "model.keras"), save_freq=2)
+    refused(lambda: locally("sgd", 3, callbacks=[saves]), "saves between two averagings")
+    strategy = dtrain.MirroredStrategy(gradient_hook="local_sgd")
+    with strategy.scope():
+        trained = model()
+        trained.compile("sgd", "mse")
+    refused(lambda: trained.train_on_batch(INPUTS, TARGETS), "train_on_batch was called")
+    for made, said in (
+        (keras.optimizers.LossScaleOptimizer, "change the loss scale"),
+        (shard_state, "divided over the replicas"),
+    ):
+        with strategy.scope():
+            trained = model()
+            trained.compile(made(keras.optimizers.Adam(0.1)), "mse")
+        refused(lambda trained=trained: trained.fit(INPUTS, TARGETS, verbose=0), said)

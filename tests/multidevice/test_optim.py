@@ -504,7 +504,7 @@ class SumsThatFail(accumulation.MicroBatchSums):
 
 
 def test_tidying_up_that_fails_hides_no_error(two: Any, caplog: pytest.LogCaptureFixture) -> None:
-    accumulation.abandon_sums(SumsThatFail(None, two, None))  # type: ignore[arg-type]
+    accumulation.abandon(SumsThatFail(None, two, None))  # type: ignore[arg-type]
     assert "ValueError: cannot tidy up" in caplog.text
 
 

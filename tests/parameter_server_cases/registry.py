@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FILES = ("counts", "numbers", "usage", "splits", "overlaps", "own_builds")
+FILES = ("counts", "numbers", "usage", "splits", "overlaps", "own_builds", "hooks")
 WITH_ANY_WORKERS = ("overlaps", "own_builds")  # these run with one worker, too
 # These take long for what they hold; they run with the long tests.
 SLOW = (

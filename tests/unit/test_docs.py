@@ -33,6 +33,7 @@ OUTSIDE = {
     "https://arxiv.org/abs/1603.04467",
     "https://arxiv.org/abs/1605.09774",
     "https://arxiv.org/abs/1706.02677",
+    "https://arxiv.org/abs/1805.09767",
     "https://arxiv.org/abs/1910.02054",
     "https://semver.org",
     "https://www.cs.toronto.edu/~kriz/cifar.html",

@@ -14,10 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.errors import CheckpointError
-from dtrain.keras_engine.accumulation import MicroBatchSums
 from dtrain.keras_engine.asynchronous.snapshot import Snapshots
 from dtrain.keras_engine.context import underlying
-from dtrain.keras_engine.loop import loop_of
+from dtrain.keras_engine.loop import LocalState, loop_of
 from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous, layout_of
 from dtrain.keras_engine.sharded_state import owner_of, owners_of
 from dtrain.keras_engine.variables import holds_parts
@@ -165,9 +164,7 @@ class TrainingVariables:
                 kept_apart = self._write_accumulator(variable, parts, same=same) or kept_apart
             else:
                 self._write_parts(variable, parts, entry.apart, same=same)
-        sums = self._sums()
-        if sums is not None:
-            sums.restore(apart=kept_apart)
+        self._local().restore(apart=kept_apart)
 
     def restore_weights(self, table: Sequence[Entry], tensors: Mapping[str, Any]) -> None:
         """Assigns the model's own variables only; metrics and optimizer need not be built.
@@ -188,16 +185,15 @@ class TrainingVariables:
         if not isinstance(found, tf.distribute.DistributedValues):
             return ""
         if id(found) in self._accumulators:
-            sums = self._sums()
-            return "sum" if sums is not None and sums.apart else ""
+            return "sum" if self._local().apart else ""
         if getattr(found, "synchronization", None) != tf.VariableSynchronization.ON_READ:
             return ""
         kinds = {aggregation: kind for kind, aggregation in _AGGREGATIONS.items()}
         return kinds.get(found.aggregation, "first")
 
-    def _sums(self) -> MicroBatchSums | None:
-        sums: MicroBatchSums | None = loop_of(self._model).sums
-        return sums if self._optimizer is getattr(self._model, "optimizer", None) else None
+    def _local(self) -> LocalState:
+        mine = self._optimizer is getattr(self._model, "optimizer", None)
+        return loop_of(self._model).local if mine else LocalState()
 
     def _is_here(self, replica: int) -> bool:
         first = self._layout.first_replica

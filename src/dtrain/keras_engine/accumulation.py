@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from dtrain.keras_engine.context import all_reduce_sum, local_update
-from dtrain.keras_engine.loop import current_loop
+from dtrain.keras_engine.loop import LocalState
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
@@ -24,7 +24,7 @@ ADD, UPDATE = "add", "update"
 GROUP = "group"  # all micro-batches of one update or of several
 
 
-class MicroBatchSums:
+class MicroBatchSums(LocalState):
     """The gradient sums that one optimizer accumulates over micro-batches, while `fit` runs.
 
     The sums are in the optimizer's accumulators. This object knows whether these hold partial sums, one a
@@ -73,9 +73,10 @@ class MicroBatchSums:
             return GROUP, most // steps
         return (UPDATE, 1) if done == steps - 1 else (ADD, min(most, steps - 1 - done))
 
-    def note(self, phase: str) -> None:
+    def note(self, phase: str | None, steps: int) -> None:
         """Notes the phase that has just run."""
-        self._empty = phase != ADD
+        if phase is not None and steps:
+            self._empty = phase != ADD
 
     def close(self) -> None:
         """All-reduces the partial sums, so that every replica holds the total. All workers must call it."""
@@ -85,7 +86,7 @@ class MicroBatchSums:
         self._whole = True
 
     @property
-    def apart(self) -> bool:
+    def apart(self) -> bool:  # type: ignore[override]
         """Whether the replicas hold partial sums now."""
         return not self._whole
 
@@ -138,53 +139,17 @@ class MicroBatchSums:
                 each.assign(total)
 
 
-class LocalSums(keras.callbacks.Callback):  # type: ignore[misc]
-    """Opens and closes a model's `MicroBatchSums`.
-
-    It must be the first callback, so that every other callback finds the total and no partial sums.
-
-    Args:
-        model: a compiled model, whose steps are Keras' own and whose optimizer accumulates.
-        layout: the layout of the model's strategy.
-    """
-
-    # It has no hook for batches.
-    async_safe = True
-
-    def __init__(self, model: Any, layout: ReplicaLayout) -> None:
-        super().__init__()
-        self._sums = MicroBatchSums(model.optimizer, model.distribute_strategy, layout)
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Allows partial sums."""
-        current_loop().sums = self._sums
-        self._sums.open()
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        """All-reduces the sums, for callbacks that read them during validation."""
-        self._sums.close()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """All-reduces the sums, for callbacks that read or save them between two epochs."""
-        self._sums.close()
-
-    def on_train_end(self, logs: Any = None) -> None:
-        """All-reduces the sums, and ends the use of partial sums."""
-        self._sums.close()
-        current_loop().sums = None
-
-
-def abandon_sums(sums: MicroBatchSums) -> None:
-    """Cleans up the sums after a `fit` that an exception ended.
+def abandon(state: LocalState) -> None:
+    """Cleans up what replicas held by themselves in a `fit` that an exception ended.
 
     An error in the cleaning up is logged and not raised, because it must not hide that exception.
     """
     try:
-        sums.abandon()
+        state.abandon()
     except Exception as error:
         logger.warning(
-            "fit failed, and so did tidying up the gradients that were accumulated: %s: %s. "
-            "Make the optimizer anew before the next fit.",
+            "fit failed, and so did tidying up what each replica had for itself: %s: %s. "
+            "Make model and optimizer anew before the next fit.",
             type(error).__name__,
             error,
         )

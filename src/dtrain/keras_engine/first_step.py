@@ -16,7 +16,6 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.errors import PeerMissingError, UnsupportedVersionError
-from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.log import logger
 from dtrain.upstream import reach, record
 
@@ -71,8 +70,7 @@ def _untested(strategy: Any, what: str, versions: str, names: list[str]) -> Unsu
 def _without_hook(strategy: Any) -> Any:
     """As `_trained`, without the strategy's gradient hook, which may change numbers on purpose."""
     layout = strategy.dtrain_layout
-    if isinstance(layout, ReplicaLayout):
-        strategy.dtrain_layout = dataclasses.replace(layout, gradient_hook=None)
+    strategy.dtrain_layout = dataclasses.replace(layout, gradient_hook=None)
     try:
         return _trained(strategy)
     finally:

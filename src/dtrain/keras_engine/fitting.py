@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from dtrain import events
 from dtrain.errors import ConfigurationError
-from dtrain.keras_engine.accumulation import LocalSums, abandon_sums, can_sum_locally
+from dtrain.keras_engine.accumulation import MicroBatchSums, abandon, can_sum_locally
 from dtrain.keras_engine.alarms import LossAlarm
 from dtrain.keras_engine.asynchronous.fitting import prepare_evaluate, prepare_fit, prepare_predict
 from dtrain.keras_engine.callbacks import (
@@ -32,7 +32,7 @@ from dtrain.keras_engine.callbacks import (
     watched,
 )
 from dtrain.keras_engine.epoch_reports import InputReport, TimeReport
-from dtrain.keras_engine.loop import Loop, loop_of
+from dtrain.keras_engine.loop import LocalState, Loop, loop_of
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.progress_bar import ProgressBar
 from dtrain.keras_engine.protocol import (
@@ -45,6 +45,7 @@ from dtrain.keras_engine.protocol import (
 from dtrain.keras_engine.scope import check_model, check_scope, tensorflows_own_explained
 from dtrain.keras_engine.step_function import StepFunction
 from dtrain.keras_engine.steps import step_is_stock
+from dtrain.keras_engine.weight_averages import WeightAverages
 from dtrain.keras_engine.xla_rule import note_compiled
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names
@@ -100,8 +101,7 @@ def _fitted(model: Any, original: Callable[..., Any], call: inspect.BoundArgumen
             loop.session.end(history)
     except BaseException:
         loop.session.left()
-        if loop.sums is not None:
-            abandon_sums(loop.sums)
+        abandon(loop.local)
         raise
     finally:
         if isinstance(model.train_function, StepFunction):
@@ -138,15 +138,18 @@ def _loop_of_fit(
         _check_batch(arguments, layout)
         arguments["verbose"] = _verbose(arguments["verbose"], layout)
         callbacks = shared_between_workers(callbacks, layout)
-        callbacks = [*(_local_sums(model, callbacks, layout) if as_list else ()), *callbacks]
     if managed and as_list:
         callbacks += [*_reports(arguments, callbacks, layout), report]
     training, validation = watched(callbacks, layout, "train", "test")
+    local = LocalState()
+    if layout is not None:
+        local = _local_state(model, callbacks, layout, sums=as_list and not training)
     session = session_of(callbacks, model, arguments)
     arguments["callbacks"] = relisted(given, timed(session.callbacks(callbacks), callbacks), model)
     return Loop(
         kind="fit",
         model=model,
+        local=local,
         every_batch=training,
         session=session,
         epochs=int(arguments["epochs"]) - int(arguments["initial_epoch"]),
@@ -308,13 +311,21 @@ def _verbose(verbose: Any, layout: ReplicaLayout | None) -> Any:
     return 0 if layout is not None and layout.worker > 0 else verbose
 
 
-def _local_sums(model: Any, callbacks: list[Any], layout: ReplicaLayout) -> list[Any]:
-    """The callback with which each replica sums its own gradients of micro-batches; none if it cannot."""
-    if not getattr(model.optimizer, "gradient_accumulation_steps", None):
-        return []
-    if not (can_sum_locally(model, layout) and step_is_stock(model, "train_step")):
-        return []
-    return [] if watched(callbacks, layout, "train")[0] else [LocalSums(model, layout)]
+def _local_state(model: Any, callbacks: list[Any], layout: ReplicaLayout, *, sums: bool) -> LocalState:
+    """What each replica holds by itself in a `fit`.
+
+    Args:
+        model: a compiled model.
+        callbacks: the callbacks of the `fit`.
+        layout: the layout of its strategy.
+        sums: whether replicas may sum their own gradients of micro-batches.
+    """
+    if layout.average_every:
+        return WeightAverages(model, layout, callbacks)
+    accumulates = bool(getattr(model.optimizer, "gradient_accumulation_steps", None))
+    if sums and accumulates and can_sum_locally(model, layout) and step_is_stock(model, "train_step"):
+        return MicroBatchSums(model.optimizer, model.distribute_strategy, layout)
+    return LocalState()
 
 
 def _reports(arguments: dict[str, Any], callbacks: list[Any], layout: ReplicaLayout | None) -> list[Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.errors import StepError
+from dtrain.errors import ConfigurationError, StepError
 from dtrain.keras_engine.context import (
     ReplicaStep,
     all_reduce_sum,
@@ -74,7 +74,7 @@ class AtOnce(ReplicaStep):
             for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
             if gradient is not None and not variable_ids([variable]) <= self.reduced
         ]
-        by_share = zero_if_empty(self, [_scale(gradients[i], self.share) for i in missing])
+        by_share = zero_if_empty(self, [scaled(gradients[i], self.share) for i in missing])
         whole = dict(zip(missing, sum_gradients(by_share, [variables[i] for i in missing]), strict=True))
         return [whole.get(i, gradient) for i, gradient in enumerate(gradients)]
 
@@ -168,13 +168,25 @@ def sum_gradients(
 ) -> list[Any]:
     """The sums of gradients over all replicas, or what the strategy's gradient hook makes of them.
 
-    Must be called in a replica.
+    Must be called in a replica. If the hook averages weights (local SGD), a gradient is this replica's alone,
+    times the number of replicas: its part of the global batch's gradient, as if all parts were like it.
 
     Args:
         gradients: tensors, `tf.IndexedSlices` or None; None stays None.
         variables: the variable of each gradient.
         lookups: `lookups_of` each gradient, if none is None; None finds them by the graph.
+
+    Raises:
+        ConfigurationError: the hook averages weights, and this is a loop of the user's own.
     """
+    layout = current_layout()
+    if layout is not None and layout.average_every:
+        if current_step() is None:
+            raise ConfigurationError(
+                "Local SGD averages the weights in fit, and this optimizer is called in another loop.",
+                hint="train with fit, or leave out gradient_hook",
+            )
+        return [scaled(each, float(layout.replicas)) for each in gradients]
     present = [i for i, gradient in enumerate(gradients) if gradient is not None]
     if not present:
         return list(gradients)
@@ -221,6 +233,16 @@ def _reduced(gradients: list[Any], variables: list[Any]) -> list[Any]:
     return [whole[i] for i in range(len(gradients))]
 
 
+def scaled(gradient: Any, factor: Any) -> Any:
+    """A dense or sparse gradient times a factor; None stays None."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values * tf.cast(factor, gradient.values.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)
+
+
 def on_present(function: Callable[[list[Any]], Sequence[Any]], values: Sequence[Any]) -> list[Any]:
     """Calls a function with the values that are not None; returns its results, with None for the others."""
     present = [value for value in values if value is not None]
@@ -262,15 +284,6 @@ def zero_if_empty(step: ReplicaStep, gradients: list[Any]) -> list[Any]:
 def _sums_examples(target: Any) -> bool:
     """Whether the target is a loss that was not reduced to a scalar, which the tape sums over examples."""
     return any(as_tensor(t).shape.rank != 0 for t in tf.nest.flatten(target))
-
-
-def _scale(gradient: Any, share: Any) -> Any:
-    if gradient is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        values = gradient.values * tf.cast(share, gradient.values.dtype)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(share, gradient.dtype)
 
 
 def _seeds(weight: Any, target: Any, output_gradients: Any) -> Any:

@@ -56,6 +56,51 @@ class FitSession:
         """Called when an exception has ended `fit`. It must neither raise nor wait for other workers."""
 
 
+class LocalState:
+    """What each replica of a `fit` holds by itself for some steps; here nothing: all replicas are equal.
+
+    Every worker calls all its methods, in the same order; `abandon` is called where an exception ended `fit`.
+
+    Attributes:
+        savable: whether a checkpoint can be saved now.
+        apart: whether the optimizer's accumulators hold partial sums, one a replica.
+    """
+
+    savable: bool = True
+    apart: bool = False
+
+    def open(self) -> None:
+        """Called when an epoch begins."""
+
+    def fitting(self, steps: int) -> int:
+        """How many steps a call should have, of at most `steps`, so that the state can be saved after it."""
+        return steps
+
+    def next_run(self, most: int, *, grouped: bool) -> tuple[str | None, int]:
+        """Chooses how the next steps treat gradients, and how often that runs.
+
+        Args:
+            most: the largest number of steps that may run.
+            grouped: whether all micro-batches of an update may run in one call.
+
+        Returns:
+            A phase (see `accumulation.py`), or None for the usual way; and a number of rounds.
+        """
+        return None, most
+
+    def note(self, phase: str | None, steps: int) -> None:
+        """Notes the phase that has just run, and how many steps it made."""
+
+    def close(self) -> None:
+        """Makes all replicas equal, at the end of an epoch's steps."""
+
+    def restore(self, *, apart: bool) -> None:
+        """Notes that a checkpoint was restored; `apart` is as the attribute for what it held."""
+
+    def abandon(self) -> None:
+        """Cleans up after an error."""
+
+
 @dataclass(kw_only=True, eq=False)
 class Loop:
     """One call of `fit`, `evaluate` or `predict`.
@@ -69,7 +114,7 @@ class Loop:
         epochs: the number of epochs that a `fit` trains.
         validation: the loop over the validation data of a `fit`; None for other loops.
         training_is_read: whether Keras has made the epoch iterator of a `fit` over its training data.
-        sums: the `MicroBatchSums` of a `fit`, while replicas may hold partial sums; else None.
+        local: what each replica of a `fit` holds by itself.
         epoch_resumed: whether the running epoch of a `fit` began in another process, and its metrics were
             restored.
     """
@@ -81,7 +126,7 @@ class Loop:
     epochs: int = 0
     validation: Loop | None = None
     training_is_read: bool = False
-    sums: Any = None
+    local: LocalState = field(default_factory=LocalState)
     epoch_resumed: bool = False
 
     def of_new_iterator(self) -> Loop:

@@ -26,7 +26,7 @@ class ReplicaLayout:
         central: whether weights and optimizer state exist once for all replicas.
         sums: names what all-reduces between workers (`Transport.sums`). Results of different ones may differ
             in their last bits. "" with one worker.
-        gradient_hook: reduces the gradients instead of a plain all-reduce; None for none.
+        gradient_hook: changes how gradients are reduced; None for a plain all-reduce.
     """
 
     workers: int = 1
@@ -40,6 +40,12 @@ class ReplicaLayout:
     def replicas(self) -> int:
         """The number of all replicas of the job."""
         return self.workers * self.local_replicas
+
+    @property
+    def average_every(self) -> int:
+        """Steps after which the replicas average their weights (local SGD); 0 if they reduce gradients."""
+        hook = self.gradient_hook
+        return 0 if hook is None or self.replicas == 1 else hook.average_every
 
     @property
     def first_replica(self) -> int:
@@ -103,12 +109,14 @@ class ServerLayout:
         max_staleness: the most updates that may come between a step's read and its write; None for no bound.
         servers: the servers' lock and clock, an `asynchronous.exchange.Servers`.
         overlap: whether a step computes while the previous step's update is still being sent.
+        gradient_hook: changes how gradients are sent; None to send them as they are.
     """
 
     workers: int
     max_staleness: int | None
     servers: Any
     overlap: bool = False
+    gradient_hook: GradientHook | None = None
 
     @property
     def most_of_others(self) -> int | None:

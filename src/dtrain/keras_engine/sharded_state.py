@@ -97,6 +97,11 @@ def shard(optimizer: Any) -> bool:
     return True
 
 
+def is_sharded(optimizer: Any) -> bool:
+    """Whether an optimizer's state is, or will be, divided over the replicas."""
+    return optimizer in plans or getattr(optimizer, "inner_optimizer", None) in plans
+
+
 def owners_of(sizes: Sequence[int], replicas: int) -> list[int]:
     """Assigns each weight, largest first, to the replica with the fewest bytes so far.
 

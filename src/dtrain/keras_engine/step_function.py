@@ -14,9 +14,9 @@ import keras
 import tensorflow as tf
 
 from dtrain import events
-from dtrain.errors import CompilationError
+from dtrain.errors import CompilationError, ConfigurationError
 from dtrain.keras_engine import metrics
-from dtrain.keras_engine.accumulation import ADD, GROUP, UPDATE, MicroBatchSums
+from dtrain.keras_engine.accumulation import ADD, GROUP, UPDATE
 from dtrain.keras_engine.feed.calls import Call
 from dtrain.keras_engine.feed.iterators import SplitIterator
 from dtrain.keras_engine.gradients import SparseGradients
@@ -29,7 +29,7 @@ from dtrain.keras_engine.input import (
     split_batch,
     to_tensors,
 )
-from dtrain.keras_engine.loop import loop_of
+from dtrain.keras_engine.loop import LocalState, loop_of
 from dtrain.keras_engine.protocol import ReplicaLayout, communication_clock, waiting_clock
 from dtrain.keras_engine.runs import Run, can_loop
 from dtrain.keras_engine.steps import Program
@@ -169,17 +169,16 @@ class StepFunction:
     def _loop(self, iterator: SplitIterator, most: int, traced: int, *, exact: bool) -> tuple[int, Any]:
         """As `_next_steps`, with a loop in the graph that reads the batches and runs the steps."""
         events.emit(events.StepBegins())
-        sums = self._sums()
+        local = self._local()
         self._program.learn(None)
-        phase, rounds = (None, most) if sums is None else sums.next_run(most, grouped=exact)
+        phase, rounds = local.next_run(most, grouped=exact)
         try:
             run = self._run(iterator, phase, exact=exact)
         except Untraceable as found:
-            self._trace_otherwise(found, sums)
+            self._trace_otherwise(found, local)
             return self._loop(iterator, most, traced, exact=exact)
         ran = run(iterator, rounds)
-        if sums is not None and phase is not None and ran.steps:
-            sums.note(phase)
+        local.note(phase, ran.steps)
         if ran.steps:
             self._step_ends(ran.steps, ran.waiting, traced=traced, inside=ran.reading, examples=ran.examples)
         return ran.steps, ran.outputs
@@ -270,25 +269,35 @@ class StepFunction:
             )
         )
 
-    def _sums(self) -> MicroBatchSums | None:
-        """The sums of the `fit` that runs; None if every micro-batch is all-reduced."""
-        sums: MicroBatchSums | None = loop_of(self._model).sums
-        return sums if self._training and self._program.stock and not self._sparse else None
+    def _local(self) -> LocalState:
+        """What the replicas hold by themselves in the `fit` that runs.
+
+        Raises:
+            ConfigurationError: the weights would not be averaged, because no `fit` runs.
+        """
+        loop = loop_of(self._model)
+        if not self._training or self._sparse:
+            return LocalState()
+        if self._layout.average_every and loop.kind != "fit":
+            raise ConfigurationError(
+                "Local SGD averages the weights in fit, and train_on_batch was called.",
+                hint="train with fit, or leave out gradient_hook",
+            )
+        return loop.local
 
     def _step(self, parts: Any, total: Any, specs: Any) -> tuple[Any, Any]:
         """The outputs of one step, and the seconds that it waited for other workers, or None."""
-        sums = self._sums()
-        phase = None if sums is None else sums.next_run(1, grouped=False)[0]
+        local = self._local()
+        phase, _ = local.next_run(1, grouped=False)
         try:
             outputs = self._function(specs, phase)(parts, total)
         except Untraceable as found:
-            self._trace_otherwise(found, sums)
+            self._trace_otherwise(found, local)
             return self._step(parts, total, specs)
-        if sums is not None and phase is not None:
-            sums.note(phase)
+        local.note(phase, 1)
         return outputs
 
-    def _trace_otherwise(self, found: Exception, sums: MicroBatchSums | None) -> None:
+    def _trace_otherwise(self, found: Exception, local: LocalState) -> None:
         """Changes how the step is traced, after tracing raised an error and before anything ran.
 
         Raises:
@@ -296,8 +305,7 @@ class StepFunction:
         """
         if isinstance(found, SparseGradients):
             self._sparse = True
-            if sums is not None:
-                sums.close()
+            local.close()
             return
         if not self._program.compiled:
             raise found  # the compiled function is the user's own

@@ -102,11 +102,11 @@ class CentralStorageStrategy(
             the CPU.
         memory_growth: whether GPUs allocate memory as needed instead of all at once.
         gradient_hook: how gradients are reduced: "float16" or "bfloat16" all-reduces them in 16 bits; a
-            `GradientHook` reduces them itself; None all-reduces them as they are.
+            `GradientHook` of your own; None all-reduces them as they are.
 
     Raises:
         DeviceError: a device does not exist, or is named twice.
-        ConfigurationError: there is no gradient hook of this name.
+        ConfigurationError: there is no gradient hook of this name, or it averages the replicas' weights.
     """
 
     def __init__(
@@ -131,6 +131,8 @@ class CentralStorageStrategy(
         resolved = host.replace(device_type=parameter.device_type, device_index=parameter.device_index or 0)
         tf.distribute.Strategy.__init__(self, CentralStorageExtended(self, compute, resolved.to_string()))
         self.dtrain_layout = ReplicaLayout(
-            local_replicas=self.num_replicas_in_sync, central=True, gradient_hook=hook_of(gradient_hook)
+            local_replicas=self.num_replicas_in_sync,
+            central=True,
+            gradient_hook=hook_of(gradient_hook, shared_weights="for all replicas"),
         )
         strategy_made(self)

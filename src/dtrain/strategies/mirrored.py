@@ -34,8 +34,9 @@ class MirroredStrategy(common.ReplicaRunner, tf.distribute.MirroredStrategy):  #
         cross_device_ops: a `tf.distribute.CrossDeviceOps`; None uses TensorFlow's choice (NCCL for GPUs), or
             for CPUs a sum on one device.
         memory_growth: whether GPUs allocate memory as needed instead of all at once.
-        gradient_hook: how gradients are reduced: "float16" or "bfloat16" all-reduces them in 16 bits; a
-            `GradientHook` reduces them itself; None all-reduces them as they are.
+        gradient_hook: how gradients are reduced: "float16" or "bfloat16" all-reduces them in 16 bits;
+            "local_sgd" averages the weights every 8 steps instead; a `GradientHook` of your own; None
+            all-reduces them as they are.
 
     Raises:
         DeviceError: a device does not exist, or is named twice.

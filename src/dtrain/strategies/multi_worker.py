@@ -77,8 +77,9 @@ class MultiWorkerMirroredStrategy(
             GPUs, MPI if an MPI starter started all workers, and the ring otherwise. The attribute
             `dtrain_communication` holds the choice and its reason.
         memory_growth: whether GPUs allocate memory as needed instead of all at once.
-        gradient_hook: how gradients are reduced: "float16" or "bfloat16" all-reduces them in 16 bits; a
-            `GradientHook` reduces them itself; None all-reduces them as they are.
+        gradient_hook: how gradients are reduced: "float16" or "bfloat16" all-reduces them in 16 bits;
+            "local_sgd" averages the weights every 8 steps instead; a `GradientHook` of your own; None
+            all-reduces them as they are.
         peer_timeout: seconds to wait for the other workers. None uses `DTRAIN_PEER_TIMEOUT`; if that is not
             set, no limit under `dtrain launch`, 120 under `dtrain.spawn` and 300 elsewhere.
 

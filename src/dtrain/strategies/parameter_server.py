@@ -20,6 +20,7 @@ from dtrain.keras_engine.asynchronous.exchange import Servers
 from dtrain.keras_engine.asynchronous.program import CHIEF
 from dtrain.keras_engine.asynchronous.updates import update
 from dtrain.keras_engine.context import updating_locally
+from dtrain.keras_engine.gradient_hook import GradientHook, server_hook_of
 from dtrain.keras_engine.protocol import ServerLayout
 from dtrain.keras_engine.scope import strategy_made
 from dtrain.keras_engine.split_variables import is_split
@@ -137,14 +138,16 @@ class ParameterServerStrategy(
             weights then lack the worker's own last update, which `max_staleness` counts. So even with one
             worker, the results differ from those on one device.
         memory_growth: whether GPUs allocate memory as needed instead of all at once.
+        gradient_hook: how `fit` sends gradients to the servers: "float16" or "bfloat16" sends them in 16
+            bits; a `GradientHook` of your own; None sends them as they are.
         peer_timeout: seconds to wait for the other tasks. None uses `DTRAIN_PEER_TIMEOUT`; if that is not
             set, no limit under `dtrain launch`, 120 under `dtrain.spawn` and 300 elsewhere.
 
     Raises:
         ClusterConfigError: `TF_CONFIG` is missing, malformed, or lacks a worker or a server.
         PeerMissingError: a task did not answer in time.
-        ConfigurationError: `max_staleness` is not an integer of at least 0 or is 0 with `overlap`, or
-            `overlap` is not a bool.
+        ConfigurationError: `max_staleness` is not an integer of at least 0 or is 0 with `overlap`,
+            `overlap` is not a bool, or the gradient hook is not known or needs replicas.
     """
 
     def __init__(
@@ -155,9 +158,11 @@ class ParameterServerStrategy(
         max_staleness: int | None = None,
         overlap: bool = False,
         memory_growth: bool = True,
+        gradient_hook: str | GradientHook | None = None,
         peer_timeout: float | None = None,
     ) -> None:
         _check_staleness(max_staleness, overlap)
+        hook = server_hook_of(gradient_hook)
         topology = current() if cluster_resolver is None else _topology_of(cluster_resolver)
         if topology is None:
             raise ClusterConfigError(
@@ -187,6 +192,7 @@ class ParameterServerStrategy(
             max_staleness=max_staleness,
             servers=Servers(_HOME),
             overlap=overlap,
+            gradient_hook=hook,
         )
         strategy_made(self)
         channel.tell_connected()

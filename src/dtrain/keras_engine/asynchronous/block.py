@@ -229,9 +229,19 @@ class Block:
         pushed = [(real[i].device, change) for i, change in zip(self._written, changes, strict=True)]
         with self._on_servers():
             devices = [_device(target) for target in targets]
-        places = _push_gradients(pushed, grads, devices)
+        hook = setting.strategy.dtrain_layout.gradient_hook
+        hooked = [hook is not None and _is_dense_gradient(*each) for each in zip(grads, targets, strict=True)]
+        sent = [
+            hook.compress(tf.convert_to_tensor(grad), target) if through else grad
+            for through, grad, target in zip(hooked, grads, targets, strict=True)
+        ]
+        places = _push_gradients(pushed, sent, devices)
+        arrived = setting.exchange.send(pushed)
+        for i, (place,) in ((i, at) for i, at in enumerate(places) if hooked[i]):
+            with tf.device(devices[i]):
+                arrived[place] = tf.cast(hook.decompress(arrived[place], targets[i]), grads[i].dtype)
 
-        def on_servers(arrived: list[Any]) -> None:
+        def on_servers() -> None:
             with self._on_servers(), setting.strategy.scope(), local_update():
                 for number, i in enumerate(self._written):
                     _write(real[i], arrived[number], whole=setting.alone)
@@ -240,7 +250,7 @@ class Block:
                         [_arrived(at, arrived, target) for at, target in zip(places, targets, strict=True)]
                     )
 
-        values, clock = setting.exchange.update(pushed, on_servers, counts=update is not None)
+        values, clock = setting.exchange.update(arrived, on_servers, counts=update is not None)
         if wait:
             begun = time_of([tensor for _, tensor in pushed])
             self.note_waiting(between(begun, time_of([*values, clock])))
@@ -296,6 +306,11 @@ def _write(variable: Any, value: tf.Tensor, *, whole: bool) -> None:
         variable.assign(value)
     else:
         variable.assign_add(value)
+
+
+def _is_dense_gradient(grad: Any, target: Any) -> bool:
+    """Whether a value is a dense gradient; counters and loss scales, sent with the gradients, are not."""
+    return grad is not None and not isinstance(grad, tf.IndexedSlices) and bool(target.trainable)
 
 
 def _push_gradients(

@@ -15,8 +15,6 @@ import tensorflow as tf
 from dtrain.keras_engine.asynchronous.packing import Packing
 from dtrain.keras_engine.split_variables import parts_of
 
-Update = Callable[[list[Any]], None]
-
 
 class Servers:
     """The lock and the clock of one strategy's servers.
@@ -77,23 +75,22 @@ class Exchange:
         return self._received(self._locked(self._read))
 
     def update(
-        self, pushed: Sequence[tuple[str, tf.Tensor]], update: Update, *, counts: bool
+        self, arrived: Sequence[tf.Tensor], update: Callable[[], None], *, counts: bool
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Sends tensors to the servers, updates the variables there, and reads the new values.
+        """Updates the variables on the servers, and reads the new values.
 
         Args:
-            pushed: pairs of a device and the tensor to send to it.
-            update: called with the tensors on their devices; assigns to variables.
+            arrived: the tensors on the servers that the update uses.
+            update: assigns to variables.
             counts: whether to increment the clock.
 
         Returns:
             The variables' values and the clock after the update.
         """
-        arrived = self._sent(pushed)
 
         def work() -> list[list[tf.Tensor]]:
             def change() -> None:
-                update(arrived)
+                update()
                 if counts:
                     self._servers.clock.assign_add(1)
 
@@ -102,7 +99,7 @@ class Exchange:
 
         # Take the lock only after all tensors have arrived, so that it is not held during a transfer.
         with tf.device(self._servers.home):
-            all_there = tf.group(arrived)
+            all_there = tf.group(list(arrived))
         with tf.control_dependencies([all_there]):
             flats = self._locked(work)
         return self._received(flats)
@@ -139,8 +136,13 @@ class Exchange:
         whole = [_joined([next(each) for _ in range(count)]) for count in self._parts]
         return whole, values[-1]
 
-    def _sent(self, pushed: Sequence[tuple[str, tf.Tensor]]) -> list[Any]:
-        """Copies the tensors to their devices, packed into few messages."""
+    @staticmethod
+    def send(pushed: Sequence[tuple[str, tf.Tensor]]) -> list[Any]:
+        """Copies tensors to their devices, packed into few messages.
+
+        Args:
+            pushed: pairs of a device and the tensor to send to it.
+        """
         arrived: list[Any] = [None] * len(pushed)
         by_device: dict[str, list[int]] = {}
         for i, (device, _) in enumerate(pushed):

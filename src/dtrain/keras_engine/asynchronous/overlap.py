@@ -17,6 +17,7 @@ from dtrain.keras_engine.asynchronous.accumulator import Update
 from dtrain.keras_engine.asynchronous.block import Block, Tensors, adds_up, update_by
 from dtrain.keras_engine.asynchronous.loops import between, in_turns, time_of
 from dtrain.keras_engine.context import Apply, current_block
+from dtrain.keras_engine.gradients import scaled
 
 
 class PendingUpdate(NamedTuple):
@@ -182,15 +183,6 @@ def _update_of_scaled(original: Apply, optimizer: Any, targets: list[Any]) -> Up
 
     def update(arrived: list[Any]) -> None:
         factor = tf.convert_to_tensor(scale) / arrived.pop()  # a power of two, so no bit is lost
-        apply([_times(grad, factor) for grad in arrived])
+        apply([scaled(grad, factor) for grad in arrived])
 
     return update
-
-
-def _times(grad: Any, factor: tf.Tensor) -> Any:
-    if grad is None:
-        return None
-    factor = tf.cast(factor, grad.dtype)
-    if isinstance(grad, tf.IndexedSlices):
-        return tf.IndexedSlices(grad.values * factor, grad.indices, grad.dense_shape)
-    return grad * factor

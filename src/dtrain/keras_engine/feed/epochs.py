@@ -147,6 +147,7 @@ class FeedEpochs(_Base):  # type: ignore[misc]
         self._first, self._epoch_iterator = self._prepared
         self._prepared = None
         self._done, self._running = self._first, True
+        self._loop.local.open()
         return self
 
     def __next__(self) -> Any:
@@ -249,7 +250,8 @@ class FeedEpochs(_Base):  # type: ignore[misc]
             self._num_batches - self._steps_seen if self._num_batches else None,
             self._loop.session.max_steps(),
         ]
-        return Call(iterator, max(1, min(limit for limit in limits if limit is not None)))
+        steps = max(1, min(limit for limit in limits if limit is not None))
+        return Call(iterator, self._loop.local.fitting(steps))
 
     def _note_call(self) -> None:
         """Corrects the counts after the last call, which ran fewer steps than planned if the data ended."""
@@ -280,11 +282,12 @@ class FeedEpochs(_Base):  # type: ignore[misc]
     # --- methods that asynchronous epochs override
 
     def _at_rest(self) -> bool:
-        """Whether all batches that were read belong to finished calls."""
-        return True
+        """Whether the state is complete, so that a checkpoint can be saved."""
+        return self._loop.local.savable
 
     def _await_steps(self) -> None:
-        """Waits until the epoch's steps are done; synchronous calls are done when they return."""
+        """Ends the epoch's steps: all replicas are equal then."""
+        self._loop.local.close()
 
     # --- positions
 
