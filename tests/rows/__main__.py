@@ -27,7 +27,7 @@ from tests.contract.harness import HELD_KINDS
 from tests.programs.registry import listed
 
 from . import results
-from .environments import KEPT, ROOT, Row, UnavailableError, rows, versions
+from .environments import KEPT, ROOT, Row, UnavailableError, refusal, rows, versions
 from .results import Cell
 
 TESTS = {
@@ -99,7 +99,7 @@ def run(row: Row, python: Path, part: str, asked: list[str]) -> Cell:
 
 
 def run_all(chosen: list[Row], asked: dict[str, list[str]]) -> dict[str, results.Result]:
-    """Runs parts of rows, two at a time; a row whose environment cannot be made says why."""
+    """Runs parts of rows, two at a time; says which rows cannot be made, and which dtrain refuses."""
     found: dict[str, results.Result] = {}
     pythons: dict[str, Path] = {}
 
@@ -111,7 +111,12 @@ def run_all(chosen: list[Row], asked: dict[str, list[str]]) -> dict[str, results
                 f"{row.name}: skipped, its environment cannot be made: {error}", file=sys.stderr, flush=True
             )
             return
-        found[row.name] = results.Result(**versions(pythons[row.name]), may_fail=row.may_fail)
+        refused = refusal(pythons[row.name])
+        found[row.name] = results.Result(
+            **versions(pythons[row.name]), may_fail=row.may_fail, refused=refused
+        )
+        if refused:
+            print(f"{row.name}: refused: {refused}", flush=True)
 
     def run_group(row: Row, parts: list[str]) -> None:
         for part in parts:
@@ -119,8 +124,9 @@ def run_all(chosen: list[Row], asked: dict[str, list[str]]) -> dict[str, results
 
     with ThreadPoolExecutor(max_workers=2) as pool:
         _each(pool, prepare, [(row,) for row in chosen])
+        ready = [row for row in chosen if row.name in found and not found[row.name].refused]
         groups = [[part for part in group if part in asked] for group in GROUPS]
-        _each(pool, run_group, [(row, parts) for row in chosen if row.name in found for parts in groups])
+        _each(pool, run_group, [(row, parts) for row in ready for parts in groups])
     return found
 
 

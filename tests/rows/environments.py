@@ -110,6 +110,16 @@ def versions(python: Path) -> dict[str, str]:
     return found
 
 
+def refusal(python: Path) -> str:
+    """Why dtrain refuses the versions of an environment, in a sentence; "" if it does not."""
+    command = [str(python), "-m", "dtrain.upstream", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode == 0:
+        return ""
+    found = re.findall(r"UnsupportedVersionError: (.+?\.)(?= |$)", done.stderr, re.MULTILINE)
+    return found[-1] if found else "its check of private names fails"
+
+
 def _age(row: Row) -> tuple[bool, list[int], str]:
     pins = row.pins
     text = f"{pins.get('tensorflow_cpu', '')}.{pins.get('keras', '')}"

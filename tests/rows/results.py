@@ -46,17 +46,18 @@ class Cell:
 
 @dataclass
 class Result:
-    """What is known of one row."""
+    """What is known of one row; `refused` says why dtrain refuses its versions, where nothing was run."""
 
     tensorflow: str
     keras: str
     python: str
     may_fail: bool = False
+    refused: str = ""
     parts: dict[str, Cell] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool:
-        return all(cell.holds for cell in self.parts.values())
+        return not self.refused and all(cell.holds for cell in self.parts.values())
 
 
 def read(log: str) -> Cell:
@@ -86,7 +87,8 @@ def write(found: dict[str, Result]) -> None:
     kept = load()
     for name, result in found.items():
         before = kept.get(name)
-        if before and (before.tensorflow, before.keras) == (result.tensorflow, result.keras):
+        same = before and (before.tensorflow, before.keras) == (result.tensorflow, result.keras)
+        if before and same and not result.refused:
             result = dataclasses.replace(result, parts=before.parts | result.parts)
         kept[name] = result
     ordered = {name: dataclasses.asdict(kept[name]) for name in rows() if name in kept}
@@ -99,6 +101,8 @@ def table(found: dict[str, Result]) -> str:
     lines = [["TensorFlow", "Keras", *COLUMNS.values()], ["---"] * (2 + len(COLUMNS))]
     for result in found.values():
         cells = [str(result.parts[part]) if part in result.parts else "not run" for part in COLUMNS]
+        if result.refused:
+            cells[0] = f"refused: {result.refused}"
         note = ", may fail" if result.may_fail else ""
         lines.append([result.tensorflow + note, result.keras, *cells])
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)

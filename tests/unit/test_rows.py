@@ -85,6 +85,14 @@ def test_a_table_shows_what_failed_and_what_did_not_run() -> None:
     assert cells[6:8] == ["**did not end**", "not run"]
 
 
+def test_a_table_says_why_versions_are_refused() -> None:
+    found = {
+        "nightly": Result("2.22", "3.16", "3.11.7", may_fail=True, refused="dtrain uses x, which is gone.")
+    }
+    assert "| refused: dtrain uses x, which is gone. | not run |" in results.table(found)
+    assert not found["nightly"].holds
+
+
 def test_a_run_replaces_its_own_cells_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FILE", "PAGE"):
         path = getattr(results, name)
