@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dtrain.errors import ConfigurationError, TaskTimeoutError
-from dtrain.optim import batch_finder, batch_trial, largest_batch
+from dtrain.optim import batch_finder, largest_batch
 from dtrain.optim.batch_trial import BatchTrial
 
 pytestmark = pytest.mark.long
@@ -58,28 +56,25 @@ def test_a_trial_that_hangs() -> None:
 class PretendFinder(batch_finder.Finder):
     """Says that everything up to `most` fits, and notes what was tried."""
 
-    def __init__(self, most: int, for_one: float) -> None:
+    def __init__(self, most: int) -> None:
         super().__init__(make, memory_limit=1000)
         self.most = most
-        self.for_one = for_one
         self.tried: list[int] = []
 
-    def trial(self, batch: int, *, look: bool = False) -> BatchTrial:
+    def trial(self, batch: int) -> BatchTrial:
         self.tried.append(batch)
-        fits = batch <= self.most
-        return BatchTrial(outcome="fits" if fits else "too large", for_one=self.for_one if look else 0.0)
+        return BatchTrial(outcome="fits" if batch <= self.most else "too large")
 
 
 def searched(
     most: int,
-    for_one: float = 0.0,
     *,
     start: int | None = None,
     limit: int = 1 << 20,
     granularity: int | None = None,
 ) -> tuple[int, list[int]]:
     """The search alone: the answer and what was tried."""
-    finder = PretendFinder(most, for_one)
+    finder = PretendFinder(most)
     found = batch_finder.search(finder, start=start, limit=limit, granularity=granularity)
     return found, finder.tried
 
@@ -96,12 +91,6 @@ def test_the_search(most: int, start: int | None) -> None:
         found, tried = searched(most, start=start, granularity=10)
         assert found == most // 10 * 10
         assert all(size % 10 == 0 for size in tried)
-
-
-def test_a_prediction_saves_trials() -> None:
-    found, tried = searched(1000, for_one=1.0)  # a memory limit of 1000, and 1 byte an example
-    assert tried[:3] == [1, 512, 1024]
-    assert 940 < found <= 1000
 
 
 @pytest.mark.parametrize(
@@ -124,19 +113,3 @@ def test_the_machines_free_memory() -> None:
 
 def test_free_memory_where_no_cgroups_are_shown(tmp_path: Path) -> None:
     assert 100_000_000 < batch_finder.free_memory(tmp_path / "cgroup") < 1 << 50
-
-
-def test_a_batch_fits_whatever_its_prediction_takes() -> None:
-    """Predicting what one example more takes may want memory, too; that says nothing of the batch."""
-    looked = []
-
-    def predict(*_: Any, **__: Any) -> Any:
-        looked.append(True)
-        raise MemoryError
-
-    model = SimpleNamespace(fit=lambda *_, **__: None)
-    batch = (np.zeros((2, 1)), np.zeros((2, 1)))
-    found = batch_trial.try_batch(
-        lambda _: (model, batch), 2, steps=1, memory_limit=1 << 50, look=True, predict=predict
-    )
-    assert (found.outcome, found.for_one, looked) == ("fits", 0.0, [True])

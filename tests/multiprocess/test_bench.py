@@ -81,7 +81,9 @@ def test_two_strategies_and_one_that_is_not_here(tmp_path: Path) -> None:
     assert "Synchronous against asynchronous" in done.stdout
     assert re.search(r"bench: 2 of \d: .*; \d+:\d\d so far, about \d+:\d\d to go", done.stderr)
     assert "parameter_server" in (out / "report.html").read_text()
-    assert re.search(r"^\[multi_worker_ring 1\] \[worker 0\] Epoch 1", (out / "log.txt").read_text(), re.MULTILINE)
+    assert re.search(
+        r"^\[multi_worker_ring 1\] \[worker 0\] Epoch 1", (out / "log.txt").read_text(), re.MULTILINE
+    )
     assert json.loads((out / "bench.json").read_text())["status"] == "finished"
 
     again = bench("--output", "out", cwd=tmp_path)

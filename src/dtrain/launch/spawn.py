@@ -76,31 +76,26 @@ def spawn(
     name = getattr(fn, "__qualname__", repr(fn))
     call = fn, tuple(args), dict(kwargs or {})
     problem = f"spawn cannot send {name!r} or its arguments"
-    with tempfile.TemporaryDirectory(prefix="dtrain-spawn-") as path, reserve_ports(len(tasks)) as ports:
-        folder = Path(path)
+    with reserve_ports(len(tasks)) as ports:
         environments = {
             topology.task: task_environment(topology, devices_per_worker, None)
             for topology in local_topologies(tasks, ports)
         }
-        outcome = make_calls(call, folder, environments, problem=problem, timeout=timeout)
-        _raise_for(outcome, folder, timeout)
-        return [_result(task, folder) for task in tasks]
+        return make_calls(call, environments, problem=problem, timeout=timeout)
 
 
 def make_calls(
     call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]],
-    folder: Path,
     environments: Mapping[Task, Mapping[str, str]],
     *,
     problem: str,
     timeout: float | None,
     output: TextIO | None = None,
-) -> JobOutcome:
-    """Make a function call in processes of this machine, until all have ended.
+) -> list[Any]:
+    """Make a function call in processes of this machine, and return what each returned.
 
     Args:
         call: the function, its positional and its keyword arguments.
-        folder: the folder for the call's file and for the files that `child` names.
         environments: the environment of each process.
         problem: the beginning of the error's message if the call cannot be pickled.
         timeout: the seconds that all calls may take; None sets no limit.
@@ -108,7 +103,7 @@ def make_calls(
 
     Raises:
         ConfigurationError: the function or an argument cannot be pickled.
-        TaskFailedError: this process received a signal that did not end it.
+        TaskFailedError, TaskTimeoutError: as `spawn`; or this process received a signal that did not end it.
         KeyboardInterrupt: Ctrl-C was pressed.
     """
     try:
@@ -118,14 +113,21 @@ def make_calls(
             f"{problem} to another process: {error}",
             hint="Make models, datasets, strategies and open files inside the function.",
         ) from error
-    child.call_file(folder).write_bytes(pickle.dumps((sys.path, pickled)))
-    # Run by its path: dtrain may be importable only after the child has set its sys.path to this one.
-    command = [sys.executable, "-P", child.__file__, str(folder)]
-    session = Session(stdout=output, stderr=output)
-    launcher = LocalLauncher(session)
-    commands = [TaskCommand(task, command, env) for task, env in environments.items()]
-    with session.opened(), launcher.opened():
-        outcome = Job(commands, launcher, timeout=timeout).run()
+    with tempfile.TemporaryDirectory(prefix="dtrain-spawn-") as path:
+        folder = Path(path)
+        child.call_file(folder).write_bytes(pickle.dumps((sys.path, pickled)))
+        # Run by its path: dtrain may be importable only after the child has set its sys.path to this one.
+        command = [sys.executable, "-P", child.__file__, str(folder)]
+        session = Session(stdout=output, stderr=output)
+        launcher = LocalLauncher(session)
+        commands = [TaskCommand(task, command, env) for task, env in environments.items()]
+        with session.opened(), launcher.opened():
+            outcome = Job(commands, launcher, timeout=timeout).run()
+        _raise_for(outcome, folder, timeout)
+        return [_result(task, folder) for task in environments]
+
+
+def _raise_for(outcome: JobOutcome, folder: Path, timeout: float | None) -> None:
     if outcome.signal is not None:
         # All processes have ended, so the signal may have its usual effect: KeyboardInterrupt for Ctrl-C.
         signal.raise_signal(outcome.signal)
@@ -134,10 +136,6 @@ def make_calls(
         raise TaskFailedError(
             f"{name} was received: all processes of this call were ended.", task=str(task), exit_code=code
         )
-    return outcome
-
-
-def _raise_for(outcome: JobOutcome, folder: Path, timeout: float | None) -> None:
     if outcome.timed_out:
         task = outcome.timed_out[0]
         raise TaskTimeoutError(

@@ -7,9 +7,7 @@ process. This module does not run a trial itself; `batch_trial` does.
 from __future__ import annotations
 
 import io
-import pickle
 import signal
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,7 @@ from typing import Any
 import psutil
 
 from dtrain.errors import ConfigurationError, TaskFailedError, TaskTimeoutError
-from dtrain.launch import child
 from dtrain.launch.environment import task_environment
-from dtrain.launch.processes import JobOutcome
 from dtrain.launch.reports import describe_exit
 from dtrain.launch.spawn import make_calls
 from dtrain.log import logger
@@ -30,6 +26,7 @@ from dtrain.words import whole_number
 _CGROUP = Path("/proc/self/cgroup")
 _TASK = Task("worker", 0)
 _SHARE = 0.95  # the default limit as a share of the free memory: other programs keep running meanwhile
+_GROWTH = 4  # of the sizes that are tried until one does not fit
 _FRACTION = 16  # by default, the gap between fitting and not fitting is at most 1/16 of the answer
 
 
@@ -47,8 +44,8 @@ def largest_batch(
 
     Each trial runs some real steps of `fit` in a new process. A size fits if the process, including
     TensorFlow itself, never held more than the limit. Beyond the limit, Linux refuses memory to the process,
-    so that neither the caller nor the machine runs out of memory. Sizes are doubled until one does not fit,
-    then the gap is halved. A trial takes the seconds that TensorFlow needs to start, plus its steps.
+    so that neither the caller nor the machine runs out of memory. Sizes grow fourfold until one does not
+    fit, then the gap is halved. A trial takes the seconds that TensorFlow needs to start, plus its steps.
 
     Args:
         make: takes a batch size and returns `(model, data)`: a compiled model, and one batch of that size
@@ -57,7 +54,7 @@ def largest_batch(
             replicas, make the model and the batch of one replica.
         memory_limit: bytes that a process may hold in total. By default 95% of the memory that is free on the
             machine and in its cgroup. On GPUs it is also the limit of each device.
-        start: the first size to try. By default 1, followed by a size near the answer from `predict_memory`.
+        start: the first size to try, by default 1; the next ones are four times as large as long as they fit.
         limit: the largest size to try.
         granularity: the answer is the largest multiple of it that fits. By default it is a power of two, at
             most a sixteenth of the answer.
@@ -93,7 +90,7 @@ def search(finder: Finder, *, start: int | None, limit: int, granularity: int | 
     unit = 1 if granularity is None else granularity
     most = limit // unit * unit
     first = unit if start is None else max(unit, min(start, most) // unit * unit)
-    low, high = _bracket(finder, first, unit=unit, most=most, look=start is None)
+    low, high = _bracket(finder, first, unit=unit, most=most)
     return _narrow(finder, low, high, None if granularity is None else unit)
 
 
@@ -148,11 +145,11 @@ def _free_in_cgroup(folder: Path, limit: str, used: str, cached: str) -> list[in
     return [max(0, int(most) - now + dropped)] if most.isdigit() else []
 
 
-def _bracket(finder: Finder, first: int, *, unit: int, most: int, look: bool) -> tuple[int, int | None]:
+def _bracket(finder: Finder, first: int, *, unit: int, most: int) -> tuple[int, int | None]:
     """A size that fits, and a larger one that does not, or None if `most` fits."""
     low, high, size = 0, None, first
     while True:
-        trial = finder.trial(size, look=look)
+        trial = finder.trial(size)
         if trial.outcome == "fits":
             low = size
         else:
@@ -160,12 +157,11 @@ def _bracket(finder: Finder, first: int, *, unit: int, most: int, look: bool) ->
         if low == most or (low and high is not None):
             return low, high
         if low:
-            size = min(most, max(2 * low, finder.guess(trial) // unit * unit))
+            size = min(most, _GROWTH * low)
         elif size == unit:
             raise finder.nothing_fits(unit, trial)
         else:
-            size = max(unit, size // 2 // unit * unit)
-        look = False
+            size = max(unit, size // _GROWTH // unit * unit)
 
 
 def _narrow(finder: Finder, low: int, high: int | None, granularity: int | None) -> int:
@@ -208,12 +204,8 @@ class Finder:
         self._timeout = timeout
         self.memory_limit = memory_limit
 
-    def trial(self, batch: int, *, look: bool = False) -> BatchTrial:
+    def trial(self, batch: int) -> BatchTrial:
         """Try a batch size; the trial's outcome is "fits" or "too large".
-
-        Args:
-            batch: the batch size.
-            look: whether to predict the bytes of one more example.
 
         Raises:
             ConfigurationError: `make` cannot be pickled, or TensorFlow alone takes more than the limit.
@@ -221,20 +213,27 @@ class Finder:
             TaskFailedError: the trial's process died for another reason than memory.
             Exception: any error of the user's code.
         """
-        options = {"steps": self._steps, "memory_limit": self.memory_limit, "look": look}
-        with tempfile.TemporaryDirectory(prefix="dtrain-batch-") as name:
-            folder = Path(name)
-            said = io.StringIO()
-            env = task_environment(None, None, None)
-            outcome = make_calls(
+        options = {"steps": self._steps, "memory_limit": self.memory_limit}
+        try:
+            (trial,) = make_calls(
                 (self._call, (self._make, batch), options),
-                folder,
-                {_TASK: env},
+                {_TASK: task_environment(None, None, None)},
                 problem="make cannot be sent",
                 timeout=self._timeout,
-                output=said,
+                output=io.StringIO(),
             )
-            trial = self._answer(batch, folder, outcome, said.getvalue())
+        except TaskTimeoutError as error:
+            raise TaskTimeoutError(
+                f"The trial of a batch of {batch} still ran after {self._timeout:g} s, and was ended.",
+                task=error.task,
+                exit_code=error.exit_code,
+                hint="Give a longer timeout, fewer steps, or a limit to the sizes that are tried.",
+            ) from None
+        except TaskFailedError as error:
+            if error.exit_code != -signal.SIGKILL and not names_memory(error.message):
+                error.add_note(f"In the trial of a batch of {batch}.")
+                raise
+            trial = BatchTrial(outcome="too large", reason=f"the process {describe_exit(error.exit_code)}")
         if trial.outcome == "error":
             _raise(batch, *trial.error)
         if trial.outcome == "no start":
@@ -249,12 +248,6 @@ class Finder:
             logger.info("batch %d does not fit: %s", batch, trial.reason or held)
         return trial
 
-    def guess(self, trial: BatchTrial) -> int:
-        """The largest power of two that should fit by the trial's prediction; 0 without a prediction."""
-        if trial.for_one <= 0:
-            return 0
-        return 1 << int((self.memory_limit - trial.resident) / trial.for_one).bit_length() >> 1
-
     def nothing_fits(self, unit: int, trial: BatchTrial) -> ConfigurationError:
         """The error for a smallest size that does not fit."""
         what = "Not even a batch of one example" if unit == 1 else f"Not even a batch of {unit} examples"
@@ -262,29 +255,6 @@ class Finder:
         return ConfigurationError(
             f"{what} fits into {_gb(self.memory_limit)}{held}. The trial said: {trial.reason}.",
             hint="Give a higher memory_limit, or make the model or its inputs smaller.",
-        )
-
-    def _answer(self, batch: int, folder: Path, outcome: JobOutcome, said: str) -> BatchTrial:
-        """The answer of a trial's process, or the meaning of its death."""
-        code = outcome.exit_codes[_TASK]
-        if outcome.timed_out:
-            raise TaskTimeoutError(
-                f"The trial of a batch of {batch} still ran after {self._timeout:g} s, and was ended.",
-                task=str(_TASK),
-                exit_code=code,
-                hint="Give a longer timeout, fewer steps, or a limit to the sizes that are tried.",
-            )
-        if code == 0 and child.result_file(folder, 0).exists():
-            return pickle.loads(child.result_file(folder, 0).read_bytes())
-        report = child.failure_file(folder, 0)
-        if report.exists():
-            said = report.read_text(encoding="utf-8")
-        if code == -signal.SIGKILL or names_memory(said):
-            return BatchTrial(outcome="too large", reason=f"the process {describe_exit(code)}")
-        raise TaskFailedError(
-            f"The trial of a batch of {batch} {describe_exit(code)}. It said:\n{said}",
-            task=str(_TASK),
-            exit_code=code,
         )
 
 

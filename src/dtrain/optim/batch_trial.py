@@ -41,14 +41,12 @@ class BatchTrial:
         outcome: "fits"; "too large"; "no start": TensorFlow alone takes more than the limit; or "error": the
             user's code failed.
         resident: the largest number of bytes that the process held.
-        for_one: predicted bytes of one more example; 0 if not requested or not known.
         reason: the message from which it follows that the size is too large.
         error: the error of the user's code (None if it cannot be pickled), and its traceback as text.
     """
 
     outcome: Literal["fits", "too large", "no start", "error"]
     resident: int = 0
-    for_one: float = 0.0
     reason: str = ""
     error: tuple[BaseException | None, str] = (None, "")
 
@@ -58,9 +56,7 @@ def names_memory(text: str) -> bool:
     return any(sign in text for sign in _OUT_OF_MEMORY)
 
 
-def run_trial(
-    make: Callable[[int], Any], batch: int, *, steps: int, memory_limit: int, look: bool
-) -> BatchTrial:
+def run_trial(make: Callable[[int], Any], batch: int, *, steps: int, memory_limit: int) -> BatchTrial:
     """Trains some steps with a batch size. Call it in a process of its own: the memory limit remains.
 
     Args:
@@ -68,29 +64,12 @@ def run_trial(
         batch: the batch size.
         steps: number of training steps.
         memory_limit: bytes that the process may hold.
-        look: whether to predict the bytes of one more example.
     """
     _offer_to_be_killed()
     started = _start_tensorflow(memory_limit)
     if started > memory_limit:
         return BatchTrial(outcome="no start", resident=started)
     _limit_memory(memory_limit)
-    return try_batch(make, batch, steps=steps, memory_limit=memory_limit, look=look)
-
-
-def try_batch(
-    make: Callable[[int], Any],
-    batch: int,
-    *,
-    steps: int,
-    memory_limit: int,
-    look: bool,
-    predict: Callable[..., Any] | None = None,
-) -> BatchTrial:
-    """Trains some steps in this process, without limiting its memory; the arguments are those of `run_trial`.
-
-    `predict` replaces `predict_memory`, which is called if `look` is set.
-    """
     try:
         model, data = _made(make, batch)
         model.fit(_dataset(data, batch, steps), steps_per_epoch=steps, epochs=1, verbose=0)
@@ -102,9 +81,7 @@ def try_batch(
     resident = peak_resident()
     if resident > memory_limit:
         return BatchTrial(outcome="too large", resident=resident, reason="more than the limit was held")
-    return BatchTrial(
-        outcome="fits", resident=resident, for_one=_for_one(model, data, batch, predict) if look else 0.0
-    )
+    return BatchTrial(outcome="fits", resident=resident)
 
 
 def peak_resident() -> int:
@@ -183,23 +160,6 @@ def _dataset(data: Any, batch: int, steps: int) -> Any:
             hint="What make returns must follow its argument.",
         )
     return data.repeat().take(steps)
-
-
-def _for_one(model: Any, data: Any, batch: int, predict: Callable[..., Any] | None) -> float:
-    import tensorflow as tf
-
-    from dtrain.optim.memory import predict_memory
-
-    predict = predict or predict_memory
-    example = data.element_spec if isinstance(data, tf.data.Dataset) else data
-    sizes = (8 * batch, 16 * batch)
-    try:
-        small, large = (predict(model, example, batch_size=size).activations for size in sizes)
-    except Exception:
-        # The model's graph depends on the batch size, or too little memory is left to predict. The batch
-        # itself fits, and the search continues without a prediction.
-        return 0.0
-    return max(0.0, (large - small) / (sizes[1] - sizes[0]))
 
 
 def _picklable(error: BaseException) -> BaseException | None:
