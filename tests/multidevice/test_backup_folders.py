@@ -15,7 +15,7 @@ import pytest
 import dtrain
 from dtrain.checkpoint import Checkpoints, folder_lock
 from dtrain.checkpoint.group import Group
-from dtrain.errors import CheckpointError
+from dtrain.errors import CheckpointError, ConfigurationError
 from dtrain.keras_engine.protocol import ReplicaLayout
 from refusals import refused
 
@@ -78,7 +78,7 @@ def test_a_folder_that_another_process_uses(tmp_path: Path) -> None:
 def test_loops_hold_their_folder_until_they_are_closed(tmp_path: Path) -> None:
     folder = tmp_path / "loop"
     model = build("sgd")
-    first, second = Checkpoints(folder, model), Checkpoints(folder, model)  # one process is one owner
+    first, second = Checkpoints(folder, model), Checkpoints(f"file://{folder}", model)  # one process is one owner
     first.save(1)
     first.close()
     assert (folder / folder_lock.NAME).exists()
@@ -150,3 +150,14 @@ def test_two_jobs_on_one_folder(tmp_path: Path) -> None:
     third = subprocess.run(job("2", "0.01", "3"), capture_output=True, text=True, timeout=LIMIT)
     assert third.returncode == 0, third.stderr
     assert "the seed was 1 and is 2" in third.stderr and "learning_rate was 0.1" in third.stderr
+
+
+def test_weights_are_restored_into_a_built_model_only(tmp_path: Path) -> None:
+    fit(tmp_path, keras.optimizers.SGD(0.1), 1)
+    backup = dtrain.BackupAndRestore(tmp_path)
+    model = keras.Sequential([keras.layers.Dense(1)], name="unbuilt")
+    with refused(ConfigurationError, "'unbuilt' is not built"):
+        backup.restore_weights(model)
+    model.build((None, 3))
+    assert backup.restore_weights(model) == 1
+    assert np.abs(model.get_weights()[0]).max() > 0

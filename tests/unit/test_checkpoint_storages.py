@@ -15,7 +15,6 @@ import tensorflow as tf
 
 import guide
 from checkpoint_stores import PATIENCE, steps, tensors
-from dtrain.checkpoint import tensor_file
 from dtrain.checkpoint.storages import STORAGES, join, register, storage_of
 from dtrain.checkpoint.stored import committed, read_share, remove_all, remove_uncommitted
 from dtrain.errors import CheckpointError, ConfigurationError
@@ -76,7 +75,7 @@ def test_tensors(folder: str) -> None:
         "empty": tf.zeros([0, 3], tf.int64),
     }
     storage.write_tensors(join(folder, "share"), given)
-    found = tensor_file.read_files(storage, join(folder, "share"))
+    found = storage.read_tensors(join(folder, "share"))
     for name, value in given.items():
         assert found[name].dtype == value.dtype and found[name].shape == value.shape
         assert (found[name].numpy() == value.numpy()).all()

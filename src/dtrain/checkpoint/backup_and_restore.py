@@ -127,15 +127,20 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
             How many whole epochs are done; 0 if there is no checkpoint.
 
         Raises:
+            ConfigurationError: the model is not built.
             CheckpointError: the checkpoint is of another model, or the folder cannot be listed.
         """
+        if not model.built:
+            raise ConfigurationError(
+                f"The model {model.name!r} is not built, so it has no weights to restore yet.",
+                hint="Begin it with keras.Input, or call it on a batch first.",
+            )
         layout = layout_of(upstream_keras.strategy_of(model)) or ReplicaLayout()
         folder = f"{self._folder()}/fit-0"
         found = find_newest(folder, layout, find_group(folder, layout))
         if found is None:
             return 0
-        if model.built:
-            TrainingVariables(model).restore_weights(found.table, found.tensors)
+        TrainingVariables(model).restore_weights(found.table, found.tensors)
         return int(found.worker(layout.worker)["epoch"])
 
     def _folder(self) -> str:

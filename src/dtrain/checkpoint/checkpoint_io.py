@@ -12,7 +12,8 @@ import io
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from dtrain.checkpoint import tensor_file
+from dtrain.checkpoint import layout, tensor_file
+from dtrain.errors import CheckpointError
 
 
 class CheckpointIO(abc.ABC):
@@ -72,4 +73,16 @@ class CheckpointIO(abc.ABC):
 
     def write_tensors(self, prefix: str, tensors: Mapping[str, Any]) -> None:
         """Writes tensors to `<prefix>.data`, and the list of them to `<prefix>.index`."""
-        tensor_file.write_files(self, prefix, tensors)
+        index, data = layout.tensor_files(prefix)
+        with self.output(data) as output:
+            entries = tensor_file.write(output, tensors)
+        self.write(index, layout.encode({"version": layout.VERSION, "tensors": entries}))
+
+    def read_tensors(self, prefix: str) -> dict[str, Any]:
+        """The tensors that `write_tensors` wrote, by name, on the CPU; `CheckpointError` if they differ."""
+        index, data = layout.tensor_files(prefix)
+        entries = layout.decode(self.read(index), index)["tensors"]
+        try:
+            return tensor_file.read(self.read(data), entries)
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{data} was changed: {error}.", hint=layout.HINT) from error

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from dtrain.errors import CheckpointError, ConfigurationError
+from dtrain.errors import CheckpointError
 
 VERSION = 2
 COMMITTED = "COMMITTED.json"
@@ -47,18 +47,6 @@ def parse_name(directory: str) -> Name | None:
     """Parses the name of a directory; returns None if it is not a checkpoint's."""
     found = _DIRECTORY.fullmatch(directory)
     return Name(int(found[1]), int(found[2]), found[3]) if found else None
-
-
-def check_token(token: str) -> None:
-    """Refuses a token that cannot be part of a directory's name.
-
-    Raises:
-        ConfigurationError: the token is empty, or has characters other than ASCII letters and digits.
-    """
-    if not re.fullmatch(r"[A-Za-z0-9]+", token):
-        raise ConfigurationError(
-            f"token={token!r} cannot stand in the name of a checkpoint.", hint="letters and digits of ASCII"
-        )
 
 
 def share_prefix(share: int, writers: int) -> str:

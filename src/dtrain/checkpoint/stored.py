@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dtrain.checkpoint import layout, tensor_file
+from dtrain.checkpoint import layout
 from dtrain.checkpoint.storages import join, storage_of
-from dtrain.errors import CheckpointError, ConfigurationError
+from dtrain.errors import CheckpointError
 from dtrain.log import logger
 
 _HINT = "Use an older checkpoint; if it is always so, the disk or the network loses data."
@@ -86,21 +86,16 @@ def read_share(checkpoint: StoredCheckpoint, share: int) -> dict[str, Any]:
 
     Raises:
         CheckpointError: a file is missing, incomplete or changed.
-        ConfigurationError: there is no such share.
     """
     import tensorflow as tf
 
-    if not 0 <= share < checkpoint.writers:
-        raise ConfigurationError(
-            f"share={share}, but {checkpoint.path} has {checkpoint.writers}.", hint="they count from 0"
-        )
     expected = checkpoint.shares[share]
     if not expected:
         return {}
     prefix = join(checkpoint.path, layout.share_prefix(share, checkpoint.writers))
     try:
         _check_files(checkpoint.path, expected)
-        return tensor_file.read_files(storage_of(prefix), prefix)
+        return storage_of(prefix).read_tensors(prefix)
     except (tf.errors.OpError, OSError) as error:
         raise CheckpointError(f"{prefix} cannot be read: {one_line(error)}", hint=_HINT) from error
 

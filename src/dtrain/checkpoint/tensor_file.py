@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import zlib
@@ -17,18 +18,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dtrain.checkpoint import layout
-from dtrain.errors import CheckpointError
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
-
 _CHUNK = 1 << 20  # bytes in one write: a multiple of any disk's block size
 _PIECE = 256 << 10  # bytes that stay in the processor's cache between the checksum and the copy
 _MODE = 0o644
-_DIRECT = getattr(os, "O_DIRECT", 0) if fcntl is not None else 0
+_DIRECT = os.O_DIRECT
 
 
 class Output(Protocol):
@@ -36,47 +29,6 @@ class Output(Protocol):
 
     def write(self, content: memoryview) -> None:
         """Appends bytes."""
-
-
-class Storage(Protocol):
-    """What of a `CheckpointIO` is used here."""
-
-    def output(self, path: str) -> contextlib.AbstractContextManager[Output]:
-        """Opens a file to which tensors are appended."""
-
-    def write(self, path: str, content: bytes) -> None:
-        """Writes a file."""
-
-    def read(self, path: str) -> bytes:
-        """The content of a file."""
-
-
-def write_files(storage: Storage, prefix: str, tensors: Mapping[str, Any]) -> None:
-    """Writes tensors to `<prefix>.data`, and the list of them to `<prefix>.index`.
-
-    Args:
-        storage: where to write.
-        prefix: a path without a suffix.
-        tensors: eager tensors by name, of any shape, of strings or numbers.
-    """
-    index, data = layout.tensor_files(prefix)
-    with storage.output(data) as output:
-        entries = write(output, tensors)
-    storage.write(index, layout.encode({"version": layout.VERSION, "tensors": entries}))
-
-
-def read_files(storage: Storage, prefix: str) -> dict[str, Any]:
-    """Reads the tensors that `write_files` wrote, by name, on the CPU.
-
-    Raises:
-        CheckpointError: the index or a tensor was changed.
-    """
-    index, data = layout.tensor_files(prefix)
-    entries = layout.decode(storage.read(index), index)["tensors"]
-    try:
-        return read(storage.read(data), entries)
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{data} was changed: {error}.", hint=layout.HINT) from error
 
 
 def write(output: Output, tensors: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -190,7 +142,7 @@ class _Chunks:
         self._view = memoryview(self._memory)
         self._filled = 0
         self._direct = False
-        self._can_be = bool(_DIRECT)
+        self._can_be = True
 
     def write(self, content: memoryview) -> None:
         """Appends bytes."""

@@ -255,8 +255,7 @@ def hold_port(address: str, port: int) -> socket.socket:
     """Check that this task can serve on its port, and reserve the port.
 
     Returns:
-        A bound socket that keeps other processes off the port until it is closed. Outside Linux it is closed
-        already, because it would keep off the task itself.
+        A bound socket that keeps other processes off the port until it is closed.
 
     Raises:
         PortInUseError: another process still serves on the port after two seconds.
@@ -265,15 +264,11 @@ def hold_port(address: str, port: int) -> socket.socket:
     deadline = time.monotonic() + _PORT_PATIENCE
     while True:
         try:
-            held = bind_everywhere(port)
-            break
+            return bind_everywhere(port)
         except OSError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
                 raise _port_error(address, error) from error
             time.sleep(0.1)
-    if sys.platform != "linux":
-        held.close()  # other systems would not let this task listen on a held port
-    return held
 
 
 def _port_error(address: str, error: OSError) -> PortInUseError | ClusterConfigError:

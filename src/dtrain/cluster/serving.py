@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from dtrain.cluster import settings
-from dtrain.cluster.control import CHIEF, Control, ask, connect_chief, finish, note_failure
+from dtrain.cluster.control import CHIEF, FAREWELL_TIME, Control, ask, connect_chief, finish, note_failure
 from dtrain.cluster.rendezvous import hold_port, log_to_stderr
 from dtrain.cluster.rendezvous_server import LOG_INTERVAL, giving_up
 from dtrain.cluster.sockets import (
@@ -46,7 +46,8 @@ __all__ = [
 
 _WATCH_INTERVAL = 2.0  # seconds between two checks for the chief
 _ANSWER_TIME = 0.2  # seconds for TensorFlow to send the last answer before the process ends
-_FAREWELL_TIME = 8.0  # seconds that servers wait for the chief to end after its last message
+# Seconds that a server waits for the chief to end after its last message; the chief may wait for others.
+_CHIEF_END_TIME = FAREWELL_TIME + 3.0
 
 
 def check_roles(topology: Topology) -> None:
@@ -93,7 +94,7 @@ def serve(topology: Topology) -> NoReturn:
     while not control.told.wait(_WATCH_INTERVAL):
         watch.look()
     time.sleep(_ANSWER_TIME)
-    watch.wait_for_end(_FAREWELL_TIME)
+    watch.wait_for_end(_CHIEF_END_TIME)
     del server
     if control.failure is not None:
         raise TaskFailedError(

@@ -18,13 +18,12 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Set the parent-death signal, check that the launcher is still alive, and execute the command."""
     launcher, command = int(sys.argv[1]), sys.argv[2:]
-    if sys.platform == "linux":
-        try:
-            import ctypes
+    try:
+        import ctypes
 
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        except (ImportError, OSError, AttributeError):
-            pass  # no libc to ask: the guard process still ends the job
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    except (ImportError, OSError, AttributeError):
+        pass  # no libc to ask: the guard process still ends the job
     if os.getppid() != launcher:
         sys.exit(1)
     try:

@@ -147,11 +147,8 @@ class LocalProcess(TaskHandle):
 
     def _wait(self) -> None:
         pid = self._popen.pid
-        if hasattr(os, "waitid"):
-            # Do not reap the process yet: until then, no other process group can get its id.
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        else:
-            self._popen.wait()
+        # Do not reap the process yet: until then, no other process group can get its id.
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         self.ended_at = time.monotonic()
         with self._reap_lock:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -164,9 +161,7 @@ class LocalProcess(TaskHandle):
 
 
 def bound_to_launcher() -> list[str]:
-    """The arguments to put before a command that must not outlive this process; empty where not on Linux."""
-    if sys.platform != "linux":
-        return []
+    """The arguments to put before a command that must not outlive this process."""
     return [sys.executable, "-I", "-S", str(_HERE / "exec_child.py"), str(os.getpid())]
 
 

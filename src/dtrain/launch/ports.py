@@ -7,7 +7,6 @@ not protect against a program that asks for that very port.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 
 from dtrain.cluster.sockets import bind_everywhere
@@ -31,7 +30,4 @@ def reserve_ports(count: int) -> Iterator[list[int]]:
                 f"{count} free ports were asked for and {len(ports)} found: {error}.",
                 hint="Start fewer workers, or raise the limit of open files (ulimit -n).",
             ) from error
-        if sys.platform != "linux":
-            # Other systems would refuse the port to the task as well, so it is only chosen, not held.
-            stack.close()
         yield ports

@@ -91,8 +91,7 @@ class JobSpec:
             self._check_servers()
         elif self.spares and not self._can_have_spares():
             raise ConfigurationError(
-                f"spares is {self.spares}, but only a Python script or module can wait for its start, on "
-                "Linux.",
+                f"spares is {self.spares}, but only a Python script or module can wait for its start.",
                 hint="Leave it out, or launch the script itself.",
             )
 
@@ -115,7 +114,7 @@ class JobSpec:
 
     def _can_have_spares(self) -> bool:
         """Whether the command runs a script or module with this Python; a spare can hold back only those."""
-        if sys.platform != "linux" or len(self.command) < 2 or self.command[0] != sys.executable:
+        if len(self.command) < 2 or self.command[0] != sys.executable:
             return False
         return not self.command[1].startswith("-") or (self.command[1] == "-m" and len(self.command) > 2)
 
