@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import keras
-
 from dtrain import job, monitor
 from dtrain.checkpoint.backup_and_restore import BackupAndRestore
 from dtrain.cluster import settings as environment
@@ -90,7 +88,6 @@ class TrainerRun:
         self._run: monitor.RunDirectory | None = None
         self._earlier: dict[str, Any] = {}
         self._record: dict[str, Any] = {}
-        self._trained = False
         self._begun = 0.0
         self.done = 0
 
@@ -139,20 +136,18 @@ class TrainerRun:
 
     def callbacks(self, own: list[Any]) -> list[Any]:
         """The user's callbacks, and those that write the run's files."""
-        self._trained = False
         return [
             RateLogs(),
             *own,
             *run_callbacks(self._files, self._record),
-            keras.callbacks.LambdaCallback(on_epoch_end=self._note_epoch),
             self._backup,
         ]
 
     def end(self, model: Any, history: Any) -> None:
         """Write the model, the record and the curves of a finished run. Every worker must call it."""
-        run = self._files
+        run, before = self._files, self.done
         self.done = len(history.epoch)
-        if not self._trained and self._earlier.get("status") == "finished":
+        if self.done == before and self._earlier.get("status") == "finished":
             return  # a finished run was resumed and nothing was trained, so its files stay
         model.save(run.model)
         job.barrier()
@@ -171,9 +166,6 @@ class TrainerRun:
         return BackupAndRestore(
             self._files.backups, save_freq=self._save_freq, delete_checkpoint=False, keep=_KEPT
         )
-
-    def _note_epoch(self, epoch: int, logs: Any) -> None:
-        self._trained = True
 
 
 def _earlier(run: monitor.RunDirectory, settings: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:

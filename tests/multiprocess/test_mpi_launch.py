@@ -61,7 +61,7 @@ BEGIN = """
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Callable[..., Ended]:
-    return functools.partial(run, tmp_path, mpi=True)
+    return functools.partial(run, tmp_path, launcher="mpi")
 
 
 def shown(output: str) -> list[str]:
@@ -203,13 +203,11 @@ def test_a_starter_of_another_mpi(launch: Callable[..., Ended], tmp_path: Path) 
 
 
 def test_what_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = functools.partial(launch_local, [sys.executable, "-c", "pass"], workers=2, mpi=True)
+    start = functools.partial(launch_local, [sys.executable, "-c", "pass"], workers=2, launcher="mpi")
     with refused(ConfigurationError, "1 parameter servers"):
         start(ps=1)
     with refused(ConfigurationError, "mpi_starter is 'srun'"):
-        start(mpi=False, mpi_starter="srun")
-    with refused(ConfigurationError, "launcher is 'shell'"):
-        start(launcher="shell")
+        start(launcher="local", mpi_starter="srun")
     with refused(MPIError, "'/no/mpirun'"):
         start(mpi_starter="/no/mpirun")
     with pytest.raises(MPIError, match="is not known: to --version it says 'true"):

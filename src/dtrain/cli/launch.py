@@ -150,10 +150,12 @@ def launch(command: list[str], processes: Workers, **options: Any) -> int:
     Args:
         command: the argument vector.
         processes: the number of workers.
-        options: further options of `launch_local`.
+        options: further options of `launch_local`; `mpi` stands for its launcher.
     """
     from dtrain.launch import launch_local
 
+    if options.pop("mpi", False):
+        options["launcher"] = "mpi"
     least = processes.fewest if processes.fewest < processes.most else None
     status = launch_local(command, workers=processes.most, min_workers=least, **options)
     if status == 128 + signal.SIGPIPE:

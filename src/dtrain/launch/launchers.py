@@ -22,4 +22,4 @@ def make_launcher(spec: JobSpec, session: Session) -> Launcher:
         ConfigurationError: there is no launcher of this name.
         MPIError: the job is to be started by MPI, and mpi4py or the starter is missing.
     """
-    return LAUNCHERS[known_word("launcher", spec.launcher_name, LAUNCHERS)](session, spec)
+    return LAUNCHERS[known_word("launcher", spec.launcher, LAUNCHERS)](session, spec)

@@ -41,12 +41,11 @@ class JobSpec:
         env: variables to add to this process's environment, or to replace in it.
         grace: seconds between asking tasks to end (SIGTERM, or the signal that this process received) and
             SIGKILL; None means 5, or 30 for tasks that save a checkpoint first.
-        launcher: what starts the tasks: a name in `launchers.LAUNCHERS`.
-        mpi: the launcher is `mpi`: an MPI starter such as `mpirun` makes the workers the ranks of an MPI
-            start, a new one for each attempt, so that they can communicate over MPI. Not with parameter
-            servers.
+        launcher: what starts the tasks: a name in `launchers.LAUNCHERS`. With "mpi", an MPI starter such as
+            `mpirun` makes the workers the ranks of an MPI start, a new one for each attempt, so that they can
+            communicate over MPI; not with parameter servers.
         mpi_starter: the starter's path or name, optionally with arguments, such as "srun --mpi=pmix"; None
-            takes the `mpirun` beside this Python, or the one in PATH. Only with `mpi`.
+            takes the `mpirun` beside this Python, or the one in PATH. Only with the launcher "mpi".
 
     Raises:
         ConfigurationError: a number is out of range, the command is empty, or two options exclude each
@@ -65,7 +64,6 @@ class JobSpec:
     env: Mapping[str, str] | None = None
     grace: float | None = None
     launcher: str = "local"
-    mpi: bool = False
     mpi_starter: str | None = None
 
     def __post_init__(self) -> None:
@@ -94,11 +92,6 @@ class JobSpec:
                 f"spares is {self.spares}, but only a Python script or module can wait for its start.",
                 hint="Leave it out, or launch the script itself.",
             )
-
-    @property
-    def launcher_name(self) -> str:
-        """The name of the launcher."""
-        return "mpi" if self.mpi else self.launcher
 
     @property
     def restarts(self) -> int:
@@ -154,22 +147,17 @@ class JobSpec:
                 )
 
     def _check_mpi(self) -> None:
-        by_mpi = self.launcher_name == "mpi"
-        if self.mpi and self.launcher not in ("local", "mpi"):
-            raise ConfigurationError(
-                f"mpi is set, but launcher is {self.launcher!r}.",
-                hint="Set one of the two: mpi means launcher='mpi'.",
-            )
+        by_mpi = self.launcher == "mpi"
         if self.mpi_starter is not None and not by_mpi:
             raise ConfigurationError(
                 f"mpi_starter is {self.mpi_starter!r}, but the job is not started by MPI.",
-                hint="Set mpi too (--mpi).",
+                hint="Set launcher='mpi' too (--mpi).",
             )
         if by_mpi and self.ps:
             raise ConfigurationError(
-                f"mpi is set, but the job has {self.ps} parameter servers, which talk over TensorFlow's "
-                "connections.",
-                hint="Leave out mpi (--mpi), or the parameter servers (--ps).",
+                f"The launcher is 'mpi', but the job has {self.ps} parameter servers, which talk over "
+                "TensorFlow's connections.",
+                hint="Take another launcher (without --mpi), or leave out the parameter servers (--ps).",
             )
 
 
