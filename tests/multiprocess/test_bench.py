@@ -72,11 +72,11 @@ def test_two_strategies_and_one_that_is_not_here(tmp_path: Path) -> None:
         # The first epoch is not what the speed is told by.
         assert found[key]["examples_per_second"] == run["history"]["examples_per_second"][1]
     cores = len(os.sched_getaffinity(0))
-    for key, seat in (
+    for key, binding in (
         ("multi_worker_ring", "cores-each=" if cores > 1 else "cores="),
         ("one_device", "cores="),
     ):
-        assert found[key]["seat"].startswith(seat)
+        assert found[key]["binding"].startswith(binding)
     assert "not here: the environment names no TPU" in done.stdout
     assert "Synchronous against asynchronous" in done.stdout
     assert re.search(r"bench: 2 of \d: .*; \d+:\d\d so far, about \d+:\d\d to go", done.stderr)

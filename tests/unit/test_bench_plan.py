@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dtrain import cli
-from dtrain.bench.plan import MODELS, ONE_CORE, Asked, Row, rows_of
+from dtrain.bench.plan import MODELS, ONE_CORE, BenchOptions, Row, rows_of
 from dtrain.recipes.catalogue import RECIPES
 from dtrain.strategies.machine import Machine
 from dtrain.strategies.registry import STRATEGIES
@@ -22,7 +22,7 @@ def machine(cores: int = 2, **more: Any) -> Machine:
 
 
 def rows(found: Machine, **asked: Any) -> dict[str, Row]:
-    return {row.key: row for row in rows_of(Asked(**asked), found)}
+    return {row.key: row for row in rows_of(BenchOptions(**asked), found)}
 
 
 def test_all_strategies_have_a_row_on_two_cores() -> None:
@@ -37,25 +37,27 @@ def test_all_strategies_have_a_row_on_two_cores() -> None:
 
 def test_each_worker_has_a_core_of_its_own() -> None:
     found = rows(machine(4), workers=3)
-    assert found["multi_worker_ring"].seat == "cores-each=0,1,2"
+    assert found["multi_worker_ring"].binding == "cores-each=0,1,2"
     assert found["multi_worker_ring"].own_core
-    assert found["parameter_server"].seat == "cores-each=0,1,2,3"  # the chief and the server have all of them
-    assert found["mirrored"].seat == "cores=0,1"
-    assert found["one_device"].seat == found["default"].seat == "cores=0,1,2,3"
-    assert found[ONE_CORE].seat == "cores=0"
+    assert (
+        found["parameter_server"].binding == "cores-each=0,1,2,3"
+    )  # the chief and the server have all of them
+    assert found["mirrored"].binding == "cores=0,1"
+    assert found["one_device"].binding == found["default"].binding == "cores=0,1,2,3"
+    assert found[ONE_CORE].binding == "cores=0"
     assert not found["one_device"].own_core  # one replica on four cores has no efficiency
 
 
 def test_more_workers_than_cores_share_them() -> None:
     found = rows(machine(2), workers=3, devices=4)
     for key in ("multi_worker_ring", "parameter_server", "mirrored"):
-        assert (found[key].seat, found[key].own_core) == ("cores=0,1", False), key
+        assert (found[key].binding, found[key].own_core) == ("cores=0,1", False), key
 
 
 def test_one_core_is_one_base() -> None:
     found = rows(machine(1))
     assert ONE_CORE not in found
-    assert found["one_device"].seat == "cores=0"
+    assert found["one_device"].binding == "cores=0"
 
 
 def test_what_is_missing_is_said() -> None:
@@ -68,9 +70,9 @@ def test_what_is_missing_is_said() -> None:
 
 def test_gpus_are_dealt_out_in_the_place_of_cores() -> None:
     found = rows(machine(8, gpus=("GPU:0", "GPU:1")), workers=2, devices=8)
-    assert found["one_device"].seat == "gpus=0"
-    assert (found["mirrored"].seat, found["mirrored"].replicas) == ("gpus=0,1", 2)
-    assert found["multi_worker_nccl"].seat == "gpus-each=0,1"
+    assert found["one_device"].binding == "gpus=0"
+    assert (found["mirrored"].binding, found["mirrored"].replicas) == ("gpus=0,1", 2)
+    assert found["multi_worker_nccl"].binding == "gpus-each=0,1"
     assert "NCCL" in found["multi_worker_ring"].absent
     assert ONE_CORE not in found
     too_few = rows(machine(8, gpus=("GPU:0",)), workers=2)
@@ -97,7 +99,7 @@ def test_one_device_is_always_there_to_compare_with() -> None:
 
 def test_every_command_is_one_that_its_recipe_takes() -> None:
     for name, model in MODELS.items():
-        asked = Asked(model=name, seed=3)
+        asked = BenchOptions(model=name, seed=3)
         for row in rows_of(asked, machine()):
             command = row.command(asked, Path("out"))
             at = command.index("train")

@@ -11,7 +11,7 @@ import pytest
 
 from dtrain.bench import output
 from dtrain.bench.measured import Measured, UnusableError, read_run
-from dtrain.bench.plan import ONE_CORE, Asked, rows_of
+from dtrain.bench.plan import ONE_CORE, BenchOptions, rows_of
 from dtrain.bench.results import Results, RowResult
 from dtrain.bench.table import as_markdown, as_text
 from dtrain.strategies.machine import Machine
@@ -35,7 +35,7 @@ def run(rate: float, *, loss: float = 1.0, staleness: float | None = None, **mor
 
 def results(runs: dict[str, list[Measured | None]], **asked: Any) -> Results:
     """Of two rounds, unless said otherwise; rows without runs have failed."""
-    made = Results(Asked(epochs=3, **asked), MACHINE, [])
+    made = Results(BenchOptions(epochs=3, **asked), MACHINE, [])
     made.outcomes = [RowResult(row) for row in rows_of(made.asked, MACHINE)]
     for outcome in made.outcomes:
         outcome.runs = runs.get(outcome.row.key, [])
@@ -73,12 +73,12 @@ def test_ratios_are_of_runs_of_one_round(whole: Results) -> None:
 
 
 def test_numbers_are_compared_with_one_device(whole: Results) -> None:
-    said = {o.row.key: (whole.same(o), whole.apart(o)) for o in whole.outcomes if o.measured}
+    said = {o.row.key: (whole.same(o), whole.loss_difference(o)) for o in whole.outcomes if o.measured}
     assert said["one_device"] == (None, None)
     assert said["multi_worker_ring"] == (True, pytest.approx(1e-5))
     assert said["multi_worker_mpi"] == (False, pytest.approx(0.01))
     assert said["parameter_server"] == (None, pytest.approx(0.4))
-    assert not whole.well()
+    assert not whole.succeeded()
 
 
 def test_a_model_with_random_layers_is_not_compared() -> None:
@@ -91,16 +91,16 @@ def test_a_model_with_random_layers_is_not_compared() -> None:
     made = results(both, model="synthetic-cnn", strategies="default,multi_worker", transports="ring")
     same = {o.row.key: made.same(o) for o in made.outcomes}
     assert (same["default"], same["multi_worker_ring"]) == (None, None)
-    assert made.well()
+    assert made.succeeded()
     assert "random layers" in as_text(made, width=120)
     assert "dropout and BatchNorm" in as_text(made, width=120)
 
 
 def test_all_well_where_all_that_can_run_did() -> None:
     made = results({ONE_CORE: [run(1.0)], "one_device": [run(2.0)], "tpu": []}, strategies="one_device,tpu")
-    assert made.well()
+    assert made.succeeded()
     made.outcomes[0].failed = True
-    assert not made.well()
+    assert not made.succeeded()
 
 
 def test_the_table_has_a_row_for_each_and_says_why_not(whole: Results) -> None:

@@ -64,7 +64,7 @@ MODELS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class BenchOptions:
     """The options of a bench; None means that the default applies.
 
     Raises:
@@ -129,8 +129,8 @@ class Asked:
                 f"The global batch is {self.global_batch}, but there are {most} replicas.",
                 hint="Set it to at least one example for each replica.",
             )
-        self.names()
-        self.ways()
+        self.strategy_names()
+        self.transport_names()
         # Check the options by the recipe's own rules before any run is started.
         RECIPES[self.what.recipe].options.parse(self.recipe_arguments())
 
@@ -149,7 +149,7 @@ class Asked:
         told = ["--seed", str(self.seed), "--epochs", str(model.epochs)]
         return [*told, "--global-batch", str(self.global_batch), *model.options, *size]
 
-    def names(self) -> tuple[str, ...]:
+    def strategy_names(self) -> tuple[str, ...]:
         """The requested strategies in the order of STRATEGIES; all of them if none was named.
 
         Raises:
@@ -165,7 +165,7 @@ class Asked:
             )
         return tuple(name for name in STRATEGIES if name in found)
 
-    def ways(self) -> tuple[str, ...]:
+    def transport_names(self) -> tuple[str, ...]:
         """The requested transports in the order of TRANSPORTS; all of them if none was named.
 
         Raises:
@@ -191,7 +191,7 @@ class Row:
         workers: number of launched workers; 0 for a single process that runs without the launcher.
         ps: number of parameter servers; with any, the job also has a chief.
         transport: the transport of the workers' all-reduce; "" without several workers.
-        seat: the cores or GPUs of its processes, as the first argument of `seat.py`.
+        binding: the cores or GPUs of its processes, as the first argument of `bind.py`.
         cores: the cores or GPUs of its replicas, in words.
         own_core: whether each replica has its own core or GPU, so that an efficiency can be computed.
         absent: why the row cannot run on this machine; "" if it can.
@@ -204,7 +204,7 @@ class Row:
     workers: int = 0
     ps: int = 0
     transport: str = ""
-    seat: str = ""
+    binding: str = ""
     cores: str = ""
     own_core: bool = True
     absent: str = ""
@@ -214,11 +214,11 @@ class Row:
         """Whether the row trains synchronously, so that it should give the numbers of one device."""
         return self.strategy not in spanning("servers") or self.replicas == 1
 
-    def command(self, asked: Asked, run_dir: Path) -> list[str]:
+    def command(self, asked: BenchOptions, run_dir: Path) -> list[str]:
         """The command that trains the row, with `run_dir` as its run directory."""
         train = ["train", asked.what.recipe, "--strategy", self.strategy]
         train += [*asked.recipe_arguments(), "--run-dir", str(run_dir)]
-        place = ["-m", "dtrain.bench.seat", self.seat]
+        place = ["-m", "dtrain.bench.bind", self.binding]
         if not self.workers:
             devices = ["--devices", str(self.replicas)] if self.replicas > 1 else []
             return [sys.executable, *place, *train, *devices]
@@ -228,7 +228,7 @@ class Row:
         return [sys.executable, *launch, *place, *train]
 
 
-def rows_of(asked: Asked, machine: Machine) -> list[Row]:
+def rows_of(asked: BenchOptions, machine: Machine) -> list[Row]:
     """All rows, including those that cannot run here. One device is always among them, as the base."""
     makers = {
         "device": _without_strategy,
@@ -237,7 +237,7 @@ def rows_of(asked: Asked, machine: Machine) -> list[Row]:
         "servers": _on_servers,
         "tpu": _on_tpu,
     }
-    names = asked.names()
+    names = asked.strategy_names()
     rows: list[Row] = []
     for name in names:
         if name != ONE_DEVICE:
@@ -251,48 +251,48 @@ def rows_of(asked: Asked, machine: Machine) -> list[Row]:
 def _one_device(machine: Machine) -> list[Row]:
     if machine.gpus:
         return [
-            Row(key=ONE_DEVICE, title="one_device (GPU)", strategy=ONE_DEVICE, seat="gpus=0", cores="GPU")
+            Row(key=ONE_DEVICE, title="one_device (GPU)", strategy=ONE_DEVICE, binding="gpus=0", cores="GPU")
         ]
-    every = _seat("cores", machine.cores)
+    every = _binding("cores", machine.cores)
     count = len(machine.cores)
     if count == 1:
-        return [Row(key=ONE_DEVICE, title="one_device", strategy=ONE_DEVICE, seat=every, cores="1")]
-    one = _seat("cores", machine.cores[:1])
+        return [Row(key=ONE_DEVICE, title="one_device", strategy=ONE_DEVICE, binding=every, cores="1")]
+    one = _binding("cores", machine.cores[:1])
     return [
-        Row(key=ONE_CORE, title="one_device, one core", strategy=ONE_DEVICE, seat=one, cores="1"),
+        Row(key=ONE_CORE, title="one_device, one core", strategy=ONE_DEVICE, binding=one, cores="1"),
         Row(
             key=ONE_DEVICE,
             title=f"one_device, {count} cores",
             strategy=ONE_DEVICE,
-            seat=every,
+            binding=every,
             cores=str(count),
             own_core=False,
         ),
     ]
 
 
-def _without_strategy(name: str, asked: Asked, machine: Machine) -> list[Row]:
+def _without_strategy(name: str, asked: BenchOptions, machine: Machine) -> list[Row]:
     """The row without a strategy, on the same cores as `one_device` with all cores."""
     return [replace(_one_device(machine)[-1], key=name, title=f"{name} (no strategy)", strategy=name)]
 
 
-def _on_devices(name: str, asked: Asked, machine: Machine) -> list[Row]:
+def _on_devices(name: str, asked: BenchOptions, machine: Machine) -> list[Row]:
     kind, there = ("GPU", len(machine.gpus)) if machine.gpus else ("logical CPU", asked.devices)
     count = min(asked.devices, there)
     row = Row(key=name, title=name, strategy=name, replicas=count)
     if count == 1:
         return [replace(row, absent=f"one {kind}: it would be one device (--devices K)")]
     if machine.gpus:
-        return [replace(row, seat=_seat("gpus", range(count)), cores=counted(count, "GPU"))]
+        return [replace(row, binding=_binding("gpus", range(count)), cores=counted(count, "GPU"))]
     enough = count <= len(machine.cores)
     cores = machine.cores[:count] if enough else machine.cores
-    return [replace(row, seat=_seat("cores", cores), cores=f"{len(cores)}, shared", own_core=enough)]
+    return [replace(row, binding=_binding("cores", cores), cores=f"{len(cores)}, shared", own_core=enough)]
 
 
-def _on_workers(name: str, asked: Asked, machine: Machine) -> list[Row]:
+def _on_workers(name: str, asked: BenchOptions, machine: Machine) -> list[Row]:
     found = []
     here = judge(machine)[name]
-    for way in asked.ways():
+    for way in asked.transport_names():
         row = Row(
             key=f"{name}_{way}",
             title=f"{name} ({way if way == 'ring' else way.upper()})",
@@ -302,7 +302,7 @@ def _on_workers(name: str, asked: Asked, machine: Machine) -> list[Row]:
             transport=way,
         )
         problem = "" if here.can else here.why
-        found.append(_seated(row, problem or _transport_problem(way, machine), machine))
+        found.append(_bound(row, problem or _transport_problem(way, machine), machine))
     return found
 
 
@@ -314,7 +314,7 @@ def _transport_problem(way: str, machine: Machine) -> str:
     return machine.mpi_problem if way == "mpi" else ""
 
 
-def _on_servers(name: str, asked: Asked, machine: Machine) -> list[Row]:
+def _on_servers(name: str, asked: BenchOptions, machine: Machine) -> list[Row]:
     here = judge(machine)[name]
     row = Row(
         key=name,
@@ -324,31 +324,33 @@ def _on_servers(name: str, asked: Asked, machine: Machine) -> list[Row]:
         workers=asked.workers,
         ps=asked.ps,
     )
-    return [_seated(row, "" if here.can else here.why, machine)]
+    return [_bound(row, "" if here.can else here.why, machine)]
 
 
-def _seated(row: Row, problem: str, machine: Machine) -> Row:
+def _bound(row: Row, problem: str, machine: Machine) -> Row:
     """Give each worker of a row its own core or GPU if there are enough; or note the problem in `absent`."""
     if machine.gpus and not problem and len(machine.gpus) < row.workers:
         problem = f"{row.workers} workers need a GPU each, and there are {len(machine.gpus)}"
     if problem:
         return replace(row, absent=problem)
     if machine.gpus:
-        return replace(row, seat=_seat("gpus-each", range(row.workers)), cores=counted(row.workers, "GPU"))
+        return replace(
+            row, binding=_binding("gpus-each", range(row.workers)), cores=counted(row.workers, "GPU")
+        )
     if row.workers > len(machine.cores):
         cores = f"{len(machine.cores)}, shared"
-        return replace(row, seat=_seat("cores", machine.cores), cores=cores, own_core=False)
-    seat = _seat("cores-each", machine.cores if row.ps else machine.cores[: row.workers])
-    return replace(row, seat=seat, cores=f"{row.workers}, own" if row.workers > 1 else "1")
+        return replace(row, binding=_binding("cores", machine.cores), cores=cores, own_core=False)
+    binding = _binding("cores-each", machine.cores if row.ps else machine.cores[: row.workers])
+    return replace(row, binding=binding, cores=f"{row.workers}, own" if row.workers > 1 else "1")
 
 
-def _on_tpu(name: str, asked: Asked, machine: Machine) -> list[Row]:
+def _on_tpu(name: str, asked: BenchOptions, machine: Machine) -> list[Row]:
     here = judge(machine)[name]
     row = Row(key=name, title=name, strategy=name, own_core=False, cores="TPU")
-    return [replace(row, absent="" if here.can else here.why, seat=_seat("cores", machine.cores))]
+    return [replace(row, absent="" if here.can else here.why, binding=_binding("cores", machine.cores))]
 
 
-def _seat(kind: str, numbers: Sequence[int]) -> str:
+def _binding(kind: str, numbers: Sequence[int]) -> str:
     return f"{kind}={','.join(map(str, numbers))}"
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from dtrain import __version__
 from dtrain.bench.measured import Measured
-from dtrain.bench.plan import ONE_CORE, ONE_DEVICE, Asked, Row
+from dtrain.bench.plan import ONE_CORE, ONE_DEVICE, BenchOptions, Row
 from dtrain.monitor.origin import command
 from dtrain.strategies.machine import Machine
 
@@ -67,7 +67,7 @@ class Results:
         status: "running", "finished" or "interrupted".
     """
 
-    asked: Asked
+    asked: BenchOptions
     machine: Machine
     outcomes: list[RowResult]
     started_at: str = field(
@@ -97,7 +97,7 @@ class Results:
         times = self.times(outcome, self.base)
         return times / outcome.row.replicas if times is not None and outcome.row.own_core else None
 
-    def apart(self, outcome: RowResult) -> float | None:
+    def loss_difference(self, outcome: RowResult) -> float | None:
         """The largest relative difference, over all rounds, of the first epoch's loss from one device's.
 
         None if a measurement is missing, or if the row is the one device itself.
@@ -110,11 +110,11 @@ class Results:
 
     def same(self, outcome: RowResult) -> bool | None:
         """Whether the row gives the numbers of one device; None if it need not, or if that is unknown."""
-        apart = self.apart(outcome)
+        apart = self.loss_difference(outcome)
         promised = outcome.row.synchronous and not self.asked.what.random
         return None if apart is None or not promised else apart <= TOLERANCE
 
-    def well(self) -> bool:
+    def succeeded(self) -> bool:
         """Whether no run failed, and every row that should give the numbers of one device does."""
         return not any(o.failed or self.same(o) is False for o in self.outcomes)
 
@@ -158,7 +158,7 @@ class Results:
             "communication": outcome.median(lambda run: run.communication),
             "staleness": outcome.median(lambda run: run.staleness),
             "others": outcome.median(lambda run: run.others),
-            "first_loss_apart": self.apart(outcome),
+            "first_loss_apart": self.loss_difference(outcome),
             "same_as_one_device": self.same(outcome),
             "final": dict(outcome.measured[0].final) if outcome.measured else None,
             "runs": [None if run is None else run.as_data() for run in outcome.runs],

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from dtrain.bench.busy import Others
-from dtrain.bench.plan import Asked, Row
+from dtrain.bench.busy import OtherPrograms
+from dtrain.bench.plan import BenchOptions, Row
 from dtrain.launch.environment import task_environment
 from dtrain.launch.local_launcher import LocalLauncher
 from dtrain.launch.processes import Job, TaskCommand
@@ -59,7 +59,7 @@ class Runner:
         log: where the output of all runs goes, each line marked with its row and round.
     """
 
-    def __init__(self, asked: Asked, cores: Sequence[int], log: TextIO) -> None:
+    def __init__(self, asked: BenchOptions, cores: Sequence[int], log: TextIO) -> None:
         self._asked, self._cores = asked, cores
         self._session = Session(stdout=log, stderr=log)
         self._launcher = LocalLauncher(self._session)
@@ -83,7 +83,7 @@ class Runner:
         """
         task = Task(row.key, number)
         command = TaskCommand(task, row.command(self._asked, run_dir), _environment())
-        started, others = time.monotonic(), Others(self._cores)
+        started, others = time.monotonic(), OtherPrograms(self._cores)
         outcome = Job([command], self._launcher, timeout=self._asked.time_limit).run()
         seconds = time.monotonic() - started
         if outcome.signal is not None:

@@ -69,7 +69,7 @@ def as_markdown(results: Results) -> str:
 
 def same_cell(outcome: RowResult, results: Results) -> str:
     """The cell that says whether a row gives the numbers of one device, with the difference found."""
-    apart, same = results.apart(outcome), results.same(outcome)
+    apart, same = results.loss_difference(outcome), results.same(outcome)
     if apart is None:
         return _MISSING
     if same is None:

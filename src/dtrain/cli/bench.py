@@ -17,7 +17,7 @@ from dtrain.errors import ConfigurationError
 from dtrain.option_fields import declare, own_fields, said
 
 if TYPE_CHECKING:
-    from dtrain.bench.plan import Asked
+    from dtrain.bench.plan import BenchOptions
     from dtrain.bench.results import Results, RowResult
     from dtrain.bench.runs import Runner
 
@@ -28,10 +28,10 @@ _USUAL_SECONDS = 20.0  # the assumed duration of a run until one has finished
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of `dtrain bench`: the fields of `plan.Asked`, and where the files go."""
-    from dtrain.bench.plan import Asked
+    """Declare the arguments of `dtrain bench`: the fields of `plan.BenchOptions`, and where the files go."""
+    from dtrain.bench.plan import BenchOptions
 
-    declare(parser, own_fields(Asked))
+    declare(parser, own_fields(BenchOptions))
     parser.add_argument(
         "--output", metavar="DIR", help="where the files go; by default a new directory under runs/"
     )
@@ -51,11 +51,11 @@ def run(args: argparse.Namespace) -> int:
     """
     from dtrain import cluster
     from dtrain.bench import output
-    from dtrain.bench.plan import Asked, rows_of
+    from dtrain.bench.plan import BenchOptions, rows_of
     from dtrain.bench.results import Results, RowResult
     from dtrain.strategies.machine import look_at_machine
 
-    asked = Asked(**said(args, own_fields(Asked)))
+    asked = BenchOptions(**said(args, own_fields(BenchOptions)))
     if (topology := cluster.current()) is not None:
         raise ConfigurationError(
             f"This process is {topology.task} of a job, but a bench starts jobs of its own.",
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     results = Results(asked, machine, [RowResult(row) for row in rows_of(asked, machine)])
     directory = output.open_output(args.output)
     status = _measure(results, directory)
-    return status or (0 if results.well() else 1)
+    return status or (0 if results.succeeded() else 1)
 
 
 def _measure(results: Results, directory: Path) -> int:
@@ -119,13 +119,15 @@ def _rounds(results: Results, runner: Runner, directory: Path, started: float) -
                 f"{_clock(time.monotonic() - started)} so far, about {_clock(left)} to go"
             )
             began = time.monotonic()
-            _one(outcome, results.asked, runner, number, run_directory(directory, outcome.row.key, number))
+            _run_row(
+                outcome, results.asked, runner, number, run_directory(directory, outcome.row.key, number)
+            )
             taken.append(time.monotonic() - began)
             results.seconds = time.monotonic() - started
             write_data(results, directory)
 
 
-def _one(outcome: RowResult, asked: Asked, runner: Runner, number: int, run_dir: Path) -> None:
+def _run_row(outcome: RowResult, asked: BenchOptions, runner: Runner, number: int, run_dir: Path) -> None:
     """Run one row once, and record the result in its outcome."""
     from dtrain.bench.measured import UnusableError, read_run
 

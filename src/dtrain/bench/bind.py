@@ -1,9 +1,9 @@
 """A program that binds its process to cores or GPUs, and then becomes `dtrain` with the remaining arguments.
 
-    python -m dtrain.bench.seat cores=0,1 train digits ...         # binds the process to these cores
-    python -m dtrain.bench.seat gpus=0,1 train digits ...          # the process sees only these GPUs
-    python -m dtrain.bench.seat cores-each=0,1 train digits ...    # binds worker i of a job to the i-th core
-    python -m dtrain.bench.seat gpus-each=0,1 train digits ...     # worker i of a job sees only the i-th GPU
+    python -m dtrain.bench.bind cores=0,1 train digits ...         # binds the process to these cores
+    python -m dtrain.bench.bind gpus=0,1 train digits ...          # the process sees only these GPUs
+    python -m dtrain.bench.bind cores-each=0,1 train digits ...    # binds worker i of a job to the i-th core
+    python -m dtrain.bench.bind gpus-each=0,1 train digits ...     # worker i of a job sees only the i-th GPU
 
 With `-each`, a chief and parameter servers may use all of the cores, and see no GPU. It starts no other
 process.
@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from dtrain.cluster import current
 
 
-def place(seat: str) -> None:
+def bind(binding: str) -> None:
     """Bind this process to cores, with one OpenMP thread if it is one core; or make only some GPUs visible.
 
     Args:
-        seat: `cores=` or `gpus=`, or the same with `-each`, followed by numbers separated by commas.
+        binding: `cores=` or `gpus=`, or the same with `-each`, followed by numbers separated by commas.
     """
-    kind, _, listed = seat.partition("=")
+    kind, _, listed = binding.partition("=")
     numbers = [int(number) for number in listed.split(",")]
     what, _, each = kind.partition("-")
     if each:
@@ -44,7 +44,7 @@ def place(seat: str) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Bind this process as the first argument says, then run `dtrain` with the rest; does not return."""
-    place(arguments[0])
+    bind(arguments[0])
     os.execv(sys.executable, [sys.executable, "-m", "dtrain", *arguments[1:]])
 
 
