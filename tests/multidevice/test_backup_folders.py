@@ -78,7 +78,8 @@ def test_a_folder_that_another_process_uses(tmp_path: Path) -> None:
 def test_loops_hold_their_folder_until_they_are_closed(tmp_path: Path) -> None:
     folder = tmp_path / "loop"
     model = build("sgd")
-    first, second = Checkpoints(folder, model), Checkpoints(f"file://{folder}", model)  # one process is one owner
+    # One process is one owner, however it names the folder.
+    first, second = Checkpoints(folder, model), Checkpoints(f"file://{folder}", model)
     first.save(1)
     first.close()
     assert (folder / folder_lock.NAME).exists()
