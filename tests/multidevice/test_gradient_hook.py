@@ -19,6 +19,7 @@ from dtrain.errors import ConfigurationError, StepError
 from dtrain.keras_engine.gradient_hook import HOOKS, GradientHook, LocalSGD
 from dtrain.optim import shard_state
 from local_sgd_by_hand import by_hand as locally_by_hand
+from refusals import refused
 
 _RANDOM = np.random.default_rng(0)
 TOKENS = _RANDOM.integers(0, 7, size=(9, 3)).astype("int32")
@@ -139,11 +140,8 @@ class Short(GradientHook):
 
 
 def test_another_number_of_gradients_is_refused() -> None:
-    with pytest.raises(
-        StepError, match="hook Short was given 4 gradients, and its reduce returned 3"
-    ) as caught:
+    with refused(StepError, "Short", "4 gradients", "returned 3", "one tensor for each gradient"):
         fitted(dtrain.MirroredStrategy(gradient_hook=Short()))
-    assert "one tensor for each gradient" in caught.value.hint
 
 
 def test_with_local_accumulation_it_is_called_for_each_update() -> None:
@@ -172,9 +170,8 @@ def test_sparse_gradients_are_all_reduced_without_the_hook() -> None:
 
 
 def test_the_name_is_checked_and_the_registry_can_be_added_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigurationError, match="flaot16") as caught:
+    with refused(ConfigurationError, "'float16'", gradient_hook="flaot16"):
         dtrain.MirroredStrategy(gradient_hook="flaot16")
-    assert "'float16'" in caught.value.hint
     monkeypatch.setitem(HOOKS, "recorded", Recorded)
     strategy = dtrain.strategy("mirrored", gradient_hook="recorded")
     fitted(strategy)

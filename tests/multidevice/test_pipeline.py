@@ -269,7 +269,7 @@ def test_keras_takes_a_pipeline_as_it_is(name: str) -> None:
         ordered = Pipeline((np.pad(X, ((0, 0), (0, 1))), Y), batch_size=8, shuffle=False)
         shuffled = Pipeline((np.pad(X, ((0, 0), (0, 1))), Y), batch_size=8)
         history = model.fit(take(shuffled), validation_data=take(ordered), epochs=2, verbose=0).history
-        with pytest.raises(ConfigurationError, match="a Pipeline that shuffles"):
+        with refused(ConfigurationError, "Pipeline", "shuffle=False"):
             model.predict(shuffled, verbose=0)
         evaluated = model.evaluate(take(ordered), verbose=0)
         return [*history.items(), evaluated, model.predict(take(ordered), verbose=0).tolist()]
@@ -435,36 +435,30 @@ def test_record_files_that_are_missing_damaged_or_others_are_named(tmp_path: Pat
     shortened = tmp_path / "shortened.tfrecord"
     shortened.write_bytes(Path(packed).read_bytes()[:-9])
 
-    def unreadable(message: str, files: Any, *, compression: str | None = None, **other: Any) -> None:
-        with pytest.raises(DataError, match=message):
+    def unreadable(files: Any, *named: object, compression: str | None = None, **other: Any) -> None:
+        with refused(DataError, *named):
             tfrecords(files, features | other, compression=compression)
 
-    unreadable(r"No file is called .*gone-\*", tmp_path / "gone-*")
-    unreadable(r"1 of 2 record files are missing: .*gone", [good, tmp_path / "gone"])
-    unreadable("list of record files is empty", [])
-    unreadable("listed twice", [good, good])
-    unreadable(r"cut.tfrecord is cut off or damaged in record 36", cut)
-    unreadable(r"flipped.tfrecord .* record 20 has a wrong checksum", flipped)
-    unreadable(r"no record in 1 files", empty)
-    unreadable(r"packed.tfrecord is no TFRecord file", packed)
-    unreadable(r"shortened.tfrecord is cut off", shortened, compression="GZIP")
-    unreadable(
-        r"Record 0 of .*good.tfrecord has no feature 'z'; it has 0, 1",
-        good,
-        z=tf.io.FixedLenFeature([], tf.int64),
-    )
+    unreadable(tmp_path / "gone-*", tmp_path / "gone-*")
+    unreadable([good, tmp_path / "gone"], "1 of 2", tmp_path / "gone")
+    unreadable([], "empty")
+    unreadable([good, good], good, "twice")
+    unreadable(cut, cut, "record 36")
+    unreadable(flipped, flipped, "record 20", "checksum")
+    unreadable(empty, "1 files")
+    unreadable(packed, packed, "no TFRecord file")
+    unreadable(shortened, shortened, "cut off", compression="GZIP")
+    unreadable(good, "Record 0", good, "'z'", "0, 1", z=tf.io.FixedLenFeature([], tf.int64))
     fixed = {"0": tf.io.FixedLenFeature([5], tf.float32)}
-    unreadable(r"has 4 values in the feature '0', but its shape \[5\] needs 5", good, **fixed)
-    unreadable(
-        r"holds float32 in the feature '0', not int64", good, **{"0": tf.io.FixedLenFeature([4], tf.int64)}
-    )
+    unreadable(good, "4 values", "'0'", "[5]", **fixed)
+    unreadable(good, "float32", "'0'", "int64", **{"0": tf.io.FixedLenFeature([4], tf.int64)})
     table = Path(write_array_records((X, Y), tmp_path / "table.array_record")[0])
     assert array_records(table, features).examples == ROWS
     data = table.read_bytes()
     table.write_bytes(data[:150] + bytes([data[150] ^ 255]) + data[151:])  # in the first record
     with refused(DataError, "Record 0", table):
         array_records(table, features)
-    with pytest.raises(ConfigurationError, match="names no features"):
+    with refused(ConfigurationError, "features"):
         tfrecords(good, {})
     with refused(DataError, good):
         array_records(good, features)

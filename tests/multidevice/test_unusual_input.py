@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import dtrain
 from dtrain.errors import CompilationError, DataError
+from refusals import refused
 
 Program = Callable[[], Any]
 
@@ -121,7 +122,7 @@ def test_a_loop_of_ones_own_compiles_what_can_be_compiled() -> None:
         optimizer.apply_gradients(zip(gradients(x), model.trainable_variables, strict=True))
 
     compiled_step = tf.function(step, jit_compile=True)
-    with pytest.raises(CompilationError, match=r"optimizer\.apply_gradients outside of it"):
+    with refused(CompilationError, "optimizer.apply_gradients"):
         tf.function(lambda: strategy.run(compiled_step, args=(x,)))()
 
 
@@ -149,7 +150,7 @@ def test_a_compiled_function_in_a_step_under_fit_is_an_error_that_says_so() -> N
         model.build((None, 4))
         model.compile("sgd")
     x = np.ones((6, 4), "float32")
-    with pytest.raises(CompilationError, match="leave jit_compile out"):
+    with refused(CompilationError, "jit_compile"):
         model.fit(x, x, verbose=0)
 
 
@@ -183,7 +184,7 @@ def test_a_batch_that_cannot_be_cut_names_its_parts(call: str) -> None:
     with dtrain.MirroredStrategy().scope():
         model = model_of_graphs()
     before = model.get_weights()
-    with pytest.raises(DataError, match=r"x\['nodes'\]: 5, x\['edges'\]: 8|x\['edges'\]: 8, x\['nodes'\]: 5"):
+    with refused(DataError, "x['nodes']: 5", "x['edges']: 8"):
         run(model)
     for now, then in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(now, then)

@@ -11,6 +11,7 @@ import pytest
 from dtrain.errors import ConfigurationError, TaskTimeoutError
 from dtrain.optim import batch_finder, largest_batch
 from dtrain.optim.batch_trial import BatchTrial
+from refusals import refused
 
 pytestmark = pytest.mark.long
 
@@ -30,7 +31,7 @@ def make(batch: int) -> tuple[Any, Any]:
 def test_what_fits_and_what_does_not() -> None:
     """One trial fits, the other is refused memory; both leave this process as it was."""
     assert largest_batch(make, memory_limit=LIMIT, start=8, granularity=8, limit=8, steps=1) == 8
-    with pytest.raises(ConfigurationError, match=r"Not even a batch of 512 examples fits into 1\.50 GB"):
+    with refused(ConfigurationError, "512 examples", "1.50 GB"):
         largest_batch(make, memory_limit=LIMIT, start=512, granularity=512, steps=1)
 
 
@@ -48,7 +49,7 @@ def test_a_trial_that_hangs() -> None:
         time.sleep(1000)
 
     start = time.monotonic()
-    with pytest.raises(TaskTimeoutError, match="batch of 1 still ran after 3 s"):
+    with refused(TaskTimeoutError, "batch of 1", "3 s"):
         largest_batch(hangs, memory_limit=LIMIT, timeout=3)
     assert time.monotonic() - start < 30
 
@@ -97,13 +98,13 @@ def test_the_search(most: int, start: int | None) -> None:
     "options", [{"start": 0}, {"granularity": 0}, {"limit": 0}, {"steps": 0}, {"timeout": 0}]
 )
 def test_bad_numbers(options: dict[str, int]) -> None:
-    with pytest.raises(ConfigurationError, match=rf"{next(iter(options))}(=| is )0"):
+    with refused(ConfigurationError, *options, 0):
         largest_batch(make, memory_limit=LIMIT, **options)
 
 
 def test_what_cannot_travel() -> None:
     lock = __import__("threading").Lock()
-    with pytest.raises(ConfigurationError, match="make cannot be sent"):
+    with refused(ConfigurationError, "make"):
         largest_batch(lambda batch: lock, memory_limit=LIMIT)
 
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 import dtrain.data
 from dtrain.errors import ConfigurationError, DataError
+from refusals import refused
 
 COUNT = 41
 
@@ -95,16 +96,16 @@ def test_a_dataset_is_shared_and_its_processes_end(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_elsewhere_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataError, match=r"ValueError: no such data(?s:.*)Hint"):
+    with refused(DataError, "ValueError: no such data", "Hint"):
         dtrain.data.distribute(raises, workers=1)
-    with pytest.raises(ConfigurationError, match="was given a list"):
+    with refused(ConfigurationError, "list"):
         dtrain.data.distribute([1, 2])  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="workers"):
+    with refused(ConfigurationError, "workers", 0):
         dtrain.data.distribute(raises, workers=0)
     cluster = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
     with monkeypatch.context() as patch:
         patch.setenv("TF_CONFIG", cluster)
-        with pytest.raises(ConfigurationError, match="2 training processes"):
+        with refused(ConfigurationError, "2 training processes"):
             dtrain.data.distribute(tf.data.Dataset.range(3))
 
 

@@ -212,7 +212,7 @@ def test_what_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         start(mpi_starter="/no/mpirun")
     with pytest.raises(MPIError, match="is not known: to --version it says 'true"):
         start(mpi_starter="true")
-    with pytest.raises(MPIError, match=r"ended with exit status (?s:.*)--no-such-option"):
+    with refused(MPIError, "exit status", "--no-such-option"):
         start(mpi_starter=f"{STARTER} --no-such-option")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))

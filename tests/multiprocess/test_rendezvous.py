@@ -23,6 +23,7 @@ from dtrain.cluster.sockets import this_process_listens_on
 from dtrain.errors import ClusterConfigError, PeerMissingError, PortInUseError
 from dtrain.launch.ports import reserve_ports
 from dtrain.topology import Topology
+from refusals import refused
 
 LIMIT = 60.0
 
@@ -288,7 +289,7 @@ def test_a_listener_of_this_very_process_is_in_the_way_as_well() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert this_process_listens_on(port)
-        with pytest.raises(PortInUseError, match=f"127.0.0.1:{port}"):
+        with refused(PortInUseError, f"127.0.0.1:{port}"):
             check_peers(Topology({"worker": (f"127.0.0.1:{port}",)}, "worker", 0))
     assert not this_process_listens_on(port)
 
@@ -456,7 +457,7 @@ def test_a_name_for_this_machine(tasks: Tasks, ports: Callable[[int], list[int]]
 
 def test_a_name_that_nobody_knows() -> None:
     topology = Topology({"worker": ("no-such-host.invalid:2222", "127.0.0.1:2223")}, "worker", 1)
-    with pytest.raises(PeerMissingError, match="no-such-host"):
+    with refused(PeerMissingError, "no-such-host.invalid:2222"):
         check_peers(topology, timeout=1.0)
 
 

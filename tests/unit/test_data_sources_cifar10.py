@@ -164,7 +164,7 @@ def test_an_archive_that_is_cut_off_anywhere(tmp_path):
     one = plain.index(b"cifar-10-batches-py/data_batch_2")
     for part in (100, 512, one - 1, one, one + 100):
         path.write_bytes(gzip.compress(plain[:part]))
-        with pytest.raises(DataError, match=r"is no whole tar archive|is cut off or damaged after"):
+        with refused(DataError, path):
             load_cifar10(path)
 
 
@@ -268,10 +268,9 @@ def test_a_pickle_can_call_nothing(tmp_path):
 )
 def test_a_pickle_of_something_else(tmp_path, batch):
     files = {**files_of(batches()), "cifar-10-batches-py/test_batch": pickle.dumps(batch)}
-    with pytest.raises(
-        DataError, match=r"test_batch in .*(a batch has data uint8|is no pickle of arrays by name)"
-    ):
-        load_cifar10(write_tar(tmp_path / "x.tar.gz", files))
+    path = write_tar(tmp_path / "x.tar.gz", files)
+    with refused(DataError, "test_batch", path):
+        load_cifar10(path)
 
 
 def test_a_pickle_that_is_cut_off(tmp_path):
