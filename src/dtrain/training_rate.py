@@ -66,7 +66,7 @@ class Totals(NamedTuple):
         return each, max(0.0, each - others / steps), reading / steps, between / steps
 
 
-class Examples(NamedTuple):
+class ExampleCount(NamedTuple):
     """The number of examples in the job's training steps since this process started.
 
     Attributes:
@@ -77,19 +77,19 @@ class Examples(NamedTuple):
     counted: int = 0
     unsaid: int = 0
 
-    def since(self, earlier: Examples) -> int | None:
+    def since(self, earlier: ExampleCount) -> int | None:
         """The number of examples since an earlier count; None if a report since then did not know it."""
         return self.counted - earlier.counted if self.unsaid == earlier.unsaid else None
 
-    def more(self, examples: int | None) -> Examples:
+    def more(self, examples: int | None) -> ExampleCount:
         """This count plus the examples of one more report; None or a negative number if unknown."""
         if examples is None or examples < 0:
-            return Examples(self.counted, self.unsaid + 1)
-        return Examples(self.counted + examples, self.unsaid)
+            return ExampleCount(self.counted, self.unsaid + 1)
+        return ExampleCount(self.counted + examples, self.unsaid)
 
-    def without(self, others: Examples) -> Examples:
+    def without(self, others: ExampleCount) -> ExampleCount:
         """This count minus another one."""
-        return Examples(self.counted - others.counted, self.unsaid - others.unsaid)
+        return ExampleCount(self.counted - others.counted, self.unsaid - others.unsaid)
 
 
 class Counts(NamedTuple):
@@ -102,7 +102,7 @@ class Counts(NamedTuple):
     """
 
     steps: int = 0
-    examples: Examples = Examples()
+    examples: ExampleCount = ExampleCount()
     reading: float = 0.0
 
     def more(self, steps: int, examples: int | None, reading: float = 0.0) -> Counts:

@@ -141,6 +141,16 @@ def test_every_module_says_what_it_is_for() -> None:
     assert silent == []
 
 
+def test_no_two_classes_have_one_name() -> None:
+    """Also if one of them is private: a reader who searches for a name finds one class."""
+    found: dict[str, list[str]] = {}
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name.lstrip("_"), []).append(name)
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
 def test_the_public_names_are_these() -> None:
     assert dtrain.__all__ == [
         "BackupAndRestore",

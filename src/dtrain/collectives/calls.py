@@ -268,9 +268,9 @@ class Buffers:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[int, list[_Block]] = {}
+        self._kept: dict[int, list[_ArrayMemory]] = {}
         # The reference count of unused memory, measured as in `take`: the block's reference, and the call's.
-        idle = _Block(1)
+        idle = _ArrayMemory(1)
         self._idle = sys.getrefcount(idle.memory)
 
     def take(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -292,16 +292,16 @@ class Buffers:
         for block in kept:
             if sys.getrefcount(block.memory) == self._idle:
                 return block.array(shape, dtype)
-        kept.append(_Block(size))
+        kept.append(_ArrayMemory(size))
         return kept[-1].array(shape, dtype)
 
 
 def fresh(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Returns an aligned array outside of the pool, for results whose size varies from step to step."""
-    return _Block(math.prod(shape) * np.dtype(dtype).itemsize).array(shape, dtype)
+    return _ArrayMemory(math.prod(shape) * np.dtype(dtype).itemsize).array(shape, dtype)
 
 
-class _Block:
+class _ArrayMemory:
     """Memory for one aligned array of `size` bytes.
 
     Attributes:

@@ -140,7 +140,7 @@ def _compiled_by_xla(fn: Any) -> bool:
     return upstream_tf.compiled_by_xla(fn)
 
 
-class Number:
+class ReadAsNumber:
     """Mixin: converts a distributed variable to an array or a number, as a plain `tf.Variable` does."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
@@ -156,7 +156,7 @@ class Number:
         return complex(self.numpy())  # type: ignore[attr-defined]
 
 
-class ReplicatedVariable(Number, Mirrored):  # type: ignore[misc]
+class ReplicatedVariable(ReadAsNumber, Mirrored):  # type: ignore[misc]
     """A variable with one copy for each replica."""
 
     def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
@@ -167,7 +167,7 @@ class ReplicatedVariable(Number, Mirrored):  # type: ignore[misc]
         return super()._update_replica(update_fn, value, **kwargs)
 
 
-class SummedVariable(Number, _SyncOnRead):  # type: ignore[misc]
+class SummedVariable(ReadAsNumber, _SyncOnRead):  # type: ignore[misc]
     """A variable of which each replica holds a part, such as a metric's; reading it combines the parts."""
 
 
