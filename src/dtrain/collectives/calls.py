@@ -82,9 +82,9 @@ class Calls(abc.ABC):
             totals = [self._buffers.take(value.shape, value.dtype) for value in values]
             size = sum(value.nbytes for value in values)
             if len(values) == 1 and 0 < size <= WHOLE_BYTES and self.size <= WHOLE_WORKERS:
-                self._sum_of(self._meet_with(_SUM, values[0].reshape(-1)), totals[0].reshape(-1))
+                self._sum_of(self._barrier_with(_SUM, values[0].reshape(-1)), totals[0].reshape(-1))
                 return totals
-            self._meet(_SUM | _mark([value.nbytes for value in values]), size)
+            self._barrier(_SUM | _mark([value.nbytes for value in values]), size)
             for value, total in zip(values, totals, strict=True):
                 if value.size:
                     self._all_reduce(value.reshape(-1), total.reshape(-1))
@@ -106,7 +106,7 @@ class Calls(abc.ABC):
         """
         values = [np.asarray(value, order="C") for value in values]
         with self._lock:
-            self._meet(_GATHER, len(values))
+            self._barrier(_GATHER, len(values))
             mine = np.array([(v.shape[0], _row_bytes(v)) for v in values], np.int64)
             everyone = np.stack(self._from_all(mine))
             if (everyone[:, :, 1] != mine[:, 1]).any():
@@ -126,7 +126,7 @@ class Calls(abc.ABC):
         with self._lock:
             found = fresh(value.shape, value.dtype)
             np.copyto(found, value)
-            self._meet(_BROADCAST, found.nbytes)
+            self._barrier(_BROADCAST, found.nbytes)
             self._send_first(raw(found))
             return found
 
@@ -140,20 +140,20 @@ class Calls(abc.ABC):
             PeerMissingError: another worker is lost.
         """
 
-    def _meet(self, kind: int, size: int) -> None:
+    def _barrier(self, kind: int, size: int) -> None:
         """The barrier: returns when all workers are at the same call; adds to `waited`."""
         begun = time.perf_counter()
         everyone = self._from_all(np.array([kind, size], np.int64))
         self.waited += time.perf_counter() - begun
         self._compare([each.tolist() for each in everyone])
 
-    def _meet_with(self, kind: int, value: np.ndarray) -> list[np.ndarray]:
-        """As `_meet`, and exchanges vectors of up to `WHOLE_BYTES` bytes.
+    def _barrier_with(self, kind: int, value: np.ndarray) -> list[np.ndarray]:
+        """As `_barrier`, and exchanges vectors of up to `WHOLE_BYTES` bytes.
 
         Returns:
             The vectors of all workers, valid until the next call.
         """
-        self._meet(kind, value.nbytes)
+        self._barrier(kind, value.nbytes)
         return self._from_all(value)
 
     def _all_reduce(self, value: np.ndarray, total: np.ndarray) -> None:

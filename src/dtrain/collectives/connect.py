@@ -59,15 +59,15 @@ def connect_all(
     Returns:
         A connected socket for each other worker; None, on all workers, if any two cannot be connected.
     """
-    meeting = secrets.token_bytes(SECRET)
+    nonce = secrets.token_bytes(SECRET)
     with contextlib.ExitStack() as stack:
         listeners = _listen(stack, host)
         where = {"host": host, "machine": machine(), **{kind: name for kind, (name, _) in listeners.items()}}
-        told = exchange(layout, (where, meeting if layout.worker == 0 else None))
-        shared, meeting = job_secret(layout), told[0][1]
+        told = exchange(layout, (where, nonce if layout.worker == 0 else None))
+        shared, nonce = job_secret(layout), told[0][1]
         # Without a job secret, the only secret is a random word, which any process can read that reaches the
         # coordination service.
-        secret = meeting if shared is None else shared.sign("transport", meeting)
+        secret = nonce if shared is None else shared.sign("transport", nonce)
         found: dict[int, socket.socket] = {}
         accepting = threading.Thread(
             target=_receive_others,

@@ -34,7 +34,7 @@ _PARTS_WORKERS = 8
 # but one that wakes up gets a core at once.
 _EAGER_SECONDS = 2e-4
 _NAP = 5e-5  # seconds between two polls after that
-_MEETING = 1  # the tag of the barrier's messages
+_BARRIER = 1  # the tag of the barrier's messages
 _CHECK_SECONDS = 1.0  # seconds between two checks whether the peers are alive
 
 
@@ -140,7 +140,7 @@ class MPICalls(Calls):
         self._others = [r for r in range(self.size) if r != self.rank]
         self._nothing = np.empty(0, np.uint8)
 
-    def _meet(self, kind: int, size: int) -> None:
+    def _barrier(self, kind: int, size: int) -> None:
         begun = time.perf_counter()
         if self.size <= WHOLE_WORKERS:
             self._messages_of_all(kind, size, self._nothing)
@@ -153,7 +153,7 @@ class MPICalls(Calls):
             self.waited += time.perf_counter() - begun
             self._compare(self._all_here.tolist())
 
-    def _meet_with(self, kind: int, value: np.ndarray) -> list[np.ndarray]:
+    def _barrier_with(self, kind: int, value: np.ndarray) -> list[np.ndarray]:
         begun = time.perf_counter()
         self._messages_of_all(kind, value.nbytes, value.view(np.uint8))
         self.waited += time.perf_counter() - begun
@@ -168,8 +168,8 @@ class MPICalls(Calls):
         self._values[self.rank][: value.nbytes] = value
         out = mine[: header.nbytes + value.nbytes]
         # Receive into the whole buffer: a peer at another call may send a longer message.
-        requests = [world.Irecv(messages[r], r, _MEETING) for r in self._others]
-        requests += [world.Isend(out, r, _MEETING) for r in self._others]
+        requests = [world.Irecv(messages[r], r, _BARRIER) for r in self._others]
+        requests += [world.Isend(out, r, _BARRIER) for r in self._others]
         self._wait_for(lambda: self._request.Testall(requests))
 
     def _wait_for(self, done: Callable[[], bool]) -> None:

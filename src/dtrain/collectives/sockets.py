@@ -89,7 +89,7 @@ class SocketCalls(Calls):
         for peer in self._peers.values():
             peer.close()
 
-    def _meet_with(self, kind: int, value: np.ndarray) -> list[np.ndarray]:
+    def _barrier_with(self, kind: int, value: np.ndarray) -> list[np.ndarray]:
         begun = time.perf_counter()
         header = np.array([kind, value.nbytes], np.int64)
         message = np.concatenate([raw(header), raw(value)])

@@ -146,12 +146,10 @@ def watches(callback: Any, kind: str) -> bool:
 def watched(callbacks: Any, layout: ReplicaLayout | None, *kinds: str) -> list[bool]:
     """For each kind ("train", "test"), whether a callback on any worker watches every batch.
 
-    Every worker must call it.
+    Every worker must call it. Without a replica layout, as on parameter servers, callbacks run here only.
     """
-    if layout is None:
-        return [True for _ in kinds]
     seen = [any(watches(one, kind) for one in listed(callbacks)) for kind in kinds]
-    return [any(found) for found in zip(*exchange(layout, seen), strict=True)]
+    return seen if layout is None else [any(found) for found in zip(*exchange(layout, seen), strict=True)]
 
 
 def _has_hook(callback: Any, name: str) -> bool:

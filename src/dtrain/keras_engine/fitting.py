@@ -20,7 +20,7 @@ from dtrain import events
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.accumulation import MicroBatchSums, abandon, can_sum_locally
 from dtrain.keras_engine.alarms import LossAlarm
-from dtrain.keras_engine.asynchronous.fitting import prepare_evaluate, prepare_fit, prepare_predict
+from dtrain.keras_engine.asynchronous.fitting import prepare_fit, prepare_without_training
 from dtrain.keras_engine.callbacks import (
     expanded,
     listed,
@@ -160,22 +160,16 @@ def _loop_of_fit(
 @replaces(keras_names.EVALUATE)
 def evaluate(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The replacement of `evaluate`."""
-    return _without_training(original, prepare_evaluate, self, args, kwargs)
+    return _without_training(original, self, args, kwargs)
 
 
 @replaces(keras_names.PREDICT)
 def predict(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The replacement of `predict`."""
-    return _without_training(original, prepare_predict, self, args, kwargs)
+    return _without_training(original, self, args, kwargs)
 
 
-def _without_training(
-    original: Callable[..., Any],
-    prepare_for_servers: Callable[[Any, dict[str, Any]], None],
-    self: Any,
-    args: Any,
-    kwargs: Any,
-) -> Any:
+def _without_training(original: Callable[..., Any], self: Any, args: Any, kwargs: Any) -> Any:
     """Runs `evaluate` or `predict`, with one progress bar for the job.
 
     An argument that makes a dataset (`dtrain_dataset`) is replaced by the dataset.
@@ -188,14 +182,13 @@ def _without_training(
         return original(*call.args, **call.kwargs)
     call.apply_defaults()
     _check_counts(call.arguments)
-    loop = Loop(kind=kind, model=self)
+    loop, layout = Loop(kind=kind, model=self), layout_of(self.distribute_strategy)
     if is_asynchronous(self.distribute_strategy):
-        prepare_for_servers(self, call.arguments)
+        prepare_without_training(call.arguments)
     else:
-        layout = layout_of(self.distribute_strategy)
         call.arguments["verbose"] = _verbose(call.arguments["verbose"], layout)
-        if kind == "evaluate":
-            (loop.every_batch,) = watched(call.arguments["callbacks"], layout, "test")
+    if kind == "evaluate":
+        (loop.every_batch,) = watched(call.arguments["callbacks"], layout, "test")
     with loop.running():
         return original(*call.args, **call.kwargs)
 

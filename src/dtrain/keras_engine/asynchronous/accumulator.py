@@ -16,8 +16,8 @@ from dtrain.keras_engine.context import Apply
 from dtrain.upstream import keras as upstream_keras
 
 Update = Callable[[list[Any]], Any]
-Meet = Callable[[Update, Sequence[Any], Sequence[Any]], None]
-"""`Block.meet`: sends gradients of variables to the servers, and calls the update there."""
+PushPull = Callable[[Update, Sequence[Any], Sequence[Any]], None]
+"""`Block.push_pull`: sends gradients of variables to the servers, and calls the update there."""
 
 
 class Accumulator:
@@ -38,12 +38,12 @@ class Accumulator:
         self._pending = StandIn(tf.constant(0, tf.int64))
         self._given: list[tuple[int, Any]] = []
 
-    def add(self, meet: Meet, original: Apply, grads: list[Any], targets: list[Any]) -> None:
+    def add(self, push_pull: PushPull, original: Apply, grads: list[Any], targets: list[Any]) -> None:
         """Adds a micro-batch's gradients; after the K-th, sends the sums and lets the servers update."""
         self._sum_up(grads, targets)
 
         def update() -> tf.Tensor:
-            self._meet(meet, self._update_by(original), self._pending.read_value())
+            self._push_pull(push_pull, self._update_by(original), self._pending.read_value())
             self._left.refresh(tf.constant(0, tf.int64))
             return tf.constant(True)
 
@@ -70,7 +70,7 @@ class Accumulator:
         tf.cond(due, renew, lambda: tf.constant(False))
         return self._update_by(original), sums, variables, due
 
-    def end(self, meet: Meet) -> None:
+    def end(self, push_pull: PushPull) -> None:
         """Adds the sums of fewer than K micro-batches, if any, to the accumulators on the servers."""
         if not self._given:
             return  # no step has called this optimizer
@@ -82,7 +82,7 @@ class Accumulator:
                 for (number, _), grad in zip(self._given, arrived, strict=True):
                     upstream_keras.accumulators_of(optimizer)[number].assign_add(grad)
 
-            self._meet(meet, add, self._pending.read_value())
+            self._push_pull(push_pull, add, self._pending.read_value())
             return tf.constant(True)
 
         tf.cond(self._pending.read_value() > 0, leave, lambda: tf.constant(False))
@@ -129,7 +129,7 @@ class Accumulator:
             self._sums[number].refresh(tf.zeros_like(self._sums[number]))
         self._pending.refresh(tf.constant(0, tf.int64))
 
-    def _meet(self, meet: Meet, update: Update, pending: tf.Tensor) -> None:
+    def _push_pull(self, push_pull: PushPull, update: Update, pending: tf.Tensor) -> None:
         grads, targets = self._collected(pending)
-        meet(update, grads, targets)
+        push_pull(update, grads, targets)
         self._renew()

@@ -38,7 +38,7 @@ class BlockSetting:
         exchange: reads and updates the variables on servers, in the order of `plan.pulled`.
         strategy: the parameter-server strategy.
         alone: whether this is the only worker, so that no other worker's updates fall between its own.
-        meets: whether steps send anything to the servers.
+        sends: whether steps send anything to the servers.
         overlaps: whether a step computes while the update of the step before it is sent. A block of a batch
             that cannot be concatenated has one step only, and never overlaps.
         accumulating: optimizers whose micro-batches the worker accumulates.
@@ -49,7 +49,7 @@ class BlockSetting:
     exchange: Exchange
     strategy: Any
     alone: bool
-    meets: bool
+    sends: bool
     overlaps: bool
     accumulating: list[Any]
     held: Packing
@@ -94,7 +94,7 @@ class Block:
         self._waited = StandIn(between(self._begun, time_of([*values, clock])), name="waited")
         self._accumulators = {id(o): Accumulator(o, numbers[1]) for o in setting.accumulating}
         self._unsent = False
-        self._met = False
+        self._exchanged = False
         self._graph: Any = None
         for i in self._written:
             self._stand_ins[i].on_write = self._note_write
@@ -136,21 +136,21 @@ class Block:
         Returns:
             What the step returned, as tensors.
         """
-        if not self._setting.meets:
+        if not self._setting.sends:
             return self._setting.plan.outputs.flatten(function())
-        self._unsent = self._met = False
+        self._unsent = self._exchanged = False
         self._graph = tf.compat.v1.get_default_graph()
         with current_block.set(self):
             outputs = function()
-        if self._unsent or not self._met:
-            self.meet()
+        if self._unsent or not self._exchanged:
+            self.push_pull()
         return self._setting.plan.outputs.flatten(outputs)
 
     def results(self, outputs: Tensors) -> Tensors:
         """The block's results: the values that the chief holds, the block's counters, and the outputs."""
-        if self._setting.meets:
+        if self._setting.sends:
             for accumulator in self._accumulators.values():
-                accumulator.end(self.meet)
+                accumulator.end(self.push_pull)
         held = [each.read_value() for each in self._held]
         staleness = self._staleness.read_value()
         taken = between(self._begun, time_of([*held, staleness, *outputs]))
@@ -161,17 +161,17 @@ class Block:
         targets = self.targets_of(optimizer, variables)
         accumulator = self._accumulators.get(id(optimizer))
         if accumulator is None:
-            self.meet(update_by(original, optimizer, targets), list(grads), targets)
+            self.push_pull(update_by(original, optimizer, targets), list(grads), targets)
         else:
-            accumulator.add(self.meet, original, list(grads), targets)
-            self._met = True
+            accumulator.add(self.push_pull, original, list(grads), targets)
+            self._exchanged = True
 
     @staticmethod
     def targets_of(optimizer: Any, variables: Any) -> list[Any]:
         """The variables that `optimizer.apply` updates; its `variables` argument may be None."""
         return list(variables) if variables is not None else upstream_keras.trainable_variables_of(optimizer)
 
-    def meet(
+    def push_pull(
         self, update: Update | None = None, grads: Sequence[Any] = (), targets: Sequence[Any] = ()
     ) -> None:
         """Sends gradients and unsent writes, lets the servers update, and reads the new values.
@@ -190,7 +190,7 @@ class Block:
             self._note_staleness(self._clock.read_value(), clock)
         self._clock.refresh(clock)
         if tf.compat.v1.get_default_graph() is self._graph:
-            self._met, self._unsent = True, False
+            self._exchanged, self._unsent = True, False
 
     def note_waiting(self, seconds: tf.Tensor) -> None:
         """Adds to the time in which the worker only waited: `seconds`, a float64 scalar."""
@@ -217,9 +217,9 @@ class Block:
 
         Args:
             changes: the changes of the written variables, as `_changes` returns them.
-            update: as in `meet`.
-            grads: as in `meet`.
-            targets: as in `meet`.
+            update: as in `push_pull`.
+            grads: as in `push_pull`.
+            targets: as in `push_pull`.
             wait: whether the worker does nothing else meanwhile, so that the time counts as waiting.
 
         Returns:

@@ -23,6 +23,7 @@ def make_asynchronous_epochs(base: Any) -> Any:
 
         Attributes:
             function: the train or test function that has taken batches in this epoch; None before the first.
+            every_batch: whether a callback needs the results of every call.
             total: how many batches the epoch has from the batch at which it begins; None if unknown.
         """
 
@@ -30,6 +31,10 @@ def make_asynchronous_epochs(base: Any) -> Any:
 
         def _divided(self, dataset: tf.data.Dataset) -> Any:
             return _EpochData(dataset, self)
+
+        @property
+        def every_batch(self) -> bool:
+            return self._loop.every_batch
 
         @property
         def total(self) -> int | None:

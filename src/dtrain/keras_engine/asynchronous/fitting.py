@@ -1,7 +1,6 @@
 """Prepares the arguments of `fit`, `evaluate` and `predict` under parameter servers, before Keras uses them.
 
-It makes datasets from functions, adds the staleness report, and finds out whether any callback needs the
-result of every batch. It runs no step.
+It makes datasets from functions, and adds the staleness report. It runs no step.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import keras
 import tensorflow as tf
 
 from dtrain.errors import DataError
-from dtrain.keras_engine.callbacks import listed, watches
 from dtrain.log import logger
 
 
@@ -41,7 +39,7 @@ class StalenessReport(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def prepare_fit(model: Any, arguments: dict[str, Any], callbacks: list[Any]) -> list[Any]:
-    """Changes the data in the arguments of `fit` in place, and finds whether callbacks need every batch.
+    """Changes the data in the arguments of `fit` in place.
 
     Returns:
         The callbacks, with one that reports the staleness.
@@ -55,23 +53,11 @@ def prepare_fit(model: Any, arguments: dict[str, Any], callbacks: list[Any]) -> 
     reported = any(isinstance(callback, StalenessReport) for callback in callbacks)
     if (layout.workers > 1 or layout.overlap) and not reported:
         callbacks = [StalenessReport(), *callbacks]
-    model.make_train_function()
-    _watch_batches(model.train_function, callbacks, "train")
-    if arguments["validation_data"] is not None or arguments["validation_split"]:
-        model.make_test_function()
-        _watch_batches(model.test_function, callbacks, "test")
     return callbacks
 
 
-def prepare_evaluate(model: Any, arguments: dict[str, Any]) -> None:
-    """Changes the arguments of `evaluate` in place; raises as `prepare_fit` does."""
-    arguments["x"] = _dataset(arguments["x"], "x")
-    model.make_test_function()
-    _watch_batches(model.test_function, arguments["callbacks"], "test")
-
-
-def prepare_predict(model: Any, arguments: dict[str, Any]) -> None:
-    """Changes the arguments of `predict` in place; raises as `prepare_fit` does."""
+def prepare_without_training(arguments: dict[str, Any]) -> None:
+    """Changes the data in the arguments of `evaluate` or `predict` in place; raises as `prepare_fit` does."""
     arguments["x"] = _dataset(arguments["x"], "x")
 
 
@@ -90,7 +76,3 @@ def _dataset(data: Any, name: str) -> Any:
             hint="return batches, such as tf.data.Dataset.from_tensor_slices(...).batch(64)",
         )
     return made
-
-
-def _watch_batches(function: Any, callbacks: Any, kind: str) -> None:
-    function.every_batch = any(watches(callback, kind) for callback in listed(callbacks))

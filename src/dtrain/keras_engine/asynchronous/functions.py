@@ -38,7 +38,6 @@ class AsynchronousFunction:
         kind: "train" or "test".
 
     Attributes:
-        every_batch: whether a callback needs the results of every call.
         last: what the blocks of the last finished epoch took and did.
     """
 
@@ -47,14 +46,13 @@ class AsynchronousFunction:
         self._program = BlockProgram(model, model.distribute_strategy, kind)
         if model.jit_compile:
             logger.warning(
-                "jit_compile=True was set, but in a step under parameter servers worker and servers meet, "
-                "which XLA cannot compile. It runs without XLA."
+                "jit_compile=True was set, but under parameter servers a step sends gradients and receives "
+                "weights, which XLA cannot compile. It runs without XLA."
             )
         self._pace = Pace()
         self._run: _WorkersRun | None = None
         self._readers: dict[str, BlockReader | None] = {}
         self._finished = BlockTotals()
-        self.every_batch = False
         self.last = BlockTotals()
 
     @property
@@ -85,14 +83,14 @@ class AsynchronousFunction:
         if epochs is None:
             # train_on_batch and test_on_batch: the step is done when the call returns.
             kind = _EagerRun if self._model.run_eagerly else _WorkersRun
-            run = kind(self._program.step, self._new_session(None))
+            run = kind(self._program.step, self._new_session())
             run.take(iterator)
             run.session.finish()
             self._finished = self._finished.plus(run.session.runner.totals)
             return run.logs()
         if epochs.function is None:
             epochs.function = self
-            self._run = self._begin(iterator, epochs.total)
+            self._run = self._begin(iterator, epochs)
         if self._run is None:
             raise RuntimeError("an epoch goes on after its end")
         with _counted_as_compute():
@@ -123,12 +121,13 @@ class AsynchronousFunction:
             run.session.runner.abandon()
             self._finished = self._finished.plus(run.count_waiting())
 
-    def _begin(self, iterator: Any, total: int | None) -> _WorkersRun:
+    def _begin(self, iterator: Any, epochs: Any) -> _WorkersRun:
         """Begins an epoch, and decides how its batches are taken."""
-        session = self._new_session(total)
-        if self._model.run_eagerly or self.every_batch:
+        watched = epochs.every_batch
+        session = self._new_session(self._model.steps_per_execution if watched else None, epochs.total)
+        if self._model.run_eagerly or watched:
             kind = _EagerRun if self._model.run_eagerly else _WorkersRun
-            seconds = 0.0 if self.every_batch else _LOGS_SECONDS
+            seconds = 0.0 if watched else _LOGS_SECONDS
             return kind(self._program.step, session, logs_seconds=seconds)
         spec, key = iterator.element_spec, str(iterator.element_spec)
         if key not in self._readers:
@@ -138,10 +137,9 @@ class AsynchronousFunction:
             return _WorkersRun(self._program.step, session)
         return _ReadAheadRun(self._program.step, session, reader)
 
-    def _new_session(self, total: int | None) -> BlockSession:
-        watched = self._model.steps_per_execution if self.every_batch else None
+    def _new_session(self, steps_a_call: int | None = None, total: int | None = None) -> BlockSession:
         strategy = self._model.distribute_strategy
-        return BlockSession(self._program, strategy, self._pace, steps_a_call=watched, total=total)
+        return BlockSession(self._program, strategy, self._pace, steps_a_call=steps_a_call, total=total)
 
 
 class _WorkersRun:

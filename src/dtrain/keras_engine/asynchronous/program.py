@@ -133,7 +133,7 @@ class BlockProgram:
             exchange=Exchange(layout.servers, plan.pulled),
             strategy=self._strategy,
             alone=alone,
-            meets=training or bool(plan.written),
+            sends=training or bool(plan.written),
             overlaps=self._wants_overlap,
             # With one worker, the optimizer accumulates on the servers as it does on one device.
             accumulating=[] if alone or not training else list(filter(_accumulates, plan.optimizers)),
