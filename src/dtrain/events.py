@@ -1,4 +1,4 @@
-"""The engine's typed events, and their delivery to listeners such as the time breakdown and a run's files.
+"""The engine's typed events, and their delivery to listeners such as the training clock and a run's files.
 
 `emit` calls the listeners synchronously, in the emitting thread. An event only says what has happened. The
 engine does not know the listeners, and this module reacts to no event itself.
@@ -10,6 +10,24 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
+
+PARTS = (
+    "input",
+    "compute",
+    "communication",
+    "checkpoint",
+    "callbacks",
+    "validation",
+    "start",
+    "other",
+)
+"""The parts of the wall time; every moment of training belongs to one of them.
+
+`input`: waiting for batches. `compute`: the steps themselves. `communication`: communication with other
+replicas, including waiting for them. `checkpoint`: the time for which saving blocks training. `callbacks`:
+other callbacks, and Keras' loop. `validation`: the evaluations of `fit`. `start`: building, tracing and
+compiling. `other`: outside of `fit`.
+"""
 
 
 class LoopBegins(NamedTuple):
@@ -106,7 +124,7 @@ class BetweenSteps(NamedTuple):
 
 
 class PartChanges(NamedTuple):
-    """From now on, time belongs to another of `time_breakdown.PARTS`."""
+    """From now on, time belongs to another of `PARTS`."""
 
     part: str
 
@@ -115,7 +133,7 @@ class PartBegins(NamedTuple):
     """All time until the matching `PartEnds` belongs to one part, whatever begins within it.
 
     Attributes:
-        part: one of `time_breakdown.PARTS`.
+        part: one of `PARTS`.
         doing: the part from which the launcher's progress reports take the phase meanwhile.
     """
 
@@ -127,7 +145,7 @@ class PartEnds(NamedTuple):
     """The part of the last `PartBegins` ends.
 
     Attributes:
-        part: one of `time_breakdown.PARTS`.
+        part: one of `PARTS`.
         name: a name under which the seconds are recorded as well, or "".
         seconds: the duration.
     """
@@ -276,7 +294,7 @@ def part(part: str, name: str = "", *, doing: str = "") -> Iterator[None]:
     """A scope whose whole time belongs to one part: emits `PartBegins` and `PartEnds`.
 
     Args:
-        part: one of `time_breakdown.PARTS`.
+        part: one of `PARTS`.
         name: a name under which the seconds are recorded as well, or "".
         doing: the part that progress reports show instead of this one, or "".
     """

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dtrain import channel, events
-from dtrain.time_breakdown import TimeBreakdown, breakdown
-from dtrain.training_rate import StepCounter, Totals, counter
+from dtrain.training_clock import Totals, TrainingClock, clock
 
 REPORT_SECONDS = 0.2
 """Seconds between two reports while there is progress."""
@@ -39,15 +38,14 @@ _PHASES = {
     "validation": "evaluate",
     "checkpoint": "checkpoint",
 }
-"""The reported phase for each part of the time breakdown; "callbacks" for all other parts."""
+"""The reported phase for each part of the time; "callbacks" for all other parts."""
 
 
 class ProgressReporter:
     """The progress of this process: the training thread records it, and a second thread sends it.
 
     Args:
-        breakdown: knows which part of the time the process is in.
-        counter: knows how long the steps take.
+        clock: knows which part of the time the process is in, and how long the steps take.
 
     Attributes:
         step: the training step: the optimizer's count, if it is known.
@@ -55,10 +53,10 @@ class ProgressReporter:
         reads: tells whether the steps of the running call wait for a batch now; None if unknown.
     """
 
-    def __init__(self, breakdown: TimeBreakdown, counter: StepCounter) -> None:
+    def __init__(self, clock: TrainingClock) -> None:
         self.step = self.done = 0
         self.reads: Callable[[], bool] | None = None
-        self._breakdown, self._counter = breakdown, counter
+        self._clock = clock
         self._kind = ""  # the kind of the innermost running loop
         self._first_step: Callable[[], int] | None = None  # as in `LoopBegins`; None once called
         self._between = (0, 0)  # the count of the last `BetweenSteps` event, and `self.done` at that time
@@ -70,7 +68,7 @@ class ProgressReporter:
         """The present phase: "input", "step", "callbacks", "evaluate", "checkpoint" or "idle"."""
         if not self._kind:
             return "idle"
-        found = _PHASES.get(self._breakdown.doing, "callbacks")
+        found = _PHASES.get(self._clock.doing, "callbacks")
         return "input" if found == "step" and self.reads is not None and self.reads() else found
 
     def _handle_loop_begins(self, event: events.LoopBegins) -> None:
@@ -129,7 +127,7 @@ class ProgressReporter:
             self._wake.clear()
             found = step, phase, done, train = self.step, self.phase, self.done, self._kind == "fit"
             now = time.monotonic()
-            each, own, reading, between = means.after(now, self._counter.totals)
+            each, own, reading, between = means.after(now, self._clock.totals)
             if found == sent and now - sent_at < ALIVE_SECONDS:
                 continue
             if channel.tell_progress(
@@ -172,7 +170,7 @@ class StepMeans:
         return (steps >= _WINDOW_STEPS and seconds >= _WINDOW_SECONDS) or seconds >= _LONGEST_WINDOW
 
 
-reporter = ProgressReporter(breakdown, counter)
+reporter = ProgressReporter(clock)
 """The reporter of this process."""
 
 events.listen_always(reporter)

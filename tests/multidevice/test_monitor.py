@@ -24,8 +24,9 @@ import dtrain
 from dtrain import monitor
 from dtrain.checkpoint.storages import STORAGES
 from dtrain.errors import ConfigurationError
+from dtrain.events import PARTS
 from dtrain.monitor import Monitor
-from dtrain.time_breakdown import PARTS, TimeBreakdown
+from dtrain.training_clock import TrainingClock
 from refusals import refused
 
 RANDOM = np.random.default_rng(0)
@@ -60,27 +61,25 @@ def said(caplog: pytest.LogCaptureFixture) -> str:
 
 def test_every_moment_is_counted_once() -> None:
     made = time.perf_counter()
-    breakdown = TimeBreakdown()
+    clock = TrainingClock()
     begun = time.perf_counter()
-    breakdown.enter("compute")
-    breakdown.push("checkpoint")
-    breakdown.enter("input")  # whatever begins within it
-    assert breakdown.doing == "input"
+    clock.enter("compute")
+    clock.push("checkpoint")
+    clock.enter("input")  # whatever begins within it
+    assert clock.doing == "input"
     time.sleep(0.01)
-    breakdown.pop()
-    assert breakdown.doing == "compute"
-    computing = breakdown.seconds()
-    breakdown.enter("compute")
+    clock.pop()
+    assert clock.doing == "compute"
+    computing = clock.seconds()
+    clock.enter("compute")
     time.sleep(0.002)
-    breakdown.move("compute", "communication", 0.001, since=computing)
-    breakdown.move(
-        "compute", "communication", 99.0, since=breakdown.seconds()
-    )  # no more than there is since then
-    breakdown.push("validation")
-    breakdown.enter("compute")
-    breakdown.pop()
+    clock.move("compute", "communication", 0.001, since=computing)
+    clock.move("compute", "communication", 99.0, since=clock.seconds())  # no more than there is since then
+    clock.push("validation")
+    clock.enter("compute")
+    clock.pop()
     before = time.perf_counter()
-    found = breakdown.seconds()
+    found = clock.seconds()
     assert before - begun <= sum(found.values()) <= time.perf_counter() - made
     assert found["input"] == 0.0 and found["checkpoint"] >= 0.01
     assert found["communication"] == pytest.approx(0.001, abs=1e-4) and found["compute"] >= 0.001

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from dtrain.events import PARTS
 from dtrain.monitor.report import text
 from dtrain.monitor.report.header import figures
 from dtrain.monitor.run_reader import read_run
-from dtrain.time_breakdown import PARTS
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -17,19 +17,16 @@ from dtrain import channel, events
 from dtrain.channel import Listener
 from dtrain.progress import ProgressReporter, StepMeans
 from dtrain.task_messages import Message, Progress
-from dtrain.time_breakdown import TimeBreakdown
-from dtrain.training_rate import StepCounter, Totals
+from dtrain.training_clock import Totals, TrainingClock
 
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> ProgressReporter:
     """This process has done nothing yet; gives what it would report."""
     monkeypatch.setattr(events, "_always", {})
-    breakdown = TimeBreakdown()
-    events.listen_always(breakdown)
-    counter = StepCounter(breakdown)
-    events.listen_always(counter)
-    reporter = ProgressReporter(breakdown, counter)
+    clock = TrainingClock()
+    events.listen_always(clock)
+    reporter = ProgressReporter(clock)
     events.listen_always(reporter)
     return reporter
 
@@ -72,8 +69,8 @@ def test_the_seconds_of_a_step_go_where_they_were_spent(
                 assert fresh.phase == "step"
                 clock(8.0)
             assert fresh.phase == "callbacks"
-    assert fresh._counter.totals == Totals(2, 1.0, 4.0, 3.0, 8.5, 4.0, True)
-    assert fresh._breakdown.named() == {"Saver": 16.0} and fresh._breakdown.part_of("Saver") == "callbacks"
+    assert fresh._clock.totals == Totals(2, 1.0, 4.0, 3.0, 8.5, 4.0, True)
+    assert fresh._clock.mark().named == {"Saver": 16.0} and fresh._clock.part_of("Saver") == "callbacks"
 
 
 def test_a_pause_between_two_epochs_is_no_part_of_a_step(
@@ -84,7 +81,7 @@ def test_a_pause_between_two_epochs_is_no_part_of_a_step(
             events.emit(events.InputBegins(data))
             step()
             clock(50.0)
-    assert fresh._counter.totals.steps == 2 and fresh._counter.totals.between == 0.0
+    assert fresh._clock.totals.steps == 2 and fresh._clock.totals.between == 0.0
 
 
 def test_what_begins_inside_of_fit_ends_there(fresh: ProgressReporter) -> None:
@@ -96,8 +93,8 @@ def test_what_begins_inside_of_fit_ends_there(fresh: ProgressReporter) -> None:
         assert (fresh.phase, fresh.step, fresh.done) == ("callbacks", 0, 1)
         with events.loop("fit"):
             step()
-            assert fresh._counter.trained.steps == 1
-        assert fresh._counter.trained.steps == 0
+            assert fresh._clock.trained.steps == 1
+        assert fresh._clock.trained.steps == 0
     assert fresh.phase == "idle"
 
 

@@ -32,7 +32,7 @@ from dtrain.keras_engine.steps import step_is_stock
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 
-_NAME = "BackupAndRestore"  # the name in reports of the time breakdown
+_NAME = "BackupAndRestore"  # the name in reports of the training clock
 _SLOW_SECONDS = 0.5  # to write a checkpoint: below this, no warning
 _LAST_SECONDS = 60.0  # that writing the last checkpoint may take
 _ABORT_SECONDS = 5.0  # that the checkpoint in progress may still take when fit fails

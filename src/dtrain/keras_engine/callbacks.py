@@ -178,7 +178,7 @@ class TimedCallback:
     """Stands for a callback in a `fit`, and records the time of the hooks that the callback defines.
 
     Callbacks that save count as checkpoints, all others as callbacks; the seconds are kept by
-    `time_breakdown`. Hooks for batches are not timed for `async_safe` callbacks, because Keras may call these
+    `training_clock`. Hooks for batches are not timed for `async_safe` callbacks, because Keras may call these
     in threads of its own, beside the training.
 
     Attributes:

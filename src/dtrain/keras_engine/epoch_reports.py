@@ -1,25 +1,47 @@
-"""Reports on each epoch of a `fit`: where its time went, and how long it waited for data.
+"""Reports on each epoch of a `fit`: where its time went, how long it waited for data, which worker is slow.
 
 The numbers are in the history; what took a large share of the time is logged, with advice. The times are
-measured by `dtrain.time_breakdown` and `dtrain.training_rate`, not here.
+measured by `dtrain.training_clock`, not here. The workers publish theirs without waiting for a reader, so
+collecting them changes no timing.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import socket
+import statistics
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 
-from dtrain import channel, events, training_rate
+from dtrain import channel, events
+from dtrain.errors import AuthenticationError
+from dtrain.events import PARTS
+from dtrain.keras_engine import messages
 from dtrain.keras_engine.input_advice import advice_for
+from dtrain.keras_engine.peer_exchange import HINT, store
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.slow_workers import WorkerTimes, slow_worker
 from dtrain.log import logger
-from dtrain.time_breakdown import PARTS, breakdown
-from dtrain.training_rate import Totals, counter
+from dtrain.plain_text import cleaned
+from dtrain.training_clock import Mark, Totals, clock
+from dtrain.training_rate import Figures, is_slow, slow_line
+
+_TOPIC = "times"
+_FIELDS = {
+    *("fit", "task", "host", "epoch", "step_seconds", "own_step_seconds"),
+    *("reading", "between", "parts"),
+}
+_INTERVAL = 1.0  # the least seconds between two messages of a worker, and between two collections
+_WAIT = 2  # milliseconds to wait for a message that may not be published
+_READ = 10_000  # milliseconds to wait for a message that is published
+
+_fits = itertools.count()  # numbers of `fit` calls, the same on every worker
+_published = 0  # messages that this process has published
+_read: dict[int, int] = {}  # the number of messages read from each worker
 
 _WATCHDOG_SECONDS = 15.0  # seconds of training after which a launcher can name a slow worker
 _SHARES = {"checkpoint": 0.1, "callbacks": 0.2, "input": 0.2}
@@ -34,107 +56,8 @@ _HINTS = {
 }
 
 
-class HistoryReport(keras.callbacks.Callback):  # type: ignore[misc]
-    """Collects one dictionary per epoch of a `fit`; `History` gets the list as an attribute.
-
-    Args:
-        attribute: the name of that attribute.
-
-    Attributes:
-        epochs: the dictionaries, by epoch.
-    """
-
-    async_safe = True  # it has no hook that is called at each batch
-
-    def __init__(self, attribute: str) -> None:
-        super().__init__()
-        self._attribute = attribute
-        self.epochs: list[dict[str, Any]] = []
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Sets the list on the model's `History`."""
-        history = getattr(self.model, "history", None)
-        if history is not None:
-            setattr(history, self._attribute, self.epochs)
-
-    def get_state(self) -> dict[str, Any]:
-        """The epochs, for a checkpoint."""
-        return {"epochs": [dict(each) for each in self.epochs]}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Replaces the epochs with those of a checkpoint; later epochs are appended to them."""
-        self.epochs[:] = state["epochs"]
-
-
-class InputReport(HistoryReport):
-    """Measures in each epoch of `fit` how long training waited for data.
-
-    `History` gets the attribute `input_report`: for each epoch a dictionary with `epoch` (from 0), `steps`,
-    `seconds` (of those steps, waiting included), `waiting` (seconds of waiting for batches), `share`
-    (`waiting` / `seconds`, 0.0 to 1.0) and, if there was a warning, `advice` (a list of lines). Steps for
-    which something was traced or compiled do not count. An epoch in which nothing was measured is not listed.
-
-    Args:
-        data: what `fit` was given as `x`; the advice is about it.
-        worker: the number of this worker, for messages; None where there is only one.
-    """
-
-    def __init__(self, data: Any = None, *, worker: int | None = None) -> None:
-        super().__init__("input_report")
-        self._data = data
-        self._worker = worker
-        self._begun = counter.totals
-        self._clock = self._processor = 0.0
-        self._advised = False
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes the counts and the clocks at the beginning of the epoch."""
-        self._begun = counter.totals
-        self._clock, self._processor = time.perf_counter(), time.process_time()
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Computes the share of waiting in the epoch, and warns if it is large."""
-        now, before = counter.totals, self._begun
-        steps = now.steps - before.steps
-        waiting = now.reading - before.reading
-        seconds = now.seconds - before.seconds
-        if steps <= 0 or seconds <= 0:
-            return
-        share = waiting / seconds
-        found: dict[str, Any] = {
-            "epoch": epoch,
-            "steps": steps,
-            "seconds": round(seconds, 6),
-            "waiting": round(waiting, 6),
-            "share": round(share, 4),
-        }
-        self.epochs.append(found)
-        if share > _SHARES["input"] and waiting >= _LEAST_SECONDS["input"]:
-            found["advice"] = advice_for(self._data, busy=self._busy())
-            self._warn(found)
-
-    def _busy(self) -> float:
-        """The share of the cores that this process has used since the epoch began, 0.0 to 1.0."""
-        wall = time.perf_counter() - self._clock
-        cores = len(os.sched_getaffinity(0))
-        return (time.process_time() - self._processor) / (wall * cores) if wall > 0 else 0.0
-
-    def _warn(self, found: dict[str, Any]) -> None:
-        """Logs the warning: with the advice the first time in a `fit`, then without it."""
-        who = "Training" if self._worker is None else f"Worker {self._worker}"
-        line = (
-            f"{who} waited for data in {100 * found['share']:.0f}% of the time of epoch {found['epoch'] + 1} "
-            f"({found['waiting']:.2f} of {found['seconds']:.2f} s)."
-        )
-        if self._advised or not found["advice"]:
-            logger.warning("%s", line)
-            return
-        self._advised = True
-        logger.warning("%s Hint: %s.", line, "; ".join(found["advice"]))
-
-
-class TimeReport(HistoryReport):
-    """Records where the time of each epoch of `fit` went.
+class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
+    """Records where the time of each epoch of `fit` went, and how long training waited for data.
 
     `History` gets the attribute `time_report`, a list with a dictionary for each epoch:
 
@@ -143,46 +66,84 @@ class TimeReport(HistoryReport):
     - `steps`, `examples`: how many were trained on; `examples` is None if the number is not known.
     - `steady`: `steps`, `seconds`, `examples` and `waiting` of the steps for which nothing was traced, as in
       `training_rate.Figures`.
-    - `parts`: seconds by part (`time_breakdown.PARTS`); their sum is `seconds`.
+    - `parts`: seconds by part (`events.PARTS`); their sum is `seconds`.
     - `callbacks`: seconds by class of callback.
     - `causes`: what took a large share of the time; a list of dictionaries with `cause`, `share` (0.0 to
       1.0), `text`, and `task` for a slow worker.
     - `workers`: for each worker `task`, `host`, `epoch`, `step_seconds`, `own_step_seconds`, `reading`,
       `between` and `parts`; empty on other workers than the first.
 
+    Except under parameter servers, it also gets `input_report`: for each epoch a dictionary with `epoch`
+    (from 0), `steps`, `seconds` (of those steps, waiting included), `waiting` (seconds of waiting for
+    batches), `share` (`waiting` / `seconds`, 0.0 to 1.0) and, if there was a warning, `advice` (a list of
+    lines). Steps for which something was traced or compiled do not count. An epoch in which nothing was
+    measured is not listed.
+
     Args:
         layout: the layout of the strategy; None under parameter servers.
+        data: what `fit` was given as `x`; the advice is about it.
     """
 
-    def __init__(self, layout: ReplicaLayout | None = None) -> None:
-        super().__init__("time_report")
+    async_safe = True  # it has no hook that is called at each batch
+
+    def __init__(self, layout: ReplicaLayout | None = None, data: Any = None) -> None:
+        super().__init__()
+        self._layout = layout
+        self._data = data
+        self._epochs: list[dict[str, Any]] = []
+        self._inputs: list[dict[str, Any]] = []
         self._workers = WorkerTimes(layout)
         # A `fit` inside another one logs nothing: its time counts for the outer `fit`.
         self._logs_causes = self._workers.first and not events.in_loop()
         self._logged: set[str] = set()
         self._logs: dict[str, Any] = {}
         self._ended = False  # whether an epoch has ended in this process
-        self._before = _snapshot()
+        self._advised = False  # whether a warning about the data has given its advice
+        self._before = clock.mark()
+        self._begun = self._before.totals, time.perf_counter(), time.process_time()
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Sets the lists on the model's `History`."""
+        history = getattr(self.model, "history", None)
+        if history is not None:
+            history.time_report = self._epochs
+            if self._layout is not None:
+                history.input_report = self._inputs
+
+    def get_state(self) -> dict[str, Any]:
+        """The epochs, for a checkpoint."""
+        return {"epochs": [dict(each) for each in self._epochs], "input": [dict(i) for i in self._inputs]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Replaces the epochs with those of a checkpoint; later epochs are appended to them."""
+        self._epochs[:] = state["epochs"]
+        self._inputs[:] = state.get("input", ())  # earlier versions kept it in another callback
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes where the clocks stand, for the waiting for data."""
+        self._begun = clock.totals, time.perf_counter(), time.process_time()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Records the epoch."""
-        before, now = self._before, _snapshot()
+        before, now = self._before, clock.mark()  # one mark for two epochs, so no time is lost
         self._before = now
-        parts = {part: round(now.mark.parts[part] - before.mark.parts[part], 6) for part in PARTS}
-        callbacks = {name: round(each - before.named.get(name, 0.0), 6) for name, each in now.named.items()}
+        if self._layout is not None:
+            self._record_input(epoch, now.totals)
+        trained = now.trained.without(before.trained)
         found: dict[str, Any] = {
             "epoch": epoch,
-            "seconds": round(sum(parts.values()), 6),
-            "steps": now.mark.trained.steps - before.mark.trained.steps,
-            "examples": now.mark.trained.examples.since(before.mark.trained.examples),
-            "steady": _rounded(now.mark.since(before.mark)),
-            "parts": parts,
-            "callbacks": {name: each for name, each in callbacks.items() if each > 0},
+            "seconds": 0.0,
+            "steps": trained.steps,
+            "examples": trained.known_examples,
+            "steady": _rounded(now.since(before)),
+            "parts": dict.fromkeys(PARTS, 0.0),
+            "callbacks": {},
             "causes": [],
             "workers": [],
         }
-        self._workers.publish(epoch, before.totals, now.totals, parts)
-        self.epochs.append(found)
+        _add_time(found, before, now)
+        self._workers.publish(epoch, before.totals, now.totals, found["parts"])
+        self._epochs.append(found)
         self._find_causes(found)
         self._logs, self._ended = dict(logs or {}), True
         events.emit(events.EpochEnds(found, self._logs))
@@ -203,24 +164,51 @@ class TimeReport(HistoryReport):
         """
         if not self._ended:  # all recorded epochs were restored from a checkpoint
             return
-        last, before, now = self.epochs[-1], self._before, _snapshot()
-        for part in PARTS:
-            more = now.mark.parts[part] - before.mark.parts[part]
-            last["parts"][part] = round(last["parts"][part] + more, 6)
-        for name, each in now.named.items():
-            more = each - before.named.get(name, 0.0)
-            if more > 0:
-                last["callbacks"][name] = round(last["callbacks"].get(name, 0.0) + more, 6)
-        last["seconds"] = round(sum(last["parts"].values()), 6)
+        last = self._epochs[-1]
+        _add_time(last, self._before, clock.mark())
         self._find_causes(last, published)
         events.emit(events.EpochEnds(last, self._logs))
+
+    def _record_input(self, epoch: int, now: Totals) -> None:
+        """Computes the share of waiting for data in the epoch, and warns if it is large."""
+        before, wall, processor = self._begun
+        steps, seconds = now.steps - before.steps, now.seconds - before.seconds
+        if steps <= 0 or seconds <= 0:
+            return
+        waiting = now.reading - before.reading
+        share = waiting / seconds
+        found: dict[str, Any] = {
+            "epoch": epoch,
+            "steps": steps,
+            "seconds": round(seconds, 6),
+            "waiting": round(waiting, 6),
+            "share": round(share, 4),
+        }
+        self._inputs.append(found)
+        if share > _SHARES["input"] and waiting >= _LEAST_SECONDS["input"]:
+            found["advice"] = advice_for(self._data, busy=_busy(wall, processor))
+            self._warn_of_waiting(found)
+
+    def _warn_of_waiting(self, found: Mapping[str, Any]) -> None:
+        """Logs the warning: with the advice the first time in a `fit`, then without it."""
+        layout = self._layout
+        who = "Training" if layout is None or layout.workers == 1 else f"Worker {layout.worker}"
+        line = (
+            f"{who} waited for data in {100 * found['share']:.0f}% of the time of epoch {found['epoch'] + 1} "
+            f"({found['waiting']:.2f} of {found['seconds']:.2f} s)."
+        )
+        if self._advised or not found["advice"]:
+            logger.warning("%s", line)
+            return
+        self._advised = True
+        logger.warning("%s Hint: %s.", line, "; ".join(found["advice"]))
 
     def _find_causes(self, found: dict[str, Any], published: Sequence[int] | None = None) -> None:
         """Finds what took a large share of an epoch's time, and logs each kind of cause once."""
         found["workers"] = self._workers.known(published)
         found["causes"] = [*_causes(found), *slow_worker(found["workers"])]
         for cause in found["causes"]:
-            # The input report logs slow input, with advice.
+            # Slow input was logged already, with advice.
             key = cause["cause"] + cause.get("task", "")
             if cause["cause"] == "input" or key in self._logged or not self._logs_causes:
                 continue
@@ -231,25 +219,125 @@ class TimeReport(HistoryReport):
 
     def _launcher_tells(self, *, ended: bool) -> bool:
         """Whether the launcher reports a slow worker; its watchdog cannot, if the `fit` was too short."""
-        seconds = sum(each["seconds"] - each["parts"]["start"] for each in self.epochs)
+        seconds = sum(each["seconds"] - each["parts"]["start"] for each in self._epochs)
         return channel.connected() and not (ended and seconds < _WATCHDOG_SECONDS)
 
 
-class _CounterValues(NamedTuple):
-    """All counters at one moment; the same snapshot ends an epoch and begins the next, so no time is lost."""
+class WorkerTimes:
+    """The times of all workers of a job, as far as the first worker has received them.
 
-    mark: training_rate.Mark
-    named: dict[str, float]
-    totals: Totals
+    Args:
+        layout: the strategy's layout; None under parameter servers, where workers do not wait for each other.
+
+    Attributes:
+        first: whether this is the first worker, which receives the others' times.
+    """
+
+    def __init__(self, layout: ReplicaLayout | None) -> None:
+        self._layout = ReplicaLayout() if layout is None else layout
+        self.first = self._layout.worker == 0
+        self._fit = next(_fits)
+        self._mine: dict[str, Any] | None = None
+        self._unsent = False
+        self._sent_at = self._received_at = -_INTERVAL
+        self._found: dict[int, dict[str, Any]] = {}
+
+    def publish(self, epoch: int, before: Totals, now: Totals, parts: dict[str, float]) -> None:
+        """Publishes this worker's times of an epoch, at most once a second.
+
+        Args:
+            epoch: the number of the epoch, from 0.
+            before: the totals at the beginning of the epoch.
+            now: the totals at its end.
+            parts: seconds of the epoch by part (`events.PARTS`).
+        """
+        each, own, reading, between = now.per_step(before)
+        if each is None:
+            return
+        self._mine = {
+            "task": f"worker {self._layout.worker}",
+            "host": socket.gethostname(),
+            "epoch": epoch,
+            "step_seconds": round(each, 6),
+            "own_step_seconds": None if own is None else round(own, 6),
+            "reading": reading,
+            "between": between,
+            "parts": dict(parts),
+        }
+        self._unsent = True
+        if time.monotonic() - self._sent_at >= _INTERVAL:
+            self.publish_rest()
+
+    def publish_rest(self) -> int:
+        """Publishes times that were held back to limit the messages.
+
+        Returns:
+            How many messages this process has published so far.
+        """
+        global _published
+        if self._mine is not None and self._unsent and not self.first:
+            message = messages.encode({"fit": self._fit, **self._mine})
+            store(self._layout).put(_TOPIC, _published, self._layout.worker, message)
+            _published += 1
+        self._unsent, self._sent_at = False, time.monotonic()
+        return _published
+
+    def known(self, published: Sequence[int] | None = None) -> list[dict[str, Any]]:
+        """The newest times received from each worker, possibly of different epochs; [] on other workers.
+
+        Args:
+            published: how many messages each worker has published; None if that is not known.
+
+        Raises:
+            AuthenticationError: a message was not written by its worker.
+        """
+        if not self.first or self._layout.workers == 1:
+            return []
+        if self._mine is not None:
+            self._found[0] = self._mine
+        if published is not None or time.monotonic() - self._received_at >= _INTERVAL:
+            self._received_at = time.monotonic()
+            for worker in range(1, self._layout.workers):
+                self._receive(worker, 0 if published is None else published[worker])
+        return [self._found[worker] for worker in sorted(self._found)]
+
+    def _receive(self, worker: int, published: int) -> None:
+        """Reads all messages that a worker has published; waits for those up to the number `published`."""
+        while True:
+            number = _read.get(worker, 0)
+            there = store(self._layout)
+            text = there.get(_TOPIC, number, worker, _READ if number < published else _WAIT)
+            if text is None:
+                return
+            _read[worker] = number + 1
+            there.remove(_TOPIC, number, worker)  # no other worker reads it
+            message = _decoded(text, worker)
+            if message.pop("fit") == self._fit:  # else it is left from a `fit` that ended with an error
+                self._found[worker] = message
 
 
-def _snapshot() -> _CounterValues:
-    return _CounterValues(training_rate.mark(), breakdown.named(), counter.totals)
+def _add_time(record: dict[str, Any], before: Mark, now: Mark) -> None:
+    """Adds the time between two marks to the record of an epoch."""
+    parts, callbacks = record["parts"], record["callbacks"]
+    for part in PARTS:
+        parts[part] = round(parts[part] + now.parts[part] - before.parts[part], 6)
+    for name, each in now.named.items():
+        more = round(each - before.named.get(name, 0.0), 6)
+        if more > 0:
+            callbacks[name] = round(callbacks.get(name, 0.0) + more, 6)
+    record["seconds"] = round(sum(parts.values()), 6)
 
 
-def _rounded(figures: training_rate.Figures) -> dict[str, Any]:
-    found = figures._asdict()
-    return found | {name: round(found[name], 6) for name in ("seconds", "waiting")}
+def _rounded(figures: Figures) -> dict[str, Any]:
+    rounded = figures._replace(seconds=round(figures.seconds, 6), waiting=round(figures.waiting, 6))
+    return rounded._asdict()
+
+
+def _busy(wall: float, processor: float) -> float:
+    """The share of the cores that this process has used since two clocks were read, 0.0 to 1.0."""
+    cores = len(os.sched_getaffinity(0))
+    passed = time.perf_counter() - wall
+    return (time.process_time() - processor) / (passed * cores) if passed > 0 else 0.0
 
 
 def _causes(found: dict[str, Any]) -> list[dict[str, Any]]:
@@ -277,5 +365,30 @@ def _words(found: dict[str, Any], part: str, spent: float, share: float) -> str:
 
 
 def _slowest(found: dict[str, Any], part: str) -> list[tuple[str, float]]:
-    named = [item for item in found["callbacks"].items() if breakdown.part_of(item[0]) == part]
+    named = [item for item in found["callbacks"].items() if clock.part_of(item[0]) == part]
     return sorted(named, key=lambda item: -item[1])[:3]
+
+
+def slow_worker(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The cause for a time report if the workers wait for a slow worker: a list of one `cause`, or []."""
+    own = {each["task"]: each for each in workers if each["own_step_seconds"] is not None}
+    for task, each in own.items():
+        others = [other["own_step_seconds"] for name, other in own.items() if name != task]
+        if not others:
+            continue
+        mine, usual = each["own_step_seconds"], statistics.median(others)
+        if is_slow(mine, usual, each["step_seconds"]):
+            line = slow_line(
+                f"{task} ({each['host']})", mine, usual, reading=each["reading"], between=each["between"]
+            )
+            share = min(1.0, (mine - usual) / max(each["step_seconds"], 1e-9))
+            return [{"cause": "slow_worker", "task": task, "share": round(share, 4), "text": f"{line}."}]
+    return []
+
+
+def _decoded(text: str, worker: int) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        found = messages.decode(text)
+        if isinstance(found, dict) and set(found) == _FIELDS:
+            return {**found, "task": f"worker {worker}", "host": cleaned(str(found["host"]), 100)}
+    raise AuthenticationError(f"What is there for worker {worker} are no worker's times.", hint=HINT)

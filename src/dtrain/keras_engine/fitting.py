@@ -31,7 +31,7 @@ from dtrain.keras_engine.callbacks import (
     wants_session,
     watched,
 )
-from dtrain.keras_engine.epoch_reports import InputReport, TimeReport
+from dtrain.keras_engine.epoch_reports import TimeReport
 from dtrain.keras_engine.loop import LocalState, Loop, loop_of
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.progress_bar import ProgressBar
@@ -93,7 +93,7 @@ def fit(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -
 def _fitted(model: Any, original: Callable[..., Any], call: inspect.BoundArguments) -> Any:
     """Runs `fit` for a model under a strategy of dtrain's, or with a session; returns the `History`."""
     layout = layout_of(model.distribute_strategy)
-    report = TimeReport(layout)
+    report = TimeReport(layout, call.arguments["x"])
     loop = _loop_of_fit(model, call.arguments, layout, report)
     try:
         with loop.running():
@@ -324,8 +324,6 @@ def _local_state(model: Any, callbacks: list[Any], layout: ReplicaLayout, *, sum
 def _reports(arguments: dict[str, Any], callbacks: list[Any], layout: ReplicaLayout | None) -> list[Any]:
     """The engine's own callbacks for the data, the loss and the progress of a `fit`."""
     found: list[Any] = []
-    if layout is not None:
-        found.append(InputReport(arguments["x"], worker=layout.worker if layout.workers > 1 else None))
     if not any(isinstance(each, LossAlarm) for each in callbacks):
         found.append(LossAlarm(reports=layout is None or layout.worker == 0))
     given_bar = any(isinstance(each, keras.callbacks.ProgbarLogger) for each in callbacks)

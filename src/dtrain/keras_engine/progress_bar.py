@@ -20,7 +20,8 @@ import numpy as np
 from dtrain import training_rate
 from dtrain.keras_engine.callbacks import Stateless
 from dtrain.log import logger
-from dtrain.training_rate import Figures, mark
+from dtrain.training_clock import clock
+from dtrain.training_rate import Figures
 
 _WIDTH = 20  # the bar's width in characters
 _REDRAW_SECONDS = 0.1
@@ -153,12 +154,12 @@ class _Rate:
 
     def begin(self) -> None:
         """Restarts both rates, because an epoch begins."""
-        self._first = self._last = mark()
+        self._first = self._last = clock.mark()
         self._window = [self._first]
 
     def note(self) -> None:
         """Notes that steps were made."""
-        self._last = mark()
+        self._last = clock.mark()
         if len(self._window) > 1 and self._last.at - self._window[-1].at < _REDRAW_SECONDS:
             return
         self._window.append(self._last)

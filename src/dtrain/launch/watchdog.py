@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from dtrain.slowness import in_words, is_slow, slow_line
 from dtrain.task_messages import Progress
 from dtrain.topology import Task
+from dtrain.training_rate import in_words, is_slow, slow_line
 
 START_LIMIT = 600.0
 """Seconds without progress that are no hang before the first step, which is traced and compiled."""

@@ -23,7 +23,8 @@ from dtrain.keras_engine.protocol import is_asynchronous
 from dtrain.log import logger
 from dtrain.monitor.record import VERSION
 from dtrain.monitor.run_directory import without_nan
-from dtrain.training_rate import mark, of_epoch
+from dtrain.training_clock import clock
+from dtrain.training_rate import of_epoch
 
 _INTERVAL = 1.0  # seconds between two lines about steps
 
@@ -49,7 +50,7 @@ class EventLog(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         self._first_epoch: int | None = None
         self._steps_before = 0  # steps of training when the epoch began
         self._in_epoch = 0
-        self._mark = mark()
+        self._mark = clock.mark()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Starts to listen to events; the first line is written at the first epoch."""
@@ -63,7 +64,7 @@ class EventLog(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         steps = params.get("steps")
         # A resumed run begins with a later epoch.
         self._steps_before = epoch * steps if steps else self._steps_before + self._in_epoch
-        self._epoch, self._in_epoch, self._mark = epoch, 0, mark()
+        self._epoch, self._in_epoch, self._mark = epoch, 0, clock.mark()
         if self._first_epoch is None:
             self._first_epoch = epoch
             self._write(
@@ -81,7 +82,7 @@ class EventLog(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         self._in_epoch = int(batch + 1)
         if not self._writes or time.perf_counter() - self._mark.at < _INTERVAL:
             return
-        before, self._mark = self._mark, mark()
+        before, self._mark = self._mark, clock.mark()
         if self._mark.trained.steps <= before.trained.steps:
             return
         found = self._mark.since(before)

@@ -15,7 +15,7 @@ import tensorflow as tf
 from dtrain import events, job
 from dtrain.keras_engine.callbacks import Stateless
 from dtrain.log import logger
-from dtrain.training_rate import counter
+from dtrain.training_clock import clock
 
 
 class Profile(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
@@ -38,12 +38,12 @@ class Profile(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Notes the number of steps; `first` and `last` count from here."""
-        self._before = counter.trained.steps
+        self._before = clock.trained.steps
         events.listen(self)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Starts the profiler, if the next call begins at step `first` or later."""
-        if self._state != "waits" or counter.trained.steps - self._before + 1 < self._first:
+        if self._state != "waits" or clock.trained.steps - self._before + 1 < self._first:
             return
         self._state = "done"
         try:
@@ -55,7 +55,7 @@ class Profile(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Stops the profiler, if step `last` is done."""
-        if self._state == "runs" and counter.trained.steps - self._before >= self._last:
+        if self._state == "runs" and clock.trained.steps - self._before >= self._last:
             self._stop()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:

@@ -1,6 +1,6 @@
 """Adds the training rate of each epoch to the epoch's logs.
 
-`dtrain.training_rate` defines which steps count. This module writes no file; other callbacks write the logs.
+`dtrain.training_clock` decides which steps count. This module writes no file; other callbacks write the logs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from typing import Any
 
 import keras
 
-from dtrain.training_rate import NAME, mark
+from dtrain.training_clock import clock
+from dtrain.training_rate import NAME
 
 
 class RateLogs(keras.callbacks.Callback):  # type: ignore[misc]
@@ -23,16 +24,16 @@ class RateLogs(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self._begun = mark()
+        self._begun = clock.mark()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes the time and the counts at the start of the epoch."""
-        self._begun = mark()
+        self._begun = clock.mark()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the epoch's rate to `logs`."""
-        found = mark().since(self._begun)
-        found = found if found.steps > 0 else mark().since(self._begun, start=True)
+        found = clock.mark().since(self._begun)
+        found = found if found.steps > 0 else clock.mark().since(self._begun, start=True)
         rate = found.examples_per_second
         if logs is not None and rate:
             logs[NAME] = rate

@@ -14,10 +14,10 @@ from dtrain import __version__, job
 from dtrain.cluster import current
 from dtrain.cluster import settings as environment
 from dtrain.errors import UnknownStrategyError
+from dtrain.events import PARTS
 from dtrain.monitor.origin import origin
 from dtrain.monitor.run_directory import RunDirectory
 from dtrain.strategies.registry import resolve_name
-from dtrain.time_breakdown import PARTS
 from dtrain.training_rate import of_epoch, of_run
 from dtrain.words import counted
 

@@ -23,7 +23,7 @@ from dtrain.keras_engine.asynchronous.rehearsal import ModelStep
 from dtrain.keras_engine.asynchronous.session import BlockSession
 from dtrain.keras_engine.input import Split, rows_of, to_tensors
 from dtrain.log import logger
-from dtrain.time_breakdown import breakdown
+from dtrain.training_clock import clock
 from dtrain.upstream import keras as upstream_keras
 
 _LOGS_SECONDS = 0.1
@@ -164,7 +164,7 @@ class _WorkersRun:
         self._logs: Any = {}
         self._logs_at = 0.0
         self._logs_seconds = logs_seconds
-        self._counted = breakdown.seconds()  # the time breakdown when the epoch began
+        self._counted = clock.seconds()  # the seconds by part when the epoch began
 
     def call(self, iterator: Any) -> Any:
         """Takes the batches of one call; returns the newest logs. Raises as `take` does."""
@@ -215,9 +215,9 @@ class _WorkersRun:
         """Counts the waiting for servers as communication; returns the totals of the epoch's blocks."""
         totals = self.session.runner.totals
         if totals.seconds > 0:
-            spent = breakdown.seconds()["compute"] - self._counted["compute"]
+            spent = clock.seconds()["compute"] - self._counted["compute"]
             exchanged = spent * totals.exchange / totals.seconds
-            breakdown.move("compute", "communication", exchanged, since=self._counted)
+            clock.move("compute", "communication", exchanged, since=self._counted)
         return totals
 
     def _add(self, batch: Any, spec: Any) -> None:
