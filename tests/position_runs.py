@@ -224,7 +224,7 @@ class Run:
         iterator.reset()
         if position is not None and not inside:
             self._position = None
-            iterator.go_to(copy.deepcopy(position))
+            iterator.open(copy.deepcopy(position))
         with warnings.catch_warnings(record=True) as self._caught:
             warnings.simplefilter("always")
             for self._epoch in range(first_epoch, epochs):
@@ -244,7 +244,7 @@ class Run:
         self._note_warnings()
         if self._position is not None:
             position, self._position = self._position, None
-            iterator.go_to(copy.deepcopy(position))
+            iterator.open(copy.deepcopy(position))
             return
         self.places.append((self._epoch, len(self.seen), copy.deepcopy(iterator.position())))
 

@@ -16,8 +16,7 @@ import tensorflow as tf
 import dtrain
 from dtrain import channel, events
 from dtrain.keras_engine import hook, noted_function, randoms, xla_rule
-from dtrain.keras_engine.feed.calls import TARGET_SECONDS, Call, CallSize
-from dtrain.keras_engine.loop import FitSession
+from dtrain.keras_engine.loop import TARGET_SECONDS, Call, CallSize, FitSession
 from dtrain.keras_engine.protocol import ReplicaLayout
 
 RANDOM = np.random.default_rng(0)

@@ -15,8 +15,7 @@ import dtrain
 from dtrain.keras_engine import hook
 from dtrain.keras_engine.feed import iterators
 from dtrain.keras_engine.feed.arrays import ArraySource
-from dtrain.keras_engine.feed.iterators import SplitDataset, WholeDataset
-from dtrain.keras_engine.feed.passes import Passes
+from dtrain.keras_engine.feed.iterators import Passes, SplitDataset
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.upstream.keras_names import ARRAYS
 
@@ -41,8 +40,6 @@ def made(rows: int, shuffle: Any) -> ArraySource:
 
 
 def divided(source: ArraySource, layout: ReplicaLayout, own: Passes | None = None) -> Any:
-    if layout.replicas == 1:
-        return WholeDataset(source.dataset, own=own)
     return SplitDataset(source.dataset, layout, own=own)
 
 

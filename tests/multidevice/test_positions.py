@@ -142,7 +142,7 @@ def test_a_late_place_costs_no_more_than_an_early_one(strategies: dict[str, Any]
         if change is not None:
             position = iterator.position()
             position["place"].update(change)
-            iterator.go_to(position)
+            iterator.open(position)
         next(next(iter(iterator))[2])
         return iterator, time.perf_counter() - begun
 

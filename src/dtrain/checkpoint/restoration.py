@@ -163,7 +163,7 @@ class Restoration(NewTraining):
         current_loop().epoch_resumed = True
 
     def _restore_position(self) -> None:
-        self._iterator.go_to(self._worker["position"])
+        self._iterator.open(self._worker["position"])
         restore_generators(self._worker)
 
 

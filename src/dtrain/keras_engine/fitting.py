@@ -182,14 +182,14 @@ def _without_training(original: Callable[..., Any], self: Any, args: Any, kwargs
         return original(*call.args, **call.kwargs)
     call.apply_defaults()
     _check_counts(call.arguments)
-    loop, layout = Loop(kind=kind, model=self), layout_of(self.distribute_strategy)
+    layout, every_batch = layout_of(self.distribute_strategy), True
     if is_asynchronous(self.distribute_strategy):
         prepare_without_training(call.arguments)
     else:
         call.arguments["verbose"] = _verbose(call.arguments["verbose"], layout)
     if kind == "evaluate":
-        (loop.every_batch,) = watched(call.arguments["callbacks"], layout, "test")
-    with loop.running():
+        (every_batch,) = watched(call.arguments["callbacks"], layout, "test")
+    with Loop(kind=kind, model=self, every_batch=every_batch).running():
         return original(*call.args, **call.kwargs)
 
 

@@ -15,7 +15,7 @@ from dtrain.cluster import settings
 _REPLACING = (
     "build",
     "convolutions",
-    "feed.epochs",
+    "feed.data_feed",
     "files",
     "fitting",
     "gradients",

@@ -17,7 +17,6 @@ from dtrain import events
 from dtrain.errors import CompilationError, ConfigurationError
 from dtrain.keras_engine import metrics
 from dtrain.keras_engine.accumulation import ADD, GROUP, UPDATE
-from dtrain.keras_engine.feed.calls import Call
 from dtrain.keras_engine.feed.iterators import SplitIterator
 from dtrain.keras_engine.gradients import SparseGradients
 from dtrain.keras_engine.groups import GroupIterator
@@ -29,7 +28,7 @@ from dtrain.keras_engine.input import (
     split_batch,
     to_tensors,
 )
-from dtrain.keras_engine.loop import LocalState, loop_of
+from dtrain.keras_engine.loop import Call, LocalState, loop_of
 from dtrain.keras_engine.protocol import ReplicaLayout, communication_clock, waiting_clock
 from dtrain.keras_engine.runs import Run, can_loop
 from dtrain.keras_engine.steps import Program

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.example_order import LARGEST_SEED, ArrayOrder
-from dtrain.keras_engine.feed.passes import Passes
+from dtrain.keras_engine.feed.iterators import Passes
 from dtrain.keras_engine.feed.position import DataPosition
 from dtrain.keras_engine.input import bounds, map_leaves, present_leaves, row_bytes, unconverted
 from dtrain.keras_engine.peer_exchange import exchange

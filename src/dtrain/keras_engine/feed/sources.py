@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from dtrain.errors import DataError
 from dtrain.keras_engine.feed.arrays import ArraySource
-from dtrain.keras_engine.feed.iterators import SplitDataset, WholeDataset
+from dtrain.keras_engine.feed.iterators import SplitDataset
 from dtrain.keras_engine.feed.position import DataPosition
 from dtrain.keras_engine.feed.py_datasets import PyDatasetSource, can_be_opened
 from dtrain.keras_engine.input_advice import counts_for_sure, tuned
@@ -200,8 +200,7 @@ def divided(dataset: Any, source: Source, strategy: Any, grouped: Callable[[Any]
         grouped: returns an iterator over groups of batches for a single replica, or None.
 
     Returns:
-        A `WholeDataset` with one replica, a `SplitDataset` with several, or a
-        `tf.distribute.DistributedDataset` if TensorFlow divides the dataset.
+        A `SplitDataset`, or a `tf.distribute.DistributedDataset` if TensorFlow divides the dataset.
     """
     layout = layout_of(strategy)
     if layout is None or _divided_by_tensorflow(dataset, layout):
@@ -210,9 +209,7 @@ def divided(dataset: Any, source: Source, strategy: Any, grouped: Callable[[Any]
     exact = source.counted or counts_for_sure(dataset)
     arrays = isinstance(source, ArraySource) and dataset is source.dataset
     own = source.passes(layout) if isinstance(source, ArraySource) and arrays else None
-    if layout.replicas == 1:
-        return WholeDataset(dataset, exact=exact, own=own, grouped=grouped)
-    return SplitDataset(dataset, layout, exact=exact, own=own)
+    return SplitDataset(dataset, layout, exact=exact, own=own, grouped=grouped)
 
 
 def _divided_by_tensorflow(dataset: Any, layout: ReplicaLayout) -> bool:

@@ -1,4 +1,4 @@
-"""The iterator of epochs for Keras' `fit`, `evaluate` and `predict`, which can begin at any position.
+"""The data feed of `fit`, `evaluate` and `predict`: Keras' iterator of epochs, opened at any position.
 
 It counts steps as Keras' own iterator does, and yields batches that are divided among the replicas. How a
 source opens a position is not decided here, but in the files of the sources.
@@ -17,13 +17,12 @@ from dtrain import events
 from dtrain.errors import DataError
 from dtrain.keras_engine.asynchronous.epochs import make_asynchronous_epochs
 from dtrain.keras_engine.feed.arrays import ArraySource
-from dtrain.keras_engine.feed.calls import Call, CallSize, LastStep
 from dtrain.keras_engine.feed.iterators import SplitIterator
 from dtrain.keras_engine.feed.position import DataPosition, restored
 from dtrain.keras_engine.feed.sources import CountedAdapter, check_same_data, common_steps, divided, source_of
 from dtrain.keras_engine.groups import GroupIterator, Groups, batch_size_of, can_be_grouped
 from dtrain.keras_engine.input_advice import may_read_ahead
-from dtrain.keras_engine.loop import current_loop
+from dtrain.keras_engine.loop import Call, CallSize, LastStep, current_loop
 from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous, layout_of
 from dtrain.keras_engine.step_function import StepFunction
 from dtrain.log import logger
@@ -39,20 +38,23 @@ _Base: Any = object
 def make_epoch_iterator(original: Any) -> Any:
     """The replacement of the trainer's epoch iterator class."""
 
-    class EpochIterator(FeedEpochs, original):  # type: ignore[misc]
+    class EpochIterator(DataFeed, original):  # type: ignore[misc]
         """Keras' iterator of epochs, over the batches of a data feed."""
 
         def __new__(cls, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> Any:
             return super().__new__(asynchronous if is_asynchronous(distribute_strategy) else cls)
 
     asynchronous = make_asynchronous_epochs(EpochIterator)
-    EpochIterator.__name__ = original.__name__
-    EpochIterator.__qualname__ = original.__qualname__
+    EpochIterator.__name__, EpochIterator.__qualname__ = original.__name__, original.__qualname__
     return EpochIterator
 
 
-class FeedEpochs(_Base):  # type: ignore[misc]
-    """A base class to list before Keras' iterator of epochs, whose methods it overrides.
+class DataFeed(_Base):  # type: ignore[misc]
+    """The data of one `fit`, `evaluate` or `predict`, in epochs.
+
+    Each iteration over it is an epoch, whose `next` is a call of the train function with its batches.
+    `position` returns where the next batch is, and `open` resumes there. List this class before Keras'
+    iterator of epochs, whose methods it overrides.
 
     Attributes:
         element_spec: the spec of a global batch.
@@ -89,10 +91,8 @@ class FeedEpochs(_Base):  # type: ignore[misc]
             check_same_data(dataset, self.steps_per_epoch, layout)
         self._distributed_dataset = self._divided(dataset)
         if layout is not None and isinstance(self._distributed_dataset, tf.distribute.DistributedDataset):
-            self.data_adapter = CountedAdapter(
-                self.data_adapter, common_steps(self._distributed_dataset, layout)
-            )
-            self._num_batches = self.data_adapter.num_batches
+            self._num_batches = common_steps(self._distributed_dataset, layout)
+            self.data_adapter = CountedAdapter(self.data_adapter, self._num_batches)
         self._forget()
         self._loop.session.attach(self)
 
@@ -165,7 +165,10 @@ class FeedEpochs(_Base):  # type: ignore[misc]
         steps = self.steps_per_execution if self._call is None else self._call.steps
         self._done = item[0] + steps
         self._batches += steps
-        return item if upstream_keras.calls_have_two_numbers() else _with_one_number(*item)
+        if upstream_keras.calls_have_two_numbers():
+            return item
+        first, last, iterator = item  # older versions give callbacks one number, before the call and after it
+        return LastStep(first, lambda: last + 0), iterator
 
     @contextlib.contextmanager
     def catch_stop_iteration(self) -> Iterator[None]:
@@ -226,7 +229,7 @@ class FeedEpochs(_Base):  # type: ignore[misc]
             if call is None:
                 yield step, last, self._current_iterator
             else:
-                yield step, last if steps == 1 else _last_step(last, call), call
+                yield step, call.last_step(last), call
                 steps -= call.unmade
             step += steps
         if self._is_read_out():
@@ -279,8 +282,6 @@ class FeedEpochs(_Base):  # type: ignore[misc]
     def _is_read_out(self) -> bool:
         return bool(self._num_batches) and self._num_batches <= self._steps_seen  # type: ignore[operator]
 
-    # --- methods that asynchronous epochs override
-
     def _at_rest(self) -> bool:
         """Whether the state is complete, so that a checkpoint can be saved."""
         return self._loop.local.savable
@@ -299,20 +300,22 @@ class FeedEpochs(_Base):  # type: ignore[misc]
         """
         running = self._running and not ended
         steps, over = (self._done, self._over) if running else (0, False)
+        # With `steps_per_epoch`, the next epoch continues with the last epoch's iterator.
+        kept = bool(self.steps_per_epoch) and self._current_iterator is not None and self._steps_seen > 0
         position = DataPosition(
             epochs=self._epochs + (1 if self._running and ended else 0),
             steps=steps,
             over=over,
             passes=self._passes,
             taken=self._steps_seen - (self.steps_per_execution if over else 0),
-            goes_on=not over and (steps > 0 or self._kept_iterator_is_begun()),
+            goes_on=not over and (steps > 0 or (kept and not self._is_read_out())),
             made=self._made,
             num_batches=self._num_batches,
             batches=self._batches,
         )
         return position.saved(self._source.state(), self._fingerprint)
 
-    def go_to(self, saved: dict[str, Any]) -> None:
+    def open(self, saved: dict[str, Any]) -> None:
         """Resumes at a position: the next epoch, or a running one that has read nothing, continues there.
 
         Args:
@@ -323,7 +326,7 @@ class FeedEpochs(_Base):  # type: ignore[misc]
             RuntimeError: batches have been read already.
         """
         if self._batches:
-            raise RuntimeError("go_to was called after training had begun")
+            raise RuntimeError("open was called after training had begun")
         position = restored(saved, self._fingerprint)
         self._epochs = position.epochs
         before = self._source.dataset
@@ -337,11 +340,6 @@ class FeedEpochs(_Base):  # type: ignore[misc]
             self._first = self._done = position.steps
         else:
             self._prepared = position.steps, steps
-
-    def _kept_iterator_is_begun(self) -> bool:
-        """Whether the next epoch continues with the last epoch's iterator, which is partly read."""
-        begun = bool(self.steps_per_epoch) and self._current_iterator is not None and self._steps_seen > 0
-        return begun and not self._is_read_out()
 
     def _begin_at(self, position: DataPosition, rest: Any) -> Iterator[Any]:
         """The calls of the epoch that continues at a position; `rest` holds the rest of its pass."""
@@ -399,12 +397,3 @@ class FeedEpochs(_Base):  # type: ignore[misc]
         with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
             for _ in range(self.steps_per_execution - 1):
                 next(iterator)
-
-
-def _last_step(planned: int, call: Call) -> LastStep:
-    return LastStep(planned, lambda: planned - call.unmade)
-
-
-def _with_one_number(first: int, last: int, iterator: Any) -> tuple[int, Any]:
-    """A call as older versions of Keras take it: callbacks get one number, before the call and after it."""
-    return LastStep(first, lambda: last + 0), iterator
