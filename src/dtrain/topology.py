@@ -24,6 +24,16 @@ KNOWN_JOBS = (*TRAINING_JOBS, "ps", "evaluator")
 
 _SINGLE_TASK_JOBS = ("chief", "evaluator")
 _EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
+_LOOKS = f"It should look like {_EXAMPLE}."
+_KINDS: dict[type, str] = {
+    dict: "object",
+    list: "list",
+    str: "string",
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    type(None): "null",
+}
 
 
 @dataclass(frozen=True)
@@ -288,15 +298,8 @@ def _parse(text: str) -> dict[str, Any]:
     except ClusterConfigError:
         raise
     except (ValueError, RecursionError) as error:  # also for huge numbers and deep nesting
-        raise ClusterConfigError(
-            f"it is not JSON ({error}): {_shorten(text)}", hint=f"It should look like {_EXAMPLE}."
-        ) from None
-    if not isinstance(config, dict):
-        raise ClusterConfigError(
-            f"it is a JSON {_json_kind(config)}, not an object: {_shorten(text)}",
-            hint=f"It should look like {_EXAMPLE}.",
-        )
-    return config
+        raise ClusterConfigError(f"it is not JSON ({error}): {_shorten(text)}", hint=_LOOKS) from None
+    return _object(config, "it")
 
 
 def _unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -309,27 +312,27 @@ def _unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _part(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    if name not in config:
-        raise ClusterConfigError(
-            f'it has no "{name}", only {", ".join(map(repr, config))}.',
-            hint=f"It should look like {_EXAMPLE}.",
-        )
-    value = config[name]
+def _object(value: Any, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
+        kind = _KINDS[type(value)]
         raise ClusterConfigError(
-            f'"{name}" is a JSON {_json_kind(value)}, not an object: {_shorten(json.dumps(value))}',
-            hint=f"It should look like {_EXAMPLE}.",
+            f"{what} is a JSON {kind}, not an object: {_shorten(json.dumps(value))}", hint=_LOOKS
         )
     return value
 
 
+def _entry(parent: Mapping[str, Any], name: str, what: str) -> Any:
+    if name not in parent:
+        raise ClusterConfigError(f'{what} has no "{name}": {_shorten(json.dumps(parent))}', hint=_LOOKS)
+    return parent[name]
+
+
 def _jobs_of(config: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     jobs: dict[str, tuple[str, ...]] = {}
-    for job, addresses in _part(config, "cluster").items():
+    for job, addresses in _object(_entry(config, "cluster", "it"), '"cluster"').items():
         if not isinstance(addresses, list):
             raise ClusterConfigError(
-                f'"cluster" gives the job "{job}" a JSON {_json_kind(addresses)}, not a list of addresses.',
+                f'"cluster" gives the job "{job}" a JSON {_KINDS[type(addresses)]}, not a list of addresses.',
                 hint=f'Write ["host:port", ...], as in {_EXAMPLE}.',
             )
         jobs[job] = tuple(addresses)
@@ -337,27 +340,8 @@ def _jobs_of(config: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def _task_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
-    task = _part(config, "task")
-    for key in ("type", "index"):
-        if key not in task:
-            raise ClusterConfigError(
-                f'"task" has no "{key}": {_shorten(json.dumps(task))}',
-                hint=f"It should look like {_EXAMPLE}.",
-            )
-    return task["type"], task["index"]
-
-
-def _json_kind(value: Any) -> str:
-    names: dict[type, str] = {
-        dict: "object",
-        list: "list",
-        str: "string",
-        bool: "boolean",
-        int: "number",
-        float: "number",
-        type(None): "null",
-    }
-    return names[type(value)]
+    task = _object(_entry(config, "task", "it"), '"task"')
+    return _entry(task, "type", '"task"'), _entry(task, "index", '"task"')
 
 
 def _shorten(text: str, limit: int = 120) -> str:
