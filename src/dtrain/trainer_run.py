@@ -110,7 +110,9 @@ class TrainerRun:
         if earlier is None:  # no run yet
             return 0
         self._run, self._earlier = run, earlier
-        self.done = self._backup.restore_weights(model)
+        # A model that is not built has no weights yet: `fit` builds it and then restores everything.
+        backup = self._backup
+        self.done = backup.restore_weights(model) if model.built else backup.epochs_done(model)
         if self.done:
             logger.info("%s is gone on with after epoch %d.", run.path, self.done)
         return self.done

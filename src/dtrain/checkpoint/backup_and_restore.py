@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from dtrain.checkpoint.content import find_newest
+from dtrain.checkpoint.content import Found, find_newest
 from dtrain.checkpoint.group import find_group
 from dtrain.checkpoint.session import BackupPlan, BackupSession
 from dtrain.checkpoint.storages import storage_of
@@ -121,7 +121,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
         """Restores the weights of a built model from the newest checkpoint; all workers must call it.
 
         It is for looking at a model without training: `fit` restores the whole state by itself. It needs
-        checkpoints that stay (`delete_checkpoint=False`). A model that is not built is left as it is.
+        checkpoints that stay (`delete_checkpoint=False`).
 
         Returns:
             How many whole epochs are done; 0 if there is no checkpoint.
@@ -135,13 +135,21 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
                 f"The model {model.name!r} is not built, so it has no weights to restore yet.",
                 hint="Begin it with keras.Input, or call it on a batch first.",
             )
+        found, epochs = self._newest(model)
+        if found is not None:
+            TrainingVariables(model).restore_weights(found.table, found.tensors)
+        return epochs
+
+    def epochs_done(self, model: Any) -> int:
+        """As `restore_weights`, without restoring, for a model that only `fit` builds."""
+        return self._newest(model)[1]
+
+    def _newest(self, model: Any) -> tuple[Found | None, int]:
+        """The newest checkpoint, and how many whole epochs are done in it."""
         layout = layout_of(upstream_keras.strategy_of(model)) or ReplicaLayout()
         folder = f"{self._folder()}/fit-0"
         found = find_newest(folder, layout, find_group(folder, layout))
-        if found is None:
-            return 0
-        TrainingVariables(model).restore_weights(found.table, found.tensors)
-        return int(found.worker(layout.worker)["epoch"])
+        return found, 0 if found is None else int(found.worker(layout.worker)["epoch"])
 
     def _folder(self) -> str:
         return storage_of(self.backup_dir).absolute(self.backup_dir)
