@@ -243,7 +243,7 @@ class Calls(abc.ABC):
 
 def is_narrow(value: np.ndarray) -> bool:
     """Whether an array holds 16-bit floats."""
-    return value.dtype.name in _NARROW
+    return value.itemsize == 2 and value.dtype.name in _NARROW
 
 
 def raw(value: np.ndarray) -> np.ndarray:
