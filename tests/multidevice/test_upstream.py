@@ -202,8 +202,8 @@ def test_models_under_no_strategy_of_dtrain_are_left_alone() -> None:
 def another_body(record: dict[str, Any]) -> str:
     """The record has no source of one name as it is installed, and another version of Keras."""
     parameters = keras_names.SEED_NEXT.signature()
-    record["places"][keras_names.SEED_NEXT.place] = {parameters: {"another": "3.8.0"}}
-    record["rows"] = [{"keras": "3.8.0", "tensorflow": tf.__version__}]
+    record["places"][keras_names.SEED_NEXT.place] = {parameters: {"another": "3.7.0"}}
+    record["rows"] = [{"keras": "3.7.0", "tensorflow": tf.__version__}]
     on_record.RECORD.write_text(json.dumps(record), encoding="utf-8")
     return keras_names.SEED_NEXT.label
 
@@ -222,7 +222,7 @@ def test_a_version_newer_than_all_that_were_tested_is_a_warning(
         on_record.check(REACHES)
     assert f"keras {keras.__version__} is newer than all versions" in caplog.text
     assert "the same parameters. Training continues." in caplog.text
-    assert "(3.8.0)" in caplog.text
+    assert "(3.7.0)" in caplog.text
     assert f"tensorflow {tf.__version__} is newer" not in caplog.text
 
 

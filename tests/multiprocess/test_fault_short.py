@@ -37,7 +37,7 @@ def test_a_job_that_is_broken_in_many_ways_ends_with_the_same_bits(tmp_path: Pat
     assert_nothing_left(broken)
 
 
-@pytest.mark.soak  # `make test-matrix` runs it with each version of TensorFlow and Keras
+@pytest.mark.soak("for `make test-matrix`: tests/faults kills once for each kind of data")
 @pytest.mark.timeout(300)
 def test_a_job_with_one_kill_ends_with_the_same_bits(tmp_path: Path) -> None:
     common = {"strategy": "multi_worker", "epochs": 2}
