@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import dtrain
 from dtrain import channel, events
-from dtrain.keras_engine import hook, noted_function, randoms, xla_rule
+from dtrain.keras_engine import hook, noted_function, xla_rule, xla_steps
 from dtrain.keras_engine.loop import TARGET_SECONDS, Call, CallSize, FitSession
 from dtrain.keras_engine.protocol import ReplicaLayout
 
@@ -418,7 +418,7 @@ def test_random_numbers_are_the_same_under_xla() -> None:
 
     @tf.function(jit_compile=True)
     def under_xla(x: Any) -> Any:
-        with randoms.same_random_numbers():
+        with xla_steps.same_random_numbers():
             return mask(x)
 
     x = tf.ones((301, 7))

@@ -22,13 +22,13 @@ _REPLACING = (
     "losses",
     "metrics",
     "optimizer",
-    "randoms",
     "rematerialization",
     "replica_calls",
     "seeds",
     "sharded_state",
     "tables",
     "variables",
+    "xla_steps",
 )
 
 _lock = threading.Lock()

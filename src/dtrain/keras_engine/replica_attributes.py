@@ -59,15 +59,12 @@ class Members:
                 if isinstance(layer, keras.Model):
                     inside += upstream_keras.compiled_parts(layer)
                 self._add_all(inside, depth, seen)
-        elif isinstance(value, dict):
-            self._add_all(value.values(), depth, seen)
-        elif isinstance(value, list | tuple | set | deque):
-            self._add_all(value, depth, seen)
         elif isinstance(value, FunctionType | MethodType | functools.partial):
             self._add_all(_bound(value), depth, seen)
-        elif _is_own_object(value):
-            self.objects[id(value)] = value
-            self._add_all(vars(value).values(), depth, seen)
+        else:
+            if _is_own_object(value) and not isinstance(value, (*_CONTAINERS, tuple)):
+                self.objects[id(value)] = value
+            self._add_all(_inside(value), depth, seen)
 
     def _add_all(self, values: Iterable[Any], depth: int, seen: set[int]) -> None:
         values = list(values)

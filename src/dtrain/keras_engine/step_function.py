@@ -30,13 +30,15 @@ from dtrain.keras_engine.input import (
 )
 from dtrain.keras_engine.loop import Call, LocalState, loop_of
 from dtrain.keras_engine.protocol import ReplicaLayout, communication_clock, waiting_clock
-from dtrain.keras_engine.runs import Run, can_loop
+from dtrain.keras_engine.runs import Run, RunResult, can_loop
 from dtrain.keras_engine.steps import Program
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 
 Untraceable = (SparseGradients, CompilationError)
 """Errors that tracing a step may raise, after which the step is traced in another way."""
+
+_NO_STEPS = RunResult(0, None, None, 0.0, None)
 
 
 class StepFunction:
@@ -89,11 +91,11 @@ class StepFunction:
         self._communicated(), self._waited()  # both clocks count from here on
         usual, traced, begun = self._began, self._traced, time.perf_counter()
         while call.ran < call.steps:
-            steps, found = self._next_steps(iterator, call.steps - call.ran, exact=planned)
-            if not steps:
+            ran = self._next_steps(iterator, call.steps - call.ran, exact=planned)
+            if not ran.steps:
                 break
-            outputs = found
-            call.ran += steps
+            outputs = ran.outputs
+            call.ran += ran.steps
         if not call.ran:
             self._count_failed_call(iterator)
             events.emit(events.PartChanges("callbacks"))
@@ -108,10 +110,8 @@ class StepFunction:
     def _traced(self) -> int:
         return self._retraced + len(self._functions) + len(self._runs) + self._program.traced
 
-    def _next_steps(self, iterator: Any, most: int, *, exact: bool) -> tuple[int, Any]:
-        """Runs one or more of the next steps; returns their number and the outputs of the last.
-
-        The number is 0 if the data has ended.
+    def _next_steps(self, iterator: Any, most: int, *, exact: bool) -> RunResult:
+        """Runs one or more of the next steps; none if the data has ended.
 
         Args:
             iterator: the iterator to read from.
@@ -121,36 +121,83 @@ class StepFunction:
         traced = self._traced
         events.emit(events.InputBegins(iterator))
         if isinstance(iterator, GroupIterator):
-            return self._in_xla(iterator, most, traced)
-        looped = isinstance(iterator, SplitIterator) and not self._model.run_eagerly
-        if looped and not self._program.wants_part() and self._can_loop(iterator):
-            if iterator.left is not None:
-                exact, most = True, min(most, iterator.left)
-            return self._loop(iterator, most, traced, exact=exact and iterator.exact) if most else (0, None)
-        try:
-            batch = next(iterator)
-        except (StopIteration, tf.errors.OutOfRangeError):
-            events.emit(events.StepBegins())
-            return 0, None
-        events.emit(events.StepBegins())
-        parts, total, specs = self._parts(iterator, batch)
-        self._program.learn(parts[0])
-        outputs, waited = self._step(parts, total, specs)
-        waiting = None if waited is None else float(waited)
-        examples = self._count(parts, total)
-        self._step_ends(1, waiting, traced=traced, examples=examples)
-        return 1, outputs
+            ran = self._in_xla(iterator, most)
+        elif self._loops(iterator):
+            ran = self._loop(iterator, most, exact=exact)
+        else:
+            ran = self._one_step(iterator)
+        if ran.steps:
+            self._steps_end(ran, traced=traced)
+        return ran
 
-    def _in_xla(self, iterator: GroupIterator, most: int, traced: int) -> tuple[int, Any]:
+    def _loops(self, iterator: Any) -> bool:
+        """Whether a loop in the graph reads the batches and runs the steps."""
+        if not isinstance(iterator, SplitIterator) or self._model.run_eagerly or self._program.wants_part():
+            return False
+        # A loop must carry the step's outputs; Keras' own step has none there.
+        return self._program.stock or can_loop(self._traced_step(iterator.element_spec, None))
+
+    def _in_xla(self, iterator: GroupIterator, most: int) -> RunResult:
         """As `_next_steps`, with all steps in one XLA program."""
         part = iterator.take(most)
         events.emit(events.StepBegins())
         if part is None:
-            return 0, None
+            return _NO_STEPS
         self._program.run_group(part)
-        examples = part.size * part.steps
-        self._step_ends(part.steps, None, traced=traced, examples=examples)
-        return part.steps, None
+        return RunResult(part.steps, None, None, 0.0, part.size * part.steps)
+
+    def _loop(self, iterator: SplitIterator, most: int, *, exact: bool) -> RunResult:
+        """As `_next_steps`, with a loop in the graph."""
+        if iterator.left is not None:
+            exact, most = True, min(most, iterator.left)
+        exact = exact and iterator.exact
+        if not most:
+            return _NO_STEPS
+        events.emit(events.StepBegins())
+        self._program.learn(None)
+        return self._in_phase(
+            most,
+            lambda phase, rounds: self._run(iterator, phase, exact=exact)(iterator, rounds),
+            grouped=exact,
+        )
+
+    def _one_step(self, iterator: Any) -> RunResult:
+        """As `_next_steps`, with one step on a batch that is read outside of the graph."""
+        try:
+            batch = next(iterator)
+        except (StopIteration, tf.errors.OutOfRangeError):
+            events.emit(events.StepBegins())
+            return _NO_STEPS
+        events.emit(events.StepBegins())
+        parts, total, specs = self._parts(iterator, batch)
+        self._program.learn(parts[0])
+
+        def run(phase: str | None, rounds: int) -> RunResult:
+            outputs, waited = self._function(specs, phase)(parts, total)
+            waiting = None if waited is None else float(waited)
+            return RunResult(rounds, outputs, waiting, 0.0, self._count(parts, total))
+
+        return self._in_phase(1, run, grouped=False)
+
+    def _in_phase(
+        self, most: int, run: Callable[[str | None, int], RunResult], *, grouped: bool
+    ) -> RunResult:
+        """Runs the next phase of what replicas hold by themselves; what cannot be traced is traced otherwise.
+
+        Args:
+            most: the most steps to run.
+            run: runs a phase for a number of rounds.
+            grouped: as in `LocalState.next_run`.
+        """
+        local = self._local()
+        phase, rounds = local.next_run(most, grouped=grouped)
+        try:
+            ran = run(phase, rounds)
+        except Untraceable as found:
+            self._trace_otherwise(found, local)
+            return self._in_phase(most, run, grouped=grouped)
+        local.note(phase, ran.steps)
+        return ran
 
     def metrics(self) -> dict[str, Any] | None:
         """All metrics over all replicas, by one all-reduce; None if Keras must compute them itself."""
@@ -164,27 +211,6 @@ class StepFunction:
     def in_xla(self, steps: int | None, batch: int | None) -> bool:
         """Whether the steps of a `fit` run in XLA (`Program.in_xla`)."""
         return self._program.in_xla(steps, batch)
-
-    def _loop(self, iterator: SplitIterator, most: int, traced: int, *, exact: bool) -> tuple[int, Any]:
-        """As `_next_steps`, with a loop in the graph that reads the batches and runs the steps."""
-        events.emit(events.StepBegins())
-        local = self._local()
-        self._program.learn(None)
-        phase, rounds = local.next_run(most, grouped=exact)
-        try:
-            run = self._run(iterator, phase, exact=exact)
-        except Untraceable as found:
-            self._trace_otherwise(found, local)
-            return self._loop(iterator, most, traced, exact=exact)
-        ran = run(iterator, rounds)
-        local.note(phase, ran.steps)
-        if ran.steps:
-            self._step_ends(ran.steps, ran.waiting, traced=traced, inside=ran.reading, examples=ran.examples)
-        return ran.steps, ran.outputs
-
-    def _can_loop(self, iterator: SplitIterator) -> bool:
-        """Whether a loop can carry the step's outputs; Keras' own step has none there."""
-        return bool(self._program.stock) or can_loop(self._traced_step(iterator.element_spec, None))
 
     def _run(self, iterator: SplitIterator, phase: str | None, *, exact: bool) -> Run:
         specs = iterator.element_spec
@@ -236,35 +262,24 @@ class StepFunction:
         rows = int(rows_of(Split(tuple(parts), total)))
         return rows if rows >= 0 else None
 
-    def _step_ends(
-        self,
-        steps: int,
-        waited: float | None,
-        *,
-        traced: int,
-        inside: float = 0.0,
-        examples: int | None = None,
-    ) -> None:
+    def _steps_end(self, ran: RunResult, *, traced: int) -> None:
         """Emits that steps have ended.
 
         Args:
-            steps: how many.
-            waited: seconds of waiting for other workers, measured in the steps; None if not measured there.
-            traced: the value of `_traced` when the steps began.
-            inside: seconds of reading batches between the steps, in the loop.
-            examples: examples in the global batches; None if not known.
+            ran: the steps.
+            traced: the value of `_traced` when they began.
         """
         usual, self._began = self._began and self._traced == traced, True
         since = self._waited()
         events.emit(
             events.StepsEnd(
-                steps,
+                ran.steps,
                 self._training,
                 usual,
-                inside,
-                waiting=waited if since is None else since,
+                ran.reading,
+                waiting=ran.waiting if since is None else since,
                 communication=self._communicated(),
-                examples=examples,
+                examples=ran.examples,
             )
         )
 
@@ -283,18 +298,6 @@ class StepFunction:
                 hint="train with fit, or leave out gradient_hook",
             )
         return loop.local
-
-    def _step(self, parts: Any, total: Any, specs: Any) -> tuple[Any, Any]:
-        """The outputs of one step, and the seconds that it waited for other workers, or None."""
-        local = self._local()
-        phase, _ = local.next_run(1, grouped=False)
-        try:
-            outputs = self._function(specs, phase)(parts, total)
-        except Untraceable as found:
-            self._trace_otherwise(found, local)
-            return self._step(parts, total, specs)
-        local.note(phase, 1)
-        return outputs
 
     def _trace_otherwise(self, found: Exception, local: LocalState) -> None:
         """Changes how the step is traced, after tracing raised an error and before anything ran.

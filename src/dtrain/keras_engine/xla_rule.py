@@ -24,7 +24,7 @@ MOST_MULTIPLICATIONS = 30e6
 """The most multiplications of a step's forward pass; for more, TensorFlow's own kernels, which use all cores,
 are as fast."""
 
-# Layers that XLA can compile for a CPU, and that draw the same random numbers there (`randoms.py`).
+# Layers that XLA can compile for a CPU, and that draw the same random numbers there (`xla_steps.py`).
 _LAYERS = frozenset(
     (
         "Activation", "Add", "Average", "BatchNormalization", "Concatenate", "Dense", "Dot", "Dropout", "ELU",
