@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fault_program import EXAMPLES
+from processes import processes_with
 
 PROGRAM = Path(__file__).with_name("fault_program.py")
 DETECT = 60.0  # seconds within which a dead process must be noticed, even on a busy machine
@@ -214,20 +215,9 @@ def assert_nothing_left(*trainings: Training) -> None:
 def assert_nothing_runs(trainings: Sequence[Training]) -> None:
     """Assert that no process of the job lives longer than a second after the job's end."""
     deadline = time.monotonic() + 1.0
-    while running(trainings[0]) and time.monotonic() < deadline:
+    while processes_with(str(trainings[0].folder)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not running(trainings[0])
-
-
-def running(training: Training) -> dict[int, str]:
-    """The processes with a training's folder in their command lines, and their states; no zombies."""
-    found = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            if state != "Z" and str(training.folder).encode() in (entry / "cmdline").read_bytes():
-                found[int(entry.name)] = state
-    return found
+    assert not processes_with(str(trainings[0].folder))
 
 
 def assert_recovered(job: Job, training: Training, number: int, *, noticed: str = RESTARTED) -> None:

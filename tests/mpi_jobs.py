@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import shutil
@@ -43,16 +42,4 @@ def traces(launcher: int | None = None) -> set[str]:
     found = set()
     for folder in (Path(tempfile.gettempdir()), Path("/dev/shm")):
         found |= {str(path) for path in folder.glob(f"dtrain-{launcher or os.getpid()}-*")}
-    return found
-
-
-def processes(*words: str) -> dict[int, str]:
-    """The living processes with all these words in their command lines, by process id."""
-    found = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if state != "Z" and all(word in command for word in words):
-                found[int(entry.name)] = command
     return found

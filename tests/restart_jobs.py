@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import sys
 import textwrap
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dtrain.launch import launch_local
+from processes import alive
 
 WAIT_FOR = """
 def wait_for(condition):
@@ -65,12 +63,6 @@ class Ended(NamedTuple):
         return [sorted(found[number]) for number in sorted(found)]
 
 
-def alive(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
 def write_program(folder: Path, text: str) -> list[str]:
     """Write the script of a job, PRELUDE and `text`, into a folder; the script's path and its argument."""
     (folder / "lives").mkdir()
@@ -94,10 +86,3 @@ def lives_in(folder: Path) -> dict[str, str]:
         lives[path.name] = path.read_text()
         assert not alive(int(path.name.rpartition("-")[2]))
     return lives
-
-
-def wait_until(condition: Callable[[], bool], limit: float = 30.0) -> None:
-    deadline = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)

@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import numpy as np
+
+from processes import alive, wait_until
 
 PROGRAM = textwrap.dedent(
     """
@@ -31,14 +32,6 @@ PROGRAM = textwrap.dedent(
 )
 
 
-def alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def started() -> tuple[subprocess.Popen[str], list[int]]:
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
     program = subprocess.Popen(
@@ -54,26 +47,19 @@ def started() -> tuple[subprocess.Popen[str], list[int]]:
     return program, [int(process) for process in processes]
 
 
-def ended(processes: list[int]) -> bool:
-    deadline = time.monotonic() + 10
-    while any(map(alive, processes)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not any(map(alive, processes))
-
-
 def test_they_end_with_a_program_that_is_killed() -> None:
     program, processes = started()
     assert len(processes) == 2 and all(map(alive, processes))
     program.send_signal(signal.SIGKILL)
     program.wait(10)
-    assert ended(processes)
+    wait_until(lambda: not any(map(alive, processes)))
 
 
 def test_they_end_with_a_program_that_ends() -> None:
     program, processes = started()
     program.communicate("")
     assert program.returncode == 0
-    assert ended(processes)
+    wait_until(lambda: not any(map(alive, processes)))
 
 
 TRAIN = textwrap.dedent(

@@ -22,6 +22,7 @@ from dtrain.launch import launch_local
 from dtrain.launch.guard import marked_processes
 from dtrain.launch.output import visible_line
 from dtrain.launch.ports import reserve_ports
+from processes import alive, wait_until
 from refusals import refused
 
 LIMIT = 30.0
@@ -72,20 +73,6 @@ def pids_written(folder: Path, count: int) -> list[int]:
     """Wait for the ids that the script's processes wrote as names of files in a folder."""
     wait_until(lambda: len(list(folder.glob("[0-9]*"))) >= count)
     return [int(path.name) for path in folder.glob("[0-9]*")]
-
-
-def wait_until(condition: Callable[[], bool], limit: float = LIMIT) -> None:
-    deadline = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

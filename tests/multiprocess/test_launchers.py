@@ -31,8 +31,9 @@ from dtrain.launch.local_launcher import LocalLauncher
 from dtrain.launch.local_process import LocalProcess
 from dtrain.launch.task_handle import TaskCommand
 from dtrain.topology import Task
-from mpi_jobs import needs_mpi, processes, traces
-from restart_jobs import alive, run, wait_until
+from mpi_jobs import needs_mpi, traces
+from processes import alive, processes_with, wait_until
+from restart_jobs import run
 
 LIMIT = 60.0
 # The variables of a job that may be restarted, which a system that restarts it sets itself.
@@ -109,7 +110,7 @@ class Jobs:
         """What a job has left: processes of its tasks, others that its launcher started, folders."""
         return [
             *filter(alive, self.pids()),
-            *processes(f"dtrain-{launcher}-"),
+            *processes_with(f"dtrain-{launcher}-"),
             *traces(launcher),
         ]
 

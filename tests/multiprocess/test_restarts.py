@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from restart_jobs import Ended, lives_in, run, wait_until, write_program
+from processes import wait_until
+from restart_jobs import Ended, lives_in, run, write_program
 
 LIMIT = 30.0
 

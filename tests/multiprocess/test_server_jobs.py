@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -20,6 +19,7 @@ import pytest
 
 from dtrain.errors import ConfigurationError
 from dtrain.launch import launch_local
+from processes import alive
 from restart_jobs import WAIT_FOR
 
 LIMIT = 30.0
@@ -80,12 +80,6 @@ def launch(tmp_path: Path) -> Callable[..., Ended]:
         return Ended(status, out.getvalue(), err.getvalue(), lives)
 
     return run
-
-
-def alive(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 def test_a_chief_workers_and_servers_are_started_and_named(launch: Callable[..., Ended]) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from restart_jobs import Ended, alive, run, wait_until, write_program
+from processes import alive, wait_until
+from restart_jobs import Ended, run, write_program
 
 TENSORFLOW = """
 import os

@@ -1,0 +1,34 @@
+"""Looks at the processes of this machine, and waits for what they do. It starts and ends none."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+import psutil
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended, and that nobody has waited for yet, does not."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def processes_with(*words: str) -> dict[int, str]:
+    """The processes that run and have all these words in their command lines, by process id."""
+    found = {}
+    for process in psutil.process_iter(["status", "cmdline"]):
+        command = " ".join(process.info["cmdline"] or ())
+        if process.info["status"] != psutil.STATUS_ZOMBIE and all(word in command for word in words):
+            found[process.pid] = command
+    return found
+
+
+def wait_until(condition: Callable[[], bool], limit: float = 30.0) -> None:
+    """Waits until a condition holds; AssertionError after `limit` seconds."""
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
