@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 import threading
 import time
@@ -16,7 +18,7 @@ import tensorflow as tf
 import dtrain
 from dtrain import channel, events
 from dtrain.keras_engine import hook, noted_function, xla_rule, xla_steps
-from dtrain.keras_engine.loop import TARGET_SECONDS, Call, CallSize, FitSession
+from dtrain.keras_engine.loop import TARGET_SECONDS, Call, CallSize, FitSession, LastStep
 from dtrain.keras_engine.protocol import ReplicaLayout
 
 RANDOM = np.random.default_rng(0)
@@ -452,6 +454,13 @@ def test_calls_are_one_step_where_somebody_looks() -> None:
     call.ran, call.seconds = 1, 1e-6
     size.note(call)
     assert size.steps() == 1
+
+
+def test_a_callback_may_keep_the_number_of_a_call() -> None:
+    number = LastStep(3, lambda: 5)
+    assert (number, number + 1) == (3, 6)
+    for kept in (copy.deepcopy(number), pickle.loads(pickle.dumps(number))):
+        assert type(kept) is int and kept == 3
 
 
 def test_a_fit_in_a_callback_or_a_thread_runs_by_its_own_callbacks() -> None:

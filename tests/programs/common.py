@@ -79,7 +79,10 @@ def history(record: Any, prefix: str = "history_") -> Values:
 
 
 def named(logs: dict[str, Any], prefix: str) -> Values:
-    return {f"{prefix}{key}": float(value) for key, value in logs.items()}
+    """Logs as numbers. Before Keras 3.14, the compiled metrics may be a dictionary of their own in them."""
+    flat = {f"{prefix}{key}": value for key, value in logs.items() if not isinstance(value, dict)}
+    inner = [named(value, prefix) for value in logs.values() if isinstance(value, dict)]
+    return {key: float(value) for each in (flat, *inner) for key, value in each.items()}
 
 
 def outcome(model: Any, record: Any, x: Any = None, y: Any = None, batch: int = 16) -> Values:

@@ -58,7 +58,7 @@ def _(env: Env) -> Values:
     return each(env, makers)
 
 
-@program("optimizer_schedule_free")
+@program("optimizer_schedule_free", keras="3.14")
 def _(env: Env) -> Values:
     return each(env, {"schedule_free": lambda: O.ScheduleFreeAdamW(0.02, epsilon=1e-3)})
 

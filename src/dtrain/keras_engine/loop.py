@@ -248,6 +248,10 @@ class LastStep(int):
     def __add__(self, other: int) -> int:
         return self.last() + other
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles as the plain number, as a callback's state in a checkpoint."""
+        return int, (int(self),)
+
 
 class CallSize:
     """Chooses the number of steps for the calls of one iterator of epochs.

@@ -116,18 +116,18 @@ class Probe:
         self._training = training
         self._rows = min(ROWS, int(batch_rows(part)))
 
-    def find(self, *, own_step: bool, own_layers: bool) -> tuple[Findings, StepError | None]:
+    def find(self, *, own_step: bool, summing_layers: bool) -> tuple[Findings, StepError | None]:
         """The findings, and why the step is refused, if it is; all workers must call it, and get the same.
 
         Args:
             own_step: whether the step is the user's own.
-            own_layers: whether the model has layers that are not Keras' own.
+            summing_layers: whether the model has layers that may add losses which are sums over the batch.
         """
         # All workers trace the step, because tracing creates variables. A trial does not communicate, so
         # only the first worker runs it.
         trial = self._traced(Findings()) if own_step and self._rows > 0 else None
         # The first worker decides for all, because trials with different examples might differ.
-        mine = self._found(trial, own_layers=own_layers) if self._layout.worker == 0 else None
+        mine = self._found(trial, summing_layers=summing_layers) if self._layout.worker == 0 else None
         coupled, summed, kinds, refusal = exchange(self._layout, mine)[0]
         return Findings(coupled, summed, kinds), StepError(**refusal) if refusal else None
 
@@ -146,12 +146,12 @@ class Probe:
             logger.debug("the step cannot be tried out: %s", error, exc_info=True)
             return None
 
-    def _found(self, trial: StepTrial | None, *, own_layers: bool) -> Any:
+    def _found(self, trial: StepTrial | None, *, summing_layers: bool) -> Any:
         """The trials' findings: coupled losses, summed losses, kinds, and the error that refuses the step."""
         model, layout = self._model, self._layout
         built = all(layer.built for layer in upstream_keras.layers_of(model))
         summed: frozenset[int] = frozenset()
-        if self._rows > 0 and built and own_layers:
+        if self._rows > 0 and built and summing_layers:
             summed = summed_losses(model, self._part, layout, self._rows)
         coupled = coupled_losses(model, self._part, layout, self._rows if built else 0)
         if trial is not None and (summed or any(coupled)):

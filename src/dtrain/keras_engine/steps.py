@@ -142,7 +142,7 @@ class StepProgram(Program):
         """Whether `learn` needs a batch: for a user's own step, layers or losses, before the first step."""
         if self._has_learnt:
             return False
-        return self._own_step() or self._own_layers() or any(map(is_own_loss, self._losses()))
+        return self._own_step() or self._summing_layers() or any(map(is_own_loss, self._losses()))
 
     def _losses(self) -> list[Any]:
         return [loss for _, loss in upstream_keras.compiled_losses(self.model)]
@@ -150,9 +150,12 @@ class StepProgram(Program):
     def _own_step(self) -> bool:
         return not (self.stock and _is_keras_own(self.model, "compute_loss"))
 
-    def _own_layers(self) -> bool:
-        """Whether the model has layers that are not Keras' own, which may add losses of any kind."""
-        return not all(map(upstream_keras.is_keras_own, upstream_keras.layers_of(self.model)))
+    def _summing_layers(self) -> bool:
+        """Whether layers may add losses that are sums: a user's own, and activity regularizers."""
+        return any(
+            not upstream_keras.is_keras_own(layer) or upstream_keras.adds_activity_sum(layer)
+            for layer in upstream_keras.layers_of(self.model)
+        )
 
     def learn(self, part: Any) -> None:
         """Finds out whether a user's own losses are sums or means; Keras' own losses are known.
@@ -170,7 +173,9 @@ class StepProgram(Program):
             probe = Probe(
                 self._tried, without_optionals(part), self.model, self.layout, training=self.training
             )
-            self._findings, refusal = probe.find(own_step=self._own_step(), own_layers=self._own_layers())
+            self._findings, refusal = probe.find(
+                own_step=self._own_step(), summing_layers=self._summing_layers()
+            )
         self._has_learnt = True
         if refusal is not None:
             raise refusal

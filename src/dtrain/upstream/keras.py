@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dtrain.upstream.versions import minor
+from dtrain.upstream.reach import keras_is_at_least
 
 
 def seed_generator_global() -> Any:
@@ -68,13 +68,8 @@ def epoch_iterator_base() -> Any:
 
 
 def calls_have_two_numbers() -> bool:
-    """Whether an epoch's iterator yields the first and the last step of each call, as since Keras 3.11.
-
-    Before, it yields the first step alone.
-    """
-    import keras
-
-    return minor(keras.__version__) >= (3, 11)
+    """Whether an epoch's iterator yields the first and the last step of a call, as since Keras 3.11."""
+    return keras_is_at_least(3, 11)
 
 
 def made_in_parts(make: Callable[[], Any]) -> Any:
@@ -85,10 +80,9 @@ def made_in_parts(make: Callable[[], Any]) -> Any:
     Args:
         make: makes the variable. In a stateless scope, Keras gives it a value later.
     """
-    import keras
     import tensorflow as tf
 
-    if minor(keras.__version__) >= (3, 10):
+    if keras_is_at_least(3, 10):
         return make()
 
     def on_read(create: Callable[..., Any], **kwargs: Any) -> Any:
@@ -225,6 +219,11 @@ def is_keras_own(thing: Any) -> bool:
     """Whether a class, its instance or a function is defined in Keras itself."""
     module = getattr(thing, "__module__", None) or type(thing).__module__
     return str(module).partition(".")[0] == "keras"
+
+
+def adds_activity_sum(layer: Any) -> bool:
+    """Whether a layer's activity regularizer adds a sum over the batch; since Keras 3.14 it adds a mean."""
+    return layer.activity_regularizer is not None and not keras_is_at_least(3, 14)
 
 
 def is_functional(model: Any) -> bool:

@@ -216,6 +216,11 @@ TF_DATASET = Reach(
     f"{_ADAPTERS}.tf_dataset_adapter:TFDatasetAdapter",
     "to know a dataset that was given from one that Keras has made",
 )
+IS_DATASET = Replaced(
+    f"{_ADAPTERS}:is_tf_dataset",
+    "it does not know what distribute_datasets_from_function returns, and fit refuses it",
+    until="3.9",
+)
 GENERATOR = Reach(
     f"{_ADAPTERS}.generator_data_adapter:GeneratorDataAdapter", "to say by its name what is read again"
 )

@@ -111,6 +111,13 @@ class SetOnObjects(Reach):
     """
 
 
+def keras_is_at_least(major: int, minor_: int) -> bool:
+    """Whether the imported Keras is of a minor version or a newer one."""
+    import keras
+
+    return minor(keras.__version__) >= (major, minor_)
+
+
 def installed_versions() -> dict[str, str]:
     """The versions of Keras and TensorFlow that are imported here."""
     return {name: importlib.import_module(name).__version__ for name in ("keras", "tensorflow")}

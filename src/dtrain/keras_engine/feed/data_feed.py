@@ -168,7 +168,7 @@ class DataFeed(_Base):  # type: ignore[misc]
         if upstream_keras.calls_have_two_numbers():
             return item
         first, last, iterator = item  # older versions give callbacks one number, before the call and after it
-        return LastStep(first, lambda: last + 0), iterator
+        return first if last == first else LastStep(first, lambda: last + 0), iterator
 
     @contextlib.contextmanager
     def catch_stop_iteration(self) -> Iterator[None]:

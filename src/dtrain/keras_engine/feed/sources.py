@@ -23,9 +23,17 @@ from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import Positions, ReplicaLayout, layout_of, own_positions
 from dtrain.log import logger
 from dtrain.upstream import datasets as upstream_data
+from dtrain.upstream import keras_names
 from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream.reach import replaces
 
 _OWN_POLICIES = (tf.data.experimental.AutoShardPolicy.FILE, tf.data.experimental.AutoShardPolicy.OFF)
+
+
+@replaces(keras_names.IS_DATASET)
+def is_dataset(original: Callable[[Any], bool], x: Any) -> bool:
+    """The replacement of the question of older Keras whether it was given a dataset of TensorFlow's."""
+    return original(x) or isinstance(x, tf.distribute.DistributedDataset)
 
 
 class Source(Protocol):
