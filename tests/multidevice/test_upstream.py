@@ -6,6 +6,8 @@ import ast
 import copy
 import importlib
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -171,6 +173,28 @@ def test_an_override_in_a_class_of_keras_is_left_alone() -> None:
     assert model.reset_metrics(also="mine") == "mine"
 
 
+def test_a_checkpoint_is_saved_where_another_worker_has_just_made_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook.install()
+    make = os.makedirs
+
+    def later(path: Any) -> None:
+        make(path)
+        raise FileExistsError(path)
+
+    monkeypatch.setattr(os, "makedirs", later)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    saving = keras.callbacks.ModelCheckpoint(
+        tmp_path / "new" / "{epoch}.weights.h5", monitor="loss", save_best_only=True, save_weights_only=True
+    )
+    reach.set_methods(saving)
+    saving.set_model(model)
+    for loss in (2.0, 3.0, 1.0):
+        saving.on_epoch_end(int(loss), {"loss": loss})
+    assert {each.name for each in (tmp_path / "new").iterdir()} == {"3.weights.h5", "2.weights.h5"}
+
+
 def test_copies_have_methods_of_their_own() -> None:
     with dtrain.MirroredStrategy().scope():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -305,6 +329,7 @@ def test_the_names_are_listed() -> None:
         [sys.executable, "-m", "dtrain.upstream"], capture_output=True, text=True, timeout=120, check=True
     )
     replaced, _, used = done.stdout.partition("dtrain uses")
+    assert int(re.findall(r"replaces (\d+) names", replaced)[0]) <= 25
     assert keras_names.SEED_NEXT.place in replaced
     assert keras_names.SEED_NEXT.reason in replaced
     assert tensorflow_names.GET_FUNCTION.place in used

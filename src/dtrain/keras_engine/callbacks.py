@@ -25,6 +25,7 @@ from dtrain.keras_engine.loop import FitSession
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream.reach import set_methods
 
 _BATCH_HOOKS = {
     "train": ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"),
@@ -250,6 +251,9 @@ def shared_between_workers(callbacks: Sequence[Any], layout: ReplicaLayout) -> l
     callbacks = list(callbacks)
     if layout.workers == 1:
         return callbacks
+    for each in callbacks:
+        if isinstance(each, keras.callbacks.ModelCheckpoint):
+            set_methods(each)
     if layout.worker > 0:
         callbacks = [keras.callbacks.Callback() if is_tracker(each) else each for each in callbacks]
     paths = [_path(callback) for callback in callbacks]

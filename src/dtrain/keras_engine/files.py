@@ -55,15 +55,15 @@ def save(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) 
         return original(self, str(beside), *args, **kwargs)
 
 
-@replaces(keras_names.MAKEDIRS)
-def makedirs(original: Callable[..., Any], path: Any) -> Any:
-    """The replacement of Keras' `makedirs`: it accepts that another worker has just made the directory."""
+@on_objects(keras_names.CHECKPOINT_SAVE, around_users=True)
+def save_checkpoint(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """How a `ModelCheckpoint` saves: once more if another worker has just made the directory."""
+    best = self.best
     try:
-        return original(path)
+        return original(self, *args, **kwargs)
     except FileExistsError:
-        if not Path(path).is_dir():
-            raise
-        return None
+        self.best = best
+        return original(self, *args, **kwargs)
 
 
 @replaces(keras_names.EXPORTED_VARIABLES, keras_names.EXPORTED_VARIABLES_EARLIER)

@@ -59,29 +59,21 @@ def metric_init(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs
     watch(self)
 
 
-@replaces(keras_names.ADD_METRIC_VARIABLE)
-def add_variable(
-    original: Callable[..., Any],
-    self: Any,
-    shape: Any,
-    initializer: Any,
-    dtype: Any = None,
-    aggregation: str = "sum",
-    name: Any = None,
-) -> Any:
-    """The replacement of `Metric.add_variable`, which a subclass' own, with other arguments, may call.
+@on_objects(keras_names.ADD_METRIC_VARIABLE, around_users=True)
+def add_variable(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """A metric's `add_variable`; a user's own may have other arguments than Keras'.
 
     A user's own metric starts with equal values on all replicas, until it is known whether it is additive.
     """
     if current_layout() is None:
-        return original(self, shape, initializer, dtype, aggregation, name)
-    kind = "only_first_replica" if is_own(self) else aggregation
-    return upstream_keras.made_in_parts(lambda: original(self, shape, initializer, dtype, kind, name))
+        return original(self, *args, **kwargs)
+    aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA if is_own(self) else None
+    return upstream_keras.made_in_parts(lambda: original(self, *args, **kwargs), aggregation)
 
 
 def watch(metric: Any) -> None:
     """Wraps the `update_state` of a metric's class if it is not Keras' own, else that of the metric."""
-    set_methods(metric, keras_names.WRAPPER_UPDATE)
+    set_methods(metric)
     for kind in type(metric).__mro__:
         own = vars(kind).get("update_state")
         if own is None or upstream_keras.is_keras_own(kind) or hasattr(own, "_dtrain_original"):

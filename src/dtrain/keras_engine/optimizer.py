@@ -34,14 +34,18 @@ from dtrain.upstream.reach import on_objects, replaces, set_methods
 _ACCUMULATOR = "gradient_accumulator"  # Keras' name of accumulated gradients, which are not sharded
 
 
-@replaces(keras_names.OPTIMIZER_APPLY, keras_names.LOSS_SCALE_APPLY, keras_names.MULTI_OPTIMIZER_APPLY)
+@on_objects(keras_names.MULTI_OPTIMIZER_APPLY)
+@replaces(keras_names.OPTIMIZER_APPLY, keras_names.LOSS_SCALE_APPLY)
 def apply(
     original: Callable[..., Any],
     self: Any,
     grads: Sequence[Any],
     trainable_variables: Sequence[Any] | None = None,
 ) -> Any:
-    """The replacement of an optimizer's `apply`."""
+    """The replacement of an optimizer's `apply`.
+
+    A `MultiOptimizer` that no model was compiled with is as Keras made it: each of its optimizers reduces.
+    """
     own = upstream_keras.strategy_of_optimizer(self)
     if is_managed(own):
         set_methods(self)
@@ -110,8 +114,15 @@ def tf_apply(original: Callable[..., Any], self: Any, grads: Any, trainable_vari
 
 @on_objects(keras_names.OPTIMIZER_REDUCE)
 def reduced_already(original: Callable[..., Any], self: Any, grads_and_vars: Any) -> Any:
-    """An optimizer's own all-reduce, which must not run a second time."""
-    return list(grads_and_vars) if updating_locally() else original(self, grads_and_vars)
+    """An optimizer's own all-reduce, behind clipping and accumulation: gradients are reduced already.
+
+    If the state is sharded, a replica goes on with the weights that it owns. An override of the update, such
+    as Nadam's, has had all of them before: it may write what all replicas hold.
+    """
+    if not updating_locally():
+        return original(self, grads_and_vars)
+    plan = plans.get(self)
+    return list(grads_and_vars) if plan is None or not plan.owners else plan.own(self, grads_and_vars)
 
 
 def _in_replica(
@@ -208,23 +219,6 @@ def add_slot(
         self,
         reference_variable,
     )
-
-
-@replaces(keras_names.OPTIMIZER_UPDATE)
-def update(
-    original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any, learning_rate: Any
-) -> Any:
-    """The replacement of the method that updates the weights; if it is sharded, a replica updates its own.
-
-    An override, such as Nadam's, runs on every replica with all gradients: it may write what all hold.
-    """
-    plan = plans.get(self)
-    if plan is None or not plan.owners:
-        return original(self, grads, trainable_variables, learning_rate)
-    mine = plan.own(self, zip(grads, trainable_variables, strict=True))
-    if not mine:
-        return None
-    return original(self, [g for g, _ in mine], [v for _, v in mine], learning_rate)
 
 
 def _checked(optimizer: Any, variables: list[Any] | None) -> tuple[Any, ReplicaStep | None, list[Any]]:

@@ -41,12 +41,13 @@ _inside = ThreadValue(False)
 _empty: ThreadValue[Any] = ThreadValue(None)
 
 
-@replaces(tensorflow_names.REPLICA_THREADS)
-def replica_threads(original: Callable[..., Any], distribution: Any, fn: Any, args: Any, kwargs: Any) -> Any:
-    """The replacement of the function that starts a thread for each replica."""
-    layout = layout_of(distribution)
-    if layout is None or layout.local_replicas == 1:
-        return original(distribution, fn, args, kwargs)
+def with_own_attributes(fn: Callable[..., Any], local_replicas: int) -> Callable[..., Any]:
+    """A function that calls `fn` in a replica's thread, with attributes of the replica's own.
+
+    Args:
+        fn: a replica's function, as TensorFlow would call it; AutoGraph converts it no more.
+        local_replicas: the number of replicas of this process.
+    """
     members = Members()
     members.add(fn)
 
@@ -57,11 +58,12 @@ def replica_threads(original: Callable[..., Any], distribution: Any, fn: Any, ar
             own.begin_turn()
             found = fn(*args, **kwargs)
         # The last replica's attributes stay on the objects, as the last call's do on one device.
-        if upstream_tf.local_replica_index() < layout.local_replicas - 1:
+        if upstream_tf.local_replica_index() < local_replicas - 1:
             own.end_turn()
         return found
 
-    return original(distribution, one_replica, args, kwargs)
+    upstream_tf.mark_converted(one_replica)
+    return one_replica
 
 
 @on_objects(tensorflow_names.MERGE_CALL)

@@ -1,8 +1,7 @@
 """Keeps what replicas write to variables right: the writes themselves, and the state of layers.
 
-Two writes are corrected. Keras writes `assign_add` as `assign(self + value)`: in a variable that replicas
-sum, this sums the old value too, and with concurrent writers it loses updates. TensorFlow divides a written
-sum equally among the replicas, even an integer that the number of replicas does not divide.
+Keras writes `assign_add` as `assign(self + value)`: in a variable that replicas sum, this sums the old value
+too, and with concurrent writers it loses updates. So the write is corrected.
 
 Non-trainable state of layers, such as moving statistics, is written by each replica to its own copy. At the
 end of a step of `fit`, and in a loop of the user's own after the outermost layer, one all-reduce replaces the
@@ -30,10 +29,10 @@ from dtrain.keras_engine.context import (
     underlying,
     updating_locally,
 )
-from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous, layout_of
+from dtrain.keras_engine.protocol import is_asynchronous, layout_of
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import keras_names, tensorflow_names
+from dtrain.upstream import keras_names
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.keras import in_stateless_scope, value_of
 from dtrain.upstream.reach import replaces
@@ -51,41 +50,6 @@ def assign_change(original: Callable[..., Any], self: Any, value: Any) -> Any:
         return original(self, value)
     getattr(variable, original.__name__)(value)
     return self.value
-
-
-@replaces(tensorflow_names.WRITE_SUMMED)
-def write_summed(original: Callable[..., Any], var: Any, value: Any, read_value: bool = True) -> Any:
-    """The replacement of the function that writes a whole value to a variable that replicas sum."""
-    layout = _layout_of_integers(var)
-    if layout is None:
-        return original(var, value, read_value)
-    written = _write_parts(var, value, layout)
-    if not read_value:
-        return written
-    with tf.control_dependencies([] if written is None else [written]):
-        return var.read_value()
-
-
-@replaces(tensorflow_names.RESTORE_SUMMED)
-def restore_summed(original: Callable[..., Any], var: Any, tensor: Any, aggregation: Any) -> Any:
-    """The replacement for the same write of a value that is restored from a TensorFlow checkpoint."""
-    layout = _layout_of_integers(var)
-    return original(var, tensor, aggregation) if layout is None else _write_parts(var, tensor, layout)
-
-
-def _layout_of_integers(variable: Any) -> ReplicaLayout | None:
-    """The layout of the variable's strategy, if it is dtrain's and the replicas sum an integer; else None."""
-    summed = variable.dtype.is_integer and variable.aggregation == tf.VariableAggregation.SUM
-    return layout_of(variable.distribute_strategy) if summed else None
-
-
-def _write_parts(variable: Any, whole: Any, layout: ReplicaLayout) -> Any:
-    """Gives each replica an equal part of an integer; the first replica of the job gets the remainder too."""
-    whole = tf.cast(whole, variable.dtype)
-    part = whole // layout.replicas
-    first = whole - part * (layout.replicas - 1)
-    replicas = enumerate(variable.values, layout.first_replica)
-    return tf.group([copy.assign(first if number == 0 else part) for number, copy in replicas])
 
 
 def _shared_by_workers(variable: Any) -> bool:

@@ -7,7 +7,9 @@ decides itself on which devices its replicas and variables are.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +18,7 @@ import tensorflow as tf
 
 from dtrain.keras_engine.context import reported_replicas, updating_locally
 from dtrain.keras_engine.hook import install
+from dtrain.keras_engine.replica_calls import with_own_attributes
 from dtrain.keras_engine.scope import scope_entered
 from dtrain.keras_engine.variables import note_write
 from dtrain.log import logger
@@ -108,7 +111,32 @@ class ReplicaRunner:
 
 
 class LocalUpdates:
-    """Mixin for a strategy's `extended`: lets replicas update variables locally after the reduction."""
+    """Mixin for a strategy's `extended`: replicas have attributes of their own, and can update alone."""
+
+    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        """Calls a function in a thread for each replica, with attributes of objects of the replica's own."""
+        replicas: int = self._container_strategy().dtrain_layout.local_replicas  # type: ignore[attr-defined]
+        call = super()._call_for_each_replica  # type: ignore[misc]
+        if replicas == 1:
+            return call(fn, args, kwargs)
+        if not is_tf_function(fn):
+            return call(with_own_attributes(upstream_tf.converted_for_replicas(fn), replicas), args, kwargs)
+        if _compiled_by_xla(fn) and all("GPU" in device for device in self.worker_devices):  # type: ignore[attr-defined]
+            return call(with_own_attributes(fn, replicas), args, kwargs)
+        # As in TensorFlow, the replicas run inside of one function with the options of the given one.
+        traced = self._traced.get(fn)
+        if traced is None:
+            python_function = fn.python_function
+            traced = upstream_tf.same_function(
+                fn, lambda *args, **kwargs: self._call_for_each_replica(python_function, args, kwargs)
+            )
+            self._traced[fn] = traced
+        return traced(*args, **kwargs)
+
+    @functools.cached_property
+    def _traced(self) -> weakref.WeakKeyDictionary[Any, Any]:
+        """The `tf.function`s that were called for each replica, with those that run the replicas."""
+        return weakref.WeakKeyDictionary()
 
     def _use_merge_call(self) -> bool:
         return False if updating_locally() else super()._use_merge_call()  # type: ignore[misc]
@@ -168,7 +196,54 @@ class ReplicatedVariable(ReadAsNumber, Mirrored):  # type: ignore[misc]
 
 
 class SummedVariable(ReadAsNumber, _SyncOnRead):  # type: ignore[misc]
-    """A variable of which each replica holds a part, such as a metric's; reading it combines the parts."""
+    """A variable of which each replica holds a part, such as a metric's; reading it combines the parts.
+
+    TensorFlow divides a sum that is written equally among the replicas, even an integer that their number
+    does not divide: a count of 1 would become 0 on two replicas. Here the first replica gets the remainder.
+    """
+
+    def assign(
+        self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Any:
+        """As TensorFlow's, but exact for an integer that replicas sum."""
+        if self._sums_integers():
+            with upstream_tf.writes_whole(self) as whole:
+                if whole:
+                    written = self._write_parts(value)
+                    if not read_value:
+                        return written
+                    with tf.control_dependencies([] if written is None else [written]):
+                        return self.read_value()
+        return super().assign(value, use_locking, name, read_value)
+
+    def _gather_saveables_for_checkpoint(self) -> Any:
+        factories = super()._gather_saveables_for_checkpoint()
+        return {key: functools.partial(self._saveable, make) for key, make in factories.items()}
+
+    def _saveable(self, make: Callable[..., Any], **kwargs: Any) -> Any:
+        """What saves and restores the variable in a checkpoint of TensorFlow's."""
+        made = make(**kwargs)
+        restore = made.restore
+
+        def exact(restored_tensors: Any, restored_shapes: Any) -> Any:
+            if self._sums_integers():
+                return self._write_parts(restored_tensors[0])
+            return restore(restored_tensors, restored_shapes)
+
+        made.restore = exact
+        return made
+
+    def _sums_integers(self) -> bool:
+        return bool(self.dtype.is_integer and self.aggregation == tf.VariableAggregation.SUM)
+
+    def _write_parts(self, whole: Any) -> Any:
+        """Gives each replica an equal part of an integer, and the first one of the job the remainder too."""
+        layout = self.distribute_strategy.dtrain_layout
+        whole = tf.cast(whole, self.dtype)
+        part = whole // layout.replicas
+        first = whole - part * (layout.replicas - 1)
+        replicas = enumerate(self.values, layout.first_replica)
+        return tf.group([copy.assign(first if number == 0 else part) for number, copy in replicas])
 
 
 def made_replicated(variable: Any) -> Any:

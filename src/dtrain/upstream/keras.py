@@ -72,25 +72,29 @@ def calls_have_two_numbers() -> bool:
     return keras_is_at_least(3, 11)
 
 
-def made_in_parts(make: Callable[[], Any]) -> Any:
+def made_in_parts(make: Callable[[], Any], aggregation: Any) -> Any:
     """Makes a metric's variable hold a part on each replica; the parts are combined when it is read.
 
     Keras does so itself since 3.10. Before, each update would have to meet the other replicas.
 
     Args:
         make: makes the variable. In a stateless scope, Keras gives it a value later.
+        aggregation: a `tf.VariableAggregation`, how the parts are combined; None leaves it to Keras.
     """
     import tensorflow as tf
 
-    if keras_is_at_least(3, 10):
+    if aggregation is None and keras_is_at_least(3, 10):
         return make()
+    asked = {"synchronization": tf.VariableSynchronization.ON_READ}
+    if aggregation is not None:
+        asked["aggregation"] = aggregation
 
     def on_read(create: Callable[..., Any], **kwargs: Any) -> Any:
-        return create(**kwargs | {"synchronization": tf.VariableSynchronization.ON_READ})
+        return create(**kwargs | asked)
 
     with tf.variable_creator_scope(on_read):
         variable = make()
-    if variable._value is None:
+    if getattr(variable, "_value", variable) is None:
 
         def initialize() -> None:
             del variable._deferred_initialize
@@ -111,9 +115,6 @@ def in_stateless_scope() -> bool:
     from keras.src.backend.common.stateless_scope import in_stateless_scope as found
 
     return bool(found())
-
-
-# tests/multidevice/test_upstream.py lists the private attributes that are used below.
 
 
 def strategy_of(model: Any) -> Any:

@@ -105,7 +105,7 @@ METRIC_INIT = Replaced(
     "keras.src.metrics.metric:Metric.__init__",
     "the update of a user's metric must be seen, also in a loop of the user's own",
 )
-ADD_METRIC_VARIABLE = Replaced(
+ADD_METRIC_VARIABLE = SetOnObjects(
     "keras.src.metrics.metric:Metric.add_variable",
     "the first value of a metric that is not additive must not be summed over the replicas",
 )
@@ -130,22 +130,19 @@ LOSS_SCALE_TF_APPLY = SetOnObjects(
     "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer._tf_apply",
     "it merges the replicas, and refuses to run where they are merged already",
 )
-MULTI_OPTIMIZER_APPLY = Replaced(
+MULTI_OPTIMIZER_APPLY = SetOnObjects(
     "keras.src.optimizers.multi_optimizer:MultiOptimizer.apply",
-    "several optimizers, the same reduction",
+    "all of a model's optimizers get their gradients from one reduction",
     since="3.15",
 )
 OPTIMIZER_REDUCE = SetOnObjects(
     f"{_TF_OPTIMIZER}:TFOptimizer._all_reduce_sum_gradients",
-    "gradients that are reduced already must not be reduced again",
+    "gradients that are reduced already must not be reduced again; behind clipping and accumulation, it "
+    "is where weights can be left to the replicas that own their state",
 )
 OPTIMIZER_ADD_SLOT = SetOnObjects(
     f"{_TF_OPTIMIZER}:TFOptimizer.add_variable_from_reference",
     "state that is divided over the replicas is made by one of them only",
-)
-OPTIMIZER_UPDATE = Replaced(
-    f"{_TF_OPTIMIZER}:TFOptimizer._backend_update_step",
-    "the one place behind clipping and accumulation where weights can be left to their owners",
 )
 OPTIMIZER_SAVE = SetOnObjects(
     f"{_OPTIMIZER}:BaseOptimizer.save_own_variables", "divided state is gathered before it is written"
@@ -161,8 +158,8 @@ VARIABLE_ASSIGN_SUB = Replaced("keras.src.backend.common.variables:Variable.assi
 SEED_NEXT = Replaced(
     "keras.src.random.seed_generator:SeedGenerator.next", "random layers drew the same mask on every replica"
 )
-MAKEDIRS = Replaced(
-    "keras.src.utils.file_utils:makedirs",
+CHECKPOINT_SAVE = SetOnObjects(
+    "keras.src.callbacks.model_checkpoint:ModelCheckpoint._save_model",
     "workers that make one directory at the same time must not fail: FileExistsError",
     "ray#47464",
 )

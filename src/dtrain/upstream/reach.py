@@ -104,10 +104,11 @@ class Replaced(Reach):
 class SetOnObjects(Reach):
     """One private name that dtrain sets on single objects, by `set_methods`; the class keeps the original.
 
-    All names of their classes are set on models and optimizers of dtrain's strategies, and on models that a
-    `fit` with a session trains. Others are set by name: the functions of train, test and predict steps on
-    models made outside of every scope; the update of a metric function on each metric, and the build and the
-    rematerialized call of layers, where dtrain needs them; `_merge_call` on the contexts of replicas.
+    All names of their classes are set on each metric, on models and optimizers of dtrain's strategies, on
+    models that a `fit` with a session trains, and on each `ModelCheckpoint` of a `fit` under several workers.
+    Others are set by name: the functions of train, test and predict steps on models made outside of every
+    scope; the build and the rematerialized call of layers, where dtrain needs them; `_merge_call` on the
+    contexts of replicas.
     """
 
 

@@ -129,6 +129,22 @@ def same_function_untraced(function: Any) -> Any:
     return tensorflow_names.FUNCTION_CLONE.resolve()(function, None)
 
 
+def same_function(function: Any, python_function: Callable[..., Any]) -> Any:
+    """A new `tf.function` with the same options, of a Python function that AutoGraph does not convert."""
+    mark_converted(python_function)
+    return tensorflow_names.FUNCTION_CLONE.resolve()(function, python_function)
+
+
+def converted_for_replicas(function: Callable[..., Any]) -> Any:
+    """Converts a function by AutoGraph as TensorFlow does before it calls it for each replica."""
+    import tensorflow as tf
+
+    if tf.executing_eagerly():
+        return function
+    autograph = tf.__internal__.autograph
+    return autograph.tf_convert(function, autograph.control_status_ctx())
+
+
 def call_inline(function: Any, original: Any, args: Any, kwds: Any) -> Any:
     """Calls a `tf.function` inline: its operations become part of the calling graph.
 
@@ -266,6 +282,24 @@ def not_recording() -> Any:
 def set_aggregation(variable: Any, aggregation: Any) -> None:
     """Changes how the replicas' values of a sync-on-read variable are combined."""
     variable._aggregation = aggregation
+
+
+@contextlib.contextmanager
+def writes_whole(variable: Any) -> Iterator[bool]:
+    """Enters a sync-on-read variable's strategy; yields whether a write here is of the whole value.
+
+    Otherwise it is of the current replica's part, or of the only copy that is saved.
+    """
+    from tensorflow.python.distribute import distribute_lib, values_util
+
+    if values_util.is_saving_non_distributed():
+        yield False
+        return
+    with distribute_lib.enter_or_assert_strategy(variable.distribute_strategy):
+        whole = distribute_lib.in_cross_replica_context() and not values_util.in_replica_update_context()
+        if whole:
+            values_util.mark_as_unsaveable()
+        yield whole
 
 
 def mark_converted(function: Any) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dtrain.upstream.reach import Reach, Replaced, SetOnObjects
 
 _VALUES = "tensorflow.python.distribute.values"
-_VALUES_UTIL = "tensorflow.python.distribute.values_util"
 _MIRRORED = "tensorflow.python.distribute.mirrored_strategy"
 _REPLICAS = "tensorflow.python.distribute.mirrored_run"
 _COLLECTIVE = "tensorflow.python.distribute.collective_all_reduce_strategy"
@@ -58,16 +57,13 @@ GET_REPLICA = Reach(
 SYNC_ON_READ = Reach(
     f"{_VALUES}:SyncOnReadVariable", "metrics are summed over the replicas when they are read"
 )
-WRITE_SUMMED = Replaced(
-    f"{_VALUES_UTIL}:on_read_assign_cross_replica",
-    "cuts an integer into equal parts and drops the rest: a count of 1 becomes 0 on two replicas",
-)
-RESTORE_SUMMED = Replaced(
-    f"{_VALUES_UTIL}:get_on_read_restore_ops", "as WRITE_SUMMED, for a checkpoint of TensorFlow's"
+SYNC_ON_READ_SAVEABLES = Reach(
+    f"{_VALUES}:SyncOnReadVariable._gather_saveables_for_checkpoint",
+    "restoring cuts an integer into equal parts and drops the rest: a count of 1 becomes 0 on two replicas",
 )
 PER_REPLICA = Reach(f"{_VALUES}:PerReplica", "hands each replica its part of a batch inside a graph")
-REPLICA_THREADS = Replaced(
-    f"{_REPLICAS}:_call_for_each_replica",
+REPLICA_THREADS = Reach(
+    f"{_MIRRORED}:MirroredExtended._call_for_each_replica",
     "replicas' threads take turns with the same Python objects: each is given attributes of its own",
 )
 MERGE_CALL = SetOnObjects(
