@@ -26,8 +26,8 @@ def processes_with(*words: str) -> dict[int, str]:
     return found
 
 
-def wait_until(condition: Callable[[], bool], limit: float = 30.0) -> None:
-    """Waits until a condition holds; AssertionError after `limit` seconds."""
+def wait_until(condition: Callable[[], bool], limit: float = 120.0) -> None:
+    """Waits until a condition holds; AssertionError after `limit` seconds, enough for a busy machine."""
     deadline = time.monotonic() + limit
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
