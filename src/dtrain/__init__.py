@@ -145,10 +145,10 @@ if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any name
             if name in _FROM_TENSORFLOW:
                 return getattr(importlib.import_module("tensorflow").distribute, name)
             return getattr(importlib.import_module(_PUBLIC[name]), name)
-        except ModuleNotFoundError:
-            from dtrain.upstream.versions import installed_tensorflow
+        except ImportError:
+            from dtrain.upstream.versions import check_versions
 
-            installed_tensorflow()  # if TensorFlow is missing, the error says how to install it
+            check_versions()  # the error says what to install, or that Keras has another backend
             raise
 
 
