@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import pickle
 import struct
 import tarfile
@@ -28,6 +29,7 @@ from dtrain.topology import Topology
 
 FOLDER = "cifar-10-batches-py"
 RECORD = pickle.dumps({"data": np.zeros((1, 3072), np.uint8), "labels": [1]}, protocol=2)
+PACK = {"": bytes, "GZIP": gzip.compress, "ZLIB": zlib.compress}
 MEMORY = 64 << 20  # bytes that a refusal may take
 SECONDS = 20.0
 
@@ -171,13 +173,37 @@ def test_a_pickle_that_grows_when_it_is_read(tmp_path: Path, kind: str) -> None:
     assert loaded(RECORD).train.labels.tolist() == [1]
 
 
+def record(data: bytes) -> bytes:
+    size = struct.pack("<Q", len(data))
+    parts = (size, masked_crc32c(size), data, masked_crc32c(data))
+    return b"".join(part if isinstance(part, bytes) else struct.pack("<I", part) for part in parts)
+
+
+def test_all_members_of_a_gzip_file_are_read(tmp_path: Path) -> None:
+    members = [b"".join(record(b"%d" % n) for n in range(*each)) for each in [(0, 5), (5, 5), (5, 12)]]
+    path = tmp_path / "a.tfrecord.gz"
+    path.write_bytes(b"".join(map(gzip.compress, members)))
+    size = sum(map(len, members))
+    assert tfrecord_files.scan(str(path), "GZIP") == (12, b"0", b"11", size)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert "record 12" in refused(lambda: tfrecord_files.scan(str(path), "GZIP"))
+
+
+@pytest.mark.parametrize(("written", "said"), list(itertools.permutations(["", "GZIP", "ZLIB"], 2)))
+def test_another_compression_than_that_of_the_file(tmp_path: Path, written: str, said: str) -> None:
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(PACK[written](record(b"one") + record(b"two")))
+    assert tfrecord_files.scan(str(path), written)[0] == 2
+    assert "compression" in refused(lambda: tfrecord_files.scan(str(path), said))
+
+
 @pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])
 @pytest.mark.parametrize("length", [1 << 30, 1 << 40, (1 << 64) - 1])
 def test_a_record_that_is_shorter_than_it_says(tmp_path: Path, compression: str, length: int) -> None:
     path = tmp_path / "a.tfrecord"
     size = struct.pack("<Q", length)
     content = size + struct.pack("<I", masked_crc32c(size)) + bytes(1000)
-    pack = {"": bytes, "GZIP": gzip.compress, "ZLIB": zlib.compress}[compression]
+    pack = PACK[compression]
     path.write_bytes(pack(content))
     assert "ecord 0" in refused(lambda: tfrecord_files.scan(str(path), compression))
     path.write_bytes(pack(b"")[:-1])

@@ -7,6 +7,7 @@ parsed.
 
 from __future__ import annotations
 
+import gzip
 import io
 import struct
 import zlib
@@ -52,7 +53,7 @@ def scan(path: str, compression: str) -> tuple[int, bytes | None, bytes | None, 
         record.
     """
     with _raw(path) as raw:
-        file = io.BufferedReader(_Inflated(raw)) if compression else raw
+        file = _content(raw, compression)
         size = None if compression else _size_of(file)
         count, at, start = 0, 0, 0
         first = last = None
@@ -122,12 +123,22 @@ def _size_of(file: Any) -> int:
     return int(size)
 
 
+def _content(raw: Any, compression: str) -> Any:
+    """A file-like object over the decompressed content.
+
+    TensorFlow reads all members of a GZIP file, as `cat a.gz b.gz` makes one, but only the first ZLIB stream.
+    """
+    if compression == "GZIP":
+        return gzip.GzipFile(fileobj=raw, mode="rb")
+    return io.BufferedReader(_Inflated(raw)) if compression else raw
+
+
 class _Inflated(io.RawIOBase):
-    """The content of a compressed file, in pieces: as a whole it may be a thousand times as large."""
+    """The content of a ZLIB file, in pieces: as a whole it may be a thousand times as large."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         self._raw = raw
-        self._inflater = zlib.decompressobj(32 + zlib.MAX_WBITS)  # GZIP or ZLIB, as the file begins
+        self._inflater = zlib.decompressobj()
         self._packed = b""
 
     def readable(self) -> bool:
