@@ -174,8 +174,8 @@ def find_newest(folder: str, layout: ReplicaLayout, group: Group) -> Found | Non
 def _warn_of_other_sums(found: Found, layout: ReplicaLayout) -> None:
     if found.sums and layout.sums and found.sums != layout.sums and found.workers == layout.workers:
         logger.warning(
-            "The workers that wrote %s added up over %s; now they add up over %s. The training is as good, "
-            "but its last bits may differ from those of a run that was not interrupted.",
+            "The workers that wrote %s all-reduced over %s; now they all-reduce over %s. The training is as "
+            "good, but its last bits may differ from those of a run that was not interrupted.",
             found.path,
             found.sums,
             layout.sums,

@@ -64,7 +64,7 @@ class AtOnce(ReplicaStep):
 
     def whole_gradients(self, gradients: list[Any], variables: list[Any], target: Any) -> list[Any]:
         """The all-reduced gradients."""
-        self.waits.meet(target)
+        self.waits.arrived(target)
         return sum_gradients(zero_if_empty(self, gradients), variables)
 
     def gradients_to_apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> list[Any]:
@@ -116,7 +116,7 @@ class MicroBatch(ReplicaStep):
             SparseGradients: a gradient is a `tf.IndexedSlices`.
         """
         _check_dense(gradients)
-        self.waits.meet(target)
+        self.waits.arrived(target)
         return zero_if_empty(self, gradients)
 
     def gradients_of_program(self, gradients: list[Any], variables: list[Any], lookups: Any) -> list[Any]:

@@ -165,7 +165,7 @@ def _check_place(metric: Any, step: ReplicaStep | None) -> None:
         ) from None
     if not upstream_tf.merge_possible():
         raise StepError(
-            f"{what}, and replicas cannot meet inside a condition or a loop of their own.",
+            f"{what}, and replicas cannot communicate inside a condition or a loop of their own.",
             hint="update it in the replica's function itself, or sum what each example gives, and "
             "divide in result",
         )

@@ -146,7 +146,7 @@ class Waits:
         """Notes a combined value that is being communicated while the replica computes without it."""
         self._expected = value
 
-    def meet(self, values: Any) -> None:
+    def arrived(self, values: Any) -> None:
         """Counts waiting for the expected value, if any, from the time when the replica has `values`."""
         expected, self._expected = self._expected, None
         if expected is not None:
@@ -169,7 +169,7 @@ class NoWaits:
     def expect(self, value: Any) -> None:
         """Does nothing."""
 
-    def meet(self, values: Any) -> None:
+    def arrived(self, values: Any) -> None:
         """Does nothing."""
 
     def total(self) -> Any:

@@ -269,7 +269,7 @@ class StepProgram(Program):
             lookups[:] = [[lookups_of(g) for g in grads] for grads in present]
             return present, [[each and each.sizes for each in found] for found in lookups]
 
-        step.waits.meet(known["size"])  # the XLA program cannot begin before the total is known
+        step.waits.arrived(known["size"])  # the XLA program cannot begin before the total is known
         program = tf.function(inside, jit_compile=True, autograph=False)
         gradients, sizes = program(part, known["size"], known["total"])
         applied = zip(captured, gradients, lookups, sizes, strict=True)

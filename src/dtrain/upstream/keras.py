@@ -75,7 +75,7 @@ def calls_have_two_numbers() -> bool:
 def made_in_parts(make: Callable[[], Any], aggregation: Any) -> Any:
     """Makes a metric's variable hold a part on each replica; the parts are combined when it is read.
 
-    Keras does so itself since 3.10. Before, each update would have to meet the other replicas.
+    Keras does so itself since 3.10. Before, replicas would have to communicate at each update.
 
     Args:
         make: makes the variable. In a stateless scope, Keras gives it a value later.

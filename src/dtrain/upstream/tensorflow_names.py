@@ -81,7 +81,7 @@ RUN_REPLICAS = Reach(
 )
 FUNCTION_CALL = Replaced(
     "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function.__call__",
-    "replicas cannot meet in a function of the user's own inside a step, which is part of the step",
+    "replicas cannot communicate in a function of the user's own inside a step, so it becomes part of it",
 )
 FUNCTION_CLONE = Reach(
     "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function._clone",
