@@ -176,9 +176,9 @@ class StepProgram(Program):
             self._findings, refusal = probe.find(
                 own_step=self._own_step(), summing_layers=self._summing_layers()
             )
-        self._has_learnt = True
         if refusal is not None:
             raise refusal
+        self._has_learnt = True
         for loss in self._losses():
             watch_own_call(loss)
 
