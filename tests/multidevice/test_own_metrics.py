@@ -81,6 +81,20 @@ class Noting(Largest):
         self.more = self.add_variable((), keras.initializers.Constant(4), name="more", note="mine")
 
 
+class Doubled(keras.metrics.Metric):
+    """Makes its variable by `super()`."""
+
+    def __init__(self, name: str = "doubled", **kwargs: Any) -> None:
+        super().__init__(name=name, **kwargs)
+        self.times = super().add_variable((), "ones", name="times")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.times.assign(self.times * 2)
+
+    def result(self) -> Any:
+        return self.times
+
+
 def network(metrics: Any, **options: Any) -> keras.Model:
     inputs = keras.Input((4,))
     model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Dense(3, "tanh")(inputs)))
@@ -119,6 +133,15 @@ def test_an_add_variable_with_arguments_of_its_own() -> None:
     assert held(noting.more) == [4, 4]
     model.fit(X, Y, 10, verbose=0)
     assert held(noting.calls) == [3, 3]
+
+
+def test_a_variable_that_is_added_by_super() -> None:
+    strategy = dtrain.MirroredStrategy()
+    with strategy.scope():
+        doubled = Doubled()
+    assert (held(doubled.times), float(doubled.result())) == ([1, 1], 1)
+    strategy.run(lambda: doubled.update_state(tf.ones([4, 1]), tf.ones([4, 1])))
+    assert (held(doubled.times), float(doubled.result())) == ([2, 2], 2)
 
 
 def test_what_adds_up_is_updated_by_each_replica_with_its_own_examples() -> None:

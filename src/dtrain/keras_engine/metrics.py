@@ -59,9 +59,9 @@ def metric_init(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs
     watch(self)
 
 
-@on_objects(keras_names.ADD_METRIC_VARIABLE, around_users=True)
+@replaces(keras_names.ADD_METRIC_VARIABLE)
 def add_variable(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """A metric's `add_variable`; a user's own may have other arguments than Keras'.
+    """The replacement of `Metric.add_variable`, which a subclass' own, with other arguments, may call.
 
     A user's own metric starts with equal values on all replicas, until it is known whether it is additive.
     """

@@ -105,7 +105,7 @@ METRIC_INIT = Replaced(
     "keras.src.metrics.metric:Metric.__init__",
     "the update of a user's metric must be seen, also in a loop of the user's own",
 )
-ADD_METRIC_VARIABLE = SetOnObjects(
+ADD_METRIC_VARIABLE = Replaced(
     "keras.src.metrics.metric:Metric.add_variable",
     "the first value of a metric that is not additive must not be summed over the replicas",
 )
