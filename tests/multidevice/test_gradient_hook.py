@@ -266,6 +266,10 @@ def test_local_sgd_is_refused_where_it_cannot_be_had(tmp_path: Any) -> None:
 
     refused(lambda: dtrain.CentralStorageStrategy(gradient_hook="local_sgd"), "exist once, for all replicas")
     refused(lambda: LocalSGD(0), "average_every is 0")
+    for every in (-1, 2.5, True):
+        hook = GradientHook()
+        hook.average_every = every  # type: ignore[assignment]
+        refused(lambda hook=hook: dtrain.MirroredStrategy(gradient_hook=hook), f"average_every is {every}")
     refused(lambda: by_hand(dtrain.MirroredStrategy(gradient_hook="local_sgd")), "in another loop")
     saves = keras.callbacks.ModelCheckpoint(str(tmp_path / "model.keras"), save_freq=2)
     refused(lambda: locally("sgd", 3, callbacks=[saves]), "saves between two averagings")

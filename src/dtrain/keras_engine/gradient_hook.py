@@ -101,11 +101,7 @@ class LocalSGD(GradientHook):
     """
 
     def __init__(self, average_every: int = 8) -> None:
-        if not isinstance(average_every, int) or isinstance(average_every, bool) or average_every < 1:
-            raise ConfigurationError(
-                f"average_every is {average_every!r}, not an integer of at least 1.",
-                hint="it is a number of steps; 1 averages the weights after each step",
-            )
+        _check_average_every(average_every, least=1)
         self.average_every = average_every
 
 
@@ -126,8 +122,8 @@ def hook_of(given: str | GradientHook | None, *, shared_weights: str = "") -> Gr
             in others.
 
     Raises:
-        ConfigurationError: it is neither a registered name nor a `GradientHook`, or it averages weights that
-            exist only once.
+        ConfigurationError: it is neither a registered name nor a `GradientHook`; its `average_every` is not a
+            number of steps; or it averages weights that exist only once.
     """
     if isinstance(given, str) and given in HOOKS:
         given = HOOKS[given]()
@@ -136,6 +132,8 @@ def hook_of(given: str | GradientHook | None, *, shared_weights: str = "") -> Gr
             f"gradient_hook={given!r} is neither the name of a hook nor a GradientHook.",
             hint=known_are(HOOKS, str(given)),
         )
+    if given is not None:
+        _check_average_every(given.average_every, least=0)
     if given is not None and given.average_every and shared_weights:
         raise ConfigurationError(
             f"gradient_hook={type(given).__name__} averages the replicas' weights, but here they exist once, "
@@ -143,6 +141,14 @@ def hook_of(given: str | GradientHook | None, *, shared_weights: str = "") -> Gr
             hint="use MirroredStrategy or MultiWorkerMirroredStrategy, or another gradient hook",
         )
     return given
+
+
+def _check_average_every(value: Any, *, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigurationError(
+            f"average_every is {value!r}, not an integer of at least {least}.",
+            hint="it is a number of steps; 1 averages the weights after each step",
+        )
 
 
 def server_hook_of(given: str | GradientHook | None) -> GradientHook | None:
