@@ -12,8 +12,9 @@ import tensorflow as tf
 import dtrain
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.gradient_hook import GradientHook
+from dtrain.upstream import keras as upstream_keras
 
-from .common import BATCH, classifier, data
+from .common import BATCH, STEPS, classifier, data, iterations
 from .registry import Job, case
 
 
@@ -34,12 +35,13 @@ class Noted(GradientHook):
         return found
 
 
-def trained(strategy: Any, **options: Any) -> list[np.ndarray]:
+def trained(strategy: Any, **options: Any) -> Any:
+    """A model that was fitted for two epochs."""
     keras.utils.set_random_seed(6)
     model = classifier(strategy, lambda: keras.optimizers.SGD(0.1, momentum=0.5, **options))
     x, y = data()
     model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
-    return list(model.get_weights())
+    return model
 
 
 @case
@@ -47,7 +49,8 @@ def gradients_are_compressed_on_the_worker_and_decompressed_on_the_server(job: J
     plain = trained(dtrain.ParameterServerStrategy(max_staleness=0))
     hook = Noted()
     found = trained(dtrain.ParameterServerStrategy(max_staleness=0, gradient_hook=hook))
-    apart = max(float(np.abs(a - b).max()) for a, b in zip(found, plain, strict=True))
+    pairs = zip(found.get_weights(), plain.get_weights(), strict=True)
+    apart = max(float(np.abs(a - b).max()) for a, b in pairs)
     assert 1e-6 < apart < 4 * 2.0**-8, apart
     assert (hook.sent, hook.arrived) == ({"kernel", "bias"}, {("bfloat16", "ps")})
 
@@ -57,8 +60,11 @@ def counters_beside_the_gradients_are_sent_as_they_are(job: Job) -> None:
     """With overlap, accumulated micro-batches travel with their number."""
     hook = Noted()
     strategy = dtrain.ParameterServerStrategy(max_staleness=1, overlap=True, gradient_hook=hook)
-    trained(strategy, gradient_accumulation_steps=2)
+    model = trained(strategy, gradient_accumulation_steps=2)
     assert (hook.sent, hook.arrived) == ({"kernel", "bias"}, {("bfloat16", "ps")})
+    # Keras gives the number of updates; the optimizer's variable counts the micro-batches.
+    assert iterations(model) == 2 * STEPS // 2
+    assert int(upstream_keras.iterations_of(model.optimizer).numpy()) == 2 * STEPS
 
 
 @case
