@@ -5,6 +5,7 @@ Local SGD is compared with the same algorithm written by hand on one device.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ from keras import layers
 
 import dtrain
 from dtrain.errors import ConfigurationError, StepError
+from dtrain.keras_engine import accumulation, weight_averages
+from dtrain.keras_engine.context import all_reduce_sum
 from dtrain.keras_engine.gradient_hook import HOOKS, GradientHook, LocalSGD
 from dtrain.optim import shard_state
 from local_sgd_by_hand import by_hand as locally_by_hand
@@ -256,6 +259,71 @@ def test_a_checkpoint_waits_for_the_averaging_and_changes_no_number(tmp_path: An
     whole = locally("adam", 3)
     assert apart(resumed.get_weights(), whole.get_weights()) == 0
     assert int(resumed.optimizer.iterations) == 24
+
+
+def copies_are_equal(trained: keras.Model) -> bool:
+    strategy = trained.distribute_strategy
+    copies = [
+        strategy.experimental_local_results(v.value)
+        for v in [*trained.variables, *trained.optimizer.variables]
+    ]
+    return all(np.array_equal(first, second) for first, second in copies)
+
+
+class FitsInside(keras.callbacks.Callback):
+    """Fits its model again after the second step; notes whether the replicas are equal before and after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.equal: list[bool] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if int(self.model.optimizer.iterations) != 2:
+            return
+        x, y = rows_of_local_sgd()
+        self.equal.append(copies_are_equal(self.model))
+        begins = keras.callbacks.LambdaCallback(
+            on_train_begin=lambda logs: self.equal.append(copies_are_equal(self.model))
+        )
+        self.model.fit(x, y, batch_size=4, shuffle=False, verbose=0, callbacks=[begins])
+        self.equal.append(copies_are_equal(self.model))
+
+
+def test_a_fit_in_a_callback_begins_with_averaged_weights() -> None:
+    inner = FitsInside()
+    trained = locally("adam", 100, callbacks=[inner])
+    assert inner.equal == [False, True, True]
+    assert int(trained.optimizer.iterations) == 4 * 8
+    assert copies_are_equal(trained)
+
+
+@pytest.mark.parametrize(
+    ("module", "hook", "accumulated"),
+    [(weight_averages, LocalSGD(100), None), (weight_averages, LocalSGD(3), None), (accumulation, None, 3)],
+)
+def test_all_reduces_at_the_end_of_an_epoch_are_communication_and_traced_once(
+    module: Any, hook: GradientHook | None, accumulated: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traces: list[Any] = []
+
+    def slow(values: Any) -> Any:
+        traces.append(values)
+        time.sleep(1)
+        with tf.control_dependencies([tf.py_function(lambda: time.sleep(0.3), [], [])]):
+            return all_reduce_sum(tf.nest.map_structure(tf.identity, values))
+
+    monkeypatch.setattr(module, "all_reduce_sum", slow)
+    x, y = rows_of_local_sgd()
+    with dtrain.MirroredStrategy(gradient_hook=hook).scope():
+        trained = model()
+        trained.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=accumulated), "mse")
+    for _ in range(2):
+        history = trained.fit(x, y, batch_size=4, shuffle=False, verbose=0)
+        parts = history.time_report[0]["parts"]
+        assert parts["communication"] >= 0.3 > parts["callbacks"]
+        # The first fit traces it in both replicas, one after the other.
+        assert parts["compute"] < 2
+        assert len(traces) == 2
 
 
 def test_local_sgd_is_refused_where_it_cannot_be_had(tmp_path: Any) -> None:

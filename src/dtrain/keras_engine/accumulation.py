@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from dtrain import events
 from dtrain.keras_engine.context import all_reduce_sum, local_update
 from dtrain.keras_engine.loop import LocalState
 from dtrain.keras_engine.protocol import ReplicaLayout
@@ -37,6 +38,7 @@ class MicroBatchSums(LocalState):
     """
 
     def __init__(self, optimizer: Any, strategy: Any, layout: ReplicaLayout) -> None:
+        super().__init__()
         self._optimizer = optimizer
         self._strategy = strategy
         self._layout = layout
@@ -45,7 +47,6 @@ class MicroBatchSums(LocalState):
         self._whole = True
         # Whether the sums are zero, because an update has just used them.
         self._empty = False
-        self._functions: dict[Any, Callable[[], Any]] = {}
 
     def open(self) -> None:
         """Allows the replicas to hold partial sums from now on."""
@@ -65,7 +66,7 @@ class MicroBatchSums(LocalState):
         if not self._open:
             return None, most
         if self._whole:
-            self._everywhere(self._keep_one)
+            self._everywhere(self._keep_one)()
             self._whole = False
         steps = self._optimizer.gradient_accumulation_steps
         done = int(upstream_keras.iterations_of(self._optimizer).numpy()) % steps
@@ -82,7 +83,9 @@ class MicroBatchSums(LocalState):
         """All-reduces the partial sums, so that every replica holds the total. All workers must call it."""
         self._open = False
         if not self._whole and not self._empty:
-            self._everywhere(self._join)
+            join = self._everywhere(self._join)
+            with events.waiting_for_others():  # no step runs, whose time would include this
+                join()
         self._whole = True
 
     @property
@@ -112,14 +115,13 @@ class MicroBatchSums(LocalState):
             self.close()
             return
         logger.warning("fit was left in the middle of an accumulation; its gradients so far are dropped.")
-        self._everywhere(self._drop)
+        self._everywhere(self._drop)()
         self._whole = True
 
-    def _everywhere(self, function: Callable[[], None]) -> None:
-        if function not in self._functions:
-            self._functions[function] = tf.function(lambda: self._strategy.run(function), autograph=False)
-        if self._optimizer.built:
-            self._functions[function]()
+    def _everywhere(self, function: Callable[[], None]) -> Callable[[], Any]:
+        if not self._optimizer.built:  # it has no accumulators yet
+            return lambda: None
+        return self.traced(self._strategy, function)
 
     def _keep_one(self) -> None:
         """Keeps the total on the first of all replicas, and sets the sums of the others to zero."""

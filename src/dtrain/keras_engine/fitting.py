@@ -314,6 +314,8 @@ def _local_state(model: Any, callbacks: list[Any], layout: ReplicaLayout, *, sum
         sums: whether replicas may sum their own gradients of micro-batches.
     """
     if layout.average_every:
+        # A callback of another `fit` of this model may have called this one, between two averagings of that.
+        loop_of(model).local.close()
         return WeightAverages(model, layout, callbacks)
     accumulates = bool(getattr(model.optimizer, "gradient_accumulation_steps", None))
     if sums and accumulates and can_sum_locally(model, layout) and step_is_stock(model, "train_step"):

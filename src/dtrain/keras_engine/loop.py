@@ -75,10 +75,24 @@ class LocalState:
     Attributes:
         savable: whether a checkpoint can be saved now.
         apart: whether the optimizer's accumulators hold partial sums, one a replica.
+        functions: traced functions, by their names. The train function sets its own, which later calls of
+            `fit` use again.
     """
 
     savable: bool = True
     apart: bool = False
+
+    def __init__(self) -> None:
+        self.functions: dict[str, Callable[..., Any]] = {}
+
+    def traced(self, strategy: Any, function: Callable[[], None]) -> Callable[[], Any]:
+        """A method of this class, run in each replica of a strategy; it is traced once a train function."""
+        name = function.__qualname__
+        if name not in self.functions:
+            run = tf.function(lambda: strategy.run(function), autograph=False)
+            with events.part("start", doing="compute"):
+                self.functions[name] = run.get_concrete_function()
+        return self.functions[name]
 
     def open(self) -> None:
         """Called when an epoch begins."""

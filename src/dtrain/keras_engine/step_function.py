@@ -297,6 +297,7 @@ class StepFunction:
                 "Local SGD averages the weights in fit, and train_on_batch was called.",
                 hint="train with fit, or leave out gradient_hook",
             )
+        loop.local.functions = self._functions
         return loop.local
 
     def _trace_otherwise(self, found: Exception, local: LocalState) -> None:

@@ -6,12 +6,13 @@ these as they are. Which steps follow each other is decided in `step_function.py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from dtrain import events
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.context import all_reduce_sum, local_update, underlying
 from dtrain.keras_engine.loop import LocalState
@@ -40,14 +41,13 @@ class WeightAverages(LocalState):
     """
 
     def __init__(self, model: Any, layout: ReplicaLayout, callbacks: Sequence[Any]) -> None:
+        super().__init__()
         _check_optimizer(model.optimizer)
         _check_callbacks(callbacks)
         self._model = model
         self._layout = layout
         self._every = layout.average_every
         self._since = 0  # steps since the last averaging
-        strategy = model.distribute_strategy
-        self._average = tf.function(lambda: strategy.run(self._in_replica), autograph=False)
 
     @property
     def savable(self) -> bool:  # type: ignore[override]
@@ -67,12 +67,15 @@ class WeightAverages(LocalState):
         """Counts the steps, and averages if it is time."""
         self._since += steps
         if self._since >= self._every:
-            self.close()
+            self._average()()
+            self._since = 0
 
     def close(self) -> None:
         """Averages, unless the replicas are equal already."""
         if self._since:
-            self._average()
+            average = self._average()
+            with events.waiting_for_others():  # no step runs, whose time would include this
+                average()
             self._since = 0
 
     def abandon(self) -> None:
@@ -83,6 +86,9 @@ class WeightAverages(LocalState):
             logger.warning(
                 "fit was left between two averagings of local SGD: each worker has weights of its own."
             )
+
+    def _average(self) -> Callable[[], Any]:
+        return self.traced(self._model.distribute_strategy, self._in_replica)
 
     def _in_replica(self) -> None:
         optimizer = self._model.optimizer
