@@ -44,6 +44,24 @@ class Clipped(keras.Model):
         return {"loss": loss}
 
 
+class TwoOptimizers(keras.Model):
+    """Trains its first layer by the optimizer that it is compiled with, and the second one by another."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.second = keras.optimizers.SGD(0.1, momentum=0.5, name="second")
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        variables = self.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        self.optimizer.apply(gradients[:2], variables[:2])
+        self.second.apply(gradients[2:], variables[2:])
+        return {"loss": loss}
+
+
 def model(kind: type[keras.Model] = keras.Model) -> keras.Model:
     keras.utils.set_random_seed(3)
     inputs = keras.Input((4,))
@@ -341,6 +359,8 @@ def test_local_sgd_is_refused_where_it_cannot_be_had(tmp_path: Any) -> None:
     refused(lambda: by_hand(dtrain.MirroredStrategy(gradient_hook="local_sgd")), "in another loop")
     saves = keras.callbacks.ModelCheckpoint(str(tmp_path / "model.keras"), save_freq=2)
     refused(lambda: locally("sgd", 3, callbacks=[saves]), "saves between two averagings")
+    for how in ({}, {"jit_compile": True}):
+        refused(lambda how=how: locally("sgd", 3, TwoOptimizers, **how), "applies another one, 'second'")
     strategy = dtrain.MirroredStrategy(gradient_hook="local_sgd")
     with strategy.scope():
         trained = model()

@@ -92,6 +92,34 @@ class AtOnce(ReplicaStep):
         return sum_gradients(gradients, variables, lookups)
 
 
+class LocalStep(AtOnce):
+    """A step of local SGD: `sum_gradients` leaves gradients local, and the optimizer's state is averaged.
+
+    Args:
+        layout: how the replicas are spread.
+        optimizer: the only optimizer whose state is averaged, the model's.
+        known: the other arguments of `ReplicaStep`.
+    """
+
+    def __init__(self, layout: ReplicaLayout, *, optimizer: Any, **known: Any) -> None:
+        super().__init__(layout, **known)
+        self._optimizer = optimizer
+
+    def gradients_to_apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        """As `AtOnce`.
+
+        Raises:
+            ConfigurationError: it is another optimizer, whose state would stay different on each replica.
+        """
+        if optimizer is not self._optimizer:
+            raise ConfigurationError(
+                f"Local SGD averages the state of the optimizer that the model was compiled with, and "
+                f"train_step applies another one, {optimizer.name!r}.",
+                hint="apply model.optimizer alone, or leave out gradient_hook",
+            )
+        return super().gradients_to_apply(optimizer, gradients, variables)
+
+
 class SparseGradients(Exception):  # noqa: N818
     """A gradient is sparse: all-reducing its rows is cheaper than accumulating the whole table."""
 

@@ -24,7 +24,7 @@ from dtrain.keras_engine.context import (
     gather_examples,
     variable_ids,
 )
-from dtrain.keras_engine.gradients import AtOnce, CompiledStep, MicroBatch, lookups_of
+from dtrain.keras_engine.gradients import AtOnce, CompiledStep, LocalStep, MicroBatch, lookups_of
 from dtrain.keras_engine.input import batch_rows, without_optionals
 from dtrain.keras_engine.losses import is_own_loss, watch_own_call
 from dtrain.keras_engine.probe import Findings, Probe
@@ -237,11 +237,18 @@ class StepProgram(Program):
             waits.expect(total)
         known = {"size": size, "total": total, "training": self.training}
         learnt = Learnt() if self._findings is None else self._findings.learnt(self.model)
-        step = _step_of_phase(self.layout, phase, **known, learnt=learnt, waits=waits)
+        step = self._step_of_phase(phase, **known, learnt=learnt, waits=waits)
         one = self._compiled_step if self.compiled else self._plain_step
         with current_step.set(step):
             outputs = one(step, part, known)
         return outputs, waits.total()
+
+    def _step_of_phase(self, phase: str | None, **known: Any) -> AtOnce | MicroBatch:
+        if phase is not None:
+            return MicroBatch(self.layout, last=phase == UPDATE, **known)
+        if self.layout.average_every:
+            return LocalStep(self.layout, optimizer=self.model.optimizer, **known)
+        return AtOnce(self.layout, **known)
 
     def _user_step(self, part: Any) -> Any:
         return unwrapped(getattr(self.model, self.name))(part)
@@ -281,10 +288,6 @@ class StepProgram(Program):
             optimizer.apply([None if g is None else next(found) for g in traced], variables)
         synchronise(step)
         return {}
-
-
-def _step_of_phase(layout: ReplicaLayout, phase: str | None, **known: Any) -> AtOnce | MicroBatch:
-    return AtOnce(layout, **known) if phase is None else MicroBatch(layout, last=phase == UPDATE, **known)
 
 
 def step_is_stock(model: Any, name: str) -> bool:
