@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -44,6 +45,7 @@ def test_too_little_for_tensorflow() -> None:
     [
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "too large"),
         (lambda: (os.write(2, b"terminate: std::bad_alloc\n"), os.abort()), "too large"),
+        (lambda: (os.write(2, b"terminate: std::bad_alloc\n" + 50 * b"a frame\n"), os.abort()), "too large"),
         (lambda: (_ for _ in ()).throw(MemoryError("no more")), "too large"),
         (os.abort, None),
     ],
@@ -55,3 +57,21 @@ def test_what_the_death_of_a_trial_means(end: Any, outcome: str | None) -> None:
             finder.trial(3)
     else:
         assert finder.trial(3).outcome == outcome
+
+
+def test_a_trial_that_the_caller_ended_says_nothing_of_memory() -> None:
+    caller = os.getpid()
+
+    def runs(*_: Any, **__: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while True:  # at the second SIGTERM, the caller kills this process
+            os.kill(caller, signal.SIGTERM)
+            time.sleep(1)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with refused(TaskFailedError, "SIGTERM was received") as caught:
+            batch_finder.Finder(make, memory_limit=LIMIT, timeout=60, run=runs).trial(3)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert caught.value.exit_code == -signal.SIGKILL

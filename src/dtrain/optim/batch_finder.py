@@ -214,13 +214,14 @@ class Finder:
             Exception: any error of the user's code.
         """
         options = {"steps": self._steps, "memory_limit": self.memory_limit}
+        output = io.StringIO()
         try:
             (trial,) = make_calls(
                 (self._call, (self._make, batch), options),
                 {_TASK: task_environment(None, None, None)},
                 problem="make cannot be sent",
                 timeout=self._timeout,
-                output=io.StringIO(),
+                output=output,
             )
         except TaskTimeoutError as error:
             raise TaskTimeoutError(
@@ -230,7 +231,12 @@ class Finder:
                 hint="Give a longer timeout, fewer steps, or a limit to the sizes that are tried.",
             ) from None
         except TaskFailedError as error:
-            if error.exit_code != -signal.SIGKILL and not names_memory(error.message):
+            # The message has the last lines only: after an `abort`, many more may follow what says why.
+            of_memory = error.exit_code == -signal.SIGKILL or names_memory(error.message + output.getvalue())
+            by_itself = error.message.startswith(
+                f"{_TASK} "
+            )  # and not ended because of a signal to the caller
+            if not (by_itself and of_memory):
                 error.add_note(f"In the trial of a batch of {batch}.")
                 raise
             trial = BatchTrial(outcome="too large", reason=f"the process {describe_exit(error.exit_code)}")
