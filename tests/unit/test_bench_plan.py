@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 from dtrain import cli
+from dtrain.bench import output
 from dtrain.bench.plan import MODELS, ONE_CORE, BenchOptions, Row, rows_of
+from dtrain.errors import ConfigurationError
 from dtrain.recipes.catalogue import RECIPES
 from dtrain.strategies.machine import Machine
 from dtrain.strategies.registry import STRATEGIES
+from refusals import refused
 
 
 def machine(cores: int = 2, **more: Any) -> Machine:
@@ -175,3 +178,13 @@ def test_a_task_of_a_job_starts_no_bench(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "This process is worker 0 of a job" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_two_benches_do_not_share_a_directory(tmp_path: Path) -> None:
+    """The second one looked at the directory while it was still empty."""
+    asked = str(tmp_path / "both")
+    for _ in range(2):
+        output.check_output(asked)
+    assert output.open_output(asked) == tmp_path / "both"
+    with refused(ConfigurationError, "holds another bench", "Choose another directory"):
+        output.open_output(asked)

@@ -34,16 +34,21 @@ def check_output(path: str | None) -> None:
 
 
 def open_output(path: str | None) -> Path:
-    """Make the output directory.
+    """Make the output directory; a directory that the user named is claimed with an empty `bench.json`.
 
     Raises:
-        ConfigurationError: it cannot be made.
+        ConfigurationError: another bench has claimed the directory, or it cannot be made.
     """
     if path is None:
         return new_directory("bench")
     directory = Path(path).absolute()
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        (directory / "bench.json").touch(exist_ok=False)
+    except FileExistsError as error:
+        raise ConfigurationError(
+            f"The output directory {directory} holds another bench.", hint=_HINT
+        ) from error
     except OSError as error:
         raise ConfigurationError(f"The output directory cannot be made: {error}.", hint=_HINT) from error
     return directory
