@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from checkpoint_stores import PATIENCE, directories, saved, steps, tensors
@@ -52,6 +53,16 @@ def test_all_kinds_of_tensors_come_back_to_the_bit(tmp_path: Path, open_store: A
             there.tolist() == here.tolist() if value.dtype == tf.string else there.tobytes() == here.tobytes()
         )
         assert same, name
+
+
+def test_notes_that_json_cannot_hold_leave_the_store_usable(tmp_path: Path, open_store: Any) -> None:
+    written = open_store(tmp_path)
+    with pytest.raises(TypeError, match="JSON"):
+        written.save(1, {}, {"a": object()})
+    assert not written.busy
+    written.save(1, {}, {"a": 1})
+    assert written.wait(PATIENCE)
+    assert [(each.step, each.serial) for each in committed(str(tmp_path))] == [(1, 0)]
 
 
 def test_a_share_may_be_empty(tmp_path: Path, open_store: Any) -> None:

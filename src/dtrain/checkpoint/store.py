@@ -121,18 +121,20 @@ class CheckpointStore:
 
         Raises:
             ConfigurationError: the store is closed.
+            TypeError, ValueError: JSON cannot hold a note.
         """
         if self._closing.is_set():
             raise ConfigurationError(
                 f"The checkpoint of step {step} comes after the store was closed.", hint="make another store"
             )
+        stored_notes = json.dumps(dict(notes))  # may raise, before anything is counted or queued
         name = layout.Name(step, serial, self._token)
         while name in self._used:
             name = name._replace(serial=name.serial + 1)
         self._used.add(name)
         with self._change:
             self._unfinished += 1
-        self._saves.put(_Save(name, dict(tensors), json.dumps(dict(notes))))
+        self._saves.put(_Save(name, dict(tensors), stored_notes))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="dtrain-checkpoints", daemon=True)
             self._thread.start()
