@@ -16,16 +16,18 @@ AT_WORK = 0.6  # of the kills, the part before which the job is let come to a st
 SEED = 20
 # Saved twice a second, so that many kills fall into a checkpoint.
 OPTIONS = {"epochs": 5, "pause": 0.05, "hold": True, "save": {"save_freq": 8}}
+IN_SOAK = pytest.mark.soak("the case with two kills, which CI runs")
 
 
-@pytest.mark.soak("test_faults_in_jobs.py kills at named steps, test_checkpoint_writes.py at each operation")
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("strategy", "workers", "kills"),
     [
-        ("multi_worker", 2, 10),
-        ("mirrored", 1, 10),
-        ("one", 1, 10),
+        ("multi_worker", 2, 2),
+        pytest.param("multi_worker", 2, 10, marks=IN_SOAK),
+        pytest.param("mirrored", 1, 10, marks=IN_SOAK),
+        pytest.param("one", 1, 10, marks=IN_SOAK),
     ],
 )
 def test_kills_at_random_moments_change_no_bit(
