@@ -24,7 +24,8 @@ COLUMNS = {
 }
 _BEGIN, _END = "<!-- made by: make test-matrix -->\n\n", "\n<!-- end -->"
 _PROGRAMS = re.compile(r"(\d+) of (\d+) programs hold")
-_TESTS = re.compile(r"^(?:\d+ \w+, )*\d+ \w+.* in [\d.]+s(?: \([\d:]+\))?$", re.MULTILINE)
+# pytest's last line; with -v, or PYTEST_ADDOPTS=-v, it stands between equals signs.
+_TESTS = re.compile(r"^(?:=+ )?(?:\d+ \w+, )*\d+ \w+.* in [\d.]+s(?: \([\d:]+\))?(?: =+)?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ def test_what_ci_runs_is_there() -> None:
         ("mirrored (dtrain): 211 of 213 programs hold, in 86 s\n", (211, 213)),
         ("..\n276 passed, 78 warnings in 51.63s\n", (276, 276)),
         ("..\n276 passed, 78 warnings in 67.12s (0:01:07)\n", (276, 276)),
+        ("===== 274 passed, 1 skipped, 1 warning in 19.10s =====\n", (274, 274)),
         ("1 failed, 217 passed, 2 skipped, 3 deselected, 1 error in 20.90s\n", (217, 219)),
         ("Traceback\nImportError: no\n", (0, 0)),
     ],
