@@ -92,83 +92,79 @@ class Findings:
         return cls(list(data["coupled"]), frozenset(data["summed"]), kinds)
 
 
-class Probe:
-    """The trials of one model's step, before it is traced for training.
+@dataclass(frozen=True, kw_only=True)
+class TriedStep:
+    """A step that is tried out on one replica.
 
-    Args:
-        step: runs the user's step on a batch, and records in a `TrialStep`.
+    Attributes:
+        run: runs the user's step on a batch, and records in a `TrialStep`.
         part: a batch of one replica.
         model: the model.
         layout: the layout of the model's strategy.
         training: whether it is a train step.
+        rows: the number of examples to try with.
     """
 
-    def __init__(
-        self,
-        step: Callable[[Any, TrialStep], None],
-        part: Any,
-        model: Any,
-        layout: ReplicaLayout,
-        *,
-        training: bool,
-    ) -> None:
-        self._step, self._part, self._model, self._layout = step, part, model, layout
-        self._training = training
-        self._rows = min(ROWS, int(batch_rows(part)))
+    run: Callable[[Any, TrialStep], None]
+    part: Any
+    model: Any
+    layout: ReplicaLayout
+    training: bool
+    rows: int
 
-    def find(self, *, own_step: bool, summing_layers: bool) -> tuple[Findings, StepError | None]:
-        """The findings, and why the step is refused, if it is; all workers must call it, and get the same.
 
-        Args:
-            own_step: whether the step is the user's own.
-            summing_layers: whether the model has layers that may add losses which are sums over the batch.
-        """
-        # All workers trace the step, because tracing creates variables. A trial does not communicate, so
-        # only the first worker runs it.
-        trial = self._traced(Findings()) if own_step and self._rows > 0 else None
-        # The first worker decides for all, because trials with different examples might differ.
-        mine = self._found(trial, summing_layers=summing_layers) if self._layout.worker == 0 else None
-        coupled, summed, kinds, refusal = exchange(self._layout, mine)[0]
-        return Findings(coupled, summed, kinds), StepError(**refusal) if refusal else None
+def findings_of(
+    step: TriedStep, *, own_step: bool, summing_layers: bool
+) -> tuple[Findings, StepError | None]:
+    """The findings of a step's trials, before it is traced for training; and why it is refused, if it is.
 
-    def _traced(self, known: Findings) -> StepTrial | None:
-        try:
-            return StepTrial(
-                self._step,
-                self._part,
-                self._model,
-                self._layout,
-                known.learnt(self._model),
-                rows=self._rows,
-                training=self._training,
-            )
-        except Exception as error:
-            logger.debug("the step cannot be tried out: %s", error, exc_info=True)
-            return None
+    All workers must call it, and get the same.
 
-    def _found(self, trial: StepTrial | None, *, summing_layers: bool) -> Any:
-        """The trials' findings: coupled losses, summed losses, kinds, and the error that refuses the step."""
-        model, layout = self._model, self._layout
-        built = all(layer.built for layer in upstream_keras.layers_of(model))
-        summed: frozenset[int] = frozenset()
-        if self._rows > 0 and built and summing_layers:
-            summed = summed_losses(model, self._part, layout, self._rows)
-        coupled = coupled_losses(model, self._part, layout, self._rows if built else 0)
-        if trial is not None and (summed or any(coupled)):
-            for _, loss in upstream_keras.compiled_losses(model):
-                watch_own_call(loss)
-            trial = self._traced(Findings(coupled, summed))
-        kinds: list[LossKind] = []
-        refusal: dict[str, str] = {}
-        try:
-            if trial is not None:
-                trial.check_state()
-                kinds = trial.kinds()
-        except StepError as error:
-            refusal = {"message": error.message, "hint": error.hint}
-        except Exception as error:
-            logger.debug("the step cannot be tried out: %s", error, exc_info=True)
-        return coupled, summed, kinds, refusal
+    Args:
+        step: the step.
+        own_step: whether it is the user's own.
+        summing_layers: whether the model has layers that may add losses which are sums over the batch.
+    """
+    # All workers trace the step, because tracing creates variables. A trial does not communicate, so
+    # only the first worker runs it.
+    trial = _traced(step, Findings()) if own_step and step.rows > 0 else None
+    # The first worker decides for all, because trials with different examples might differ.
+    mine = _found(step, trial, summing_layers=summing_layers) if step.layout.worker == 0 else None
+    coupled, summed, kinds, refusal = exchange(step.layout, mine)[0]
+    return Findings(coupled, summed, kinds), StepError(**refusal) if refusal else None
+
+
+def _traced(step: TriedStep, known: Findings) -> StepTrial | None:
+    try:
+        return StepTrial(step, known.learnt(step.model))
+    except Exception as error:
+        logger.debug("the step cannot be tried out: %s", error, exc_info=True)
+        return None
+
+
+def _found(step: TriedStep, trial: StepTrial | None, *, summing_layers: bool) -> Any:
+    """The trials' findings: coupled losses, summed losses, kinds, and the error that refuses the step."""
+    built = all(layer.built for layer in upstream_keras.layers_of(step.model))
+    rows = step.rows if built else 0
+    summed: frozenset[int] = frozenset()
+    if rows > 0 and summing_layers:
+        summed = summed_losses(step.model, step.part, step.layout, rows)
+    coupled = coupled_losses(step.model, step.part, step.layout, rows)
+    if trial is not None and (summed or any(coupled)):
+        for _, loss in upstream_keras.compiled_losses(step.model):
+            watch_own_call(loss)
+        trial = _traced(step, Findings(coupled, summed))
+    kinds: list[LossKind] = []
+    refusal: dict[str, str] = {}
+    try:
+        if trial is not None:
+            trial.check_state()
+            kinds = trial.kinds()
+    except StepError as error:
+        refusal = {"message": error.message, "hint": error.hint}
+    except Exception as error:
+        logger.debug("the step cannot be tried out: %s", error, exc_info=True)
+    return coupled, summed, kinds, refusal
 
 
 class StepTrial:
@@ -177,41 +173,26 @@ class StepTrial:
     Tracing also creates the step's variables.
 
     Args:
-        step: runs the user's step on a batch, and records in a `TrialStep`.
-        part: a batch of one replica.
-        model: the model.
-        layout: the layout of the model's strategy.
+        step: the step.
         learnt: what is known of the step's losses already.
-        rows: the number of examples to try with.
-        training: whether it is a train step.
     """
 
-    def __init__(
-        self,
-        step: Callable[[Any, TrialStep], None],
-        part: Any,
-        model: Any,
-        layout: ReplicaLayout,
-        learnt: Learnt,
-        *,
-        rows: int,
-        training: bool,
-    ) -> None:
-        self._step, self._part, self._model, self._layout = step, part, model, layout
-        self._learnt, self._rows, self._training = learnt, rows, training
+    def __init__(self, step: TriedStep, learnt: Learnt) -> None:
+        self._step, self._learnt = step, learnt
         self._last: TrialStep | None = None
-        self._trial = Trial(self._run, part, model.distribute_strategy)
+        self._trial = Trial(self._run, step.part, step.model.distribute_strategy)
 
     def _run(self, part: Any) -> list[list[Any]]:
+        step = self._step
         trial = TrialStep(
-            self._layout,
+            step.layout,
             size=batch_rows(part),
-            total=self._rows,
-            training=self._training,
+            total=step.rows,
+            training=step.training,
             learnt=self._learnt,
         )
         with current_step.set(trial):
-            self._step(part, trial)
+            step.run(part, trial)
         self._last = trial
         return trial.taken
 
@@ -221,17 +202,17 @@ class StepTrial:
         Raises:
             StepError: a value's shape depends on the number of examples, but its rows are not the examples.
         """
-        traced = self._last
+        step, traced = self._step, self._last
         if traced is None or not traced.taken:
             return []
-        once = some_rows_of(self._part, 0, self._rows)
+        once = some_rows_of(step.part, 0, step.rows)
         here, _ = self._trial.run(once)
         doubled, _ = self._trial.run(twice(once))
         alone = here
         if self._trial.asked:  # the step may have scaled a loss by the number of replicas
-            alone, _ = Trial(self._run, self._part, self._model.distribute_strategy, replicas=1).run(once)
+            alone, _ = Trial(self._run, step.part, step.model.distribute_strategy, replicas=1).run(once)
         points = zip(traced.names, alone, here, doubled, strict=True)
-        return [_kind(*each, rows=self._rows, layout=self._layout) for each in points]
+        return [_kind(*each, rows=step.rows, layout=step.layout) for each in points]
 
     def check_state(self) -> None:
         """Checks the variables that the step writes; warns of one whose mean over replicas is approximate.
@@ -239,13 +220,14 @@ class StepTrial:
         Raises:
             StepError: replicas cannot write one of the variables as one device would.
         """
+        step = self._step
         if self._last is None:
             return
-        refused, doubtful = state_problems(self._trial, self._last, self._part, self._rows, self._model)
-        method = "train_step" if self._training else "test_step"
+        refused, doubtful = state_problems(self._trial, self._last, step.part, step.rows, step.model)
+        method = "train_step" if step.training else "test_step"
         if refused:
             raise StepError(
-                f"{method} writes {_listed(refused)} from its examples. Each of the {self._layout.replicas} "
+                f"{method} writes {_listed(refused)} from its examples. Each of the {step.layout.replicas} "
                 "replicas has a part of them only, so what is written would differ from one device's.",
                 hint="compute what is written from the examples of all replicas: "
                 "tf.distribute.get_replica_context().all_gather(x, axis=0) gives their rows in order, "

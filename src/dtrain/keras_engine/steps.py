@@ -27,7 +27,7 @@ from dtrain.keras_engine.context import (
 from dtrain.keras_engine.gradients import AtOnce, CompiledStep, LocalStep, MicroBatch, lookups_of
 from dtrain.keras_engine.input import batch_rows, without_optionals
 from dtrain.keras_engine.losses import is_own_loss, watch_own_call
-from dtrain.keras_engine.probe import Findings, Probe
+from dtrain.keras_engine.probe import ROWS, Findings, TriedStep, findings_of
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.reductions import NoWaits, Waits, as_floats
 from dtrain.keras_engine.replica_calls import watch
@@ -170,11 +170,17 @@ class StepProgram(Program):
         """
         refusal = None
         if self.wants_part():
-            probe = Probe(
-                self._tried, without_optionals(part), self.model, self.layout, training=self.training
+            part = without_optionals(part)
+            step = TriedStep(
+                run=self._tried,
+                part=part,
+                model=self.model,
+                layout=self.layout,
+                training=self.training,
+                rows=min(ROWS, int(batch_rows(part))),
             )
-            self._findings, refusal = probe.find(
-                own_step=self._own_step(), summing_layers=self._summing_layers()
+            self._findings, refusal = findings_of(
+                step, own_step=self._own_step(), summing_layers=self._summing_layers()
             )
         if refusal is not None:
             raise refusal
