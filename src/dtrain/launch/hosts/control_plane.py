@@ -1,0 +1,380 @@
+"""The sockets between the coordinator of a job and its agents: ZeroMQ with CURVE, closed to strangers.
+
+Both sides have keys that are derived from the job's secret, so each proves to the other that it knows the
+secret, and everything is encrypted. What a message means is not decided here.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import functools
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
+
+from dtrain.cluster.secret import Secret
+from dtrain.cluster.sockets import listen_at, loopback_host
+from dtrain.errors import PeerMismatchError, PortInUseError
+from dtrain.launch.hosts.link import Link
+from dtrain.launch.hosts.messages import LONGEST, HostMessage, Malformed, OutputLine, encode, parse
+from dtrain.log import logger
+
+LOST = 30.0
+"""Seconds of silence after which the coordinator gives an agent up."""
+
+LEASE = 25.0
+"""Seconds after which an agent ends its tasks, counted from the last moment at which the coordinator surely
+heard it: less than `LOST`, so that they have ended when others take their places."""
+
+_HANDSHAKE = 5000  # milliseconds in which a connection must have proved that it knows the secret
+_STRANGERS = 64  # connections that may be open without a proof; with more, no further one is accepted
+_BACKLOG = 64  # connections that wait to be accepted
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # <asm-generic/socket.h>
+_RETURN_0 = (0x06, 0, 0, 0)  # the instruction of a packet filter that drops every packet
+_QUEUE = 4096  # messages that ZeroMQ keeps for a peer
+_WINDOW = 1024  # lines of output that wait for their acknowledgement, before those who write them wait
+_GOODBYE = 3.0  # seconds for the last messages to arrive
+_POLL = 200  # milliseconds
+
+
+def key_pair(secret: Secret, role: str) -> tuple[bytes, bytes]:
+    """The public and the private CURVE key of the "server" or the "client", as Z85 text."""
+    private = z85.encode(secret.sign("dtrain control plane", role))
+    return zmq.curve_public(private), private
+
+
+class _Endpoint(threading.Thread):
+    """A socket and the thread that alone uses it; other threads put what they send into its outbox."""
+
+    def __init__(self, kind: int, secret: Secret, role: str) -> None:
+        super().__init__(name=f"dtrain-control-{role}", daemon=True)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(kind)
+        self._socket.curve_publickey, self._socket.curve_secretkey = key_pair(secret, role)
+        for option, value in (
+            (zmq.IPV6, 1),
+            (zmq.LINGER, 500),
+            (zmq.HANDSHAKE_IVL, _HANDSHAKE),
+            (zmq.MAXMSGSIZE, 2 * LONGEST),
+            (zmq.HEARTBEAT_IVL, 5000),
+            (zmq.HEARTBEAT_TIMEOUT, 15000),
+            (zmq.SNDHWM, _QUEUE),
+            (zmq.RCVHWM, _QUEUE),
+        ):
+            self._socket.setsockopt(option, value)
+        self._monitor = self._socket.get_monitor_socket()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._outbox: collections.deque[tuple[bytes, bytes]] = collections.deque()
+        self._closing_at: float | None = None
+        self._poller = zmq.Poller()
+        for source in (self._socket, self._monitor, self._wake):
+            self._poller.register(source, zmq.POLLIN)
+
+    def close(self) -> None:
+        """Send what is left, for a few seconds at most, and close the socket."""
+        if self._closing_at is None:
+            self._closing_at = time.monotonic() + _GOODBYE
+            os.eventfd_write(self._wake, 1)
+        if threading.current_thread() is not self:
+            self.join(_GOODBYE + 2.0)
+
+    def run(self) -> None:
+        """Serve until the end."""
+        try:
+            while not self._over():
+                ready = dict(self._poller.poll(_POLL))
+                if self._wake in ready:
+                    os.eventfd_read(self._wake)
+                while self._outbox:
+                    self._link(*self._outbox.popleft())
+                if self._monitor in ready:
+                    self._read_monitor()
+                self._serve(ready)
+            self._say_goodbye()
+        finally:
+            self._socket.disable_monitor()
+            self._context.destroy(linger=500)
+            os.close(self._wake)
+            self._released()
+
+    def _released(self) -> None:
+        """The sockets are closed."""
+
+    def _put(self, peer: bytes, message: HostMessage) -> None:
+        self._outbox.append((peer, encode(message)))
+        if self.is_alive() or self._closing_at is None:
+            with contextlib.suppress(OSError):
+                os.eventfd_write(self._wake, 1)
+
+    def _over(self) -> bool:
+        if self._closing_at is None:
+            return False
+        return not (self._outbox or self._unacknowledged()) or time.monotonic() >= self._closing_at
+
+    def _read_monitor(self) -> None:
+        with contextlib.suppress(zmq.Again):
+            while True:
+                found = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+                self._on_event(found["event"], found["value"])
+
+    def _write(self, *frames: bytes) -> None:
+        with contextlib.suppress(zmq.Again, zmq.ZMQError):  # it is sent again
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
+
+    def _link(self, peer: bytes, body: bytes) -> None:
+        raise NotImplementedError
+
+    def _unacknowledged(self) -> int:
+        raise NotImplementedError
+
+    def _say_goodbye(self) -> None:
+        raise NotImplementedError
+
+    def _on_event(self, event: int, value: int) -> None:
+        raise NotImplementedError
+
+    def _serve(self, ready: dict[object, int]) -> None:
+        raise NotImplementedError
+
+
+class ControlServer(_Endpoint):
+    """The coordinator's side; agents connect to it.
+
+    Args:
+        host, port: where it listens; every interface if the host is a name or not an address of this machine.
+        secret: the job's.
+        on_message: called in the server's thread with an agent's name and its message.
+        on_lost: called in that thread with the name of an agent that was silent for too long.
+        lost_after: seconds of silence after which an agent is lost.
+
+    Attributes:
+        port: the port on which it listens.
+        strangers: the number of connections that ended without a proof that they know the secret.
+
+    Raises:
+        PortInUseError: another process uses the port.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        secret: Secret,
+        on_message: Callable[[bytes, HostMessage], None],
+        on_lost: Callable[[bytes], None],
+        lost_after: float = LOST,
+    ) -> None:
+        super().__init__(zmq.ROUTER, secret, "server")
+        self._on_message, self._on_lost, self._lost_after = on_message, on_lost, lost_after
+        self._client_key = z85.decode(key_pair(secret, "client")[0])
+        self._links: dict[bytes, Link] = {}
+        self._open: set[int] = set()  # the descriptors of connections
+        self.strangers = 0
+        # ZeroMQ asks here whether a client's key is known. Without an answer it would accept every key.
+        self._zap = self._context.socket(zmq.REP)
+        self._zap.bind("inproc://zeromq.zap.01")
+        self._poller.register(self._zap, zmq.POLLIN)
+        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self._socket.setsockopt(zmq.ZAP_DOMAIN, b"dtrain")
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        try:
+            local = host.lower() == "localhost"
+            self._listener = listen_at(loopback_host().strip("[]") if local else host, port, _BACKLOG)
+        except OSError as error:
+            self._context.destroy(linger=0)
+            raise PortInUseError(
+                f"The coordinator of the job cannot listen at {host}:{port}: {error.strerror}.",
+                hint="Is another job there, perhaps this one's earlier start? Choose another port.",
+            ) from error
+        self.port = self._listener.getsockname()[1]
+        self._socket.setsockopt(zmq.USE_FD, os.dup(self._listener.fileno()))
+        self._socket.bind(f"tcp://127.0.0.1:{self.port}")  # only the descriptor counts
+        self._accepts = True
+        self.start()
+
+    def send(self, peer: bytes, message: HostMessage) -> None:
+        """Send a message to an agent, now or when it can be reached again."""
+        self._put(peer, message)
+
+    def forget(self, peer: bytes) -> None:
+        """Hear and tell nothing more of an agent, once what was sent has left. Called in the thread."""
+        self._links.pop(peer, None)
+
+    def _link(self, peer: bytes, body: bytes) -> None:
+        if peer in self._links:
+            self._links[peer].send(body)
+
+    def _unacknowledged(self) -> int:
+        return sum(link.unacknowledged for link in self._links.values())
+
+    def _say_goodbye(self) -> None:
+        for link in self._links.values():
+            link.acknowledge()
+
+    def _serve(self, ready: dict[object, int]) -> None:
+        if self._zap in ready:
+            self._admit()
+        if self._socket in ready:
+            for _ in range(_QUEUE):
+                try:
+                    frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                if len(frames) == 2:
+                    self._receive(*frames)
+        now = time.monotonic()
+        for peer, link in list(self._links.items()):
+            link.tick()
+            if now - link.heard_at > self._lost_after:
+                del self._links[peer]
+                self._on_lost(peer)
+        self._keep_door()
+
+    def _receive(self, peer: bytes, frame: bytes) -> None:
+        link = self._links.get(peer)
+        if link is None:
+            link = self._links[peer] = Link(functools.partial(self._write, peer))
+        for body in link.receive(frame):
+            try:
+                self._on_message(peer, parse(body))
+            except Malformed as error:
+                logger.warning("A message between hosts was ignored: %s.", error)
+            except PeerMismatchError as error:
+                logger.warning("%s", error)
+
+    def _admit(self) -> None:
+        """Answer ZeroMQ's question about a key; see RFC 27 (ZAP)."""
+        version, request, _, _, _, mechanism, *credentials = self._zap.recv_multipart()
+        known = mechanism == b"CURVE" and credentials == [self._client_key]
+        status = (b"200", b"OK") if known else (b"400", b"unknown key")
+        self._zap.send_multipart([version, request, *status, b"", b""])
+
+    def _on_event(self, event: int, value: int) -> None:
+        if event == zmq.EVENT_ACCEPTED:
+            self._open.add(value)
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._open.discard(value)
+        elif event in (
+            zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+            zmq.EVENT_HANDSHAKE_FAILED_AUTH,
+            zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
+        ):
+            self.strangers += 1
+
+    def _keep_door(self) -> None:
+        """Accept no further connections while too many are open that have not proved themselves.
+
+        ZeroMQ cannot stop accepting without closing all connections, so the kernel drops new ones: by a
+        packet filter on the listening socket, which those that exist do not have.
+        """
+        strangers = len(self._open) - len(self._links)
+        if self._accepts and strangers > _STRANGERS:
+            drop_all = ctypes.create_string_buffer(struct.pack("HBBI", *_RETURN_0))
+            program = struct.pack("HP", 1, ctypes.addressof(drop_all))
+            self._listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+            self._accepts = False
+        elif not self._accepts and strangers < _STRANGERS // 2:
+            self._listener.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+            self._accepts = True
+
+    def _released(self) -> None:
+        self._listener.close()
+
+
+class ControlClient(_Endpoint):
+    """An agent's side.
+
+    Args:
+        host, port: where the coordinator listens.
+        secret: the job's.
+        on_message: called in the client's thread with each message, or with the error of one that is of
+            another version.
+
+    Attributes:
+        proved: whether both sides have ever proved to each other that they know the secret.
+        unproved: how many connections ended before that.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        secret: Secret,
+        on_message: Callable[[HostMessage | PeerMismatchError], None],
+    ) -> None:
+        super().__init__(zmq.DEALER, secret, "client")
+        self._on_message = on_message
+        self._own = Link(self._write)
+        self.proved = False
+        self.unproved = 0
+        self._socket.curve_serverkey = key_pair(secret, "server")[0]
+        for option, value in (
+            (zmq.RECONNECT_IVL, 200),
+            (zmq.RECONNECT_IVL_MAX, 2000),
+            (zmq.CONNECT_TIMEOUT, 5000),
+        ):
+            self._socket.setsockopt(option, value)
+        self._socket.setsockopt(zmq.ROUTING_ID, b"a" + os.urandom(16))
+        self._socket.connect(f"tcp://{f'[{host}]' if ':' in host else host}:{port}")
+        self.start()
+
+    def send(self, message: HostMessage) -> None:
+        """Send a message, now or when the coordinator can be reached again; lines of output may wait."""
+        while isinstance(message, OutputLine) and self._own.unacknowledged + len(self._outbox) > _WINDOW:
+            if self._closing_at is not None:
+                return
+            time.sleep(0.01)
+        self._put(b"", message)
+
+    def lease_left(self, lease: float = LEASE) -> float:
+        """The seconds for which the coordinator surely does not give this agent up."""
+        return self._own.lease_from + lease - time.monotonic()
+
+    def _link(self, peer: bytes, body: bytes) -> None:
+        self._own.send(body)
+
+    def _unacknowledged(self) -> int:
+        return self._own.unacknowledged
+
+    def _say_goodbye(self) -> None:
+        if self.proved:
+            self._own.acknowledge()
+
+    def _serve(self, ready: dict[object, int]) -> None:
+        if self._socket in ready:
+            for _ in range(_QUEUE):
+                try:
+                    frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                for body in self._own.receive(frames[0]) if len(frames) == 1 else ():
+                    self._hear(body)
+        if self.proved:
+            self._own.tick()
+
+    def _hear(self, body: bytes) -> None:
+        try:
+            self._on_message(parse(body))
+        except PeerMismatchError as error:
+            self._on_message(error)
+        except Malformed as error:
+            logger.warning("A message between hosts was ignored: %s.", error)
+
+    def _on_event(self, event: int, value: int) -> None:
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.proved = True
+        elif event in (
+            zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+            zmq.EVENT_HANDSHAKE_FAILED_AUTH,
+            zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
+        ):
+            self.unproved += 1

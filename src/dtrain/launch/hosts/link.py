@@ -1,0 +1,105 @@
+"""Numbered messages over a connection that may lose some: what is not acknowledged is sent again, in order.
+
+Every second each side sends a beat, which the other one returns. So each knows when it last heard the other,
+and until when the other has surely heard it. It opens no socket: `control_plane` writes what it is given.
+"""
+
+from __future__ import annotations
+
+import collections
+import struct
+import time
+from collections.abc import Callable, Iterator
+
+BEAT = 1.0
+"""Seconds between two beats."""
+
+_HEADER = struct.Struct(">4sQQQQ")  # a mark with the version; number, seen, beat, echo
+_MARK = b"dtl1"
+_OFTEN = 64  # messages after which they are acknowledged at once
+_AGAIN = 2.0  # seconds without an acknowledgement, after which messages are sent again
+_AT_ONCE = 256  # the largest number of messages that are sent again at once
+
+
+class Link:
+    """One side of a connection; one thread uses it.
+
+    Args:
+        write: sends a frame, if that is possible without waiting; a frame may be lost.
+        clock: the time in seconds; tests replace it.
+
+    Attributes:
+        heard_at: when the last frame of the other side came.
+        lease_from: the latest moment of which the other side has confirmed that it heard this one then, or
+            later.
+    """
+
+    def __init__(self, write: Callable[[bytes], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._write = write
+        self._clock = clock
+        self._number = 0  # of the last message sent
+        self._waiting: collections.deque[tuple[int, bytes]] = collections.deque()
+        self._seen = 0  # the number of the last message received
+        self._told_seen = 0
+        self._beats: collections.deque[tuple[int, float]] = collections.deque(maxlen=64)
+        self._beat = 0
+        self._echo = 0
+        self._sent_at = 0.0  # when the oldest of the waiting messages was last sent
+        self._beat_at = float("-inf")
+        self.heard_at = self.lease_from = clock()
+
+    @property
+    def unacknowledged(self) -> int:
+        """The number of messages that the other side has not acknowledged yet."""
+        return len(self._waiting)
+
+    def send(self, body: bytes) -> None:
+        """Send a message, which is not empty."""
+        self._number += 1
+        if not self._waiting:
+            self._sent_at = self._clock()
+        self._waiting.append((self._number, body))
+        self._frame(self._number, body)
+
+    def receive(self, frame: bytes) -> Iterator[bytes]:
+        """Take in a frame; gives its message if it is the next one. What is no frame is ignored."""
+        if len(frame) < _HEADER.size:
+            return
+        mark, number, seen, beat, echo = _HEADER.unpack_from(frame)
+        if mark != _MARK or seen > self._number or echo > self._beat:
+            return
+        self.heard_at = self._clock()
+        self._echo = max(self._echo, beat)
+        while self._beats and self._beats[0][0] <= echo:
+            self.lease_from = self._beats.popleft()[1]
+        while self._waiting and self._waiting[0][0] <= seen:
+            self._waiting.popleft()
+            self._sent_at = self.heard_at
+        if number == self._seen + 1:
+            self._seen = number
+            yield frame[_HEADER.size :]
+        if self._seen - self._told_seen >= _OFTEN:
+            self.acknowledge()
+
+    def tick(self) -> None:
+        """Send a beat if one is due, and again what was not acknowledged; call it several times a second."""
+        now = self._clock()
+        if now - self._beat_at < BEAT:
+            return
+        self._beat_at = now
+        self._beat += 1
+        self._beats.append((self._beat, now))
+        self.acknowledge()
+        # Not while the other side is silent: a message on its way needs no second one behind it.
+        if self._waiting and now - self._sent_at >= _AGAIN and now - self.heard_at < _AGAIN:
+            self._sent_at = now
+            for number, body in list(self._waiting)[:_AT_ONCE]:
+                self._frame(number, body)
+
+    def acknowledge(self) -> None:
+        """Tell the other side what has arrived here."""
+        self._frame(0, b"")
+
+    def _frame(self, number: int, body: bytes) -> None:
+        self._told_seen = self._seen
+        self._write(_HEADER.pack(_MARK, number, self._seen, self._beat, self._echo) + body)

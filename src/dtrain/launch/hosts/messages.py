@@ -1,0 +1,258 @@
+"""The messages between the coordinator of a job and the agents on its hosts: one JSON schema with a version.
+
+The dataclasses are the schema. Whatever does not fit them exactly is refused; nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dtrain.errors import PeerMismatchError
+
+VERSION = 1
+"""The version of the schema. It changes with every change of a message."""
+
+LONGEST = 1 << 22
+"""The largest number of bytes of a message: enough for the arguments and the environment of a task."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """An agent introduces itself; its first message.
+
+    Attributes:
+        node: the rank of its host in the job.
+        host: the host's name.
+        slots: the number of workers that the host may run.
+        address: the address from which the host reaches the coordinator.
+        reached: the address at which it has reached the coordinator.
+        dtrain: its version of dtrain.
+        python: its version of Python, such as "3.12".
+        command: what it was asked to run, without the Python; empty if it runs whatever it is told.
+    """
+
+    node: int
+    host: str
+    slots: int
+    address: str
+    reached: str
+    dtrain: str
+    python: str
+    command: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """The ports that an agent has reserved; none, and the reason, if the system refuses."""
+
+    request: int
+    ports: Sequence[int]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A task was started; or it could not be, for a reason, and `pid` is 0."""
+
+    id: int
+    pid: int
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A task has ended `seconds_ago`; all its messages were sent before."""
+
+    id: int
+    code: int
+    seconds_ago: float
+
+
+@dataclass(frozen=True)
+class OutputLine:
+    """A line that a task wrote to `stdout` or `stderr`."""
+
+    id: int
+    to: str
+    line: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a task reports to its launcher: a line of `task_messages`."""
+
+    line: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to `Ask`."""
+
+    request: int
+    value: bool
+
+
+@dataclass(frozen=True)
+class Signalled:
+    """The agent's process has received a signal, which ends the job."""
+
+    signum: int
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """An agent is part of the job.
+
+    Attributes:
+        secret: what the tasks of this job share.
+        python: the coordinator's Python, which an agent replaces by its own in a command.
+    """
+
+    secret: str
+    python: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An agent is not part of the job, and why."""
+
+    reason: str
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """Reserve ports, and release those of earlier requests."""
+
+    request: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a task.
+
+    Attributes:
+        id: a number that no other start of this job has.
+        job, index: the task.
+        command: its argument vector.
+        env: what its environment has more than the agent's; None for a variable to delete.
+    """
+
+    id: int
+    job: str
+    index: int
+    command: Sequence[str]
+    env: Mapping[str, str | None]
+
+
+@dataclass(frozen=True)
+class SendSignal:
+    """Send a signal to a task's process group; or, if `pid` is given, to this process of the task."""
+
+    id: int
+    signum: int
+    pid: int | None = None
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A question about a task.
+
+    Attributes:
+        request: the number that the answer repeats.
+        id: the task's start.
+        what: "stopped" (is it?), "uses" (has it loaded `library`?), "listens" (on one of `ports`?), "signal"
+            (was `signum` sent to its process `pid`?) or "output" (is everything shown that it wrote?).
+    """
+
+    request: int
+    id: int
+    what: str
+    pid: int | None = None
+    library: str = ""
+    ports: Sequence[int] = ()
+    signum: int = 0
+    patience: float = 0.0
+
+
+@dataclass(frozen=True)
+class KillRest:
+    """Kill what ended tasks have left behind."""
+
+
+@dataclass(frozen=True)
+class End:
+    """The job is over; the agent ends with this status, and shows the line if there is one."""
+
+    status: int
+    line: str = ""
+
+
+HostMessage = (
+    Hello | Reserved | Started | Exited | OutputLine | Report | Answer | Signalled
+    | Welcome | Refused | Reserve | Start | SendSignal | Ask | KillRest | End
+)  # fmt: skip
+
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in typing.get_args(HostMessage)}
+_FIELDS = {name: typing.get_type_hints(kind) for name, kind in _KINDS.items()}
+
+
+class Malformed(ValueError):  # noqa: N818 - it does not leave this package
+    """What arrived is no message of the schema."""
+
+
+def encode(message: HostMessage) -> bytes:
+    """The bytes of a message."""
+    body = {"version": VERSION, "kind": type(message).__name__, **dataclasses.asdict(message)}
+    return json.dumps(body).encode("ascii")  # JSON escapes all else, lone surrogates too
+
+
+def parse(text: bytes) -> HostMessage:
+    """The message in these bytes.
+
+    Raises:
+        Malformed: they are no message of the schema.
+        PeerMismatchError: they are a message of another version of the schema.
+    """
+    if len(text) > LONGEST:
+        raise Malformed(f"{len(text)} bytes")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise Malformed("no JSON") from None
+    if not isinstance(found, dict) or type(found.get("version")) is not int:
+        raise Malformed("no version")
+    version, kind = found.pop("version"), found.pop("kind", None)
+    if version != VERSION:
+        raise PeerMismatchError(
+            f"The other side speaks version {version} of dtrain's messages between hosts, this one version "
+            f"{VERSION}.",
+            hint="Install the same version of dtrain on all hosts.",
+        )
+    fields = _FIELDS.get(kind) if isinstance(kind, str) else None
+    if fields is None or fields.keys() != found.keys():
+        raise Malformed("no known kind with its fields")
+    if not all(_fits(value, fields[name]) for name, value in found.items()):
+        raise Malformed("a field of another type")
+    return _KINDS[kind](**found)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value of JSON has a type; no number is a boolean, and every number is small and finite."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, each) for each in arguments)
+    if origin is Sequence:
+        return isinstance(value, list) and all(_fits(each, arguments[0]) for each in value)
+    if origin is Mapping:
+        return isinstance(value, dict) and all(_fits(each, arguments[1]) for each in value.values())
+    if hint is float:
+        return type(value) in (int, float) and abs(value) < 1 << 63
+    return type(value) is hint and (hint is not int or abs(value) < 1 << 63)

@@ -1,0 +1,294 @@
+"""The control plane between hosts: what its messages may be, what a bad link loses, who is let in."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+import zmq
+
+from dtrain.cluster.secret import Secret
+from dtrain.errors import PeerMismatchError, PortInUseError
+from dtrain.launch.hosts.control_plane import ControlClient, ControlServer, key_pair
+from dtrain.launch.hosts.link import Link
+from dtrain.launch.hosts.messages import LONGEST, End, Exited, HostMessage, Malformed, Start, encode, parse
+from processes import wait_until
+
+SECRET = Secret(b"the secret of this job", "a test")
+START = Start(3, "worker", 1, ["python", "ü.py"], {"A": "b\udcff", "GONE": None})
+
+
+def test_a_message_arrives_as_it_was() -> None:
+    for message in (START, Exited(1, -9, 0.25), End(0)):
+        assert parse(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "Rm"},
+        {"kind": ["Start"]},
+        {"kind": None},
+        {"id": "3"},
+        {"id": True},
+        {"id": 1 << 70},
+        {"command": "python"},
+        {"command": [1]},
+        {"env": {"A": 1}},
+        {"env": []},
+        {"more": 1},
+        {"version": "1"},
+        {"version": None},
+    ],
+)
+def test_what_does_not_fit_the_schema_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(Malformed):
+        parse(json.dumps({**json.loads(encode(START)), **change}).encode())
+
+
+def test_what_is_no_message_is_refused() -> None:
+    body = json.loads(encode(START))
+    del body["env"]
+    seconds = encode(Exited(1, 0, 0.5)).replace(b"0.5", b"NaN")
+    for text in (
+        b"",
+        b"\xff",
+        b"[]",
+        b"[" * 100_000,
+        json.dumps(body).encode(),
+        seconds,
+        b" " * (LONGEST + 1),
+    ):
+        with pytest.raises(Malformed):
+            parse(text)
+
+
+def test_cut_and_changed_messages_are_refused_or_messages() -> None:
+    draw = random.Random(1)
+    text = encode(START)
+    for _ in range(2000):
+        changed = bytearray(text[: draw.randrange(len(text) + 1)])
+        for _ in range(draw.randrange(1, 4)):
+            if changed:
+                changed[draw.randrange(len(changed))] = draw.randrange(256)
+        with contextlib.suppress(Malformed, PeerMismatchError):
+            assert parse(bytes(changed)) is not None
+
+
+def test_another_version_is_an_error_that_names_both() -> None:
+    text = encode(End(0)).replace(b'"version": 1', b'"version": 7')
+    with pytest.raises(PeerMismatchError, match=r"version 7 .* version 1\."):
+        parse(text)
+
+
+def test_a_link_that_loses_frames_delivers_all_messages_once_and_in_order() -> None:
+    draw, now = random.Random(2), [0.0]
+    cut = False
+    arrived: dict[str, list[bytes]] = {"a": [], "b": []}
+    on_the_way: list[tuple[Link, str, bytes]] = []
+
+    def write(to: str) -> Any:
+        return lambda frame: on_the_way.append((links[to], to, frame)) if draw.random() > 0.02 else None
+
+    links = {"a": Link(write("b"), lambda: now[0]), "b": Link(write("a"), lambda: now[0])}
+    sent = [b"%d" % number for number in range(300)]
+    for step in range(600):
+        cut = 200 <= step < 300
+        now[0] += 0.3
+        if step < len(sent):
+            links["a"].send(sent[step])
+            links["b"].send(sent[step])
+        while on_the_way:
+            link, name, frame = on_the_way.pop(0)
+            if not cut:
+                arrived[name] += link.receive(frame)
+                if draw.random() < 0.1:
+                    arrived[name] += link.receive(frame)  # twice
+        for link in links.values():
+            link.tick()
+    assert arrived == {"a": sent, "b": sent}
+    assert not links["a"].unacknowledged
+
+
+def test_a_lease_is_counted_from_what_the_other_side_has_heard() -> None:
+    now = [10.0]
+    frames: list[bytes] = []
+    one, other = Link(frames.append, lambda: now[0]), Link(frames.append, lambda: now[0])
+    one.tick()
+    now[0] = 15.0
+    list(other.receive(frames.pop()))
+    other.tick()
+    now[0] = 20.0
+    list(one.receive(frames.pop()))
+    assert (one.heard_at, one.lease_from) == (20.0, 10.0)
+
+
+class Sides:
+    """A server, what it has received, and clients of it."""
+
+    def __init__(self, **options: Any) -> None:
+        self.heard: list[tuple[bytes, HostMessage]] = []
+        self.lost: list[bytes] = []
+        self.server = ControlServer(
+            "127.0.0.1", 0, SECRET, lambda *a: self.heard.append(a), self.lost.append, **options
+        )
+        self.clients: list[ControlClient] = []
+
+    def client(
+        self, secret: Secret = SECRET, port: int | None = None
+    ) -> tuple[ControlClient, list[HostMessage | PeerMismatchError]]:
+        heard: list[HostMessage | PeerMismatchError] = []
+        client = ControlClient("127.0.0.1", port or self.server.port, secret, heard.append)
+        self.clients.append(client)
+        return client, heard
+
+    def meets(self, client: ControlClient, heard: list[HostMessage | PeerMismatchError]) -> None:
+        """A client and the server hear each other."""
+        before = len(self.heard)
+        client.send(Exited(before, 0, 0.0))
+        wait_until(lambda: len(self.heard) > before, 10)
+        peer, message = self.heard[-1]
+        assert message == Exited(before, 0, 0.0)
+        self.server.send(peer, End(before))
+        wait_until(lambda: End(before) in heard, 10)
+
+
+@pytest.fixture
+def sides() -> Iterator[Sides]:
+    with closing(Sides()) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def closing(sides: Sides) -> Iterator[Sides]:
+    try:
+        yield sides
+    finally:
+        for client in sides.clients:
+            client.close()
+        sides.server.close()
+        assert not sides.server.is_alive()
+
+
+def test_both_sides_hear_each_other_and_the_port_is_taken(sides: Sides) -> None:
+    client, heard = sides.client()
+    sides.meets(client, heard)
+    assert client.proved and client.lease_left() > 20
+    with pytest.raises(PortInUseError, match=f"127.0.0.1:{sides.server.port}"):
+        ControlServer("127.0.0.1", sides.server.port, SECRET, print, print)
+
+
+def test_another_secret_opens_nothing(sides: Sides) -> None:
+    stranger, heard = sides.client(Secret(b"the secret of another job", "a test"))
+    stranger.send(End(0))
+    wait_until(lambda: stranger.unproved > 1 and sides.server.strangers > 1, 20)
+    assert not stranger.proved and not heard and not sides.heard
+    sides.meets(*sides.client())
+
+
+def test_the_servers_public_key_alone_opens_nothing(sides: Sides) -> None:
+    """A handshake with the right key of the server and a client key that is not the job's; no handshake."""
+    with zmq.Context() as context:
+        for with_key in (True, False):
+            sock = context.socket(zmq.DEALER)
+            sock.linger = 0
+            if with_key:
+                sock.curve_publickey, sock.curve_secretkey = zmq.curve_keypair()
+                sock.curve_serverkey = key_pair(SECRET, "server")[0]
+            sock.connect(f"tcp://127.0.0.1:{sides.server.port}")
+            sock.send(encode(End(0)))
+            assert not sock.poll(500)
+            sock.close()
+    assert not sides.heard
+    sides.meets(*sides.client())
+
+
+def test_garbage_floods_and_idle_connections_change_nothing(sides: Sides) -> None:
+    member, heard = sides.client()
+    sides.meets(member, heard)
+    before = psutil.Process().memory_info().rss
+    draw = random.Random(3)
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE".ljust(23, b"\0") + b"\0" * 32
+    with contextlib.ExitStack() as stack:
+        for number in range(400):
+            with contextlib.suppress(OSError):
+                sock = stack.enter_context(socket.create_connection(("127.0.0.1", sides.server.port), 1))
+                if number % 4 == 1:
+                    sock.sendall(draw.randbytes(draw.randrange(1, 5000)))
+                elif number % 4 == 2:
+                    sock.sendall(greeting + b"\x06" + (1 << 40).to_bytes(8, "big") + bytes(1000))
+                elif number % 4 == 3:
+                    sock.sendall(greeting + b"\x04\xff" + draw.randbytes(255))
+        sides.meets(member, heard)
+        assert len(psutil.Process().net_connections()) < 2000
+    assert psutil.Process().memory_info().rss - before < 10_000_000
+    sides.meets(*sides.client())
+
+
+def test_what_was_recorded_opens_nothing_again(sides: Sides) -> None:
+    """A relay records all that a member sends; then it is played back."""
+    recorded = bytearray()
+    with socket.create_server(("127.0.0.1", 0)) as relay:
+
+        def run() -> None:
+            with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+                near = stack.enter_context(relay.accept()[0])
+                far = stack.enter_context(socket.create_connection(("127.0.0.1", sides.server.port)))
+                threading.Thread(target=copy, args=(far, near), daemon=True).start()
+                copy(near, far, recorded)
+
+        threading.Thread(target=run, daemon=True).start()
+        client, heard = sides.client(port=relay.getsockname()[1])
+        sides.meets(client, heard)
+        client.close()
+    count = len(sides.heard)
+    for end in (len(recorded), len(recorded) // 2):
+        with socket.create_connection(("127.0.0.1", sides.server.port), 5) as sock:
+            sock.sendall(recorded[:end])
+            sock.settimeout(0.3)
+            with contextlib.suppress(OSError):
+                while sock.recv(4096):
+                    pass
+    assert len(recorded) > 500 and b"Exited" not in recorded  # all was encrypted
+    assert len(sides.heard) == count
+    sides.meets(*sides.client())
+
+
+def copy(one: socket.socket, other: socket.socket, record: bytearray | None = None) -> None:
+    with contextlib.suppress(OSError):
+        while chunk := one.recv(65536):
+            if record is not None:
+                record += chunk
+            other.sendall(chunk)
+
+
+def test_an_oversized_or_malformed_message_of_a_member_is_dropped(sides: Sides) -> None:
+    client, heard = sides.client()
+    sides.meets(client, heard)
+    client._outbox.append((b"", os.urandom(100)))
+    sides.meets(client, heard)
+    client._outbox.append((b"", b"x" * (3 * LONGEST)))
+    client.send(End(7))
+    time.sleep(1)
+    assert len(sides.heard) == 2
+    sides.meets(*sides.client())
+
+
+def test_a_silent_member_is_lost() -> None:
+    with closing(Sides(lost_after=1.5)) as sides:
+        client, heard = sides.client()
+        sides.meets(client, heard)
+        time.sleep(2.5)
+        assert not sides.lost
+        client.close()
+        wait_until(lambda: bool(sides.lost), 10)
+        assert sides.lost == [sides.heard[0][0]]
