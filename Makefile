@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --numpr
 # Newer than the files that it depends on: the environment is as they ask, and setup has nothing to do.
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup demo test test-contract test-faults test-soak same-bits test-matrix test-upstream bench docs count check clean
+.PHONY: setup demo test test-contract test-faults test-hosts test-soak same-bits test-matrix test-upstream bench docs count check clean
 
 setup: $(STAMP)
 
@@ -36,7 +36,11 @@ test-contract: setup
 test-faults: setup
 	$(PYTEST) 2 tests --contract rest -m "long and not soak"
 
-# The same for longer: more kills, more runs, other strategies under faults that `test-faults` shows under one, all recipes.
+# All tests on several hosts, which are network namespaces: it needs root. `test-faults` runs them but for the soak tests.
+test-hosts: setup
+	$(PYTEST) 2 tests/multihost
+
+# The same as `test-faults` for longer: more kills, more runs, other strategies under faults that `test-faults` shows under one, all recipes.
 test-soak: setup
 	$(PYTEST) 2 tests -m soak
 

@@ -1,0 +1,156 @@
+"""The hosts of these tests are what they promise: apart, connected, limited, and gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hosts import Host, HostProcess, MakeHosts
+from processes import processes_with, wait_until
+
+# Receives until the sender closes; prints how many bytes came in how many seconds, from the first of them on.
+RECEIVER = """
+import socket, sys, time
+with socket.create_server(("", 7000)) as server:
+    print("ready", flush=True)
+    connection, _ = server.accept()
+received = len(connection.recv(1 << 16))
+begun = time.monotonic()
+while block := connection.recv(1 << 20):
+    received += len(block)
+    print(received, time.monotonic() - begun, flush=True)
+"""
+SENDER = """
+import socket, sys, time
+with socket.create_connection((sys.argv[1], 7000), timeout=60) as connection:
+    for _ in range(int(sys.argv[2])):
+        connection.sendall(bytes(1 << 16))
+        time.sleep(float(sys.argv[3]))
+"""
+MAKER = """
+import sys, time
+from pathlib import Path
+from hosts import hosts
+with hosts(Path(sys.argv[1]), 2) as (one, other):
+    for host in (one, other):
+        host.popen(["sleep", sys.argv[2]])
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+def receive(host: Host, log: Path) -> HostProcess:
+    with log.open("w") as file:
+        process = host.popen([sys.executable, "-c", RECEIVER], stdout=file, stderr=subprocess.STDOUT)
+    wait_until(lambda: "ready" in log.read_text())
+    return process
+
+
+def send(host: Host, to: str, blocks: int, pause: float = 0.0) -> HostProcess:
+    return host.popen([sys.executable, "-c", SENDER, to, str(blocks), str(pause)])
+
+
+def measured_rate(one: Host, other: Host, log: Path) -> float:
+    """Bits a second from one host to the other."""
+    process = receive(other, log)
+    assert send(one, other.name, 128).wait(60) == 0
+    assert process.wait(60) == 0, log.read_text()
+    received, seconds = log.read_text().splitlines()[-1].split()
+    assert int(received) == 128 << 16
+    return int(received) * 8 / float(seconds)
+
+
+def test_hosts_have_names_and_files_of_their_own(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    one, other = make_hosts(own=[tmp_path / "own"])
+    assert [host.run(["hostname"]).stdout for host in (one, other)] == ["host1\n", "host2\n"]
+    assert one.run(["touch", str(tmp_path / "own" / "file"), str(tmp_path / "shared")]).returncode == 0
+    assert one.path(tmp_path / "own" / "file").exists()
+    assert not other.path(tmp_path / "own" / "file").exists() and not (tmp_path / "own" / "file").exists()
+    assert other.run(["test", "-e", str(tmp_path / "shared")]).returncode == 0
+    processes = [host.popen(["sleep", "600"]) for host in (one, other)]
+    one.run(["sh", "-c", "sleep 0.2; kill -9 -1"])  # kills all processes of that host
+    assert processes[0].wait(10) == -signal.SIGKILL
+    assert processes[1].poll() is None
+
+
+def test_bandwidth_is_limited(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    one, other = make_hosts(rate=1e8)
+    assert 1e7 < measured_rate(one, other, tmp_path / "limited") < 1.3e8
+    one.limit(0)
+    other.limit(0)
+    assert measured_rate(one, other, tmp_path / "unlimited") > 2e8
+
+
+def test_a_cut_link_holds_data_back_until_it_is_healed(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    one, other = make_hosts()
+    log = tmp_path / "log"
+    receiver, sender = receive(other, log), send(one, other.name, 200, pause=0.02)
+    wait_until(lambda: len(log.read_text().splitlines()) > 5)
+    other.cut()
+    time.sleep(0.3)  # what was on its way has arrived
+    before = log.read_text()
+    time.sleep(1.0)
+    assert log.read_text() == before
+    other.heal()
+    assert sender.wait(60) == receiver.wait(60) == 0
+    assert log.read_text().splitlines()[-1].startswith(f"{200 << 16} ")
+
+
+@pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed")
+def test_closed_ports_and_hosts_without_power(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    one, other = make_hosts()
+    receiver = receive(other, tmp_path / "log")
+    connect = [sys.executable, "-c", "import socket; socket.create_connection(('host2', 7000), timeout=1)"]
+    other.close_port(7000, "reject")
+    assert "ConnectionRefusedError" in one.run(connect).stderr
+    other.open_ports()
+    other.close_port(7000, "drop")
+    assert "TimeoutError" in one.run(connect).stderr
+    other.open_ports()
+    other.power_off()
+    assert receiver.wait(10) == -signal.SIGKILL
+    assert "TimeoutError" in one.run(connect).stderr
+
+
+def test_ssh_reaches_every_host_without_a_question(with_ssh: None, make_hosts: MakeHosts) -> None:
+    made = make_hosts(3)
+    for host in made[1:]:
+        host.start_ssh_server()
+        for name in (host.name, host.address, host.address6):
+            done = made[0].run(["ssh", name, "hostname"])
+            assert done.stdout == f"{host.name}\n", done.stderr
+    refused = made[0].run(["ssh", made[0].address, "true"])
+    assert "Connection refused" in refused.stderr
+
+
+def test_a_signal_reaches_the_process_itself(make_hosts: MakeHosts) -> None:
+    (one,) = make_hosts(1)
+    with one.popen(["sleep", "600"]) as process:
+        process.terminate()
+        assert process.wait(10) == -signal.SIGTERM
+    assert not processes_with("sleep 600", str(one.folder))
+
+
+def test_nothing_is_left_when_the_maker_is_killed(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    make_hosts(1)  # skips
+    duration = f"{600 + time.time() % 1:.6f}"
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-c", MAKER, str(tmp_path / "killed"), duration]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as maker:
+        try:
+            assert maker.stdout is not None and maker.stdout.readline() == b"ready\n"
+            # Each with its `nsenter`.
+            wait_until(lambda: len(processes_with(f"sleep {duration}")) == 2 * 2, 30)
+            assert len(processes_with("unshare", str(tmp_path / "killed"))) == 2
+        finally:
+            maker.kill()
+    wait_until(lambda: not processes_with(f"sleep {duration}"), 10)
+    wait_until(lambda: not processes_with("unshare", str(tmp_path / "killed")), 10)
