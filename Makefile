@@ -40,7 +40,7 @@ test-faults: setup
 test-hosts: setup
 	$(PYTEST) 2 tests/multihost
 
-# The same as `test-faults` for longer: more kills, more runs, other strategies under faults that `test-faults` shows under one, all recipes.
+# `test-faults` for longer: more kills, more runs, other strategies under faults that it shows under one, all recipes.
 test-soak: setup
 	$(PYTEST) 2 tests -m soak
 

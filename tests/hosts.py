@@ -5,8 +5,8 @@
 
 It starts no job and knows nothing of dtrain. A host is a process that waits for the end of a pipe, the first
 process of its PID namespace. When the test ends, in whatever way, the kernel ends all processes of the host
-and removes its namespaces. All hosts share this machine's files, except the folders that `own` names, `/dev/shm`,
-`/run`, `/etc/hosts` and `/etc/ssh`.
+and removes its namespaces. All hosts share this machine's files, except the folders that `own` names,
+`/dev/shm`, `/run`, `/etc/hosts` and `/etc/ssh`.
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ class HostProcess(subprocess.Popen[Any]):
             if self.poll() is not None or time.monotonic() > deadline:
                 raise psutil.NoSuchProcess(self.pid)
             time.sleep(0.005)
-        return found[0].pid
+        inside: int = found[0].pid
+        return inside
 
     def send_signal(self, sig: int) -> None:
         """Sends the process a signal; nothing if it has ended."""
