@@ -150,44 +150,65 @@ class BucketOrder:
         return tf.gather(self._members, tf.gather(self._firsts, at.bucket) + places)
 
 
+@dataclass(frozen=True)
 class ArrayOrder:
     """The order in which Keras' `fit` reads arrays.
 
     With a global seed, Keras draws the same order in every epoch, and this class gives that order. Without
-    one, each pass over the arrays has another order, computed from `seed`.
+    one, each pass over the arrays has another order, computed from a seed that is given when the pass begins.
 
-    Args:
+    Attributes:
         rows: the number of rows of the arrays.
         batch: the number of rows in a full batch.
         shuffle: the argument of `fit`: False, True, or "batch" to shuffle rows within each batch.
-        seed: two numbers below `LARGEST_SEED`.
-        fixed: whether every pass has the order that Keras draws with this seed.
-
-    Attributes:
-        steps: the number of batches of a pass.
-        same_each_pass: whether all passes have the same order.
-        one_by_one: whether each batch is drawn separately, so that one call cannot give rows of several
-            batches.
-        random_access: whether a batch's rows can be computed without those of the batches before it.
+        fixed: the seed with which Keras draws the order of every pass, two numbers below `LARGEST_SEED`;
+            empty if each pass has another order.
     """
 
-    def __init__(self, rows: int, batch: int, shuffle: Any, seed: tuple[int, int], *, fixed: bool) -> None:
-        self._rows, self._batch = rows, batch
-        self._seed = seed
-        self._shuffle = bool(shuffle)
-        self._drawn = self._shuffle and fixed
-        self.steps = -(-rows // batch)
-        self.same_each_pass = fixed or not self._shuffle
-        self.one_by_one = shuffle == "batch"
-        self.random_access = not (self.one_by_one and self._drawn)
+    rows: int
+    batch: int
+    shuffle: Any
+    fixed: tuple[int, ...]
 
-    def drawn(self) -> Any:
-        """All rows of a pass if Keras draws them at once, else an empty tensor; int64 of shape (n,)."""
-        draws = self._drawn and not self.one_by_one
-        rows = tf.range(self._rows if draws else 0, dtype=tf.int64)
-        return self._keras_shuffled(rows) if draws else rows
+    @property
+    def steps(self) -> int:
+        """The number of batches of a pass."""
+        return -(-self.rows // self.batch)
 
-    def rows_at(self, places: Any, step: Any, number: Any, drawn: Any) -> Any:
+    @property
+    def same_each_pass(self) -> bool:
+        """Whether all passes have the same order."""
+        return bool(self.fixed) or not self.shuffle
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether each batch is drawn separately, so that one call cannot give rows of several batches."""
+        return bool(self.shuffle == "batch")
+
+    @property
+    def random_access(self) -> bool:
+        """Whether a batch's rows can be computed without those of the batches before it."""
+        return not (self.one_by_one and self.drawn)
+
+    @property
+    def drawn(self) -> bool:
+        """Whether Keras draws the order, with the seed `fixed`."""
+        return bool(self.shuffle and self.fixed)
+
+    def begun(self, seed: Any) -> Any:
+        """What the rows of a pass are computed from: all rows, if Keras draws them at once, or the seed.
+
+        Args:
+            seed: two numbers below `LARGEST_SEED`, int64 of shape (2,).
+
+        Returns:
+            int64 of shape (n,).
+        """
+        if not self.drawn or self.one_by_one:
+            return seed
+        return self._keras_shuffled(tf.range(self.rows, dtype=tf.int64))
+
+    def rows_at(self, places: Any, step: Any, number: Any, begun: Any) -> Any:
         """The rows at some positions of a pass. Not for an order without `random_access`.
 
         Args:
@@ -195,33 +216,33 @@ class ArrayOrder:
                 is `one_by_one`, all must lie in the batch `step`.
             step: the number of their batch, an int64 scalar.
             number: the number of the pass, an int64 scalar.
-            drawn: the result of `drawn` for this pass.
+            begun: the result of `begun` for this pass.
 
         Returns:
             The rows' indices, int64 of shape (n,).
         """
-        if not self._shuffle:
+        if not self.shuffle:
             return places
-        if self._drawn:
-            return tf.gather(drawn, places)
+        if self.drawn:
+            return tf.gather(begun, places)
         if self.one_by_one:
-            start = step * self._batch
-            size = tf.minimum(tf.constant(self._batch, tf.int64), self._rows - start)
-            return start + permute(places - start, size, self._seed_with(self._seed[1] + number, step))
-        return permute(places, self._rows, self._seed_with(tf.constant(self._seed[1], tf.int64), number))
+            start = step * self.batch
+            size = tf.minimum(tf.constant(self.batch, tf.int64), self.rows - start)
+            return start + permute(places - start, size, _three(begun[0], begun[1] + number, step))
+        return permute(places, self.rows, _three(begun[0], begun[1], number))
 
-    def batches(self, number: Any, first: Any, drawn: Any) -> tf.data.Dataset:
+    def batches(self, number: Any, first: Any, begun: Any) -> tf.data.Dataset:
         """A dataset of the row indices of each batch of a pass, from the batch `first` on.
 
         Args:
             number: the number of the pass, an int64 scalar.
             first: the number of the first batch, an int64 scalar.
-            drawn: the result of `drawn` for this pass.
+            begun: the result of `begun` for this pass.
         """
         if self.random_access:
 
             def rows(step: Any) -> Any:
-                return self._shaped(self.rows_at(self.places(step), step, number, drawn))
+                return self._shaped(self.rows_at(self.places(step), step, number, begun))
 
             return tf.data.Dataset.range(first, self.steps).map(_as_is(rows))
         # One stateful operation draws all batches of a pass in order, so skipped batches are drawn as well.
@@ -230,19 +251,20 @@ class ArrayOrder:
 
     def places(self, step: Any, batches: int = 1) -> Any:
         """The positions of `batches` batches, from the batch `step` on: int64 of shape (n,)."""
-        start = step * self._batch
-        return tf.range(start, tf.minimum(start + batches * self._batch, self._rows))
+        start = step * self.batch
+        return tf.range(start, tf.minimum(start + batches * self.batch, self.rows))
 
     def _keras_shuffled(self, rows: Any) -> Any:
         """The rows in the order of Keras' `tf.random.shuffle`; each new iterator repeats the same draws."""
-        return tf.raw_ops.RandomShuffle(value=rows, seed=self._seed[0], seed2=self._seed[1])
-
-    def _seed_with(self, *numbers: Any) -> Any:
-        seed = tf.stack([tf.constant(self._seed[0], tf.int64), *numbers]) % LARGEST_SEED
-        return tf.cast(seed, tf.int32)
+        return tf.raw_ops.RandomShuffle(value=rows, seed=self.fixed[0], seed2=self.fixed[1])
 
     def _shaped(self, rows: Any) -> Any:
-        return tf.ensure_shape(rows, [None if self._rows % self._batch else self._batch])
+        return tf.ensure_shape(rows, [None if self.rows % self.batch else self.batch])
+
+
+def _three(*numbers: Any) -> Any:
+    """A seed of `permute`, of three int64 scalars."""
+    return tf.cast(tf.stack(numbers) % LARGEST_SEED, tf.int32)
 
 
 def permute(places: Any, size: Any, seed: Any) -> Any:

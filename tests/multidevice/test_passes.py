@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 import threading
+import weakref
 from typing import Any
 
 import keras
@@ -15,7 +17,8 @@ import dtrain
 from dtrain.keras_engine import hook
 from dtrain.keras_engine.feed import iterators
 from dtrain.keras_engine.feed.arrays import ArraySource
-from dtrain.keras_engine.feed.iterators import Passes, SplitDataset
+from dtrain.keras_engine.feed.iterators import SplitDataset
+from dtrain.keras_engine.feed.passes import BufferedPasses, Passes
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.upstream.keras_names import ARRAYS
 
@@ -91,8 +94,9 @@ def test_groups_of_passes_are_whole_batches_put_together(rows: int) -> None:
 
 def test_one_iterator_serves_for_passes_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     source = made(24, True)
-    own = source.passes(ReplicaLayout())
+    own = source.passes(ReplicaLayout(), at_once=10**6)  # too many bytes to be read at once
     assert own is not None
+    assert not isinstance(own, BufferedPasses)
     begun = []
     monkeypatch.setattr(source, "set_next", lambda *place: begun.append(place))
     for _ in range(3):
@@ -110,6 +114,29 @@ def test_a_pass_that_is_left_in_its_middle_is_begun_anew() -> None:
     next(half)
     assert half.left == source.steps - 1
     assert [part[1].numpy().tolist() for part in own] == first
+
+
+@pytest.mark.parametrize("at_once", [2, 10**6], ids=["buffered", "one by one"])
+def test_functions_that_serve_all_arrays_keep_none_and_mix_none_up(at_once: int) -> None:
+    layout = ReplicaLayout(local_replicas=2)
+    first, second = made(15, True), made(15, True)
+    second._values = tf.nest.map_structure(lambda leaf: -leaf, second._values)
+    seen = []
+    for source in (first, second):
+        own = source.passes(layout, at_once=at_once)
+        seen.append(
+            sorted(
+                np.concatenate(
+                    [np.concatenate([p[1] for p in split.parts]) for split in divided(source, layout, own)]
+                ).tolist()
+            )
+        )
+    assert seen[1] == sorted(-value for value in seen[0]), "each source reads its own arrays"
+    assert seen[0] == np.arange(0.0, 30.0, 2.0).tolist()
+    held = weakref.ref(tf.nest.flatten(first._values)[0])
+    del source, own, first
+    gc.collect()
+    assert held() is None
 
 
 class Stop(keras.callbacks.Callback):  # type: ignore[misc]

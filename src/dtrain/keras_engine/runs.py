@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from dtrain import channel
-from dtrain.keras_engine.feed.iterators import BatchBuffer, SplitIterator
+from dtrain.keras_engine.feed.iterators import SplitIterator
+from dtrain.keras_engine.feed.passes import BatchBuffer
 from dtrain.keras_engine.input import rows_of, split_of
 from dtrain.progress import reporter
 from dtrain.upstream import tensorflow as upstream_tf
@@ -56,13 +57,11 @@ class Run:
         self._whole = iterator.whole  # the iterator itself is not kept, so that it can be deleted
         self._outputs, self._waited = rounds[-1][0].structured_outputs  # type: ignore[attr-defined]
         self._reading = _ReadingFlag() if channel.connected() else None
-        loop = self._counted if exact or iterator.buffered else self._until_end
+        self._reader: Any = iterator.reader
+        loop = self._counted if exact or self._reader else self._until_end
         # Traced here: TensorFlow would warn of retracing if each model called a new `tf.function`.
         traced = tf.function(loop, autograph=False)
-        source, buffer = iterator.tensors()
-        specs = None if buffer is None else BatchBuffer.spec(source.element_spec)
-        self._function = traced.get_concrete_function(source, specs, tf.TensorSpec([], tf.int32))
-        iterator.note(0, buffer)
+        self._function = traced.get_concrete_function(*iterator.specs, tf.TensorSpec([], tf.int32))
 
     def __call__(self, iterator: SplitIterator, rounds: int) -> RunResult:
         """Makes the steps of this many rounds; without `exact`, a round is one step."""
@@ -112,12 +111,11 @@ class Run:
         waited = waited if more is None else waited + more
         return reading + read, waited, rows + tf.cast(rows_of(split), tf.int64), buffer, outputs
 
-    def _popped(self, source: Any, buffer: BatchBuffer) -> tuple[Any, BatchBuffer, Any]:
+    def _popped(self, data: Any, buffer: BatchBuffer) -> tuple[Any, BatchBuffer, Any]:
         """The next batch, the buffer without it, and the seconds of reading; reads if the buffer is empty."""
 
         def another() -> Any:
-            element, read = self._read(source.get_next)
-            return BatchBuffer.of(element), read
+            return self._read(lambda: BatchBuffer.read(self._reader.read, data, buffer.place))
 
         buffer, read = tf.cond(buffer.left(), lambda: (buffer, tf.zeros([], tf.float64)), another)
         return *buffer.popped(), read

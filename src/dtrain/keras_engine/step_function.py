@@ -214,7 +214,7 @@ class StepFunction:
 
     def _run(self, iterator: SplitIterator, phase: str | None, *, exact: bool) -> Run:
         specs = iterator.element_spec
-        key = f"{specs} {phase} {exact} {iterator.buffered}"
+        key = f"{specs} {phase} {exact} {iterator.reader}"
         if key not in self._runs:
             rounds: list[tuple[Any, int]] = [(phase, 1)]
             if phase == GROUP:

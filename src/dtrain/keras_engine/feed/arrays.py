@@ -2,22 +2,27 @@
 
 It fetches rows for each replica or for a global batch, one batch or many at a time. The order of the rows is
 not computed here, but in `example_order.ArrayOrder`.
+
+Tracing the functions of a dataset takes as long as hundreds of steps of a small model. So they are traced
+once (`_traced`) for all arrays of the same shapes, and a `fit` calls them with its own arrays.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from dtrain.example_order import LARGEST_SEED, ArrayOrder
-from dtrain.keras_engine.feed.iterators import Passes
+from dtrain.keras_engine.feed.passes import ArrayRows, BufferedPasses, Parts, Passes, RowReader
 from dtrain.keras_engine.feed.position import DataPosition
-from dtrain.keras_engine.input import bounds, map_leaves, present_leaves, row_bytes, unconverted
+from dtrain.keras_engine.input import map_leaves, present_leaves, row_bytes, unconverted
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.upstream import datasets as upstream_data
@@ -52,8 +57,7 @@ class ArraySource:
     def __init__(self, adapter: Any, layout: ReplicaLayout | None) -> None:
         self._rows, self.batch, self._shuffle = upstream_data.array_facts(adapter)
         with tf.init_scope(), tf.device("CPU:0"):
-            self._handle = upstream_tf.unnamed_variable_handle(tf.int64, [2])
-        self.set_next(0, 0)
+            self._handle = upstream_tf.unnamed_variable_handle(tf.int64, [4])
         self._values = map_leaves(_tensor, upstream_data.arrays_of(adapter))
         self._leaves = present_leaves(self._values)
         self._dense = all(isinstance(leaf, tf.Tensor) for leaf in self._leaves)
@@ -75,8 +79,17 @@ class ArraySource:
 
     def _take_order(self, seed: tuple[int, int], fixed: bool) -> None:
         self._seed, self._fixed = seed, fixed
-        self._order = ArrayOrder(self._rows, self.batch, self._shuffle, seed, fixed=fixed)
-        self.dataset = self._whole_batches()
+        self._order = ArrayOrder(self._rows, self.batch, self._shuffle, seed if fixed else ())
+        self.set_next(0, 0)
+        self.dataset = self._made("whole", ahead=self._ahead())
+
+    def _made(self, kind: str, **facts: Any) -> tf.data.Dataset:
+        """A dataset of these arrays; the arguments are a method of `ArrayBatches`, and its attributes."""
+        batches = ArrayBatches(order=self._order, **facts)
+        # Sparse arrays may be in classes of Keras' own, which are no arguments of a traced function.
+        make = _traced(batches, kind) if self._dense else getattr(batches, kind)
+        with tf.init_scope(), tf.device("CPU:0"):
+            return make(self._values, self._handle)
 
     @property
     def fingerprint(self) -> dict[str, Any]:
@@ -109,27 +122,8 @@ class ArraySource:
         """Makes the next iterator begin at the batch `first` of the pass `number`."""
         self.next = number, first
         with tf.init_scope(), tf.device("CPU:0"):
-            value = tf.constant([number, first], tf.int64)
+            value = tf.constant([number, first, *self._seed], tf.int64)
             tf.raw_ops.AssignVariableOp(resource=self._handle, value=value)
-
-    def _begun(self, _: Any) -> Any:
-        """Where an iterator begins, and the order of its pass if Keras draws that order as a whole."""
-        position = tf.ensure_shape(tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=tf.int64), [2])
-        return position, self._order.drawn()
-
-    def _whole_batches(self) -> tf.data.Dataset:
-        """The global batches as Keras makes them, from `next` to the end of that pass."""
-        begun = tf.data.Dataset.range(1).map(unconverted(self._begun)).prefetch(1)
-        rows = begun.flat_map(
-            unconverted(lambda position, drawn: self._order.batches(position[0], position[1], drawn))
-        )
-        arrays = tf.data.Dataset.from_tensors(self._values).repeat()
-        batches = tf.data.Dataset.zip((rows, arrays)).map(
-            unconverted(lambda rows, arrays: upstream_data.some_rows(arrays, rows)),
-            num_parallel_calls=2,
-            deterministic=True,
-        )
-        return batches.with_options(_options()).prefetch(self._ahead())
 
     def in_groups(self, batches: int) -> Passes | None:
         """Passes whose elements hold the rows of several batches; None if the order is drawn batch by batch.
@@ -139,19 +133,12 @@ class ArraySource:
         """
         if self._order.one_by_one:
             return None
-
-        def groups(position: Any, drawn: Any) -> tf.data.Dataset:
-            of_first = -(-(self.steps - position[1]) // batches)
-            of_pass = -(-self.steps // batches)
-
-            def rows(group: Any) -> Any:
-                number, first = _position_of_group(group, batches, position, of_first, of_pass)
-                places = self._order.places(first, batches)
-                return self._fetched(places, first, number, drawn)
-
-            return _endless().map(unconverted(rows))
-
-        return self._passes(groups, ahead=2, each=batches)
+        return Passes(
+            self,
+            lambda: self._made("in_groups", at_once=batches, ahead=2),
+            each=batches,
+            alike=self._order.same_each_pass,
+        )
 
     def passes(self, layout: ReplicaLayout, at_once: int = _BATCHES_AT_ONCE) -> Passes | None:
         """Passes over this process' part of each batch, as elements of a `SplitDataset`.
@@ -165,32 +152,26 @@ class ArraySource:
         """
         if not (self._order.random_access and self._dense):
             return None
+        parts = Parts(layout.replicas, layout.first_replica, layout.local_replicas)
+        alike = self._order.same_each_pass
         if not self._order.one_by_one and self._can_be_buffered(layout, at_once):
-            return self._passes(lambda *begun: self._by_many(layout, at_once, *begun), ahead=2, buffered=True)
-        return self._passes(lambda *begun: self._by_one(layout, *begun), ahead=self._ahead())
+            return BufferedPasses(self, self._rows_to_read, self._reader(parts, at_once), alike=alike)
+        return Passes(self, lambda: self._made("by_one", parts=parts, ahead=self._ahead()), alike=alike)
 
-    def _passes(
-        self,
-        made: Callable[[Any, Any], tf.data.Dataset],
-        *,
-        ahead: int,
-        each: int = 1,
-        buffered: bool = False,
-    ) -> Passes:
-        """Passes over the dataset that `made` returns for a position and a drawn order.
+    def _rows_to_read(self) -> ArrayRows:
+        """What a `RowReader` reads from."""
+        with tf.init_scope(), tf.device("CPU:0"):
+            begun = tf.constant(self._seed, tf.int64)
+            if self._order.drawn:
+                # A dataset makes the operation that draws anew, so that it draws the same order each time.
+                drawn = tf.data.Dataset.from_tensors(begun).map(unconverted(self._order.begun))
+                (begun,) = drawn.with_options(_options())
+            return ArrayRows(self._values, begun, tf.constant(self._rows, tf.int64))
 
-        `made` is called in the function that runs when an iterator begins.
-        """
-
-        def make() -> tf.data.Dataset:
-            # One function only: making an iterator takes milliseconds for each function of its dataset.
-            begun = tf.data.Dataset.range(1).flat_map(unconverted(lambda _: made(*self._begun(_))))
-            return begun.with_options(_options()).prefetch(ahead)
-
-        return Passes(self, make, each=each, alike=self._order.same_each_pass, buffered=buffered)
-
-    def _fetched(self, places: Any, step: Any, number: Any, drawn: Any) -> Any:
-        return upstream_data.some_rows(self._values, self._order.rows_at(places, step, number, drawn))
+    def _reader(self, parts: Parts, at_once: int) -> RowReader:
+        # One function serves for any number of rows and any seed.
+        order = replace(self._order, rows=0, fixed=(0, 0) if self._fixed else ())
+        return RowReader(order, parts, at_once, even=self._rows % self.batch == 0)
 
     def _can_be_buffered(self, layout: ReplicaLayout, at_once: int) -> bool:
         """Whether reading many batches at a time is possible and faster.
@@ -205,57 +186,6 @@ class ArraySource:
         on_cpu = not any(tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
         return small and sized and on_cpu and smallest >= layout.replicas
 
-    def _by_one(self, layout: ReplicaLayout, position: Any, drawn: Any) -> tf.data.Dataset:
-        """This process' parts of the batches, one batch per element."""
-        even = self._rows % self.batch == 0
-
-        def one(later: Any) -> Any:
-            later += position[1]
-            step, number = later % self.steps, position[0] + later // self.steps
-            start = step * self.batch
-            size = self.batch if even else tf.minimum(tf.constant(self.batch, tf.int64), self._rows - start)
-            parts = []
-            for low, high in _bounds_of_parts(size, layout):
-                # Computes one extra place and drops it, because `permute` needs at least one place.
-                places = tf.minimum(start + tf.range(low, high + 1, dtype=tf.int64), start + size - 1)
-                rows = self._order.rows_at(places, step, number, drawn)[:-1]
-                parts.append(upstream_data.some_rows(self._values, rows))
-            return parts[0] if layout.replicas == 1 else (tuple(parts), tf.cast(size, tf.int32))
-
-        return _endless().map(unconverted(one))
-
-    def _by_many(self, layout: ReplicaLayout, at_once: int, position: Any, drawn: Any) -> tf.data.Dataset:
-        """This process' parts of several equal batches per element; leaves of shape (batches, rows, ...)."""
-        full, rest = divmod(self._rows, self.batch)
-
-        def groups_from(first: Any) -> Any:
-            return -(-tf.maximum(full - first, 0) // at_once) + (1 if rest else 0)
-
-        of_first, of_pass = groups_from(position[1]), groups_from(tf.zeros([], tf.int64))
-
-        def some(group: Any) -> Any:
-            number, first = _position_of_group(group, at_once, position, of_first, of_pass)
-            first = tf.minimum(first, full)
-            count = tf.minimum(tf.constant(at_once, tf.int64), full - first)
-            size: Any = self.batch
-            if rest:
-                last = first >= full
-                count = tf.where(last, tf.constant(1, tf.int64), count)
-                size = tf.where(last, tf.constant(rest, tf.int64), self.batch)
-            starts = (first + tf.range(count))[:, tf.newaxis] * self.batch
-
-            def part(low: Any, high: Any) -> Any:
-                places = tf.reshape(starts + tf.range(low, high, dtype=tf.int64), [-1])
-                rows = self._fetched(places, first, number, drawn)
-                return map_leaves(lambda leaf: _in_batches(leaf, count, high - low), rows)
-
-            parts = [part(*each) for each in _bounds_of_parts(size, layout)]
-            if layout.replicas == 1:
-                return parts[0]
-            return tuple(parts), tf.fill(tf.expand_dims(count, 0), tf.cast(size, tf.int32))
-
-        return _endless().map(unconverted(some))
-
     def _ahead(self) -> int:
         """The number of batches to read ahead, by their size: from 2 to 32."""
         if not self._dense:
@@ -264,6 +194,98 @@ class ArraySource:
 
     def _bytes_of_batch(self) -> int:
         return self.batch * sum(row_bytes(leaf) for leaf in self._leaves if isinstance(leaf, tf.Tensor))
+
+
+@dataclass(frozen=True)
+class ArrayBatches:
+    """Makes the datasets of an `ArraySource`. Equal ones make equal datasets of equal arrays.
+
+    A method that makes a dataset takes the nest of arrays, and a variable that holds where an iterator
+    begins: the numbers of the pass and of the batch in it, and the two numbers of the order's seed.
+
+    Attributes:
+        order: the order of the rows.
+        ahead: the number of elements to read ahead.
+        parts: which parts of each batch are read, by `by_one`.
+        at_once: the batches in an element, by `in_groups`.
+    """
+
+    order: ArrayOrder
+    ahead: int
+    parts: Parts = field(default_factory=Parts)
+    at_once: int = 1
+
+    def whole(self, values: Any, handle: Any) -> tf.data.Dataset:
+        """The global batches as Keras makes them, from the beginning to the end of that pass."""
+        started = tf.data.Dataset.range(1).map(unconverted(lambda _: self._started(handle))).prefetch(1)
+        rows = started.flat_map(
+            unconverted(lambda position, begun: self.order.batches(position[0], position[1], begun))
+        )
+        arrays = tf.data.Dataset.from_tensors(values).repeat()
+        batches = tf.data.Dataset.zip((rows, arrays)).map(
+            unconverted(lambda rows, arrays: upstream_data.some_rows(arrays, rows)),
+            num_parallel_calls=2,
+            deterministic=True,
+        )
+        return batches.with_options(_options()).prefetch(self.ahead)
+
+    def in_groups(self, values: Any, handle: Any) -> tf.data.Dataset:
+        """The rows of several batches per element, without end."""
+
+        def groups(position: Any, begun: Any) -> tf.data.Dataset:
+            of_first = -(-(self.order.steps - position[1]) // self.at_once)
+            of_pass = -(-self.order.steps // self.at_once)
+
+            def rows(group: Any) -> Any:
+                number, first = _position_of_group(group, self.at_once, position, of_first, of_pass)
+                places = self.order.places(first, self.at_once)
+                return self._fetched(values, places, first, number, begun)
+
+            return _endless().map(unconverted(rows))
+
+        return self._endless_from(handle, groups)
+
+    def by_one(self, values: Any, handle: Any) -> tf.data.Dataset:
+        """This process' parts of the batches, one batch per element, without end."""
+        rows, batch, steps = self.order.rows, self.order.batch, self.order.steps
+
+        def parts_from(position: Any, begun: Any) -> tf.data.Dataset:
+            def one(later: Any) -> Any:
+                later += position[1]
+                step, number = later % steps, position[0] + later // steps
+                start = step * batch
+                size = batch if rows % batch == 0 else tf.minimum(tf.constant(batch, tf.int64), rows - start)
+                parts = []
+                for low, high in self.parts.bounds(size):
+                    # Computes one extra place and drops it, because `permute` needs at least one place.
+                    places = tf.minimum(start + tf.range(low, high + 1, dtype=tf.int64), start + size - 1)
+                    found = self.order.rows_at(places, step, number, begun)[:-1]
+                    parts.append(upstream_data.some_rows(values, found))
+                return parts[0] if self.parts.replicas == 1 else (tuple(parts), tf.cast(size, tf.int32))
+
+            return _endless().map(unconverted(one))
+
+        return self._endless_from(handle, parts_from)
+
+    def _endless_from(self, handle: Any, made: Callable[[Any, Any], tf.data.Dataset]) -> tf.data.Dataset:
+        """The dataset that `made` returns for where an iterator begins, and `ArrayOrder.begun` there."""
+        # One function only: making an iterator takes milliseconds for each function of its dataset.
+        begun = tf.data.Dataset.range(1).flat_map(unconverted(lambda _: made(*self._started(handle))))
+        return begun.with_options(_options()).prefetch(self.ahead)
+
+    def _started(self, handle: Any) -> Any:
+        """Where an iterator begins, and what `ArrayOrder.begun` returns there."""
+        start = tf.ensure_shape(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64), [4])
+        return start[:2], self.order.begun(start[2:])
+
+    def _fetched(self, values: Any, places: Any, step: Any, number: Any, begun: Any) -> Any:
+        return upstream_data.some_rows(values, self.order.rows_at(places, step, number, begun))
+
+
+@functools.lru_cache(maxsize=64)
+def _traced(batches: ArrayBatches, kind: str) -> Any:
+    """The method of `ArrayBatches` as a traced function; it keeps neither arrays nor a variable."""
+    return tf.function(getattr(batches, kind), autograph=False)
 
 
 def _tensor(leaf: Any) -> Any:
@@ -296,18 +318,6 @@ def _position_of_group(
     number = tf.where(later < 0, position[0], position[0] + 1 + later // of_pass)
     first = tf.where(later < 0, position[1] + group * batches, later % of_pass * batches)
     return number, first
-
-
-def _bounds_of_parts(rows: Any, layout: ReplicaLayout) -> list[tuple[Any, Any]]:
-    first = layout.first_replica
-    return [bounds(rows, r, layout.replicas) for r in range(first, first + layout.local_replicas)]
-
-
-def _in_batches(rows: Any, batches: Any, size: Any) -> Any:
-    """Reshapes a leaf with the rows of several batches to (batches, size, ...)."""
-    known = tf.cast(tf.stack([batches, size]), tf.int64)
-    shaped = tf.reshape(rows, tf.concat([known, tf.shape(rows, tf.int64)[1:]], axis=0))
-    return tf.ensure_shape(shaped, [None, size if isinstance(size, int) else None, *rows.shape[1:]])
 
 
 def _endless() -> tf.data.Dataset:

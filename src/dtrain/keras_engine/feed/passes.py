@@ -1,0 +1,344 @@
+"""Passes over a source of batches whose order is computed, so that reading can begin at any batch.
+
+Making an iterator of TensorFlow's takes longer than many steps of a small model, and an iterator of one pass
+cannot read ahead into the next. So such a source is read from one endless iterator (`Passes`) as long as the
+passes are read in order, as in most trainings. Small batches of arrays need no iterator: the graph of the
+steps takes their rows, many batches at a time (`BufferedPasses`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import tensorflow as tf
+
+from dtrain.example_order import ArrayOrder
+from dtrain.keras_engine.input import bounds, map_leaves
+from dtrain.upstream import datasets as upstream_data
+
+
+class Seekable(Protocol):
+    """A source of batches whose next iterator can begin at any batch.
+
+    Attributes:
+        next: where the next iterator begins: the number of the pass, and the number of the batch in it.
+        steps: the number of batches in a pass.
+    """
+
+    next: tuple[int, int]
+    steps: int
+
+    def set_next(self, number: int, first: int) -> None:
+        """Makes the next iterator begin at the batch `first` of the pass `number`."""
+
+
+class Passes:
+    """Yields passes over a source, one per iteration.
+
+    Args:
+        source: decides where the next pass begins.
+        make: makes an endless dataset, whose iterators begin where the last `source.set_next` says.
+        each: the batches in one element of the dataset; the last element of a pass may have fewer.
+        alike: whether all passes are equal, so that the iterator may continue with any of them.
+
+    Attributes:
+        each: as given.
+        reader: None, or the `RowReader` of `BufferedPasses`.
+    """
+
+    reader: RowReader | None = None
+
+    def __init__(
+        self, source: Seekable, make: Callable[[], Any], *, each: int = 1, alike: bool = False
+    ) -> None:
+        self.each = each
+        self._source = source
+        self._make = make
+        self._first_compared = 1 if alike else 0  # with equal passes, only the batch number is compared
+        self._next: tuple[int, int] | None = None  # the pass and the batch of the next read
+        self._tensors: Any = None
+
+    @functools.cached_property
+    def _data(self) -> Any:
+        """What `make` returns, which is slow: it is made at the first read."""
+        return self._make()
+
+    @property
+    def element_spec(self) -> Any:
+        """The spec of what an iteration yields: a batch, or several if `each` is greater."""
+        return self._data.element_spec
+
+    def __iter__(self) -> Pass:
+        return Pass(self, *self._source.next, steps=self._source.steps)
+
+    def at(self, position: tuple[int, int]) -> Any:
+        """The `SplitIterator.tensors` whose next batch is the one at the position.
+
+        The caller must pass the position after its last read batch to `left_at`.
+
+        Args:
+            position: the numbers of the pass and of the batch in it.
+        """
+        first = self._first_compared
+        if self._next is None or self._next[first:] != position[first:]:
+            self._tensors = self._begun(position)
+        self._next = None
+        return self._tensors
+
+    def left_at(self, position: tuple[int, int], buffer: BatchBuffer | None) -> None:
+        """Notes the position up to which was read, and the buffer that is left."""
+        self._next = position
+        self._tensors = self._tensors[0], buffer
+
+    def _begun(self, position: tuple[int, int]) -> tuple[Any, BatchBuffer | None]:
+        self._source.set_next(*position)
+        return iter(self._data), None
+
+    @property
+    def specs(self) -> tuple[Any, BatchBuffer | None]:
+        """As `SplitIterator.specs`."""
+        iterator, _ = self.at(self._source.next)
+        return iterator, None
+
+
+class BufferedPasses(Passes):
+    """Passes that are read without an iterator of TensorFlow's, many batches at a time.
+
+    Args:
+        source, alike: as of `Passes`.
+        make: returns the arrays that the reader takes rows of.
+        reader: reads the batches.
+    """
+
+    reader: RowReader
+
+    def __init__(
+        self, source: Seekable, make: Callable[[], ArrayRows], reader: RowReader, *, alike: bool = False
+    ) -> None:
+        super().__init__(source, make, alike=alike)
+        self.reader = reader
+
+    @functools.cached_property
+    def _buffer_spec(self) -> BatchBuffer:
+        place = tf.TensorSpec([2], tf.int64)
+        specs = self.reader.specs(self._data), place
+        element, _ = _read_traced(self.reader).get_concrete_function(*specs).structured_outputs
+        return BatchBuffer(element, tf.TensorSpec([], tf.int32), place)
+
+    @property
+    def element_spec(self) -> Any:
+        """As of `Passes`: the spec of one batch."""
+        return tf.nest.map_structure(_of_one, self._buffer_spec.batches)
+
+    @property
+    def specs(self) -> tuple[Any, BatchBuffer | None]:
+        """As `SplitIterator.specs`."""
+        return self.reader.specs(self._data), self._buffer_spec
+
+    def _begun(self, position: tuple[int, int]) -> tuple[Any, BatchBuffer]:
+        nothing = tf.nest.map_structure(_none_of, self._buffer_spec.batches)
+        return self._data, BatchBuffer(nothing, tf.constant(0), tf.constant(position, tf.int64))
+
+
+@functools.lru_cache(maxsize=64)
+def _read_traced(reader: Any) -> Any:
+    """A reader's `read` as a traced function."""
+    return tf.function(reader.read, autograph=False)
+
+
+class Pass:
+    """An iterator over one pass.
+
+    Args:
+        passes: the passes that it belongs to.
+        number: the number of the pass.
+        first: the batch to begin with.
+        steps: the number of batches in a whole pass.
+
+    Attributes:
+        left: the number of batches that are left.
+        reader: as of `SplitIterator`.
+    """
+
+    def __init__(self, passes: Passes, number: int, first: int, *, steps: int) -> None:
+        self._of = passes
+        self._number = number
+        self._steps = steps
+        self.left = steps - first
+        self.reader = passes.reader
+
+    @property
+    def element_spec(self) -> Any:
+        """As `Passes.element_spec`."""
+        return self._of.element_spec
+
+    @property
+    def specs(self) -> tuple[Any, BatchBuffer | None]:
+        """As `SplitIterator.specs`."""
+        return self._of.specs
+
+    def tensors(self) -> tuple[Any, BatchBuffer | None]:
+        """As `SplitIterator.tensors`."""
+        found: tuple[Any, BatchBuffer | None] = self._of.at((self._number, self._steps - self.left))
+        return found
+
+    def note(self, batches: int, buffer: BatchBuffer | None = None) -> None:
+        """Notes the number of batches that were read, and the buffer that remains."""
+        self.left -= batches
+        next_one = (self._number, self._steps - self.left) if self.left else (self._number + 1, 0)
+        self._of.left_at(next_one, buffer)
+
+    def __iter__(self) -> Pass:
+        return self
+
+    def __next__(self) -> Any:
+        if not self.left:
+            raise StopIteration
+        source, buffer = self.tensors()
+        if buffer is None:
+            element = next(source)
+        else:
+            if not buffer.left():
+                buffer = BatchBuffer.read(_read_traced(self.reader), source, buffer.place)
+            element, buffer = buffer.popped()
+        self.note(min(self._of.each, self.left), buffer)
+        return element
+
+
+class BatchBuffer(NamedTuple):
+    """Batches of one pass that were read together.
+
+    Attributes:
+        batches: a nest of tensors of shape (batches, ...).
+        next: the index of the next batch, an int32 scalar.
+        place: where the batches after these are: the numbers of the pass and of the batch in it, int64 of
+            shape (2,).
+    """
+
+    batches: Any
+    next: Any
+    place: Any
+
+    @classmethod
+    def read(cls, read: Callable[[Any, Any], tuple[Any, Any]], data: Any, place: Any) -> BatchBuffer:
+        """A buffer of the batches at a place; `read` is that of a `RowReader`."""
+        element, after = read(data, place)
+        return cls(element, tf.constant(0), after)
+
+    def left(self) -> Any:
+        """Whether there is a next batch, a bool scalar."""
+        leaf = tf.nest.flatten(self.batches)[0]
+        return self.next < (tf.shape(leaf)[0] if leaf.shape[0] is None else leaf.shape[0])
+
+    def popped(self) -> tuple[Any, BatchBuffer]:
+        """The next batch, and the buffer without it."""
+        batch = tf.nest.map_structure(lambda leaf: tf.gather(leaf, self.next), self.batches)
+        return batch, self._replace(next=self.next + 1)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Which parts of a batch this process reads.
+
+    Attributes:
+        replicas: the number of parts.
+        first: the number of the first part that it reads.
+        count: how many it reads.
+    """
+
+    replicas: int = 1
+    first: int = 0
+    count: int = 1
+
+    def bounds(self, rows: Any) -> list[tuple[Any, Any]]:
+        """The first row of each part, and the row after its last one, for a batch of `rows` examples."""
+        return [bounds(rows, r, self.replicas) for r in range(self.first, self.first + self.count)]
+
+
+class ArrayRows(NamedTuple):
+    """The data of a `RowReader`.
+
+    Attributes:
+        values: a nest of arrays.
+        begun: what `ArrayOrder.begun` returned, int64 of shape (n,).
+        rows: the number of rows of the arrays, an int64 scalar.
+    """
+
+    values: Any
+    begun: Any
+    rows: Any
+
+
+@dataclass(frozen=True)
+class RowReader:
+    """Reads this process' parts of several equal batches of arrays, in the graph of the steps.
+
+    Attributes:
+        order: the order of the rows; its number of rows and its seed are not read.
+        parts: which parts of each batch are read.
+        at_once: the most batches to read.
+        even: whether the last batch of a pass is full. If not, it is read alone.
+    """
+
+    order: ArrayOrder
+    parts: Parts
+    at_once: int
+    even: bool
+
+    def read(self, data: ArrayRows, place: Any) -> tuple[Any, Any]:
+        """A nest of tensors of shape (batches, rows, ...), and the place of the batch after these.
+
+        Args:
+            data: the arrays.
+            place: the numbers of the pass and of the first batch in it, int64 of shape (2,).
+        """
+        order, batch = replace(self.order, rows=data.rows), self.order.batch
+        number, first = tf.unstack(place)
+        full, rest = data.rows // batch, data.rows % batch
+        count = tf.minimum(tf.constant(self.at_once, tf.int64), full - first)
+        size: Any = batch
+        if not self.even:
+            last = first >= full
+            count = tf.where(last, tf.constant(1, tf.int64), count)
+            size = tf.where(last, rest, batch)
+        starts = (first + tf.range(count))[:, tf.newaxis] * batch
+
+        def part(low: Any, high: Any) -> Any:
+            places = tf.reshape(starts + tf.range(low, high, dtype=tf.int64), [-1])
+            rows = upstream_data.some_rows(data.values, order.rows_at(places, first, number, data.begun))
+            return map_leaves(lambda leaf: _in_batches(leaf, count, high - low), rows)
+
+        parts = [part(*each) for each in self.parts.bounds(size)]
+        after = first + count
+        ended = after >= (full if self.even else full + 1)
+        following = tf.where(ended, tf.stack([number + 1, 0]), tf.stack([number, after]))
+        if self.parts.replicas == 1:
+            return parts[0], following
+        return (tuple(parts), tf.fill(tf.expand_dims(count, 0), tf.cast(size, tf.int32))), following
+
+    def specs(self, data: ArrayRows) -> ArrayRows:
+        """The specs of `data`, for a function that reads arrays of any length."""
+
+        def of_any_length(leaf: Any) -> Any:
+            return None if leaf is None else tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+
+        values = map_leaves(of_any_length, data.values)
+        return ArrayRows(values, tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int64))
+
+
+def _of_one(spec: tf.TensorSpec) -> tf.TensorSpec:
+    return tf.TensorSpec(spec.shape[1:], spec.dtype)
+
+
+def _none_of(spec: tf.TensorSpec) -> tf.Tensor:
+    return tf.zeros([0, *(size or 0 for size in spec.shape[1:])], spec.dtype)
+
+
+def _in_batches(rows: Any, batches: Any, size: Any) -> Any:
+    """Reshapes a leaf with the rows of several batches to (batches, size, ...)."""
+    known = tf.cast(tf.stack([batches, size]), tf.int64)
+    shaped = tf.reshape(rows, tf.concat([known, tf.shape(rows, tf.int64)[1:]], axis=0))
+    return tf.ensure_shape(shaped, [None, size if isinstance(size, int) else None, *rows.shape[1:]])
