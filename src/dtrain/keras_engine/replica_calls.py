@@ -24,7 +24,7 @@ from dtrain.keras_engine.context import ThreadValue, block_workers, current_step
 from dtrain.keras_engine.protocol import in_replica, layout_of
 from dtrain.keras_engine.reductions import check_not_compiled
 from dtrain.keras_engine.replica_attributes import Members, OwnAttributes
-from dtrain.keras_engine.rows import cut_row, is_dense, row_count, with_zero_row, without_zero_row
+from dtrain.keras_engine.rows import is_dense, row_count, with_zero_row, without_zero_row
 from dtrain.keras_engine.trial import TrialStep
 from dtrain.keras_engine.variables import averaged, holds_parts
 from dtrain.upstream import keras as upstream_keras
@@ -110,6 +110,7 @@ def layer_call(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs:
     if _inside() or not in_replica():
         return original(self, *args, **kwargs)
     watch(self)
+    set_methods(tf.distribute.get_replica_context(), tensorflow_names.ALL_REDUCE)
     step = current_step()
     if isinstance(step, TrialStep):  # a trial has examples
         return original(self, *args, **kwargs)
@@ -132,17 +133,23 @@ def _with_rows(original: Callable[..., Any], self: Any, rows: Any, args: Any, kw
     return keras.tree.map_structure(lambda leaf: without_zero_row(leaf, empty), found)
 
 
-@replaces(keras_names.SYNCHRONIZED_MOMENTS)
-def moments(original: Callable[..., Any], x: Any, axes: Any, keepdims: bool) -> Any:
-    """The replacement of the moments of a synchronized BatchNormalization, without the row of zeros.
+@on_objects(tensorflow_names.ALL_REDUCE)
+def all_reduce(
+    original: Callable[..., Any], self: Any, reduce_op: Any, value: Any, options: Any = None
+) -> Any:
+    """The `all_reduce` of a replica's context; inside a layer, the row of zeros adds nothing to a sum.
+
+    So the moments of a synchronized BatchNormalization count examples only.
 
     Raises:
-        CompilationError: inside a function that XLA compiles, where replicas cannot communicate.
+        CompilationError: inside a layer that XLA compiles, where replicas cannot communicate.
     """
-    if in_replica():
+    if _inside():
         check_not_compiled()
     empty = _empty()
-    return original(x if empty is None else cut_row(x, empty), axes, keepdims)
+    if empty is not None and reduce_op in (tf.distribute.ReduceOp.SUM, "sum", "SUM"):
+        value = tf.nest.map_structure(lambda part: tf.where(empty, tf.zeros_like(part), part), value)
+    return original(self, reduce_op, value, options)
 
 
 def in_layer() -> bool:

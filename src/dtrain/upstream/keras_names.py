@@ -87,10 +87,6 @@ MAYBE_BUILD = SetOnObjects(
     "keras.src.layers.layer:Layer._maybe_build",
     "attributes that a layer sets while it is built are for all replicas, those of a call for one",
 )
-SYNCHRONIZED_MOMENTS = Replaced(
-    "keras.src.backend.tensorflow.nn:_compute_moments_sync",
-    "the row that such a replica is given must not count among all replicas' examples",
-)
 REDUCE_WEIGHTED = Replaced(
     f"{_LOSS}:reduce_weighted_values",
     "masked and weighted means divide by what the whole batch holds, not one replica's part",

@@ -107,8 +107,8 @@ class SetOnObjects(Reach):
     All names of their classes are set on each metric, on models and optimizers of dtrain's strategies, on
     models that a `fit` with a session trains, and on each `ModelCheckpoint` of a `fit` under several workers.
     Others are set by name: the functions of train, test and predict steps on models made outside of every
-    scope; the build and the rematerialized call of layers, where dtrain needs them; `_merge_call` on the
-    contexts of replicas.
+    scope; the build and the rematerialized call of layers, where dtrain needs them; `_merge_call` and
+    `all_reduce` on the contexts of replicas.
     """
 
 

@@ -70,6 +70,10 @@ MERGE_CALL = SetOnObjects(
     f"{_REPLICAS}:_MirroredReplicaContext._merge_call",
     "the one place where a replica's turn ends before its function does",
 )
+ALL_REDUCE = SetOnObjects(
+    "tensorflow.python.distribute.distribute_lib:ReplicaContext.all_reduce",
+    "synchronized moments must not count the row that a replica without examples is given",
+)
 REDUCTION_TO_ONE = Reach(
     "tensorflow.python.distribute.cross_device_ops:ReductionToOneDevice",
     "on one machine's CPUs a plain sum needs no collective keys, which a second strategy would share",
