@@ -33,6 +33,11 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(path)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts early tests first: they wait for a disk, and at the end no other test would compute meanwhile."""
+    items.sort(key=lambda item: item.get_closest_marker("early") is None)
+
+
 def pytest_collection_finish() -> None:
     """Lets the garbage collector pass over what is imported, as in the processes that tests start."""
     gc.collect()

@@ -16,6 +16,7 @@ from dtrain.monitor.run_reader import read_run
 from run_directories import write_metrics, write_run
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+pytestmark = pytest.mark.early("the browser's first start on a machine reads the disk for up to a minute")
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _FLAGS = (
