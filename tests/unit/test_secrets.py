@@ -133,12 +133,15 @@ def test_a_signature_is_of_these_parts_and_a_secret_is_not_shown(file: Path) -> 
 def test_workers_that_have_not_the_same_secret_do_not_hear_each_other() -> None:
     ours, theirs = Secret(b"ours" * 8, "a file"), Secret(b"theirs" * 8, "another")
     hello = peer_exchange._hello(ours, 1)
-    assert peer_exchange._checked(hello, ours, 1, 0) == peer_exchange._nonce
-    assert peer_exchange._checked(peer_exchange._hello(None, 1), None, 1, 0) == peer_exchange._nonce
+    told = peer_exchange._nonce, socket.gethostname()
+    assert peer_exchange._checked(hello, ours, 1, 0) == told
+    assert peer_exchange._checked(peer_exchange._hello(None, 1), None, 1, 0) == told
+    assert peer_exchange._checked('["n", "a\\u001b[2J\\nb", ""]', None, 1, 0) == ("n", "a\ufffd[2J b")
     for text, secret, worker, named in (
         (hello, theirs, 1, ("Worker 1", "another secret", "worker 0", "from another")),
         (hello, None, 1, ("Worker 1", "another secret", "worker 0", "none")),
         (hello, ours, 2, ("Worker 2", "another secret")),  # what worker 1 has said
+        (hello.replace(told[1], "another"), ours, 1, ("Worker 1", "another secret")),
         (peer_exchange._hello(None, 1), ours, 1, ("Worker 1", "no secret")),
         ("[1]", ours, 1, ("worker 1", "no worker's")),
         ("{", None, 1, ("worker 1", "no worker's")),

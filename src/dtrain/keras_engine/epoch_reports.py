@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import socket
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -26,15 +25,11 @@ from dtrain.keras_engine.input_advice import advice_for
 from dtrain.keras_engine.peer_exchange import HINT, store
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.log import logger
-from dtrain.plain_text import cleaned
 from dtrain.training_clock import Mark, Totals, clock
 from dtrain.training_rate import Figures, is_slow, slow_line
 
 _TOPIC = "times"
-_FIELDS = {
-    *("fit", "task", "host", "epoch", "step_seconds", "own_step_seconds"),
-    *("reading", "between", "parts"),
-}
+_FIELDS = {"fit", "epoch", "step_seconds", "own_step_seconds", "reading", "between", "parts"}
 _INTERVAL = 1.0  # the least seconds between two messages of a worker, and between two collections
 _WAIT = 2  # milliseconds to wait for a message that may not be published
 _READ = 10_000  # milliseconds to wait for a message that is published
@@ -255,8 +250,6 @@ class WorkerTimes:
         if each is None:
             return
         self._mine = {
-            "task": f"worker {self._layout.worker}",
-            "host": socket.gethostname(),
             "epoch": epoch,
             "step_seconds": round(each, 6),
             "own_step_seconds": None if own is None else round(own, 6),
@@ -299,7 +292,11 @@ class WorkerTimes:
             self._received_at = time.monotonic()
             for worker in range(1, self._layout.workers):
                 self._receive(worker, 0 if published is None else published[worker])
-        return [self._found[worker] for worker in sorted(self._found)]
+        hosts = store(self._layout).hosts
+        return [
+            {"task": f"worker {worker}", "host": hosts[worker], **found}
+            for worker, found in sorted(self._found.items())
+        ]
 
     def _receive(self, worker: int, published: int) -> None:
         """Reads all messages that a worker has published; waits for those up to the number `published`."""
@@ -390,5 +387,5 @@ def _decoded(text: str, worker: int) -> dict[str, Any]:
     with contextlib.suppress(ValueError):
         found = messages.decode(text)
         if isinstance(found, dict) and set(found) == _FIELDS:
-            return {**found, "task": f"worker {worker}", "host": cleaned(str(found["host"]), 100)}
+            return found
     raise AuthenticationError(f"What is there for worker {worker} are no worker's times.", hint=HINT)

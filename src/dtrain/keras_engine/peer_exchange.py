@@ -14,7 +14,10 @@ import json
 import math
 import pickle
 import secrets
+import socket
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import cloudpickle
@@ -39,6 +42,7 @@ _POLL = 10.0  # seconds between two checks that the service can still be reached
 _ANSWER = 20_000  # milliseconds in which the service must return a value that it has
 
 _SHOWN = 2000  # the most characters shown of another worker's error message
+_HOST = 100  # the most characters kept of the name of another worker's host
 
 # The first character of a message: a plain value, a pickled one, or the reason why the value cannot be sent.
 _PLAIN, _PICKLED, _REFUSED = "jpe"
@@ -52,10 +56,12 @@ class SignedStore:
     Args:
         secret: the secret of this start of the job; None if the workers share none, and values are not
             signed.
+        hosts: the name of each worker's host, by worker; empty until the workers have met.
     """
 
-    def __init__(self, secret: Secret | None) -> None:
+    def __init__(self, secret: Secret | None, hosts: Mapping[int, str] = MappingProxyType({})) -> None:
         self.secret = secret
+        self.hosts = hosts
 
     def put(self, topic: str, number: int, worker: int, body: str) -> None:
         """Publishes a value.
@@ -182,8 +188,8 @@ def exchange(
 def store(layout: ReplicaLayout, *, timeout: float | None = None) -> SignedStore:
     """The store in which the workers of this job publish values; the first call waits for all workers.
 
-    Each worker publishes a random number, and the signing key of this start is derived from all of them. So a
-    value that was signed in an earlier start, with the same secret, counts as forged.
+    Each worker publishes a random number and the name of its host. The signing key of this start is derived
+    from all numbers. So a value that was signed in an earlier start, with the same secret, counts as forged.
 
     Args:
         layout: the layout of the strategy.
@@ -201,42 +207,41 @@ def store(layout: ReplicaLayout, *, timeout: float | None = None) -> SignedStore
     plain = SignedStore(None)
     plain.put("hello", 0, layout.worker, _hello(secret, layout.worker))
     deadline = math.inf if timeout is None else time.monotonic() + timeout
-    nonces = {layout.worker: _nonce}  # not read back: the service may hold one of an earlier start
+    # Its own is not read back: the service may hold one of an earlier start.
+    nonces, hosts = {layout.worker: _nonce}, {layout.worker: socket.gethostname()}
     with events.waiting_for_others():
         for other in (worker for worker in range(layout.workers) if worker != layout.worker):
             hello = _wait(plain, layout, "hello", 0, other, timeout, deadline)
-            nonces[other] = _checked(hello, secret, other, layout.worker)
+            nonces[other], hosts[other] = _checked(hello, secret, other, layout.worker)
     if secret is None and layout.worker == 0:
         _warn(alone=topology is not None and on_loopback(topology))
-    _store = SignedStore(
-        None
-        if secret is None
-        else secret.derive("start", *(nonces[worker] for worker in range(layout.workers)))
-    )
+    ordered = [nonces[worker] for worker in range(layout.workers)]
+    _store = SignedStore(None if secret is None else secret.derive("start", *ordered), hosts)
     return _store
 
 
 def _hello(secret: Secret | None, worker: int) -> str:
-    proof = "" if secret is None else secret.sign("hello", worker, _nonce).hex()
-    return json.dumps([_nonce, proof])
+    host = socket.gethostname()
+    proof = "" if secret is None else secret.sign("hello", worker, _nonce, host).hex()
+    return json.dumps([_nonce, host, proof])
 
 
-def _checked(text: str, secret: Secret | None, worker: int, own: int) -> str:
-    """A worker's random number, if it has the same secret as this worker, or neither has one.
+def _checked(text: str, secret: Secret | None, worker: int, own: int) -> tuple[str, str]:
+    """A worker's random number and its host, if it has the same secret as this worker, or neither has one.
 
     Raises:
         AuthenticationError: it has another secret, or the text is not a worker's.
     """
-    nonce = proof = None
+    nonce = host = proof = None
     with contextlib.suppress(ValueError):
-        nonce, proof = json.loads(text)
-    if not (isinstance(nonce, str) and isinstance(proof, str)):
+        nonce, host, proof = json.loads(text)
+    if not (isinstance(nonce, str) and isinstance(host, str) and isinstance(proof, str)):
         raise AuthenticationError(f"What is there for worker {worker} is no worker's word.", hint=HINT)
     if secret is None and not proof:
-        return nonce
+        return nonce, cleaned(host, _HOST)
     with contextlib.suppress(ValueError):
-        if secret is not None and secret.has_signed(bytes.fromhex(proof), "hello", worker, nonce):
-            return nonce
+        if secret is not None and secret.has_signed(bytes.fromhex(proof), "hello", worker, nonce, host):
+            return nonce, cleaned(host, _HOST)
     theirs = "another secret" if proof else "no secret"
     mine = "none" if secret is None else f"that from {secret.origin}"
     raise AuthenticationError(
