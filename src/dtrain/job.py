@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from dtrain.cluster import current, settings
-from dtrain.errors import ClusterConfigError, ConfigurationError
+from dtrain.errors import ClusterConfigError
 from dtrain.topology import Topology
 
 
@@ -112,11 +112,5 @@ def _exchange(value: Any, timeout: float | None) -> list[Any]:
         return [value]
     from dtrain.keras_engine.peer_exchange import exchange
     from dtrain.keras_engine.protocol import ReplicaLayout
-    from dtrain.upstream.processes import connected
 
-    if not connected():
-        raise ConfigurationError(
-            f"The {size} processes of this job are not connected yet.",
-            hint="make the strategy first: dtrain.MultiWorkerMirroredStrategy() or dtrain.strategy('auto')",
-        )
     return exchange(ReplicaLayout(workers=size, worker=rank()), value, timeout=timeout, objects=True)

@@ -429,10 +429,6 @@ def test_a_function_is_called_by_its_name() -> None:
     assert heard.numpy() == b"heard this"
 
 
-def test_a_process_alone_is_not_connected() -> None:
-    assert not processes.connected()
-
-
 def test_datasets_from_a_function_are_known() -> None:
     strategy = dtrain.MirroredStrategy()
     made = strategy.distribute_datasets_from_function(

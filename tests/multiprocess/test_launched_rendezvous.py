@@ -23,7 +23,7 @@ if topology.rank == 1:
     exec(sys.argv[1])
 print("patience", cluster.settings.peer_timeout(), flush=True)
 with channel.rendezvous():
-    cluster.check_peers(topology)
+    cluster.meet_peers(topology)
 channel.tell_connected()
 print("met", flush=True)
 if topology.rank == 0:

@@ -30,7 +30,7 @@ def meet(factor: int, *, offset: int = 0) -> tuple[int, int, str | None]:
     topology = cluster.current()
     if topology is None:
         raise RuntimeError("no cluster")
-    cluster.check_peers(topology)
+    cluster.meet_peers(topology)
     devices = cluster.settings.devices_per_worker()
     return topology.rank * factor + offset, topology.world_size, devices and str(devices)
 
@@ -196,7 +196,7 @@ def test_tensorflow_in_the_workers() -> None:
         topology = cluster.current()
         if topology is None:
             raise RuntimeError("no cluster")
-        cluster.check_peers(topology)
+        cluster.meet_peers(topology)
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
         @tf.function

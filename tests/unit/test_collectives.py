@@ -247,7 +247,7 @@ def test_who_waits_asks_after_its_peers_and_knows_how_long_it_waited() -> None:
 
 
 class Noticeboard:
-    """Stands in for TensorFlow's coordination service: everybody's value, to all threads."""
+    """Stands in for the connected peers: everybody's value, to all threads."""
 
     def __init__(self, workers: int) -> None:
         self._barrier = threading.Barrier(workers, timeout=SECONDS)
@@ -283,7 +283,7 @@ def test_workers_connect_locally_or_over_tcp(one_machine: bool) -> None:
     connections = connected(
         3,
         exchange=Noticeboard(3).exchange,
-        job_secret=lambda layout: None,
+        job_secret=lambda: None,
         machine=lambda: next(names),
     )
     family = socket.AF_UNIX if one_machine else socket.AF_INET
@@ -313,7 +313,7 @@ def test_strangers_are_not_taken_for_workers() -> None:
     connections = connected(
         2,
         exchange=exchange,
-        job_secret=lambda layout: Secret(b"of the job", "a test"),
+        job_secret=lambda: Secret(b"of the job", "a test"),
         machine=lambda: str(threading.get_ident()),
     )
     for total in together(connections, lambda calls: calls.sum(np.ones(3))):

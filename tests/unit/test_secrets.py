@@ -20,8 +20,8 @@ from dtrain.checkpoint.coordinator import SaveProposal
 from dtrain.cluster import secret as secrets
 from dtrain.cluster.secret import Secret, job_secret, on_loopback, read_secret, write_secret
 from dtrain.collectives.transport import Facts
-from dtrain.errors import AuthenticationError, ConfigurationError
-from dtrain.keras_engine import messages, peer_exchange
+from dtrain.errors import ConfigurationError
+from dtrain.keras_engine import messages
 from dtrain.launch import rank_placeholder
 from dtrain.launch.local_launcher import LocalLauncher
 from dtrain.launch.session import Session
@@ -128,26 +128,6 @@ def test_a_signature_is_of_these_parts_and_a_secret_is_not_shown(file: Path) -> 
     assert content not in f"{found!r} {found} {vars(secrets)}"
     with pytest.raises(TypeError):
         pickle.dumps(found)
-
-
-def test_workers_that_have_not_the_same_secret_do_not_hear_each_other() -> None:
-    ours, theirs = Secret(b"ours" * 8, "a file"), Secret(b"theirs" * 8, "another")
-    hello = peer_exchange._hello(ours, 1)
-    told = peer_exchange._nonce, socket.gethostname()
-    assert peer_exchange._checked(hello, ours, 1, 0) == told
-    assert peer_exchange._checked(peer_exchange._hello(None, 1), None, 1, 0) == told
-    assert peer_exchange._checked('["n", "a\\u001b[2J\\nb", ""]', None, 1, 0) == ("n", "a\ufffd[2J b")
-    for text, secret, worker, named in (
-        (hello, theirs, 1, ("Worker 1", "another secret", "worker 0", "from another")),
-        (hello, None, 1, ("Worker 1", "another secret", "worker 0", "none")),
-        (hello, ours, 2, ("Worker 2", "another secret")),  # what worker 1 has said
-        (hello.replace(told[1], "another"), ours, 1, ("Worker 1", "another secret")),
-        (peer_exchange._hello(None, 1), ours, 1, ("Worker 1", "no secret")),
-        ("[1]", ours, 1, ("worker 1", "no worker's")),
-        ("{", None, 1, ("worker 1", "no worker's")),
-    ):
-        with refused(AuthenticationError, *named):
-            peer_exchange._checked(text, secret, worker, 0)
 
 
 PLAIN: list[Any] = [

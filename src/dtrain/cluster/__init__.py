@@ -19,16 +19,16 @@ from dtrain.cluster.environments import (
     register,
     without_task,
 )
-from dtrain.cluster.rendezvous import check_peers
+from dtrain.cluster.rendezvous import meet_peers
 
 __all__ = [
     "Environment",
-    "check_peers",
     "current",
     "describe",
     "how_to_leave",
     "join",
     "known_to_tensorflow",
+    "meet_peers",
     "mpi",
     "origin",
     "plain_environment",

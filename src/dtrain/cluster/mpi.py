@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -117,6 +117,11 @@ def note_failure() -> None:
     _failed = True
 
 
+def before_leaving(function: Callable[[], None]) -> None:
+    """Register a function that is called before this rank waits for the others at the end of its program."""
+    _before_leaving.append(function)
+
+
 def start_in(env: Mapping[str, str]) -> tuple[int, int] | None:
     """The rank and the size of the MPI start that an environment describes, or None."""
     for names in _STARTS:
@@ -139,6 +144,7 @@ _topology: Topology | None = None
 _secret: bytes | None = None
 _held: socket.socket | None = None  # reserves the port that the other ranks know, until this process ends
 _failed = False
+_before_leaving: list[Callable[[], None]] = []
 _left: dict[int, float] = {}  # when a rank was first seen to have left, by `time.monotonic`
 
 
@@ -238,6 +244,8 @@ def _finish_at_exit(mpi: Any, ours: bool) -> None:
         if mpi.Is_finalized():
             return
         if not _failed:
+            for function in _before_leaving:
+                function()
             # If other code initialised MPI, that code decides whether to wait for the other ranks.
             _take_leave(wait=ours)
             if ours:

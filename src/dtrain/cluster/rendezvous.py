@@ -17,10 +17,17 @@ from collections.abc import Callable
 from typing import Any
 
 from dtrain.cluster import settings
-from dtrain.cluster.rendezvous_lines import CHALLENGE, ERRORS, MESSAGE_LIMIT, Lines, missing_error
+from dtrain.cluster.rendezvous_lines import (
+    CHALLENGE,
+    ERRORS,
+    MESSAGE_LIMIT,
+    Connection,
+    Lines,
+    missing_error,
+)
 from dtrain.cluster.rendezvous_server import HELLO_PATIENCE, LOG_INTERVAL, RendezvousServer, giving_up
 from dtrain.cluster.secret import job_secret
-from dtrain.cluster.sockets import EXHAUSTED, bind_everywhere, connect_to, listen_at, this_process_listens_on
+from dtrain.cluster.sockets import EXHAUSTED, bind_everywhere, connect_to, listen_at
 from dtrain.errors import (
     ClusterConfigError,
     ConfigurationError,
@@ -29,7 +36,7 @@ from dtrain.errors import (
     PortInUseError,
 )
 from dtrain.plain_text import cleaned
-from dtrain.topology import Topology, split_address
+from dtrain.topology import Task, Topology, split_address
 
 _PORT_PATIENCE = 2.0  # seconds that a port may still be held by a process that is just ending
 _FIRST_PAUSE = 0.01  # seconds between the first tries to connect, because tasks often start together
@@ -38,20 +45,18 @@ _REPORT_PATIENCE = 3.0  # seconds to report a port in use to the first task
 _ANSWER_SHOWN = 2000  # characters of the first task's answer that an error shows
 _VERDICT_PATIENCE = 2.0  # seconds for the first task's verdict after this task's own time limit
 
-# Ports of this process whose rendezvous is over. TensorFlow may listen there until the process ends.
-_met: set[int] = set()
 
-
-def check_peers(
+def meet_peers(
     topology: Topology,
     *,
     timeout: float | None = None,
     log: Callable[[str], None] | None = None,
     secret: bytes | None = None,
-) -> None:
+) -> dict[int, Connection]:
     """Wait until all training tasks are present and agree on the cluster; then this task's port is free.
-    Every training task must call this before TensorFlow's servers start. It returns at once for other tasks,
-    and if TensorFlow already serves in this process after an earlier call.
+
+    Every training task must call this, before TensorFlow's servers start, if they do. It returns at once for
+    other tasks.
 
     Args:
         topology: the job, as this process knows it.
@@ -60,6 +65,10 @@ def check_peers(
         secret: bytes that only the job's tasks know; None takes the job's secret, and b"" means no secret.
             Without a secret, a process that does not fit the job is refused and logged, and the rendezvous of
             the others continues.
+
+    Returns:
+        The connections of the rendezvous, by the rank of the other end: on the first task those to all other
+        training tasks, elsewhere that to the first; {} for a task that does not train, or trains alone.
 
     Raises:
         PortInUseError: another process serves on the address of this task, or of a peer.
@@ -70,14 +79,14 @@ def check_peers(
         ClusterConfigError: this user may not serve on this task's port.
     """
     if not topology.is_training_task:
-        return
+        return {}
     if timeout is None:
         timeout = settings.peer_timeout()
     if secret is None:
         shared = job_secret(topology)
         secret = b"" if shared is None else shared.sign("meeting")
     try:
-        _meet(topology, timeout, log or log_to_stderr, secret)
+        return _meet(topology, timeout, log or log_to_stderr, secret)
     except OSError as error:
         if error.errno not in EXHAUSTED:
             raise
@@ -87,10 +96,10 @@ def check_peers(
         ) from error
 
 
-def _meet(topology: Topology, timeout: float, log: Callable[[str], None], secret: bytes | None) -> None:
+def _meet(
+    topology: Topology, timeout: float, log: Callable[[str], None], secret: bytes | None
+) -> dict[int, Connection]:
     host, port = split_address(topology.address)
-    if port in _met and this_process_listens_on(port):
-        return
     rendezvous = _Rendezvous(topology, timeout, log, secret)
     try:
         held = hold_port(topology.address, port)
@@ -99,9 +108,12 @@ def _meet(topology: Topology, timeout: float, log: Callable[[str], None], secret
             rendezvous.report_port_in_use(error)
         raise
     with held:
-        if topology.world_size > 1:
-            rendezvous.serve(host, port) if topology.rank == 0 else rendezvous.attend()
-    _met.add(port)
+        if topology.world_size == 1:
+            return {}
+        if topology.rank > 0:
+            return {0: rendezvous.attend()}
+        ranks = {task: rank for rank, task in enumerate(topology.training_tasks())}
+        return {ranks[task]: connection for task, connection in rendezvous.serve(host, port).items()}
 
 
 class _Rendezvous:
@@ -120,13 +132,13 @@ class _Rendezvous:
         self._foreign = False
         self._missing: list[str] = []  # the missing tasks that the first task last reported
 
-    def serve(self, host: str, port: int) -> None:
-        """Run the rendezvous, as the first task."""
+    def serve(self, host: str, port: int) -> dict[Task, Connection]:
+        """Run the rendezvous, as the first task; returns the connections to the others."""
         try:
             listener = listen_at(host, port, backlog=max(128, self._topology.world_size))
         except OSError as error:
             raise _port_error(self._topology.address, error) from error
-        RendezvousServer(
+        return RendezvousServer(
             self._topology,
             listener,
             process=self._process,
@@ -135,12 +147,16 @@ class _Rendezvous:
             secret=self._secret,
         ).run()
 
-    def attend(self) -> None:
-        """Join the rendezvous, as any other task: connect to the first task until it answers "go"."""
+    def attend(self) -> Connection:
+        """Join the rendezvous, as any other task: connect to the first task until it answers "go".
+
+        Returns:
+            The connection to the first task.
+        """
         pause = _FIRST_PAUSE
         while True:
-            if self._visit(self._deadline):
-                return
+            if connection := self._visit(self._deadline):
+                return connection
             if time.monotonic() >= self._deadline:
                 raise missing_error(self._missing or [self._describe_first()], self._timeout).error()
             self._log_now_and_then([self._describe_first()])
@@ -161,34 +177,37 @@ class _Rendezvous:
                     return
                 time.sleep(0.2)
 
-    def _visit(self, deadline: float, problem: str = "") -> bool:
+    def _visit(self, deadline: float, problem: str = "") -> Connection | None:
         """Connect once to the first task, until its verdict.
 
         Returns:
-            True for "go", False if another try is due. Any other verdict is raised as an error.
+            The connection after "go", None if another try is due. Any other verdict is raised as an error.
         """
         host, port = split_address(self._first_address)
         left = deadline - time.monotonic()
         sock = connect_to(host, port, timeout=max(0.1, min(2.0, left)))
         if sock is None:
-            return False
+            return None
         verdict: dict[str, Any] | None = None
-        with sock, contextlib.suppress(OSError):
-            verdict = self._talk(sock, deadline, problem)
+        lines = Lines(self._secret, first=False)
+        with contextlib.suppress(OSError):
+            verdict = self._talk(sock, lines, deadline, problem)
+        if verdict is not None and verdict["dtrain"] == "go":
+            return Connection(sock, lines.key())
+        sock.close()
         if verdict is None:
             if time.monotonic() < deadline:
                 self._missing = []  # the connection was lost, so the first task's last report is stale
-            return False
-        if verdict["dtrain"] == "go":
-            return True
+            return None
         # Raised here, outside the `suppress(OSError)`, because some of these errors are OSErrors.
         kind, message, hint = (verdict.get(key) for key in ("kind", "message", "hint"))
         make = ERRORS.get(kind, PeerMismatchError) if isinstance(kind, str) else PeerMismatchError
         raise make(_text(message, "The first task refused this one."), hint=_text(hint, ""))
 
-    def _talk(self, sock: socket.socket, deadline: float, problem: str) -> dict[str, Any] | None:
+    def _talk(
+        self, sock: socket.socket, lines: Lines, deadline: float, problem: str
+    ) -> dict[str, Any] | None:
         """Send a hello and wait for the first task's verdict; None without one before the deadline."""
-        lines = Lines(self._secret, first=False)
         hello: dict[str, Any] = {
             "job": self._topology.task_type,
             "index": self._topology.task_index,

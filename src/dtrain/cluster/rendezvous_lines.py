@@ -10,7 +10,9 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
+import socket
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from dtrain.errors import DtrainError, PeerMismatchError, PeerMissingError, PortInUseError
@@ -26,6 +28,19 @@ ERRORS: Mapping[str, Callable[..., DtrainError]] = {
     "port in use": PortInUseError,
 }
 """The error that every task raises for each kind of verdict other than "go"."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A connection that is left from the rendezvous, between the first task and another one.
+
+    Attributes:
+        sock: the connected socket.
+        key: a key that only both ends know; b"" if the job has no secret.
+    """
+
+    sock: socket.socket
+    key: bytes = field(repr=False)
 
 
 class Verdict(Exception):  # noqa: N818 - an outcome that ends the rendezvous, not an error of the program
@@ -89,6 +104,15 @@ class Lines:
     def signed(self) -> bool:
         """Whether the job has a secret, so that lines without a valid signature must be ignored."""
         return self._secret is not None
+
+    def key(self) -> bytes:
+        """A key for what both sides send after the rendezvous; b"" if the job has no secret."""
+        if self._secret is None:
+            return b""
+        of_first, of_other = self.challenge, self._to_sign
+        if not self._first:
+            of_first, of_other = of_other, of_first
+        return hmac.digest(self._secret, f"dtrain connection\0{of_first} {of_other}".encode(), "sha256")
 
     def encode(self, kind: str, /, **content: Any) -> bytes:
         """One message as a line, signed if the job has a secret."""

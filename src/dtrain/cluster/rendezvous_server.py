@@ -18,6 +18,7 @@ from dtrain.cluster.rendezvous_lines import (
     CHALLENGE,
     MESSAGE_LIMIT,
     PROTOCOL,
+    Connection,
     Lines,
     Verdict,
     mismatch,
@@ -86,8 +87,11 @@ class RendezvousServer:
         self._expected = [t for t in topology.training_tasks() if t != topology.task]
         self._selector = selectors.DefaultSelector()
 
-    def run(self) -> None:
-        """Run the rendezvous; return when every training task has come.
+    def run(self) -> dict[Task, Connection]:
+        """Run the rendezvous, until every training task has come.
+
+        Returns:
+            The connections to the other training tasks.
 
         Raises:
             PeerMissingError: not all tasks came in time, or a task gave up waiting.
@@ -101,9 +105,10 @@ class RendezvousServer:
         self._selector.register(self._listener, selectors.EVENT_READ)
         try:
             self._wait_for_all(start)
-            # Close it before any task hears "go": TensorFlow needs the port, and late peers must be refused.
+            # Close it before any task hears "go": TensorFlow may need the port, and late peers are refused.
             self._close_listener()
             self._tell_all("go")
+            return self._take_connections()
         except Verdict as verdict:
             self._dismiss(verdict)
         finally:
@@ -111,6 +116,12 @@ class RendezvousServer:
             self._selector.close()
             for peer in self._peers.values():
                 peer.sock.close()
+
+    def _take_connections(self) -> dict[Task, Connection]:
+        members = [peer for peer in self._peers.values() if peer.task is not None]
+        for peer in members:
+            del self._peers[peer.sock]
+        return {peer.task: Connection(peer.sock, peer.lines.key()) for peer in members if peer.task}
 
     def _wait_for_all(self, start: float) -> None:
         next_log = start + LOG_INTERVAL

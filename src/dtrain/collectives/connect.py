@@ -1,7 +1,7 @@
 """Connects every two workers of a job by a socket, for `sockets`.
 
-Workers exchange addresses through TensorFlow's coordination service, to which all are already connected. A
-connection is used only after both ends have proved that they know a secret derived from the job's secret.
+Workers exchange addresses over the connections of their rendezvous (`cluster/peers.py`). A connection is used
+only after both ends have proved that they know a secret derived from the job's secret.
 No values are sent here.
 """
 
@@ -17,17 +17,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dtrain.cluster import peers
 from dtrain.cluster.secret import Secret
 from dtrain.cluster.sockets import connect_to, listen_at
 from dtrain.collectives.reception import HELLO, SECRET, Reception, word
-from dtrain.keras_engine.peer_exchange import exchange, store
+from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
 
 _SECONDS = 10.0  # for all connections together, so that a firewall cannot delay the start by more
 
 
-def _job_secret(layout: ReplicaLayout) -> Secret | None:
-    return store(layout).secret
+def _job_secret() -> Secret | None:
+    connected = peers.connected()
+    return None if connected is None else connected.secret
 
 
 def _machine() -> str:
@@ -44,7 +46,7 @@ def connect_all(
     host: str,
     *,
     exchange: Callable[[ReplicaLayout, Any], list[Any]] = exchange,
-    job_secret: Callable[[ReplicaLayout], Secret | None] = _job_secret,
+    job_secret: Callable[[], Secret | None] = _job_secret,
     machine: Callable[[], str] = _machine,
 ) -> dict[int, socket.socket] | None:
     """Connects this worker with all others; all workers must call it.
@@ -64,9 +66,8 @@ def connect_all(
         listeners = _listen(stack, host)
         where = {"host": host, "machine": machine(), **{kind: name for kind, (name, _) in listeners.items()}}
         told = exchange(layout, (where, nonce if layout.worker == 0 else None))
-        shared, nonce = job_secret(layout), told[0][1]
-        # Without a job secret, the only secret is a random word, which any process can read that reaches the
-        # coordination service.
+        shared, nonce = job_secret(), told[0][1]
+        # Without a job secret, the only secret is a random word, which travels in the clear.
         secret = nonce if shared is None else shared.sign("transport", nonce)
         found: dict[int, socket.socket] = {}
         accepting = threading.Thread(

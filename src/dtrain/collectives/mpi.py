@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from dtrain.cluster import mpi
+from dtrain.cluster import mpi, peers
 from dtrain.collectives.calls import WHOLE_BYTES, WHOLE_WORKERS, Calls, Parts, is_narrow
-from dtrain.collectives.peer_liveness import PeerLiveness
 from dtrain.collectives.transport import Facts, Transport
 from dtrain.errors import DtrainError, MPIError, PeerMissingError
 from dtrain.keras_engine.peer_exchange import exchange
@@ -107,7 +106,6 @@ class MPI(Transport):
                 f"{world.Get_size()} in MPI's world.",
                 hint="leave TF_CONFIG to dtrain, or number its workers as the ranks are",
             )
-        peers = PeerLiveness(topology)
 
         def check() -> None:
             peers.check()

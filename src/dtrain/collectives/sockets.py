@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from dtrain.cluster import peers
 from dtrain.collectives.calls import Calls, Parts, raw
 from dtrain.collectives.connect import connect_all
-from dtrain.collectives.peer_liveness import PeerLiveness
 from dtrain.collectives.transport import Facts, Transport
 from dtrain.errors import PeerMissingError
 from dtrain.keras_engine.protocol import ReplicaLayout
@@ -47,16 +47,16 @@ class Ring(Transport):
         """Connects by sockets, if every two workers can be connected and have one CPU replica each."""
         if any(each.gpus or each.replicas > 1 for each in facts):
             return None, ""
-        peers = connect_all(layout, split_address(topology.address)[0])
-        if peers is None:
+        sockets = connect_all(layout, split_address(topology.address)[0])
+        if sockets is None:
             if layout.worker == 0:
                 logger.warning(
                     "The workers could not be connected by sockets of their own (a firewall, perhaps): "
                     "values travel by TensorFlow's collectives, which are slower."
                 )
             return None, ""
-        kinds = sorted({"local" if each.family == socket.AF_UNIX else "TCP" for each in peers.values()})
-        calls = SocketCalls(layout.worker, peers, check=PeerLiveness(topology).check)
+        kinds = sorted({"local" if each.family == socket.AF_UNIX else "TCP" for each in sockets.values()})
+        calls = SocketCalls(layout.worker, sockets, check=peers.check)
         return calls, f"sockets ({' and '.join(kinds)})"
 
 

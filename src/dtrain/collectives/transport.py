@@ -69,8 +69,8 @@ class Transport(abc.ABC):
 
     Attributes:
         name: the name by which a user asks for it.
-        implementation: the name of TensorFlow's `CommunicationImplementation` to use until the workers have
-            chosen a transport.
+        implementation: the name of TensorFlow's `CommunicationImplementation` to use if `connect` returns no
+            calls.
     """
 
     name: ClassVar[str]

@@ -1,6 +1,6 @@
 """The available transports, and the choice among them: workers exchange facts, and all choose the same one.
 
-A strategy calls `install` once, when TensorFlow has connected its workers. No bytes are moved here.
+A strategy calls `connect` once, before TensorFlow starts, and then `install`. No bytes are moved here.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.collectives.calls import Calls
 from dtrain.collectives.launcher import CallLauncher, CallOperations
 from dtrain.collectives.mpi import MPI
 from dtrain.collectives.ring import NCCL, RingLauncher
@@ -65,7 +66,7 @@ def asked_for(communication: Any) -> str:
 
 
 def implementation_of(asked: str) -> Any:
-    """TensorFlow's `CommunicationImplementation` to use until the workers have chosen a transport."""
+    """TensorFlow's `CommunicationImplementation` to use where its own collectives are used."""
     name = TRANSPORTS[asked].implementation if asked in TRANSPORTS else AUTO.upper()
     return tf.distribute.experimental.CommunicationImplementation(name)
 
@@ -102,34 +103,56 @@ def choose(facts: Sequence[Facts]) -> tuple[str, str]:
     return wanted, "it was asked for"
 
 
-def install(
-    extended: Any, layout: ReplicaLayout, asked: str, topology: Topology | None
-) -> tuple[Communication, CallOperations | None]:
-    """Chooses a transport and makes the strategy use it; every worker must call it.
+def connect(
+    layout: ReplicaLayout, asked: str, topology: Topology | None, *, gpus: bool
+) -> tuple[Communication, Calls | None]:
+    """Chooses a transport and connects the workers by it; every worker must call it.
 
     Args:
-        extended: the strategy's `extended`, connected to the other workers, before its first reduction.
-        layout: the strategy's layout.
+        layout: the layout of the strategy.
         asked: "auto" or the name of a transport.
         topology: the topology of the job; None for a single process.
+        gpus: whether all replicas of this worker are on GPUs.
 
     Returns:
-        The chosen transport, and dtrain's collective operations; None for these if TensorFlow's are used.
+        The chosen transport, and its collective calls; None for these if TensorFlow's collectives are used.
 
     Raises:
         PeerMismatchError, ConfigurationError, MPIError: as `choose`.
     """
-    tensorflow, gpus = f"TensorFlow {tf.__version__}", _on_gpus(extended)
+    tensorflow = f"TensorFlow {tf.__version__}"
     if layout.workers == 1 or topology is None:
         name = "nccl" if gpus else "ring"
         return Communication(name=name, reason="there is one worker", library=tensorflow), None
-    facts: Sequence[Facts] = exchange(layout, _facts(extended, asked))
+    own = {name: each.own_facts() for name, each in TRANSPORTS.items()}
+    mine = Facts(asked=asked, gpus=gpus, replicas=layout.local_replicas, own=own)
+    facts: Sequence[Facts] = exchange(layout, mine)
     name, reason = choose(facts)
     started = TRANSPORTS[name].started(layout, facts)
     if started is not facts:
         facts = started
         name, reason = choose(facts)
     calls, library = TRANSPORTS[name].connect(layout, topology, facts)
+    chosen = Communication(name=name, reason=reason, library=library or tensorflow)
+    if layout.worker == 0:
+        logger.info("The workers reduce over %s (%s): %s.", name, chosen.library, reason)
+    return chosen, calls
+
+
+def install(
+    extended: Any, layout: ReplicaLayout, calls: Calls | None, *, gpus: bool
+) -> CallOperations | None:
+    """Makes a strategy of several workers use the transport that `connect` has connected.
+
+    Args:
+        extended: the strategy's `extended`, before its first reduction.
+        layout: the strategy's layout.
+        calls: the collective calls; None uses TensorFlow's collectives.
+        gpus: as in `connect`.
+
+    Returns:
+        The calls as operations; None without calls.
+    """
     operations = None if calls is None else CallOperations(calls)
 
     def launcher(*rest: Any) -> Any:
@@ -139,21 +162,6 @@ def install(
         # no fixed order, which would only delay collectives.
         return RingLauncher(layout.local_replicas > 1 or gpus, *rest)
 
-    processes.replace_launchers(extended, launcher)
-    chosen = Communication(name=name, reason=reason, library=library or tensorflow)
-    if layout.worker == 0:
-        logger.info("The workers reduce over %s (%s): %s.", name, chosen.library, reason)
-    return chosen, operations
-
-
-def _facts(extended: Any, asked: str) -> Facts:
-    return Facts(
-        asked=asked,
-        gpus=_on_gpus(extended),
-        replicas=len(extended.worker_devices),
-        own={name: each.own_facts() for name, each in TRANSPORTS.items()},
-    )
-
-
-def _on_gpus(extended: Any) -> bool:
-    return all("GPU" in device for device in extended.worker_devices)
+    if layout.workers > 1:
+        processes.replace_launchers(extended, launcher)
+    return operations

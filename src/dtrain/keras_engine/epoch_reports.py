@@ -12,31 +12,27 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 
 from dtrain import channel, events
+from dtrain.cluster import peers
+from dtrain.cluster.peers import HINT
 from dtrain.errors import AuthenticationError
 from dtrain.events import PARTS
 from dtrain.keras_engine import messages
 from dtrain.keras_engine.input_advice import advice_for
-from dtrain.keras_engine.peer_exchange import HINT, store
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.log import logger
 from dtrain.training_clock import Mark, Totals, clock
 from dtrain.training_rate import Figures, is_slow, slow_line
 
-_TOPIC = "times"
 _FIELDS = {"fit", "epoch", "step_seconds", "own_step_seconds", "reading", "between", "parts"}
-_INTERVAL = 1.0  # the least seconds between two messages of a worker, and between two collections
-_WAIT = 2  # milliseconds to wait for a message that may not be published
-_READ = 10_000  # milliseconds to wait for a message that is published
+_INTERVAL = 1.0  # the least seconds between two messages of a worker
 
 _fits = itertools.count()  # numbers of `fit` calls, the same on every worker
-_published = 0  # messages that this process has published
-_read: dict[int, int] = {}  # the number of messages read from each worker
 
 _WATCHDOG_SECONDS = 15.0  # seconds of training after which a launcher can name a slow worker
 _SHARES = {"checkpoint": 0.1, "callbacks": 0.2, "input": 0.2}
@@ -143,25 +139,17 @@ class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
         self._logs, self._ended = dict(logs or {}), True
         events.emit(events.EpochEnds(found, self._logs))
 
-    def publish(self) -> int:
-        """Sends this worker's last times to the first worker.
+    def publish(self) -> None:
+        """Sends this worker's last times to the first worker."""
+        self._workers.publish_rest()
 
-        Returns:
-            How many messages this process has sent so far.
-        """
-        return self._workers.publish_rest()
-
-    def ended(self, published: Sequence[int]) -> None:
-        """Adds the time since the last epoch to that epoch; called when `fit` has ended on all workers.
-
-        Args:
-            published: what `publish` returned on each worker.
-        """
+    def ended(self) -> None:
+        """Adds the time since the last epoch to that epoch; called when `fit` has ended on all workers."""
         if not self._ended:  # all recorded epochs were restored from a checkpoint
             return
         last = self._epochs[-1]
         _add_time(last, self._before, clock.mark())
-        self._find_causes(last, published)
+        self._find_causes(last, ended=True)
         events.emit(events.EpochEnds(last, self._logs))
 
     def _record_input(self, epoch: int, now: Totals) -> None:
@@ -198,16 +186,16 @@ class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
         self._advised = True
         logger.warning("%s Hint: %s.", line, "; ".join(found["advice"]))
 
-    def _find_causes(self, found: dict[str, Any], published: Sequence[int] | None = None) -> None:
+    def _find_causes(self, found: dict[str, Any], *, ended: bool = False) -> None:
         """Finds what took a large share of an epoch's time, and logs each kind of cause once."""
-        found["workers"] = self._workers.known(published)
+        found["workers"] = self._workers.known()
         found["causes"] = [*_causes(found), *slow_worker(found["workers"])]
         for cause in found["causes"]:
             # Slow input was logged already, with advice.
             key = cause["cause"] + cause.get("task", "")
             if cause["cause"] == "input" or key in self._logged or not self._logs_causes:
                 continue
-            if cause["cause"] == "slow_worker" and self._launcher_tells(ended=published is not None):
+            if cause["cause"] == "slow_worker" and self._launcher_tells(ended=ended):
                 continue
             self._logged.add(key)
             logger.warning("%s", cause["text"])
@@ -234,7 +222,7 @@ class WorkerTimes:
         self._fit = next(_fits)
         self._mine: dict[str, Any] | None = None
         self._unsent = False
-        self._sent_at = self._received_at = -_INTERVAL
+        self._sent_at = -_INTERVAL
         self._found: dict[int, dict[str, Any]] = {}
 
     def publish(self, epoch: int, before: Totals, now: Totals, parts: dict[str, float]) -> None:
@@ -261,25 +249,16 @@ class WorkerTimes:
         if time.monotonic() - self._sent_at >= _INTERVAL:
             self.publish_rest()
 
-    def publish_rest(self) -> int:
-        """Publishes times that were held back to limit the messages.
-
-        Returns:
-            How many messages this process has published so far.
-        """
-        global _published
-        if self._mine is not None and self._unsent and not self.first:
+    def publish_rest(self) -> None:
+        """Publishes times that were held back to limit the messages."""
+        connected = peers.connected()
+        if connected is not None and self._mine is not None and self._unsent and not self.first:
             message = messages.encode({"fit": self._fit, **self._mine})
-            store(self._layout).put(_TOPIC, _published, self._layout.worker, message)
-            _published += 1
+            connected.tell_first(message.encode())
         self._unsent, self._sent_at = False, time.monotonic()
-        return _published
 
-    def known(self, published: Sequence[int] | None = None) -> list[dict[str, Any]]:
+    def known(self) -> list[dict[str, Any]]:
         """The newest times received from each worker, possibly of different epochs; [] on other workers.
-
-        Args:
-            published: how many messages each worker has published; None if that is not known.
 
         Raises:
             AuthenticationError: a message was not written by its worker.
@@ -288,29 +267,16 @@ class WorkerTimes:
             return []
         if self._mine is not None:
             self._found[0] = self._mine
-        if published is not None or time.monotonic() - self._received_at >= _INTERVAL:
-            self._received_at = time.monotonic()
-            for worker in range(1, self._layout.workers):
-                self._receive(worker, 0 if published is None else published[worker])
-        hosts = store(self._layout).hosts
-        return [
-            {"task": f"worker {worker}", "host": hosts[worker], **found}
-            for worker, found in sorted(self._found.items())
-        ]
-
-    def _receive(self, worker: int, published: int) -> None:
-        """Reads all messages that a worker has published; waits for those up to the number `published`."""
-        while True:
-            number = _read.get(worker, 0)
-            there = store(self._layout)
-            text = there.get(_TOPIC, number, worker, _READ if number < published else _WAIT)
-            if text is None:
-                return
-            _read[worker] = number + 1
-            there.remove(_TOPIC, number, worker)  # no other worker reads it
-            message = _decoded(text, worker)
+        connected = peers.connected()
+        for worker, text in [] if connected is None else connected.told():
+            message = _decoded(text.decode("ascii", "replace"), worker)
             if message.pop("fit") == self._fit:  # else it is left from a `fit` that ended with an error
                 self._found[worker] = message
+        hosts = {} if connected is None else connected.hosts
+        return [
+            {"task": f"worker {worker}", "host": hosts.get(worker, ""), **found}
+            for worker, found in sorted(self._found.items())
+        ]
 
 
 def _add_time(record: dict[str, Any], before: Mark, now: Mark) -> None:
@@ -388,4 +354,4 @@ def _decoded(text: str, worker: int) -> dict[str, Any]:
         found = messages.decode(text)
         if isinstance(found, dict) and set(found) == _FIELDS:
             return found
-    raise AuthenticationError(f"What is there for worker {worker} are no worker's times.", hint=HINT)
+    raise AuthenticationError(f"What came from worker {worker} are no worker's times.", hint=HINT)

@@ -106,12 +106,12 @@ def _fitted(model: Any, original: Callable[..., Any], call: inspect.BoundArgumen
     finally:
         if isinstance(model.train_function, StepFunction):
             model.train_function.fit_ended()
-    published = [0]
     if layout is not None:
+        report.publish()
         # Waits for all workers: what their callbacks write is complete when fit returns on any of them.
-        published = exchange(layout, report.publish())
+        exchange(layout, None)
     events.emit(events.Trained(history))
-    report.ended(published)
+    report.ended()
     events.emit(events.FitEnds("finished", history))
     return history
 

@@ -1,7 +1,7 @@
 """Writes plain values as text and reads them back, for messages between the workers of a job.
 
 Reading runs no code of the sender: it creates only numbers, text, arrays, containers of these, and
-dataclasses of dtrain's own that are registered here. `peer_exchange.py` sends and signs the text.
+dataclasses of dtrain's own that are registered here. `peer_exchange.py` sends the text.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from dtrain.cluster.secret import on_loopback
 from dtrain.keras_engine.context import reported_replicas, updating_locally
 from dtrain.keras_engine.hook import install
 from dtrain.keras_engine.replica_calls import with_own_attributes
@@ -71,6 +72,16 @@ def resolver_of(topology: Topology, rpc_layer: str | None = None) -> Any:
         task_id=topology.task_index,
         rpc_layer=rpc_layer or "grpc",
     )
+
+
+def warn_of_servers(topology: Topology) -> None:
+    """Warns that TensorFlow's servers of a job can be reached from other machines; one task calls it."""
+    if not on_loopback(topology):
+        logger.warning(
+            "TensorFlow's servers of this job listen on all interfaces, without authentication: whoever "
+            "reaches their ports can do what this user can. Hint: let only the job's machines reach them; "
+            "see docs/security.md."
+        )
 
 
 class ReplicaRunner:

@@ -120,6 +120,12 @@ def logical(kind: str) -> list[Any]:
     return list(tf.config.list_logical_devices(kind))
 
 
+def planned(kind: str) -> int:
+    """How many logical devices of a kind TensorFlow has, or will have when it starts; does not start it."""
+    configured = map(tf.config.get_logical_device_configuration, tf.config.get_visible_devices(kind))
+    return sum(len(each) if each else 1 for each in configured)
+
+
 def local(kind: str, worker: str) -> list[Any]:
     """The logical devices of a kind that belong to one task, such as "/job:worker/task:0"; "" for all."""
     task = tf.DeviceSpec.from_string(worker)

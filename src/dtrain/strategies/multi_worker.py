@@ -13,8 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain import channel
-from dtrain.cluster import check_peers, current, join, known_to_tensorflow
-from dtrain.collectives.transports import asked_for, implementation_of, install
+from dtrain.cluster import current, join, known_to_tensorflow, peers
+from dtrain.cluster.secret import on_loopback
+from dtrain.collectives.transports import asked_for, connect, implementation_of, install
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.gradient_hook import GradientHook, hook_of
 from dtrain.keras_engine.peer_exchange import exchange
@@ -28,6 +29,7 @@ from dtrain.upstream import processes, tensorflow_names
 from dtrain.upstream import tensorflow as upstream_tf
 
 _Extended: Any = tensorflow_names.COLLECTIVE_EXTENDED.resolve()
+_LOCAL = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
 class _Connected(_Extended):  # type: ignore[misc]
@@ -56,6 +58,25 @@ class _Connected(_Extended):  # type: ignore[misc]
 
 class MultiWorkerMirroredExtended(common.LocalUpdates, _Connected):
     """The strategy's `extended`, with dtrain's variables, local updates and transport."""
+
+
+class ServerlessExtended(MultiWorkerMirroredExtended):
+    """The strategy's `extended` without TensorFlow's server, where dtrain's transports reduce.
+
+    TensorFlow's server would listen on all interfaces, and carry out what anyone sends. Without it, this
+    process has the devices of a process alone.
+    """
+
+    _local_or_standalone_client_mode = True
+    _enable_check_health = False
+    _worker_device = property(lambda self: _LOCAL, lambda self, device: None)
+
+    def _initialize_multi_worker(self, cluster_resolver: Any) -> None:
+        super()._initialize_multi_worker(cluster_resolver)
+        self._default_device = None
+
+    def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> tuple[Any, str]:
+        return super()._initialize_local_devices(cluster_resolver, "")
 
 
 class MultiWorkerMirroredStrategy(
@@ -89,8 +110,8 @@ class MultiWorkerMirroredStrategy(
         PeerMissingError: a worker did not report in time.
         PeerMismatchError: the workers have different clusters or transports, or two have the same number.
         MPIError: the ranks of an MPI start cannot communicate, or MPI was asked for and cannot be used.
-        ConfigurationError: TensorFlow has started already, the gradient hook or the communication is not
-            known, or the communication was given twice.
+        ConfigurationError: TensorFlow has started already, and its own collectives are needed; the gradient
+            hook or the communication is not known, or the communication was given twice.
     """
 
     def __init__(
@@ -108,29 +129,30 @@ class MultiWorkerMirroredStrategy(
         topology = current() if cluster_resolver is None else _topology_of(cluster_resolver)
         common.prepare(memory_growth=memory_growth)
         if topology is not None and topology.world_size > 1:
-            with channel.rendezvous():
-                check_peers(topology, timeout=peer_timeout)
+            _meet(topology, peer_timeout)
         by_program = cluster_resolver is not None
         if not by_program and topology is not None and not known_to_tensorflow():
             cluster_resolver = common.resolver_of(topology)
+        replicas, gpus = _local_replicas(cluster_resolver)
+        layout = ReplicaLayout(
+            workers=1 if topology is None else topology.world_size,
+            worker=0 if topology is None or topology.world_size == 1 else topology.rank,
+            local_replicas=replicas,
+            gradient_hook=hook,
+        )
+        self.dtrain_communication, transport = connect(layout, asked, topology, gpus=gpus)
+        if layout.workers > 1:
+            layout = replace(layout, sums=self.dtrain_communication.sums)
+        self.dtrain_layout = layout
         self._collective_key_base = common.next_collective_key_base()
-        extended = _connect(self, cluster_resolver, options)
+        serverless = transport is not None or layout.workers == 1
+        if not serverless and topology is not None and topology.is_chief:
+            common.warn_of_servers(topology)
+        extended = _extended(self, cluster_resolver, options, serverless=serverless)
         tf.distribute.Strategy.__init__(self, extended)
         if topology is not None:
             join(topology, by_program=by_program)
-        local = len(extended.worker_devices)
-        self.dtrain_layout = ReplicaLayout(
-            workers=self.num_replicas_in_sync // local,
-            worker=topology.rank if topology is not None and topology.world_size > 1 else 0,
-            local_replicas=local,
-            gradient_hook=hook,
-        )
-        self.dtrain_communication, extended.dtrain_calls = install(
-            extended, self.dtrain_layout, asked, topology
-        )
-        if self.dtrain_layout.workers > 1:
-            self.dtrain_layout = replace(self.dtrain_layout, sums=self.dtrain_communication.sums)
-        calls = extended.dtrain_calls
+        calls = extended.dtrain_calls = install(extended, layout, transport, gpus=gpus)
         if calls is not None:
             self.dtrain_waited = lambda: calls.waited
             self.dtrain_communicated = lambda: calls.seconds
@@ -153,8 +175,32 @@ def _options(options: Any, communication: Any) -> tuple[str, Any]:
     return asked, tf.distribute.experimental.CommunicationOptions(implementation=implementation_of(asked))
 
 
-def _connect(strategy: Any, resolver: Any, options: Any) -> Any:
-    """Starts TensorFlow's servers and collectives."""
+def _meet(topology: Topology, timeout: float | None) -> None:
+    """Connects this worker with its peers."""
+    with channel.rendezvous():
+        connected = peers.connect(topology, timeout=timeout)
+    if connected.secret is None and topology.rank == 0:
+        alone = on_loopback(topology)
+        logger.warning(
+            "The processes of this job share no secret, so %s can take a worker's place, and change what "
+            "the workers tell each other. Hint: name one file of mode 600 with a secret in "
+            "DTRAIN_SECRET_FILE for all of them; see docs/security.md.",
+            "other users of this machine" if alone else "others in the network",
+        )
+
+
+def _local_replicas(resolver: Any) -> tuple[int, bool]:
+    """How many replicas this process has, and whether they are on GPUs, as TensorFlow will decide it."""
+    found = devices.planned("GPU")
+    if found and not isinstance(resolver, tf.distribute.cluster_resolver.TFConfigClusterResolver | None):
+        found = resolver.num_accelerators().get("GPU", 0)
+    return (found, True) if found else (devices.planned("CPU"), False)
+
+
+def _extended(strategy: Any, resolver: Any, options: Any, *, serverless: bool) -> Any:
+    """Makes the strategy's `extended`; unless `serverless`, it starts TensorFlow's server and collectives."""
+    if serverless:
+        return ServerlessExtended(strategy, cluster_resolver=resolver, communication_options=options)
     try:
         return MultiWorkerMirroredExtended(strategy, cluster_resolver=resolver, communication_options=options)
     except RuntimeError as error:

@@ -171,6 +171,7 @@ class ParameterServerStrategy(
             )
         if topology.task.job in ("worker", "ps"):
             serving.serve(topology)
+        common.warn_of_servers(topology)
         with channel.rendezvous():
             serving.wait_for_servers(topology, timeout=peer_timeout)
         common.prepare(memory_growth=memory_growth, logical_cpus=False)

@@ -1,4 +1,4 @@
-"""What TensorFlow has no public API for between processes: collectives, coordination service and servers."""
+"""What TensorFlow has no public API for between processes: collectives and servers."""
 
 from __future__ import annotations
 
@@ -6,49 +6,10 @@ import ctypes
 import itertools
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dtrain.upstream import tensorflow_names
-
-
-def set_shared(key: str, value: str) -> None:
-    """Publishes a value to all workers of the job, through TensorFlow's coordination service.
-
-    The service has no authentication: any process that reaches the first worker's port can read, set and
-    delete values.
-
-    Raises:
-        tf.errors.AlreadyExistsError: the key has a value.
-    """
-    from tensorflow.python.eager import context
-
-    context.context().set_config_key_value(key, value)
-
-
-def get_shared(key: str, timeout_ms: int) -> str:
-    """Waits for a value that a worker publishes by `set_shared`, at most `timeout_ms` milliseconds.
-
-    Raises:
-        tf.errors.DeadlineExceededError: no worker has published it in time.
-    """
-    from tensorflow.python.eager import context
-
-    return str(context.context().get_config_key_value(key, timeout_ms))
-
-
-def delete_shared(key: str) -> None:
-    """Deletes a value that a worker has published by `set_shared`."""
-    from tensorflow.python.eager import context
-
-    context.context().delete_config_key_value(key)
-
-
-def connected() -> bool:
-    """Whether TensorFlow's coordination service connects this process with others."""
-    from tensorflow.python.eager import context
-
-    return context.context().coordination_service is not None
 
 
 def current_worker() -> int | None:
@@ -229,19 +190,6 @@ def replace_launchers(extended: Any, make: Callable[..., Any]) -> None:
             make(old._group_key, old._group_size, old._collective_keys, old._device, old._options)
             for old in operations._launchers
         ]
-
-
-def lost_tasks(jobs: Mapping[str, int]) -> list[str]:
-    """The tasks that TensorFlow's coordination service has lost, as text with the reason.
-
-    Args:
-        jobs: how many tasks each of the service's jobs has, by the name of the job.
-    """
-    from tensorflow.python.eager import context
-
-    names = [f"{job} {index}" for job, count in jobs.items() for index in range(count)]
-    states = context.context().get_task_states([*jobs.items()])
-    return [f"{name} ({state})" for name, state in zip(names, states, strict=True) if state is not None]
 
 
 def initial_value(arguments: dict[str, Any]) -> Any:

@@ -45,6 +45,11 @@ LOCAL_DEVICES = Reach(
     f"{_COLLECTIVE}:CollectiveAllReduceExtended._initialize_local_devices",
     "a worker without a GPU may have several logical CPUs",
 )
+INITIALIZE_WORKER = Reach(
+    f"{_COLLECTIVE}:CollectiveAllReduceExtended._initialize_multi_worker",
+    "it starts a server on all interfaces, which runs what anyone sends; dtrain's transports need none",
+    "tf#11689",
+)
 MIRRORED_VARIABLE = Reach(f"{_VALUES}:MirroredVariable", "the class of variables under a strategy")
 UPDATE_REPLICA = Reach(
     f"{_VALUES}:MirroredVariable._update_replica",

@@ -1,0 +1,191 @@
+"""Frames on one connection between two workers: their format, their signatures, and the buffers around them.
+
+The connection comes from the rendezvous, which has authenticated both ends. If the job has a secret, each
+frame is signed with a key of this connection and with its number, so that no frame can be forged, changed,
+replayed or left out on the way. Nothing is encrypted. `peers` decides what the frames mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from dtrain.cluster.rendezvous_lines import Connection
+from dtrain.plain_text import cleaned
+
+_HEADER = struct.Struct("!BQQ")  # the kind, a number, and the size of the body
+_AT_ONCE = 1 << 20  # bytes in one call of receive
+_SIGNATURE = 32  # bytes
+_HOST = 100  # the most characters kept of the name of another worker's host
+_LARGEST = 1 << 34  # bytes of a body; without a limit, a forged size would be waited for
+_RUNNING = "RSDIW"  # states in /proc/PID/stat of processes that can go on by themselves
+
+
+class ForgedFrameError(OSError):
+    """A frame was not signed by the worker at the other end; the connection cannot be used any more."""
+
+
+class PeerLink:
+    """One end of a connection to another worker; the caller holds a lock around each call.
+
+    Args:
+        worker: the number of the worker at the other end.
+        connection: the socket and its key; the link owns them from now on.
+        first: whether this end is the first worker's.
+
+    Attributes:
+        worker: as given.
+        sock: the socket, non-blocking.
+        heard, sent: when the last bytes came, and when the last frame was sent, by `time.monotonic`.
+        open: whether frames may be sent; the first worker waits for the other's first frame.
+        process: the machine and the process id at the other end; None if they are not known.
+    """
+
+    def __init__(self, worker: int, connection: Connection, *, first: bool) -> None:
+        self.worker = worker
+        self.sock = connection.sock
+        self.sock.setblocking(False)
+        with contextlib.suppress(OSError):
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.heard = self.sent = time.monotonic()
+        self.open = not first
+        self.process: tuple[str, int] | None = None
+        self._key = connection.key
+        self._ends = (b"first", b"other") if first else (b"other", b"first")
+        self._frames_sent = self._frames_received = 0
+        self._inbox = bytearray()
+        self._outbox = bytearray()
+
+    @property
+    def unsent(self) -> bool:
+        """Whether bytes wait until the socket can take them."""
+        return bool(self._outbox)
+
+    def send(self, kind: int, number: int = 0, body: bytes = b"") -> None:
+        """Sends a frame, as far as the socket takes it at once; `flush` sends the rest.
+
+        Raises:
+            OSError: the connection is lost.
+        """
+        header = _HEADER.pack(kind, number, len(body))
+        self._outbox += header + body + self._signature(self._ends[0], self._frames_sent, header, body)
+        self._frames_sent += 1
+        self.sent = time.monotonic()
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what waits, as far as the socket takes it at once.
+
+        Raises:
+            OSError: the connection is lost.
+        """
+        while self._outbox:
+            try:
+                del self._outbox[: self.sock.send(self._outbox)]
+            except BlockingIOError:
+                return
+
+    def receive(self) -> Iterator[tuple[int, int, bytes]]:
+        """Receives what has come; yields the kind, number and body of each complete frame.
+
+        Raises:
+            ForgedFrameError: a frame was not signed by the worker at the other end.
+            OSError: the connection is lost, or was closed.
+        """
+        try:
+            more = self.sock.recv(_AT_ONCE)
+        except BlockingIOError:
+            return
+        if not more:
+            raise OSError("it ended its program, or was killed")
+        self.heard = time.monotonic()
+        self._inbox += more
+        while (frame := self._next_frame()) is not None:
+            yield frame
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self.sock.close()
+
+    def _next_frame(self) -> tuple[int, int, bytes] | None:
+        if len(self._inbox) < _HEADER.size:
+            return None
+        header = bytes(self._inbox[: _HEADER.size])
+        kind, number, size = _HEADER.unpack(header)
+        if size > _LARGEST:
+            raise ForgedFrameError("a message in its name has an impossible size")
+        end = _HEADER.size + size
+        whole = end + (_SIGNATURE if self._key else 0)
+        if len(self._inbox) < whole:
+            return None
+        body, signature = bytes(self._inbox[_HEADER.size : end]), bytes(self._inbox[end:whole])
+        del self._inbox[:whole]
+        right = self._signature(self._ends[1], self._frames_received, header, body)
+        if not hmac.compare_digest(signature, right):
+            raise ForgedFrameError("a message in its name is not signed by it")
+        self._frames_received += 1
+        return kind, number, body
+
+    def _signature(self, end: bytes, count: int, header: bytes, body: bytes) -> bytes:
+        """The HMAC-SHA256 of the sender's end, the number of the frame, and the frame; b"" without a key."""
+        if not self._key:
+            return b""
+        return hmac.digest(self._key, b"%b %d %b%b" % (end, count, header, body), "sha256")
+
+
+class Wakeup:
+    """Wakes a thread that waits for sockets."""
+
+    def __init__(self) -> None:
+        self.reader, self._writer = socket.socketpair()
+        self.reader.setblocking(False)
+        self._writer.setblocking(False)
+
+    def wake(self) -> None:
+        """Makes `reader` readable."""
+        with contextlib.suppress(OSError):  # a full buffer wakes the thread too
+            self._writer.send(b"\0")
+
+    def clear(self) -> None:
+        """Reads what `wake` has written."""
+        with contextlib.suppress(OSError):
+            self.reader.recv(4096)
+
+
+def this_process() -> bytes:
+    """This machine, process and host name, for `parsed_process` at the other end."""
+    return f"{_machine()} {os.getpid()}\n{socket.gethostname()}".encode()
+
+
+def parsed_process(text: bytes) -> tuple[tuple[str, int] | None, str]:
+    """The machine and the process id in a text of `this_process`, None if unknown, and the host name."""
+    process, _, host = text.decode("utf-8", "replace").partition("\n")
+    machine, _, pid = process.rpartition(" ")
+    known = machine and pid.isascii() and pid.isdigit() and len(pid) < 12
+    return (machine, int(pid)) if known else None, cleaned(host, _HOST)
+
+
+def runs_here(process: tuple[str, int] | None) -> bool | None:
+    """Whether a process of this machine exists and is not stopped; None if it is on another machine."""
+    if process is None or process[0] != _machine() or not process[0]:
+        return None
+    try:
+        state = Path(f"/proc/{process[1]}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state in _RUNNING
+
+
+def _machine() -> str:
+    """The same text for two processes exactly if they see each other's process ids; "" if unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""

@@ -1,0 +1,84 @@
+"""On which interfaces the processes of a job listen, by the kernel's list of sockets, from start to end."""
+
+from __future__ import annotations
+
+import ipaddress
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+LIMIT = 180.0
+
+PROGRAM = """
+import os, socket, sys, time
+import keras, numpy as np
+import dtrain
+
+strategy = dtrain.strategy("multi_worker")
+with strategy.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+x = np.ones((64, 4), "float32")
+model.fit(x, x[:, :1], epochs=2, batch_size=8, verbose=0)
+first = strategy.cluster_resolver.cluster_spec().as_dict()["worker"][0]
+try:
+    socket.create_connection(("127.0.0.1", int(first.rpartition(":")[2])), timeout=5).close()
+    print("open")
+except ConnectionRefusedError:
+    print("refused")
+model.fit(x, x[:, :1], epochs=2, batch_size=8, verbose=0)
+dtrain.barrier()
+"""
+
+
+def listeners(process: psutil.Process) -> set[str]:
+    """The addresses on which a process and all that it has started listen now."""
+    found: set[str] = set()
+    try:
+        everyone = [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return found
+    for each in everyone:
+        try:
+            sockets = each.net_connections("inet")
+        except (psutil.Error, OSError):
+            continue
+        found.update(sock.laddr.ip for sock in sockets if sock.status == psutil.CONN_LISTEN)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "closed"),
+    [
+        pytest.param((), True, id="sockets"),
+        pytest.param(("--mpi",), True, id="mpi", marks=pytest.mark.long),
+        # Several replicas in a worker use TensorFlow's collectives, and so its servers.
+        pytest.param(("--devices-per-worker", "2"), False, id="servers", marks=pytest.mark.long),
+    ],
+)
+def test_who_listens_where(options: tuple[str, ...], closed: bool, tmp_path: Path) -> None:
+    script, output = tmp_path / "job.py", tmp_path / "output"
+    script.write_text(textwrap.dedent(PROGRAM))
+    command = [sys.executable, "-m", "dtrain", "launch", "--workers", "2", *options, str(script)]
+    seen: set[str] = set()
+    with output.open("w") as log, subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as job:
+        process = psutil.Process(job.pid)
+        deadline = time.monotonic() + LIMIT
+        try:
+            while job.poll() is None:
+                assert time.monotonic() < deadline, output.read_text()
+                seen |= listeners(process)
+                time.sleep(0.002)
+        finally:
+            job.terminate()
+    assert job.returncode == 0, output.read_text()
+    beyond = {address for address in seen if not ipaddress.ip_address(address).is_loopback}
+    assert seen, "not even the rendezvous was seen"
+    if options != ("--mpi",):  # whose own starter may listen as it likes
+        assert bool(beyond) != closed, beyond
+    assert output.read_text().count("refused") == (2 if closed else 0)

@@ -1,0 +1,209 @@
+"""The connected workers of a job: their values, who is lost, and frames that no worker has sent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from dtrain.cluster import peer_link, peers
+from dtrain.cluster.peer_link import PeerLink
+from dtrain.cluster.peers import Peers
+from dtrain.cluster.rendezvous_lines import Connection
+from dtrain.errors import AuthenticationError, PeerMissingError
+from refusals import refused
+
+SECONDS = 20.0
+KEY = b"of the connection"
+
+
+class Job:
+    """Several connected workers in this process, each used by a thread of its own."""
+
+    def __init__(self, size: int, key: bytes = KEY) -> None:
+        pairs = {worker: socket.socketpair() for worker in range(1, size)}
+        ends = {worker: Connection(pair[0], key) for worker, pair in pairs.items()}
+        self.workers = [Peers(0, size, ends)]
+        self.workers += [Peers(worker, size, {0: Connection(pair[1], key)}) for worker, pair in pairs.items()]
+
+    def run(self, work: Callable[[Peers], Any], *who: int) -> list[Any]:
+        """What each worker (by default, all) gets of its work; an exception where it raised one."""
+        numbers = who or range(len(self.workers))
+        results: dict[int, Any] = {}
+
+        def one(number: int) -> None:
+            try:
+                results[number] = work(self.workers[number])
+            except Exception as error:
+                results[number] = error
+
+        threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in numbers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SECONDS)
+        assert not any(thread.is_alive() for thread in threads), "a worker waits for ever"
+        return [results[number] for number in numbers]
+
+
+@pytest.fixture
+def job() -> Iterator[Callable[..., Job]]:
+    made: list[Job] = []
+
+    def make(*args: Any, **options: Any) -> Job:
+        made.append(Job(*args, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        for worker in each.workers:
+            worker.close()
+
+
+@pytest.mark.parametrize("key", [KEY, b""])
+def test_every_worker_gets_the_values_of_all_in_their_order(job: Callable[..., Job], key: bytes) -> None:
+    values = [[b"%d of %d" % (number, worker) for number in range(50)] for worker in range(4)]
+    found = job(4, key).run(lambda worker: [worker.all_gather(each) for each in values[worker.rank]])
+    assert found == [[[values[w][n] for w in range(4)] for n in range(50)]] * 4
+
+
+def test_large_and_empty_values(job: Callable[..., Job]) -> None:
+    values = [os.urandom(3_000_000), b"", os.urandom(70_000)]
+    assert job(3).run(lambda worker: worker.all_gather(values[worker.rank])) == [values] * 3
+
+
+def test_a_note_is_there_before_the_next_value(job: Callable[..., Job]) -> None:
+    def work(worker: Peers) -> list[bool]:
+        found, complete = set(), []
+        for number in range(20):
+            if worker.rank:
+                worker.tell_first(b"%d" % number)
+            worker.all_gather(b"")
+            found.update(worker.told())
+            complete.append(found >= {(other, b"%d" % n) for other in (1, 2) for n in range(number + 1)})
+        return complete
+
+    first, *others = job(3).run(work)
+    assert all(first) and not any(map(any, others))
+
+
+@pytest.mark.parametrize(("waits", "late"), [(0, 2), (1, 2), (1, 0)])
+def test_one_that_does_not_come_in_time_is_named(job: Callable[..., Job], waits: int, late: int) -> None:
+    here = job(3)
+    third = 3 - waits - late
+    there = threading.Thread(target=here.workers[third].all_gather, args=(b"",), daemon=True)
+    there.start()
+    time.sleep(0.2)
+    begun = time.monotonic()
+    with refused(PeerMissingError, f"Worker {late} did not reach this point within 0.5 s"):
+        here.workers[waits].all_gather(b"", timeout=0.5)
+    assert 0.4 < time.monotonic() - begun < 2
+    here.workers[late].all_gather(b"")  # the value of the one that has given up is there
+    there.join(SECONDS)
+    assert here.run(lambda worker: worker.all_gather(b"%d" % worker.rank)) == [[b"0", b"1", b"2"]] * 3
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_one_that_is_gone_ends_the_wait_of_all_at_once(job: Callable[..., Job], lost: int) -> None:
+    here = job(3)
+    here.run(lambda worker: worker.all_gather(b""))
+    threading.Timer(0.3, here.workers[lost].close).start()
+    begun = time.monotonic()
+    for error in here.run(lambda worker: worker.all_gather(b""), *({0, 1, 2} - {lost})):
+        assert isinstance(error, PeerMissingError) and f"lost worker {lost} (" in error.message
+    assert time.monotonic() - begun < 2
+
+
+def test_one_that_has_ended_after_the_last_value_is_no_loss(job: Callable[..., Job]) -> None:
+    """Whoever waits elsewhere gets some seconds for what the ended worker has sent before."""
+    here = job(3)
+
+    def work(worker: Peers) -> list[bytes]:
+        found = worker.all_gather(b"%d" % worker.rank)
+        if worker.rank == 2:
+            worker.close()
+        return found
+
+    assert here.run(work) == [[b"0", b"1", b"2"]] * 3
+    for worker in here.workers[:2]:
+        worker.check()
+
+
+def test_a_loss_ends_a_wait_elsewhere(job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "_GRACE", 0.2)
+    here = job(3)
+    here.run(lambda worker: worker.all_gather(b""))
+    here.workers[2].close()
+    time.sleep(0.6)
+    for worker in here.workers[:2]:
+        with refused(PeerMissingError, "lost worker 2 (it ended its program, or was killed)", "max-restarts"):
+            worker.check()
+
+
+@pytest.mark.parametrize("place", ["body", "number", "size", "signature", "twice", "back to its sender"])
+def test_a_frame_that_the_worker_has_not_sent_is_never_used(job: Callable[..., Job], place: str) -> None:
+    """Somebody on the way changes, repeats or returns a frame."""
+    near, far = socket.socketpair()
+    first = Peers(0, 2, {1: Connection(near, KEY)})
+    with socket.socketpair()[0] as unused:
+        recorder, read = socket.socketpair()
+        sender = PeerLink(0, Connection(recorder, KEY), first=False)
+        sender.send(0, 0, b"")  # the hello
+        hello = read.recv(1000)
+        sender.send(2, 0, b"value")
+        frame = bytearray(read.recv(1000))
+        unused.close()
+    if place == "twice":
+        frame = bytearray(hello)
+    elif place == "back to its sender":
+        answer = PeerLink(1, Connection(read, KEY), first=True)
+        answer.send(0)
+        answer.send(2, 0, b"value")
+        frame = bytearray(recorder.recv(1000)[-len(frame) :])
+    else:
+        frame[{"body": 20, "number": 8, "size": 10, "signature": -1}[place]] ^= 1
+    far.sendall(hello + frame)
+    with refused(AuthenticationError, "Worker 1 was disconnected", "not signed by it", "docs/security.md"):
+        first.all_gather(b"mine", timeout=5)
+    first.close()
+    for sock in (far, recorder, read):
+        sock.close()
+
+
+def silent_worker(pid: int, machine: str | None = None) -> tuple[Peers, socket.socket]:
+    """A first worker whose only peer has said which process it is, and says nothing more."""
+    near, far = socket.socketpair()
+    hello = f"{peer_link._machine() if machine is None else machine} {pid}".encode()
+    first = Peers(0, 2, {1: Connection(near, b"")})
+    PeerLink(0, Connection(far, b""), first=False).send(0, 0, hello)
+    return first, far
+
+
+@pytest.mark.parametrize("fate", ["stopped", "busy", "elsewhere"])
+def test_who_is_silent_for_long(fate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped process of this machine is lost; a busy one is not; of another machine, nobody knows."""
+    for name, value in (("_LOOK", 0.1), ("_STOPPED", 0.5), ("_SILENT", 1.2)):
+        monkeypatch.setattr(peers, name, value)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        if fate == "stopped":
+            process.send_signal(signal.SIGSTOP)
+        first, far = silent_worker(process.pid, "another" if fate == "elsewhere" else None)
+        begun = time.monotonic()
+        try:
+            words = "did not reach" if fate == "busy" else "it has sent no sign of life for"
+            with refused(PeerMissingError, words):
+                first.all_gather(b"", timeout=2.5)
+            seconds = time.monotonic() - begun
+            assert {"stopped": 0.4, "busy": 2.4, "elsewhere": 1.1}[fate] < seconds
+            assert seconds < {"stopped": 1.1, "busy": 4, "elsewhere": 2.2}[fate]
+        finally:
+            first.close()
+            far.close()
+            process.kill()
