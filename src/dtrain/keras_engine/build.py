@@ -17,10 +17,10 @@ import tensorflow as tf
 
 from dtrain import channel
 from dtrain.keras_engine.asynchronous.functions import AsynchronousFunction, AsynchronousPredict
-from dtrain.keras_engine.input import Split, batch_spec, map_leaves, present_leaves, without_optionals
+from dtrain.keras_engine.input import batch_spec, map_leaves, present_leaves, without_optionals
 from dtrain.keras_engine.local_steps import LocalProgram
 from dtrain.keras_engine.noted_function import NotedFunction
-from dtrain.keras_engine.predict_function import PredictFunction
+from dtrain.keras_engine.predict_function import OneReplicaPredict, PredictFunction
 from dtrain.keras_engine.protocol import (
     ReplicaLayout,
     is_asynchronous,
@@ -170,21 +170,12 @@ def make_predict_function(original: Callable[..., Any], self: Any, force: bool =
         self.predict_function = _noted(PredictFunction(self, layout), self, train=False)
     else:
         result = original(self, force)
-        made = self.predict_function if layout is None else _of_whole_batches(self.predict_function)
+        made = self.predict_function if layout is None else OneReplicaPredict(self, self.predict_function)
         self.predict_function = _noted(made, self, train=False)
         return result
     # Keras' own does nothing now; a user's, which may call it by `super()`, may set another function.
     original(self)
     return self.predict_function
-
-
-def _of_whole_batches(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Keras' own predict function, for the batches of the only replica, which are `Split`s."""
-
-    def predict(batches: list[Any]) -> Any:
-        return function([batch.parts[0] if isinstance(batch, Split) else batch for batch in batches])
-
-    return predict
 
 
 def _noted(function: Any, model: Any, *, train: bool) -> Any:

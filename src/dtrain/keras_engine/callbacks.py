@@ -30,6 +30,7 @@ from dtrain.upstream.reach import set_methods
 _BATCH_HOOKS = {
     "train": ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"),
     "test": ("on_test_batch_begin", "on_test_batch_end"),
+    "predict": ("on_predict_batch_begin", "on_predict_batch_end"),
 }
 _TIMED_HOOKS = ("on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end")
 
@@ -128,7 +129,7 @@ def watches(callback: Any, kind: str) -> bool:
 
     Args:
         callback: a Keras callback.
-        kind: "train" or "test".
+        kind: "train", "test" or "predict".
     """
     if isinstance(callback, keras.callbacks.History | keras.callbacks.ProgbarLogger):
         return False
@@ -145,7 +146,7 @@ def watches(callback: Any, kind: str) -> bool:
 
 
 def watched(callbacks: Any, layout: ReplicaLayout | None, *kinds: str) -> list[bool]:
-    """For each kind ("train", "test"), whether a callback on any worker watches every batch.
+    """For each kind ("train", "test", "predict"), whether a callback on any worker watches every batch.
 
     Every worker must call it. Without a replica layout, as on parameter servers, callbacks run here only.
     """

@@ -187,8 +187,9 @@ def _without_training(original: Callable[..., Any], self: Any, args: Any, kwargs
         prepare_without_training(call.arguments)
     else:
         call.arguments["verbose"] = _verbose(call.arguments["verbose"], layout)
-    if kind == "evaluate":
-        (every_batch,) = watched(call.arguments["callbacks"], layout, "test")
+    if kind == "evaluate" or (layout is not None and layout.replicas == 1):
+        watches = "test" if kind == "evaluate" else "predict"
+        (every_batch,) = watched(call.arguments["callbacks"], layout, watches)
     with Loop(kind=kind, model=self, every_batch=every_batch).running():
         return original(*call.args, **call.kwargs)
 

@@ -133,8 +133,8 @@ class Loop:
     Attributes:
         kind: "fit", "evaluate" or "predict"; "" for what stands for a loop where none runs.
         model: the model that is trained, evaluated or asked.
-        every_batch: whether each call of the train or test function runs one step, because a callback needs
-            each batch.
+        every_batch: whether each call of the loop's function runs one step, because a callback needs each
+            batch.
         session: is called between the steps.
         epochs: the number of epochs that a `fit` trains.
         validation: the loop over the validation data of a `fit`; None for other loops.
@@ -243,6 +243,13 @@ class Call:
 
     def __next__(self) -> Any:
         return next(self.iterator)
+
+
+class GroupCall(Call):
+    """One call of a predict function for several batches, which the function reads by itself."""
+
+    def __next__(self) -> GroupCall:
+        return self
 
 
 class LastStep(int):

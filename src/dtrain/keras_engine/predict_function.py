@@ -1,6 +1,6 @@
-"""The function that `predict` calls under several replicas; it returns outputs in the order of the examples.
+"""The functions that `predict` calls; they return outputs in the order of the examples.
 
-It is not used with one replica or under parameter servers.
+They are not used under parameter servers.
 """
 
 from __future__ import annotations
@@ -13,11 +13,90 @@ import tensorflow as tf
 
 from dtrain.errors import DataError
 from dtrain.keras_engine.input import Split, local_parts, split_batch, to_tensors, without_optionals
+from dtrain.keras_engine.loop import GroupCall
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.replica_calls import watch
 from dtrain.keras_engine.rows import joined_rows
 from dtrain.keras_engine.steps import unwrapped
 from dtrain.upstream import tensorflow as upstream_tf
+
+
+class OneReplicaPredict:
+    """Keras' own predict function, for the batches of the only replica.
+
+    Small batches of arrays come in groups (`GroupCall`), which one call of TensorFlow reads and predicts,
+    batch by batch.
+
+    Args:
+        model: the model.
+        function: Keras' function, which takes a list of one batch, or of more with `steps_per_execution`.
+    """
+
+    def __init__(self, model: Any, function: Callable[..., Any]) -> None:
+        self._model = model
+        self._function = function
+        self._groups: dict[str, Callable[..., Any] | None] = {}
+
+    def __call__(self, batches: list[Any]) -> Any:
+        """The concatenated outputs of all batches, each of shape (examples, ...)."""
+        if not isinstance(batches[0], GroupCall):
+            return self._function([_whole(batch) for batch in batches])
+        (call,) = batches
+        call.ran = call.steps
+        key = f"{call.iterator.element_spec} {call.iterator.reader}"
+        if key not in self._groups:
+            self._groups[key] = None if self._model.run_eagerly else self._traced(call.iterator)
+        predict = self._groups[key]
+        if predict is None:
+            outputs = [self._function([_whole(next(call.iterator))]) for _ in range(call.steps)]
+            return keras.tree.map_structure(lambda *each: _joined(each), *outputs)
+        data, buffer = call.iterator.tensors()
+        found, place = predict(data, buffer.place)
+        call.iterator.note(call.steps, buffer._replace(place=place))
+        return found
+
+    def _traced(self, iterator: Any) -> Callable[..., Any] | None:
+        """A function that reads and predicts a group of full batches.
+
+        None if the outputs of a batch are no dense tensors of known shape, which could not be put together.
+        """
+        reader, step = iterator.reader, unwrapped(self._model.predict_step)
+        one = tf.function(step, autograph=False, jit_compile=self._model.jit_compile or None)
+        data, buffer = iterator.specs
+
+        def batch_of(leaf: tf.TensorSpec) -> tf.TensorSpec:
+            return tf.TensorSpec([reader.order.batch, *leaf.shape[2:]], leaf.dtype)
+
+        specs = tf.nest.map_structure(batch_of, buffer.batches)
+        found = one.get_concrete_function(specs).structured_outputs
+        leaves = tf.nest.flatten(found)
+        if not all(isinstance(leaf, tf.Tensor | tf.TensorSpec) for leaf in leaves):
+            return None
+        if not all(leaf.shape.rank and leaf.shape.is_fully_defined() for leaf in leaves):
+            return None
+        outputs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), found)
+
+        def group(data: Any, place: Any) -> Any:
+            batches, after = reader.read(data, place)
+
+            def predicted(number: Any) -> Any:
+                batch = tf.nest.map_structure(lambda leaf: tf.gather(leaf, number), batches)
+                return one(
+                    tf.nest.map_structure(lambda leaf, spec: tf.ensure_shape(leaf, spec.shape), batch, specs)
+                )
+
+            count = tf.range(tf.shape(tf.nest.flatten(batches)[0])[0])
+            found = tf.map_fn(predicted, count, fn_output_signature=outputs, parallel_iterations=1)
+            return tf.nest.map_structure(lambda leaf: tf.reshape(leaf, [-1, *leaf.shape[2:]]), found), after
+
+        function: Callable[..., Any] = tf.function(group, autograph=False).get_concrete_function(
+            data, buffer.place
+        )
+        return function
+
+
+def _whole(batch: Any) -> Any:
+    return batch.parts[0] if isinstance(batch, Split) else batch
 
 
 class PredictFunction:

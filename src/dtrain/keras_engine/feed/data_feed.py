@@ -22,7 +22,7 @@ from dtrain.keras_engine.feed.position import DataPosition, restored
 from dtrain.keras_engine.feed.sources import CountedAdapter, check_same_data, common_steps, divided, source_of
 from dtrain.keras_engine.groups import GroupIterator, Groups, batch_size_of, can_be_grouped
 from dtrain.keras_engine.input_advice import may_read_ahead
-from dtrain.keras_engine.loop import Call, CallSize, LastStep, current_loop
+from dtrain.keras_engine.loop import Call, CallSize, GroupCall, LastStep, current_loop
 from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous, layout_of
 from dtrain.keras_engine.step_function import StepFunction
 from dtrain.log import logger
@@ -238,15 +238,16 @@ class DataFeed(_Base):  # type: ignore[misc]
         self.data_adapter.on_epoch_end()
 
     def _next_call(self, step: int, total: int | None) -> Call | None:
-        """The next call, for the train function to run.
-
-        None if the train function gets the data iterator itself, for `steps_per_execution` steps.
-        """
+        """The next call; None if the function gets the iterator itself, for `steps_per_execution` steps."""
         iterator = self._current_iterator
         if not isinstance(iterator, SplitIterator | GroupIterator):
             return None
         if self.steps_per_execution > 1 or self._replayed is not None:
             return None
+        if self._loop.kind == "predict" and not self._loop.every_batch:
+            group = iterator.at_once if isinstance(iterator, SplitIterator) else 0
+            fits = group > 1 and (not total or step + group <= total)
+            return GroupCall(iterator, group) if fits else Call(iterator, 1)
         limits = [
             self._call_size.steps(),
             total - step if total else None,

@@ -124,6 +124,11 @@ class SplitIterator:
         """What reads batches into a buffer; None if TensorFlow's iterator yields single batches."""
         return self._iterator.reader if isinstance(self._iterator, Pass) else None
 
+    @property
+    def at_once(self) -> int:
+        """How many full batches `reader` reads next; 0 if none, or if batches are left in the buffer."""
+        return self._iterator.at_once if isinstance(self._iterator, Pass) else 0
+
     def tensors(self) -> tuple[Any, BatchBuffer | None]:
         """What to read from: TensorFlow's iterator and None, or the data of `reader` and a buffer.
 

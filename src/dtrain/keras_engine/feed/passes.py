@@ -125,7 +125,8 @@ class BufferedPasses(Passes):
     def _buffer_spec(self) -> BatchBuffer:
         place = tf.TensorSpec([2], tf.int64)
         specs = self.reader.specs(self._data), place
-        element, _ = _read_traced(self.reader).get_concrete_function(*specs).structured_outputs
+        found, _ = _read_traced(self.reader).get_concrete_function(*specs).structured_outputs
+        element = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), found)
         return BatchBuffer(element, tf.TensorSpec([], tf.int32), place)
 
     @property
@@ -179,6 +180,18 @@ class Pass:
     def specs(self) -> tuple[Any, BatchBuffer | None]:
         """As `SplitIterator.specs`."""
         return self._of.specs
+
+    @property
+    def at_once(self) -> int:
+        """As `SplitIterator.at_once`."""
+        if self.reader is None:
+            return 0
+        _, buffer = self.tensors()
+        self.note(0, buffer)
+        if buffer is None or buffer.left():
+            return 0
+        full = self.left if self.reader.even else self.left - 1
+        return min(self.reader.at_once, full)
 
     def tensors(self) -> tuple[Any, BatchBuffer | None]:
         """As `SplitIterator.tensors`."""
