@@ -171,6 +171,15 @@ def parse(line: bytes) -> Message | None:
         return None
 
 
+def line_of(message: Message) -> str:
+    """The line, without its end, that `parse` makes this message of."""
+    kind, first = next((kind, first) for kind, (make, first, _) in _KINDS.items() if make is type(message))
+    found = {name: getattr(message, name) for name in _KINDS[kind][2]}
+    if "task" in found:
+        found["task"] = f"{found['task'].job}:{found['task'].index}"
+    return json.dumps({**found, kind: found[first]})
+
+
 def _task(found: Any) -> Task:
     job, _, index = str(found).rpartition(":")
     if not (job in KNOWN_JOBS and index.isascii() and index.isdigit()):

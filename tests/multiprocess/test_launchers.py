@@ -36,9 +36,10 @@ from processes import alive, processes_with, wait_until
 from restart_jobs import run
 
 LIMIT = 60.0
+TESTS = Path(__file__).parents[1]
 # The variables of a job that may be restarted, which a system that restarts it sets itself.
 NAMED = {"DTRAIN_JOB": "job", "DTRAIN_ATTEMPT": "0"}
-LAUNCHED = {"local": "", "mpi": "", "shell": "import shell_launcher"}
+LAUNCHED = {"local": "", "mpi": "", "nodes": "import loopback_nodes", "shell": "import shell_launcher"}
 (EXAMPLE,) = (
     block.text
     for block in guide.files((guide.DOCS / "extending.md").read_text(encoding="utf-8"))
@@ -90,7 +91,7 @@ class Jobs:
             stderr=subprocess.PIPE,
             text=True,
             cwd=self.folder,
-            env={**os.environ, "FOLDER": str(self.folder)},
+            env={**os.environ, "FOLDER": str(self.folder), "PYTHONPATH": str(TESTS)},
         )
         try:
             yield process
@@ -103,7 +104,9 @@ class Jobs:
     def run(self, text: str, *args: str, **options: Any) -> tuple[int, str, str]:
         """Run a job to its end; returns its exit status, its output and its errors."""
         with self.started(text, *args, **options) as process:
-            out, err = process.communicate(timeout=LIMIT)
+            streams = process.communicate(timeout=LIMIT)
+        # Where there are several hosts, the mark of a line names one too.
+        out, err = (re.sub(r"(?m)^(\[\w+ \d+) on [^]]+\]", r"\1]", stream) for stream in streams)
         return process.returncode, out, err
 
     def left(self, launcher: int) -> list[object]:
@@ -168,7 +171,11 @@ def test_all_tasks_start_with_their_own_place_and_output(jobs: Jobs) -> None:
     assert len({json.dumps(config["cluster"]) for config, _, _ in seen.values()}) == 1
     assert len(set(seen["worker-0"][0]["cluster"]["worker"])) == 3
     for stream, letter in ((out, "x"), (err, "e")):
-        bodies = [line for line in stream.splitlines() if "no newline" not in line]
+        bodies = [
+            line
+            for line in stream.splitlines()
+            if "no newline" not in line and not line.startswith("[dtrain]")
+        ]
         assert len(bodies) == 900
         assert all(re.fullmatch(rf"\[worker [012]\] {letter}{{200}} \d+ end", line) for line in bodies)
     assert sum("no newline at the end" in line for line in out.splitlines()) == 3

@@ -1,4 +1,4 @@
-"""`dtrain launch`: runs the user's script or module, unchanged, in every process of a job on this machine.
+"""`dtrain launch`: runs the user's script or module, unchanged, in every process of a job.
 
 This module only parses the arguments; `dtrain.launch` runs the job.
 """
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dtrain.errors import ConfigurationError
-from dtrain.option_fields import count, declare, option, own_fields, positive_integer, said, seconds
+from dtrain.option_fields import count, declare, flag, option, own_fields, positive_integer, said, seconds
 
-HELP = "run a script in several processes on this machine"
+HELP = "run a script in several processes, on this machine or on several"
 
 _DEFAULT_WORKERS = 2
 
@@ -114,6 +114,34 @@ class JobOptions:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class NodeOptions:
+    """The options of a job that is started once on each of several machines."""
+
+    nnodes: int | None = option(None, "number of machines (nodes)", metavar="N", type=positive_integer)
+    node_rank: int | None = option(
+        None, "the number of this one, from 0; node 0 decides for all, and shows their output", type=count
+    )
+    rendezvous: str | None = option(
+        None, "where node 0 listens, the same on all nodes: a name or address of it, and a free port",
+        metavar="HOST:PORT",
+    )  # fmt: skip
+    nproc_per_node: int | None = option(
+        None,
+        "number of worker processes on each node: or auto: one for each GPU, else 1 (default: auto)",
+        metavar="N",
+        type=lambda text: None if text == "auto" else positive_integer(text),
+    )
+    secret_file: str | None = option(
+        None,
+        "file of the job's secret, the same on all nodes, mode 600 (default: DTRAIN_SECRET_FILE)",
+        metavar="FILE",
+    )
+    join_timeout: float | None = option(
+        None, "seconds to wait for the other nodes (default: 55)", metavar="S", type=seconds
+    )
+
+
 def add_job_arguments(parser: argparse.ArgumentParser, *, workers_default: str) -> None:
     """Declare `--workers`, the fields of `JobOptions` and `--log-device-placement`."""
     parser.add_argument(
@@ -182,6 +210,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="number of logical devices in each worker (default: what TensorFlow finds)",
     )
+    nodes = parser.add_argument_group("several machines: run the same command on each, with its --node-rank")
+    declare(nodes, own_fields(NodeOptions))
     parser.add_argument(
         "-m", dest="is_module", action="store_true", help="the script is the name of a module"
     )
@@ -207,12 +237,63 @@ def run(args: argparse.Namespace) -> int:
             hint="Check the path, or write -m before the name of a module.",
         )
     options = job_options(args)
+    command = [sys.executable, *target, *args.args]
+    if said(args, own_fields(NodeOptions)):
+        return _launch_node(command, args, options)
     processes, gpus = (args.workers, []) if args.workers else _usual_workers("ps" in options)
     return launch(
-        [sys.executable, *target, *args.args],
+        command,
         processes,
         devices_per_worker=args.devices_per_worker,
         gpus=gpus,
+        **options,
+    )
+
+
+def _launch_node(command: list[str], args: argparse.Namespace, options: dict[str, Any]) -> int:
+    """Run this node's part of a job on several machines; returns the exit status of the whole job.
+
+    Raises:
+        ConfigurationError: an option of several machines is missing, or excludes another one.
+    """
+    from dtrain.cluster.gpus import visible_gpus
+    from dtrain.launch.spec import Nodes
+
+    given = {name: value for name, value in said(args, own_fields(NodeOptions)).items() if value is not None}
+    for name in ("nnodes", "node_rank", "rendezvous"):
+        if name not in given:
+            raise ConfigurationError(
+                f"{', '.join(map(flag, given))} is of a job on several machines.",
+                hint="Give --nnodes N --node-rank R --rendezvous HOST:PORT on each of them.",
+            )
+    if args.workers or options.get("mpi"):
+        raise ConfigurationError(
+            f"{'--workers' if args.workers else '--mpi'} is for one machine, and --nnodes was given.",
+            hint="Leave it out; --nproc-per-node says how many workers each machine runs.",
+        )
+    gpus = [] if "ps" in options else visible_gpus()
+    count_per_node = given.get("nproc_per_node", len(gpus) or 1)
+    nodes = Nodes(
+        rendezvous=given["rendezvous"],
+        rank=given["node_rank"],
+        fewest=given["nnodes"],
+        most=given["nnodes"],
+        per_node=count_per_node,
+        secret_file=Path(given["secret_file"]) if "secret_file" in given else None,
+        join_timeout=given.get("join_timeout", Nodes.join_timeout),
+        gpus=gpus[:count_per_node],
+    )
+    if nodes.rank:
+        from dtrain.launch.hosts.nodes import join_nodes
+
+        return join_nodes(nodes, command)
+    total = nodes.most * nodes.per_node
+    return launch(
+        command,
+        Workers(total, total),
+        devices_per_worker=args.devices_per_worker,
+        launcher="nodes",
+        nodes=nodes,
         **options,
     )
 

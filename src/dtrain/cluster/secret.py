@@ -112,15 +112,15 @@ def read_secret(path: Path) -> Secret:
     return Secret(content, f"{path}")
 
 
-def write_secret(path: Path) -> None:
-    """Write a new random secret to a new file that only this user can read.
+def write_secret(path: Path, text: str | None = None) -> None:
+    """Write a secret, by default a new random one, to a new file that only this user can read.
 
     Raises:
         OSError: the file exists already, or cannot be created.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        file.write(secrets.token_hex(SIZE).encode() + b"\n")
+        file.write((text or secrets.token_hex(SIZE)).encode() + b"\n")
 
 
 def _content(path: Path) -> tuple[str, bytes]:

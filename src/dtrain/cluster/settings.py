@@ -24,6 +24,7 @@ TASK_VARIABLES = frozenset(
         "DTRAIN_CHANNEL_FD",
         "DTRAIN_JOB",
         "DTRAIN_LAUNCHED",
+        "DTRAIN_LOCAL_RANK",
         "DTRAIN_PLACE",
         "DTRAIN_SECRET_FILE",
         "DTRAIN_SPARE",

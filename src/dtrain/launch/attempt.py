@@ -32,7 +32,7 @@ class JobRecord:
         folder: the folder of the checkpoints, or None if no task has named one.
         checkpoint: the step of the newest checkpoint; -1 for none.
         removals: the folders to delete when the job has succeeded.
-        gone: the ids of the processes that reported progress in earlier attempts.
+        gone: the tasks that reported progress in earlier attempts, each with the id of its process.
     """
 
     connections: Connections
@@ -41,7 +41,7 @@ class JobRecord:
     folder: str | None = None
     checkpoint: int = -1
     removals: list[str] = field(default_factory=list)
-    gone: set[int] = field(default_factory=set)
+    gone: set[tuple[Task, int]] = field(default_factory=set)
 
     def note_all(self, events: Iterable[Event]) -> None:
         """Record the messages about checkpoints and connections; ignore all other events."""
@@ -95,7 +95,7 @@ class AttemptPolicy(Policy):
 
     def close(self) -> None:
         """End the attempt: progress that its processes reported, but that arrives later, is ignored."""
-        self.record.gone.update(latest.pid for latest in self.latest.values())
+        self.record.gone.update((latest.task, latest.pid) for latest in self.latest.values())
 
     def on_start(self, task: Task, pid: int) -> str:
         """A task was started, perhaps again: forget what its earlier process reported."""
@@ -106,7 +106,7 @@ class AttemptPolicy(Policy):
     def on_message(self, message: Message) -> None:
         """Receive a task's message."""
         if isinstance(message, Progress):
-            if message.pid not in self.record.gone:
+            if (message.task, message.pid) not in self.record.gone:
                 self.on_progress(message)
         elif isinstance(message, FailureNote):
             self.failures[message.task] = message

@@ -84,6 +84,9 @@ class Launcher(ABC):
     def start(self, commands: Sequence[TaskCommand]) -> Sequence[TaskHandle]:
         """Start tasks, and show their output as lines marked with the task; if one fails, none is left."""
 
+    def announce_end(self, status: int) -> None:  # noqa: B027 - most launchers have nobody to tell
+        """The job has ended with this exit status; called before `opened` ends, if no exception ends it."""
+
     @abstractmethod
     def kill_rest(self) -> None:
         """Kill the processes that ended tasks have left behind."""

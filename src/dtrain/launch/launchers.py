@@ -5,6 +5,8 @@ A launcher that is added here can be chosen in every job (`JobSpec.launcher`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dtrain.launch.launcher import Launcher
 from dtrain.launch.local_launcher import LocalLauncher
 from dtrain.launch.mpi_launcher import MPILauncher
@@ -12,7 +14,18 @@ from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec
 from dtrain.words import known_word
 
-LAUNCHERS: dict[str, type[Launcher]] = {"local": LocalLauncher, "mpi": MPILauncher}
+
+def _on_nodes(session: Session, spec: JobSpec | None = None) -> Launcher:
+    from dtrain.launch.hosts.nodes import NodesLauncher  # late: most jobs need no ZeroMQ
+
+    return NodesLauncher(session, spec)
+
+
+LAUNCHERS: dict[str, Callable[[Session, JobSpec], Launcher]] = {
+    "local": LocalLauncher,
+    "mpi": MPILauncher,
+    "nodes": _on_nodes,
+}
 
 
 def make_launcher(spec: JobSpec, session: Session) -> Launcher:

@@ -57,5 +57,6 @@ def launch_local(
     job = ParameterServerJob(spec, launcher) if spec.ps else SynchronousJob(spec, launcher)
     with session.opened(), launcher.opened(), job.opened():
         outcome = job.run()
+        launcher.announce_end(exit_status(outcome))
     job.finish(outcome)
     return exit_status(outcome)

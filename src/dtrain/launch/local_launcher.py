@@ -51,7 +51,7 @@ class LocalLauncher(Launcher):
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
         """Run the guard and, if the session takes reports, receive the tasks' messages."""
-        with self._guarded(), self._listening():
+        with guarded(self._mark, self.session), self._listening():
             try:
                 yield
             finally:
@@ -144,23 +144,6 @@ class LocalLauncher(Launcher):
             self._listener.close()
             self._listener = None
 
-    @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
-        watcher = subprocess.Popen(
-            [sys.executable, "-I", "-S", guard.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        if watcher.stdin is not None:
-            watcher.stdin.write(guard.order(self._mark, [str(folder) for folder in self.session.folders()]))
-            watcher.stdin.flush()
-        try:
-            yield
-        finally:
-            watcher.communicate(guard.RELEASE)
-
 
 class LocalSpare:
     """One spare process, with the pipe that sends it its order and the pipe that tells when it is ready.
@@ -244,3 +227,22 @@ class LocalSpare:
 def new_mark() -> str:
     """A word that is unique to one job or attempt; `guard` finds processes by it."""
     return f"{os.getpid()}-{secrets.token_hex(8)}"
+
+
+@contextlib.contextmanager
+def guarded(mark: str, session: Session) -> Iterator[None]:
+    """Have a guard kill what carries the mark, and delete the session's folders, if this process dies."""
+    watcher = subprocess.Popen(
+        [sys.executable, "-I", "-S", guard.__file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    if watcher.stdin is not None:
+        watcher.stdin.write(guard.order(mark, [str(folder) for folder in session.folders()]))
+        watcher.stdin.flush()
+    try:
+        yield
+    finally:
+        watcher.communicate(guard.RELEASE)

@@ -70,7 +70,7 @@ class LocalProcess(TaskHandle):
         self.task = task
         # The reader closes its descriptor, so it gets a duplicate: the file object closes the original.
         self._readers = [
-            OutputReader(os.dup(pipe.fileno()), f"[{task}] ", console, to=name, tail=self.tail)
+            OutputReader(os.dup(pipe.fileno()), task, console, to=name, tail=self.tail)
             for name, pipe in (("stdout", self._popen.stdout), ("stderr", self._popen.stderr))
             if pipe is not None
         ]

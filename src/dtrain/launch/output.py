@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from dtrain.topology import Task
 from dtrain.upstream.noise import is_noise
 from dtrain.upstream.noise import wanted as noise_wanted
 
@@ -32,6 +33,10 @@ class Console:
         self._streams = {"stdout": stdout, "stderr": stderr}
         self._on_broken = on_broken
         self._lock = threading.Lock()
+
+    def write_task_line(self, task: Task, line: str, *, to: str = "stdout") -> None:
+        """Write a line of a task, prefixed with its name."""
+        self.write_line(f"[{task}] {line}", to=to)
 
     def write_line(self, line: str, *, to: str = "stdout") -> None:
         """Write one whole line to `stdout` or `stderr`; the line is dropped if that stream is closed."""
@@ -57,18 +62,18 @@ class OutputReader(threading.Thread):
 
     Args:
         pipe: the file descriptor to read; closed at the end.
-        mark: the prefix of each line.
+        task: whose lines they are.
         console: where the lines are written.
         to: the console's stream, `stdout` or `stderr`.
         tail: collects the finished lines; shared by the readers of one task.
     """
 
     def __init__(
-        self, pipe: int, mark: str, console: Console, *, to: str, tail: collections.deque[str]
+        self, pipe: int, task: Task, console: Console, *, to: str, tail: collections.deque[str]
     ) -> None:
-        super().__init__(name=f"dtrain-output {mark}{to}", daemon=True)
+        super().__init__(name=f"dtrain-output {task} {to}", daemon=True)
         self._pipe = pipe
-        self._mark = mark
+        self._task = task
         self._console = console
         self._to = to
         self._tail = tail
@@ -121,7 +126,7 @@ class OutputReader(threading.Thread):
         if self._to == "stderr" and not self._noise_wanted and is_noise(line):
             return
         self._tail.append(line)
-        self._console.write_line(self._mark + line, to=self._to)
+        self._console.write_task_line(self._task, line, to=self._to)
 
     def _refresh(self) -> None:
         now = time.monotonic()
@@ -131,7 +136,7 @@ class OutputReader(threading.Thread):
         line = visible_line(self._pending)
         if line.strip() and line != self._shown:
             self._shown = line
-            self._console.write_line(self._mark + line, to=self._to)
+            self._console.write_task_line(self._task, line, to=self._to)
 
 
 def visible_line(raw: bytes) -> str:

@@ -39,6 +39,8 @@ class Session:
         stdout, stderr: where the tasks' lines go; by default this process's own streams.
         takes_reports: whether tasks get a channel for messages to this process.
         notices: signals to catch while the session is open, in addition to SIGINT, SIGTERM and SIGHUP.
+        console: where lines are written, if not to these streams.
+        shared_secret: the tasks' secret, if tasks of another session share it; by default a new one.
 
     Attributes:
         events: the queue of task exits, task messages and received signals.
@@ -53,13 +55,16 @@ class Session:
         stderr: TextIO | None = None,
         takes_reports: bool = False,
         notices: tuple[signal.Signals, ...] = (),
+        console: Console | None = None,
+        shared_secret: str | None = None,
     ) -> None:
         # SimpleQueue.put is reentrant, so a signal handler may call it.
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.console = Console(
+        self.console = console or Console(
             stdout or sys.stdout, stderr or sys.stderr, on_broken=lambda: self.events.put(signal.SIGPIPE)
         )
         self.takes_reports = takes_reports
+        self._shared_secret = shared_secret
         self._scratch: Path | None = None
         self._scratch_memory: Path | None = None
         self._signals = (*_FORWARDED, *notices)
@@ -112,7 +117,7 @@ class Session:
                 # mkdtemp gives the folder mode 0700 and a random name, so nobody can have created it before.
                 self._scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
                 stack.callback(shutil.rmtree, self._scratch, ignore_errors=True)
-                secret.write_secret(self.secret())
+                secret.write_secret(self.secret(), self._shared_secret)
                 if os.access(_MEMORY, os.W_OK):
                     self._scratch_memory = Path(tempfile.mkdtemp(prefix=prefix, dir=_MEMORY))
                     stack.callback(shutil.rmtree, self._scratch_memory, ignore_errors=True)

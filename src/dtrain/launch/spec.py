@@ -9,16 +9,55 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from dtrain.errors import ConfigurationError
+from dtrain.topology import split_address
 
 MAX_RESTARTS = 3
 """The default limit of a job's restarts within any hour."""
 
 
 @dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """The hosts of a job that is started once on each of them.
+
+    Attributes:
+        rendezvous: where node 0 listens, as `host:port`; the same on all nodes.
+        rank: the number of this node, from 0.
+        fewest, most: the number of nodes; the job goes on as long as the fewest are left.
+        per_node: the number of workers on each.
+        secret_file: the file of the secret by which nodes know each other; None takes DTRAIN_SECRET_FILE, or
+            on the loopback interface one of this user's.
+        join_timeout: seconds to wait for the other nodes.
+        gpus: one value of CUDA_VISIBLE_DEVICES for each worker of this node; empty for all.
+
+    Raises:
+        ConfigurationError: the rank is not one of the nodes'.
+        ClusterConfigError: the rendezvous is no `host:port`.
+    """
+
+    rendezvous: str
+    rank: int
+    fewest: int
+    most: int
+    per_node: int
+    secret_file: Path | None = None
+    join_timeout: float = 55.0
+    gpus: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.most:
+            raise ConfigurationError(
+                f"The node has rank {self.rank}, and {self.most} nodes have the ranks 0 to {self.most - 1}.",
+                hint="Give each node its own --node-rank, from 0.",
+            )
+        split_address(self.rendezvous)
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """A job on this machine: one command, which every task of the job runs.
+    """A job: one command, which every task of the job runs.
 
     Attributes:
         command: the argument vector, such as `[sys.executable, "train.py"]`.
@@ -46,6 +85,7 @@ class JobSpec:
             communicate over MPI; not with parameter servers.
         mpi_starter: the starter's path or name, optionally with arguments, such as "srun --mpi=pmix"; None
             takes the `mpirun` beside this Python, or the one in PATH. Only with the launcher "mpi".
+        nodes: the hosts of the job, of which this is node 0. Only with the launcher "nodes".
 
     Raises:
         ConfigurationError: a number is out of range, the command is empty, or two options exclude each
@@ -65,6 +105,7 @@ class JobSpec:
     grace: float | None = None
     launcher: str = "local"
     mpi_starter: str | None = None
+    nodes: Nodes | None = None
 
     def __post_init__(self) -> None:
         if not self.command:

@@ -301,7 +301,8 @@ class ControlClient(_Endpoint):
 
     Attributes:
         proved: whether both sides have ever proved to each other that they know the secret.
-        unproved: how many connections ended before that.
+        connected: whether they have, on the present connection.
+        unproved: how many connections ended before a proof.
     """
 
     def __init__(
@@ -314,7 +315,7 @@ class ControlClient(_Endpoint):
         super().__init__(zmq.DEALER, secret, "client")
         self._on_message = on_message
         self._own = Link(self._write)
-        self.proved = False
+        self.proved = self.connected = False
         self.unproved = 0
         self._socket.curve_serverkey = key_pair(secret, "server")[0]
         for option, value in (
@@ -371,7 +372,9 @@ class ControlClient(_Endpoint):
 
     def _on_event(self, event: int, value: int) -> None:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self.proved = True
+            self.proved = self.connected = True
+        elif event == zmq.EVENT_DISCONNECTED:
+            self.connected = False
         elif event in (
             zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
             zmq.EVENT_HANDSHAKE_FAILED_AUTH,

@@ -106,6 +106,25 @@ class Signalled:
 
 
 @dataclass(frozen=True)
+class Invite:
+    """The first message to an agent that was started over pipes: which host it is, and where tasks start.
+
+    Attributes:
+        node, host, slots: as in `Hello`.
+        folder: the working directory of tasks; "" for the agent's own.
+        env: what tasks get more than the agent's environment.
+        gpus: one value of CUDA_VISIBLE_DEVICES for each worker of the host; empty for all.
+    """
+
+    node: int
+    host: str
+    slots: int
+    folder: str
+    env: Mapping[str, str]
+    gpus: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Welcome:
     """An agent is part of the job.
 
@@ -197,7 +216,7 @@ class End:
 
 HostMessage = (
     Hello | Reserved | Started | Exited | OutputLine | Report | Answer | Signalled
-    | Welcome | Refused | Reserve | Start | SendSignal | Ask | KillRest | End
+    | Invite | Welcome | Refused | Reserve | Start | SendSignal | Ask | KillRest | End
 )  # fmt: skip
 
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in typing.get_args(HostMessage)}

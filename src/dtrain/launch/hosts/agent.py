@@ -1,0 +1,283 @@
+"""The agent of a host: starts its tasks as the coordinator says, and sends what they write and report.
+
+It decides nothing about the job. When its coordinator is gone, it ends its tasks.
+
+Usage: python -m dtrain.launch.hosts.agent, with pipes as standard input and output; `Invite` comes first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from dtrain import __version__
+from dtrain.cluster import without_task
+from dtrain.errors import ConfigurationError, PeerMismatchError
+from dtrain.launch.hosts.connection import Connection, PipeConnection
+from dtrain.launch.hosts.messages import (
+    Answer,
+    Ask,
+    End,
+    Exited,
+    Hello,
+    HostMessage,
+    Invite,
+    KillRest,
+    OutputLine,
+    Refused,
+    Report,
+    Reserve,
+    Reserved,
+    SendSignal,
+    Signalled,
+    Start,
+    Started,
+    Welcome,
+)
+from dtrain.launch.local_launcher import LocalLauncher
+from dtrain.launch.local_process import LocalProcess
+from dtrain.launch.output import Console
+from dtrain.launch.ports import reserve_ports
+from dtrain.launch.session import Session
+from dtrain.launch.task_handle import Event, TaskCommand, TaskHandle
+from dtrain.task_messages import line_of
+from dtrain.topology import Task
+
+_LOOK = 0.5  # seconds between two looks whether the coordinator is still there
+
+
+def hello(node: int, host: str, slots: int, address: str, reached: str, command: Sequence[str] = ()) -> Hello:
+    """What the agent of this process says first; the arguments are attributes of `Hello`."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    host = host or socket.gethostname()
+    return Hello(node, host, slots, address, reached, __version__, python, command)
+
+
+class Inbox:
+    """What an agent has received: messages; an error for one of another version; None at the end.
+
+    Attributes:
+        wake: called after each.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[HostMessage | PeerMismatchError | None] = queue.SimpleQueue()
+        self.wake: Callable[[], None] = lambda: None
+
+    def put(self, found: HostMessage | PeerMismatchError | None) -> None:
+        """Take something in; any thread may call this."""
+        self._queue.put(found)
+        self.wake()
+
+    def get(self, timeout: float | None = None) -> HostMessage | None:
+        """The next message; None at the end of the connection, or if nothing came in `timeout` seconds.
+
+        Raises:
+            PeerMismatchError: the message is of another version.
+        """
+        try:
+            found = self._queue.get(block=timeout != 0, timeout=timeout or None)
+        except queue.Empty:
+            return None
+        if isinstance(found, PeerMismatchError):
+            raise found
+        return found
+
+
+class Agent:
+    """Runs tasks of one job on this host.
+
+    Args:
+        connection: to the coordinator, which has welcomed this agent.
+        inbox: what comes from there.
+        welcome: what it said.
+        env: what tasks get more than this process's environment.
+        gpus: one value of CUDA_VISIBLE_DEVICES for each worker; empty for all.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        inbox: Inbox,
+        welcome: Welcome,
+        env: Mapping[str, str] | None = None,
+        gpus: Sequence[str] = (),
+    ) -> None:
+        self._connection = connection
+        self._inbox = inbox
+        self._python = welcome.python
+        self._env = env or {}
+        self._gpus = gpus
+        self._ids: dict[Task, int] = {}  # of the newest start
+        self._processes: dict[int, LocalProcess] = {}
+        self._starts: dict[LocalProcess, int] = {}
+        self._ports = contextlib.ExitStack()
+        console = _ForwardedConsole(self._forward)
+        self._session = Session(console=console, takes_reports=True, shared_secret=welcome.secret)
+        self._launcher = LocalLauncher(self._session)
+
+    def run(self, cut_off: Callable[[], bool]) -> End | None:
+        """Do what the coordinator says until the job ends; at the end no task is left.
+
+        Args:
+            cut_off: whether the coordinator is gone, or may believe so of this agent.
+
+        Returns:
+            How the job ended; None if the agent was cut off.
+        """
+        self._inbox.wake = lambda: self._session.events.put(0)
+        with self._session.opened(), self._launcher.opened(), self._ports:
+            while not cut_off():
+                while (message := self._inbox.get(0.0)) is not None:
+                    if isinstance(message, End):
+                        return message
+                    self._obey(message)
+                with contextlib.suppress(queue.Empty):
+                    self._on_event(self._session.events.get(timeout=_LOOK))
+        return None
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, LocalProcess):
+            ago = max(0.0, time.monotonic() - event.ended_at)
+            code = -signal.SIGKILL if event.exit_code is None else event.exit_code
+            self._connection.send(Exited(self._starts[event], code, ago))
+        elif isinstance(event, int):
+            if event:
+                self._connection.send(Signalled(event))
+        elif not isinstance(event, TaskHandle):
+            self._connection.send(Report(line_of(event)))
+
+    def _obey(self, message: HostMessage) -> None:
+        if isinstance(message, Reserve):
+            self._reserve(message)
+        elif isinstance(message, Start):
+            self._start(message)
+        elif isinstance(message, SendSignal):
+            if message.id in self._processes:
+                self._processes[message.id].signal(message.signum)
+        elif isinstance(message, Ask):
+            # In a thread, because the output of a task may take seconds.
+            threading.Thread(target=self._answer, args=(message,), daemon=True).start()
+        elif isinstance(message, KillRest):
+            self._launcher.kill_rest()
+
+    def _reserve(self, message: Reserve) -> None:
+        self._ports.close()
+        try:
+            ports = self._ports.enter_context(reserve_ports(message.count))
+        except ConfigurationError as error:
+            self._connection.send(Reserved(message.request, [], str(error)))
+        else:
+            self._connection.send(Reserved(message.request, ports))
+
+    def _start(self, message: Start) -> None:
+        task = Task(message.job, message.index)
+        self._ids[task] = message.id
+        command = [sys.executable if word == self._python else word for word in message.command[:1]]
+        try:
+            (process,) = self._launcher.start(
+                [TaskCommand(task, [*command, *message.command[1:]], self._environment(message.env))]
+            )
+        except OSError as error:
+            self._connection.send(Started(message.id, 0, str(error)))
+            return
+        self._processes[message.id], self._starts[process] = process, message.id
+        self._connection.send(Started(message.id, process.pid))
+
+    def _environment(self, changed: Mapping[str, str | None]) -> dict[str, str]:
+        env: dict[str, str | None] = {**without_task(os.environ), **self._env, **changed}
+        place = env.get("DTRAIN_LOCAL_RANK")
+        if self._gpus and place is not None:
+            env["CUDA_VISIBLE_DEVICES"] = self._gpus[int(place) % len(self._gpus)]
+        return {name: value for name, value in env.items() if value is not None}
+
+    def _answer(self, message: Ask) -> None:
+        process = self._processes.get(message.id)
+        value = False
+        if process is None:
+            pass
+        elif message.what == "output":
+            process.join_output(message.patience)
+            value = True
+        elif message.what == "stopped":
+            value = process.stopped(message.pid)
+        elif message.what == "uses":
+            value = process.uses(message.library)
+        elif message.what == "listens":
+            value = process.listens(message.ports)
+        elif message.what == "signal" and message.pid is not None:
+            value = process.signal_member(message.pid, message.signum)
+        self._connection.send(Answer(message.request, value))
+
+    def _forward(self, task: Task, line: str, to: str) -> None:
+        self._connection.send(OutputLine(self._ids[task], to, line))
+
+
+class _ForwardedConsole(Console):
+    """Sends the lines of tasks to the coordinator; lines of this process go to its own streams."""
+
+    def __init__(self, forward: Callable[[Task, str, str], None]) -> None:
+        super().__init__(sys.stdout, sys.stderr, on_broken=lambda: None)
+        self._forward = forward
+
+    def write_task_line(self, task: Task, line: str, *, to: str = "stdout") -> None:
+        """Send a line of a task."""
+        self._forward(task, line, to)
+
+
+def main() -> int:
+    """Be the agent of a coordinator that has started this process; returns the exit status."""
+    inbox, ended = Inbox(), threading.Event()
+
+    def end() -> None:
+        ended.set()
+        inbox.put(None)
+
+    writing = os.dup(1)
+    os.dup2(2, 1)  # what else is printed here must not get among the messages
+    connection = PipeConnection(os.dup(0), writing, inbox.put, end)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    try:
+        invite = inbox.get()
+        if not isinstance(invite, Invite):
+            return 1
+        try:
+            os.chdir(invite.folder or ".")
+        except OSError as error:
+            reason = (
+                f"The working directory {invite.folder} cannot be used on {invite.host}: {error.strerror}."
+            )
+            connection.send(
+                Refused(reason, "Make it there, or start the job in a folder that all hosts have.")
+            )
+            return 1
+        client, own = _ssh_ends()
+        connection.send(hello(invite.node, invite.host, invite.slots, own, client))
+        welcome = inbox.get()
+        if not isinstance(welcome, Welcome):
+            return 1
+        found = Agent(connection, inbox, welcome, invite.env, invite.gpus).run(ended.is_set)
+        return 1 if found is None else 0
+    except PeerMismatchError as error:
+        connection.send(Refused(error.message, error.hint))
+        return 1
+    finally:
+        connection.close()
+
+
+def _ssh_ends() -> tuple[str, str]:
+    """The addresses of the SSH client that started this process and of this host; "" without one."""
+    client, _, own, *_ = [*os.environ.get("SSH_CONNECTION", "").split(), "", "", ""]
+    return (client, own) if own else ("", "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""What agent and coordinator need of a connection, and the connection over a pair of pipes, as SSH gives it.
+
+The other connection is in `control_plane`. The pipes carry a line of JSON for each message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from dtrain.errors import PeerMismatchError
+from dtrain.launch.hosts.messages import LONGEST, HostMessage, Malformed, encode, parse
+
+_WAITING = 1024  # messages that wait to be written, before `send` waits
+_GOODBYE = 3.0  # seconds to write the last messages
+
+
+class Connection(Protocol):
+    """Sends messages to the other side; what it receives goes where its maker said."""
+
+    def send(self, message: HostMessage) -> None:
+        """Send a message; it arrives after those sent before."""
+
+    def close(self) -> None:
+        """Send what is left, for a few seconds at most, and end."""
+
+
+class PipeConnection:
+    """A connection over two file descriptors, which it closes.
+
+    Args:
+        reading, writing: the descriptors.
+        on_message: called in a thread with each message, or with the error of one of another version; what
+            is no message is ignored, as remote shells may write lines of their own.
+        on_end: called in that thread when the other side has closed its end.
+    """
+
+    def __init__(
+        self,
+        reading: int,
+        writing: int,
+        on_message: Callable[[HostMessage | PeerMismatchError], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._on_message, self._on_end = on_message, on_end
+        self._reading, self._writing = reading, writing
+        self._outbox: queue.Queue[bytes] = queue.Queue(_WAITING)
+        self._ended = threading.Event()
+        self._writer = threading.Thread(target=self._write, name="dtrain-pipe-out", daemon=True)
+        self._writer.start()
+        threading.Thread(target=self._read, name="dtrain-pipe-in", daemon=True).start()
+
+    def send(self, message: HostMessage) -> None:
+        """Send a message; wait while over a thousand others wait; drop it when the pipe is closed."""
+        line = encode(message) + b"\n"
+        while not self._ended.is_set():
+            with contextlib.suppress(queue.Full):
+                self._outbox.put(line, timeout=0.2)
+                return
+
+    def close(self) -> None:
+        """Write what waits, for a few seconds at most, and close the writing end."""
+        with contextlib.suppress(queue.Full):
+            self._outbox.put(b"", timeout=_GOODBYE)
+        self._writer.join(_GOODBYE)
+        self._ended.set()
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError), os.fdopen(self._writing, "wb", buffering=0) as pipe:
+            while line := self._outbox.get():
+                rest = memoryview(line)
+                while rest:
+                    rest = rest[pipe.write(rest) :]
+        self._ended.set()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError), os.fdopen(self._reading, "rb") as pipe:
+            while line := pipe.readline(LONGEST):
+                try:
+                    self._on_message(parse(line))
+                except Malformed:
+                    continue
+                except PeerMismatchError as error:
+                    self._on_message(error)
+        self._on_end()

@@ -1,0 +1,319 @@
+"""The coordinator of a job on several hosts: a launcher whose tasks are started by an agent on each host.
+
+How agents come to the coordinator is in its subclasses. What a failure means is decided by the same engine as
+for a job on one machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
+import time
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from dtrain import __version__, task_messages
+from dtrain.cluster import without_task
+from dtrain.cluster.sockets import loopback_host
+from dtrain.errors import ConfigurationError, DtrainError, PeerMismatchError, PeerMissingError
+from dtrain.launch.hosts.connection import Connection, PipeConnection
+from dtrain.launch.hosts.messages import (
+    End,
+    Hello,
+    HostMessage,
+    Invite,
+    KillRest,
+    Refused,
+    Report,
+    Reserved,
+    Signalled,
+    Started,
+    Welcome,
+)
+from dtrain.launch.hosts.remote import RemoteAgent, RemoteTask
+from dtrain.launch.launcher import Assignment, Launcher
+from dtrain.launch.local_launcher import guarded, new_mark
+from dtrain.launch.local_process import bound_to_launcher
+from dtrain.launch.session import Session
+from dtrain.launch.spec import JobSpec
+from dtrain.launch.task_handle import TaskCommand
+from dtrain.task_hooks import changes
+from dtrain.topology import Task, Topology
+
+_LOOK = 0.2  # seconds between two looks for a signal while agents are awaited
+_GOODBYE = 5.0  # seconds for an agent of this machine to end
+
+
+class HostsLauncher(Launcher):
+    """Starts tasks through agents. Workers fill the hosts in the order of their nodes."""
+
+    def __init__(self, session: Session, spec: JobSpec | None = None) -> None:
+        super().__init__(session, spec)
+        self._changed = threading.Condition()
+        self._agents: dict[int, RemoteAgent] = {}  # by node; a lost one stays until another takes its place
+        self._places: dict[Task, RemoteAgent] = {}
+        self._failure: DtrainError | None = None  # of an agent without which there is no job
+        self._refusals: list[str] = []
+        self._status = 1
+        self._over = False
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Wait for the agents. At the end they are told the exit status of the job.
+
+        Raises:
+            PeerMissingError: too few agents have come.
+            PeerMismatchError: an agent cannot be part of the job.
+        """
+        with guarded(new_mark(), self.session), self._agents_called():
+            try:
+                self._wait_for_agents()
+                yield
+            finally:
+                self._over = True
+                for agent in self._present():
+                    agent.connection.send(End(self._status))
+
+    def announce_end(self, status: int) -> None:
+        """Keep the status with which all agents end."""
+        self._status = status
+
+    @contextlib.contextmanager
+    def assign(self, tasks: Sequence[Task], env: Mapping[str, str]) -> Iterator[Sequence[Assignment]]:
+        """Choose a host for each task; its agent reserves a port there.
+
+        Raises:
+            ConfigurationError: a host refuses so many ports.
+            PeerMissingError: too few hosts are left.
+        """
+        while True:
+            placed = self._place(tasks)
+            counts = Counter(placed)
+            asked = {agent: agent.reserve(count) for agent, count in counts.items()}
+            answers = {agent: agent.answer(number) for agent, number in asked.items()}
+            if not any(agent.lost for agent in counts):
+                break
+        ports = {agent: iter(self._ports(agent, answers[agent], counts[agent])) for agent in counts}
+        jobs: dict[str, tuple[str, ...]] = {}
+        for task, agent in zip(tasks, placed, strict=True):
+            jobs[task.job] = (*jobs.get(task.job, ()), f"{self._address(agent)}:{next(ports[agent])}")
+        self._places = dict(zip(tasks, placed, strict=True))
+        before: Counter[RemoteAgent] = Counter()
+        assigned = []
+        for task, agent in zip(tasks, placed, strict=True):
+            own = {}
+            if task.job == "worker":
+                own["DTRAIN_LOCAL_RANK"] = str(before[agent])
+                before[agent] += 1
+            assigned.append(Assignment(Topology(jobs, task.job, task.index), own))
+        yield assigned
+
+    def start(self, commands: Sequence[TaskCommand]) -> list[RemoteTask]:
+        """Start tasks where they were assigned.
+
+        Raises:
+            OSError: an agent could not start a task.
+        """
+        base = without_task(os.environ)
+        tasks = [self._places[each.task].start(each, changes(base, each.env)) for each in commands]
+        for command, task in zip(commands, tasks, strict=True):
+            agent = self._places[command.task]
+            answer = agent.answer(task.id)
+            if isinstance(answer, Started) and answer.reason:
+                for each in tasks:
+                    each.signal(signal.SIGKILL)
+                raise OSError(f"{command.task} could not be started on {agent}: {answer.reason}")
+            if isinstance(answer, Started):
+                task.pid = answer.pid
+        return tasks
+
+    def kill_rest(self) -> None:
+        """Have the agents kill what ended tasks have left; each does so before its next start."""
+        for agent in self._present():
+            agent.connection.send(KillRest())
+
+    @contextlib.contextmanager
+    def _piped(self, command: Sequence[str], invite: Invite) -> Iterator[None]:
+        """Run a command that is an agent, with pipes as its standard input and output.
+
+        When the context ends, the agent's input is closed: it ends its tasks and itself.
+        """
+        process = subprocess.Popen(
+            [*bound_to_launcher(), *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        if process.stdin is None or process.stdout is None:
+            raise RuntimeError("pipes were asked for")
+        found: list[RemoteAgent] = []
+
+        def receive(message: HostMessage | PeerMismatchError) -> None:
+            if isinstance(message, PeerMismatchError):
+                self._fail(message)
+            elif isinstance(message, Refused):
+                self._fail(ConfigurationError(f"{invite.host}: {message.reason}", hint=message.hint))
+            elif found:
+                self._receive(found[0], message)
+            elif isinstance(message, Hello):
+                found.extend(filter(None, [self._greet(connection, message)]))
+
+        def end() -> None:
+            if found:
+                self._lose(found[0], "its agent has ended")
+            else:
+                what = f"The agent on {invite.host} has ended with status {process.wait()} before it began."
+                self._fail(PeerMissingError(what, hint="See what it says above."))
+
+        reading, writing = os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno())
+        process.stdin.close()
+        process.stdout.close()
+        connection = PipeConnection(reading, writing, receive, end)
+        connection.send(invite)
+        try:
+            yield
+        finally:
+            connection.close()
+            try:
+                process.wait(_GOODBYE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _fail(self, error: DtrainError) -> None:
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
+
+    @abstractmethod
+    def _agents_called(self) -> contextlib.AbstractContextManager[None]:
+        """The context in which agents come; each says `Hello`."""
+
+    @abstractmethod
+    def _missing(self, waited: float) -> str | None:
+        """Why it is time to give up waiting for agents; "" to wait on; None if enough have come."""
+
+    def _problem(self, hello: Hello) -> Refused | None:
+        """Why an agent cannot be part of the job, or None; subclasses add their reasons."""
+        python = ".".join(platform.python_version_tuple()[:2])
+        for name, theirs, ours in (
+            ("dtrain", hello.dtrain, __version__),
+            ("Python", hello.python, python),
+        ):
+            if theirs != ours:
+                return Refused(
+                    f"Node {hello.node} ({hello.host}) has {name} {theirs}, and node 0 has {name} {ours}.",
+                    f"Install the same version of {name} on all hosts.",
+                )
+        other = self._agents.get(hello.node)
+        if other is not None and not other.lost:
+            return Refused(
+                f"Node {hello.node} is there already, from {other.hello.host}; this one is {hello.host}.",
+                "Give each node its own rank, and each job its own port and secret.",
+            )
+        return None
+
+    def _greet(self, connection: Connection, hello: Hello) -> RemoteAgent | None:
+        """Take an agent into the job, or refuse it."""
+        with self._changed:
+            problem = self._problem(hello)
+            if problem is not None:
+                connection.send(problem)
+                self._refusals.append(problem.reason)
+                self.session.say(f"Refused: {problem.reason}")
+                return None
+            agent = self._agents[hello.node] = RemoteAgent(connection, hello, self.session)
+            secret = self.session.secret().read_text(encoding="ascii").strip()
+            connection.send(Welcome(secret, sys.executable))
+            self._changed.notify_all()
+        return agent
+
+    def _receive(self, agent: RemoteAgent, message: HostMessage) -> None:
+        """Take in a message of an agent that is part of the job."""
+        if agent.lost:
+            return
+        if isinstance(message, Report):
+            found = task_messages.parse(message.line.encode())
+            if found is not None:
+                self.session.events.put(found)
+        elif isinstance(message, Signalled):
+            self.session.events.put(message.signum)
+        else:
+            agent.receive(message)  # type: ignore[arg-type]
+
+    def _lose(self, agent: RemoteAgent, why: str) -> None:
+        with self._changed:
+            if agent.lost or self._over:
+                return
+            self.session.say(f"{agent} is gone: {why}.")
+            agent.lose()
+            self._changed.notify_all()
+
+    def _present(self) -> list[RemoteAgent]:
+        with self._changed:
+            return [agent for _, agent in sorted(self._agents.items()) if not agent.lost]
+
+    def _wait_for_agents(self) -> None:
+        began = time.monotonic()
+        while True:
+            with self._changed:
+                self._changed.wait(_LOOK)
+            if self._failure is not None:
+                raise self._failure
+            missing = self._missing(time.monotonic() - began)
+            if missing is None:
+                return
+            if missing:
+                raise PeerMissingError(
+                    " ".join([missing, *self._refusals[-3:]]),
+                    hint="See what those nodes say. Are they started, with the same --rendezvous, and does "
+                    "a firewall let them through to it?",
+                )
+            for event in self.session.left_over():
+                if isinstance(event, int) and event:
+                    raise SystemExit(128 + event)
+
+    def _place(self, tasks: Sequence[Task]) -> list[RemoteAgent]:
+        """The agent of each task: workers fill the hosts in order, servers are spread, a chief is first."""
+        present = self._present()
+        slots = [agent for agent in present for _ in range(agent.hello.slots)]
+        workers = sum(task.job == "worker" for task in tasks)
+        if workers > len(slots):
+            gone = ", ".join(str(agent) for _, agent in sorted(self._agents.items()) if agent.lost)
+            raise PeerMissingError(
+                f"The job has {workers} workers, and the hosts that are left have room for {len(slots)}. "
+                f"Gone: {gone or 'none'}.",
+                hint="Start the job again when the host is back. With checkpoints (dtrain.BackupAndRestore) "
+                "it goes on from the last one.",
+            )
+        ordered = {"worker": slots, "ps": present, "chief": present}
+        return [ordered[each.job][each.index % len(ordered[each.job])] for each in tasks]
+
+    def _ports(self, agent: RemoteAgent, answer: object, count: int) -> Sequence[int]:
+        if isinstance(answer, Reserved) and len(answer.ports) == count:
+            return answer.ports
+        reason = answer.reason if isinstance(answer, Reserved) else "no answer"
+        raise ConfigurationError(f"No ports could be reserved on {agent}: {reason}.")
+
+    def _address(self, agent: RemoteAgent) -> str:
+        """Where the other hosts reach the tasks of one."""
+        own = [agent.hello.address]
+        if not _beyond_loopback(agent.hello.address):  # the coordinator's host: what others call it
+            own = [each.hello.reached for each in self._present()]
+        found = next(filter(_beyond_loopback, own), "")
+        if not found:
+            return loopback_host()
+        return f"[{found}]" if ":" in found else found
+
+
+def _beyond_loopback(address: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return not ipaddress.ip_address(address).is_loopback
+    return False

@@ -1,0 +1,274 @@
+"""Jobs that are started once on each host, in any order: node 0 is the coordinator, the others join it.
+
+Their connections go over the control plane, so hosts of a network need the job's secret.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dtrain.cluster import secret, settings
+from dtrain.cluster.secret import Secret
+from dtrain.cluster.sockets import host_towards
+from dtrain.errors import AuthenticationError, ConfigurationError, PeerMismatchError, PeerMissingError
+from dtrain.launch.hosts import control_plane
+from dtrain.launch.hosts.agent import Agent, Inbox, hello
+from dtrain.launch.hosts.control_plane import ControlClient, ControlServer
+from dtrain.launch.hosts.launcher import HostsLauncher
+from dtrain.launch.hosts.messages import Hello, HostMessage, Invite, Refused, Welcome
+from dtrain.launch.hosts.remote import RemoteAgent
+from dtrain.launch.session import Session
+from dtrain.launch.spec import JobSpec, Nodes
+from dtrain.log import logger
+from dtrain.topology import Topology, split_address
+
+_FURTHER = 10.0  # seconds to wait for further nodes when the fewest have come
+_GONE = 3.0  # seconds for which the coordinator's port refuses connections, after which it has ended
+_UNPROVED = 8  # connections that failed to prove the secret, after which the secrets differ
+
+
+def nodes_secret(nodes: Nodes) -> Secret:
+    """The secret by which the nodes of a job know each other.
+
+    Raises:
+        ConfigurationError: there is none, and the rendezvous is not on the loopback interface; or its file
+            cannot be used.
+    """
+    path = nodes.secret_file or settings.secret_file()
+    if path is not None:
+        return secret.read_secret(path)
+    found = secret.job_secret(Topology({"worker": (nodes.rendezvous,)}, "worker", 0))
+    if found is None:
+        raise ConfigurationError(
+            f"The rendezvous {nodes.rendezvous} can be reached from other hosts, and the job has no secret: "
+            "anybody there could run programs here.",
+            hint="Make one: (umask 077; head -c 32 /dev/urandom | base64 > ~/job-secret). Copy the file to "
+            "all hosts (mode 600), and name it on each: --secret-file ~/job-secret, or DTRAIN_SECRET_FILE.",
+        )
+    return found
+
+
+class NodesLauncher(HostsLauncher):
+    """The coordinator, on node 0: the other nodes come to it, and an agent of its own runs this host's tasks.
+
+    Raises:
+        ConfigurationError: `JobSpec.nodes` is missing, or there is no secret.
+    """
+
+    def __init__(self, session: Session, spec: JobSpec | None = None) -> None:
+        super().__init__(session, spec)
+        if spec is None or spec.nodes is None:
+            raise ConfigurationError(
+                "The launcher is 'nodes', and JobSpec.nodes says nothing of them.",
+                hint="Use dtrain launch --nnodes N --node-rank R --rendezvous HOST:PORT.",
+            )
+        self._nodes = spec.nodes
+        self._secret = nodes_secret(spec.nodes)
+        self._command = list(spec.command[1:])
+        self._connected: dict[bytes, RemoteAgent] = {}
+        self._server: ControlServer | None = None
+
+    @contextlib.contextmanager
+    def _agents_called(self) -> Iterator[None]:
+        nodes = self._nodes
+        host, port = split_address(nodes.rendezvous)
+        self._server = ControlServer(host, port, self._secret, self._on_message, self._on_lost)
+        own = [sys.executable, "-m", "dtrain.launch.hosts.agent"]
+        invite = Invite(0, socket.gethostname(), nodes.per_node, "", {}, nodes.gpus)
+        try:
+            with self._piped(own, invite):
+                yield
+        finally:
+            self._server.close()
+
+    def _missing(self, waited: float) -> str | None:
+        nodes, present = self._nodes, {agent.hello.node for agent in self._present()}
+        if len(present) == nodes.most or (len(present) >= nodes.fewest and waited >= _FURTHER):
+            return None
+        if waited < nodes.join_timeout:
+            return ""
+        absent = ", ".join(str(node) for node in range(nodes.most) if node not in present)
+        strangers = 0 if self._server is None else self._server.strangers
+        other = f" {strangers} connections did not know the job's secret." if strangers else ""
+        return (
+            f"{len(present)} of {nodes.most} nodes have come to {nodes.rendezvous} in {waited:.0f} s; "
+            f"missing: node {absent}.{other}"
+        )
+
+    def _problem(self, hello: Hello) -> Refused | None:
+        nodes = self._nodes
+        name = f"Node {hello.node} ({hello.host})"
+        if hello.node >= nodes.most:
+            return Refused(
+                f"{name} came, and the job has {nodes.most} nodes, from 0.", "Correct --node-rank."
+            )
+        if hello.slots != nodes.per_node:
+            return Refused(
+                f"{name} starts {hello.slots} workers, and node 0 {nodes.per_node}.",
+                "Give all nodes the same --nproc-per-node.",
+            )
+        if hello.command and list(hello.command) != self._command:
+            return Refused(
+                f"{name} runs {' '.join(hello.command)}, and node 0 {' '.join(self._command)}.",
+                "Give all nodes the same script and arguments; or is this another job's port?",
+            )
+        return super()._problem(hello)
+
+    def _on_message(self, peer: bytes, message: HostMessage) -> None:
+        agent = self._connected.get(peer)
+        if agent is not None:
+            self._receive(agent, message)
+        elif isinstance(message, Hello) and self._server is not None:
+            found = self._greet(_Peer(self._server, peer), message)
+            if found is not None:
+                self._connected[peer] = found
+                self.session.say(f"{found} has joined, from {message.address or 'this host'}.")
+
+    def _on_lost(self, peer: bytes) -> None:
+        agent = self._connected.pop(peer, None)
+        if agent is not None:
+            self._lose(agent, f"nothing was heard of it for {control_plane.LOST:g} s")
+
+
+@dataclass
+class _Peer:
+    """The connection to one agent over the control plane."""
+
+    server: ControlServer
+    name: bytes
+
+    def send(self, message: HostMessage) -> None:
+        self.server.send(self.name, message)
+
+    def close(self) -> None:
+        pass
+
+
+def join_nodes(nodes: Nodes, command: Sequence[str]) -> int:
+    """Be a node other than the first: run what the coordinator says, until the job ends.
+
+    A node that was cut off ends its tasks, and joins again if the coordinator answers within the time limit.
+
+    Args:
+        nodes: the job's nodes, and which of them this is.
+        command: the argument vector of the job's program, which node 0 has too.
+
+    Returns:
+        The exit status of the job.
+
+    Raises:
+        PeerMissingError: no coordinator answers, or it has ended.
+        AuthenticationError: it has another secret.
+        PeerMismatchError: it refuses this node, and says why.
+        ConfigurationError: there is no secret.
+    """
+    known = nodes_secret(nodes)
+    host, port = split_address(nodes.rendezvous)
+    while True:
+        inbox = Inbox()
+        client = ControlClient(host, port, known, inbox.put)
+        try:
+            welcome = _welcomed(nodes, client, inbox, command)
+            watch = _CoordinatorWatch(host, port, client)
+            end = Agent(client, inbox, welcome, gpus=nodes.gpus).run(watch.cut_off)
+        finally:
+            client.close()
+        if end is not None:
+            if end.line:
+                logger.warning("%s", end.line)
+            return end.status
+        if watch.gone:
+            raise PeerMissingError(
+                f"The coordinator of the job at {nodes.rendezvous} (node 0) has ended without a word; the "
+                f"tasks of node {nodes.rank} were ended.",
+                hint="See what node 0 says, and start the job again on all nodes.",
+            )
+        logger.warning(
+            "Node %d was cut off from the coordinator at %s: its tasks were ended; it tries to join again.",
+            nodes.rank,
+            nodes.rendezvous,
+        )
+
+
+def _welcomed(nodes: Nodes, client: ControlClient, inbox: Inbox, command: Sequence[str]) -> Welcome:
+    """Introduce this node, and wait until it is part of the job."""
+    host, port = split_address(nodes.rendezvous)
+    deadline = time.monotonic() + nodes.join_timeout
+    own, reached = _ends(host, port)
+    client.send(hello(nodes.rank, "", nodes.per_node, own, reached, command[1:]))
+    while True:
+        found = inbox.get(timeout=0.2)
+        if isinstance(found, Welcome):
+            return found
+        if isinstance(found, Refused):
+            raise PeerMismatchError(f"Node 0 refused this node: {found.reason}", hint=found.hint)
+        if not client.proved and client.unproved >= _UNPROVED:
+            raise AuthenticationError(
+                f"What answers at {nodes.rendezvous} does not know the secret of node {nodes.rank}.",
+                hint="Give all nodes the same --secret-file; or another job or program has this port.",
+            )
+        if time.monotonic() > deadline:
+            raise PeerMissingError(
+                f"Node {nodes.rank} has waited {nodes.join_timeout:g} s for the coordinator at "
+                f"{nodes.rendezvous}: {_what_answers(host, port)}.",
+                hint="Start node 0 there, with the same --rendezvous, and let a firewall open its port.",
+            )
+
+
+def _ends(host: str, port: int) -> tuple[str, str]:
+    """The addresses, without a port, of this host towards another one, and of that one; "" if unknown."""
+    with contextlib.suppress(OSError):
+        *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        return host_towards([f"[{place[0]}]:{port}"]).strip("[]"), str(place[0])
+    return "", ""
+
+
+def _what_answers(host: str, port: int) -> str:
+    try:
+        socket.create_connection((host, port), 3.0).close()
+    except TimeoutError:
+        return "nothing answers (a firewall that drops, or a host that is down)"
+    except OSError as error:
+        return f"{error.strerror or error}"
+    return "something answers, but not as a coordinator"
+
+
+class _CoordinatorWatch:
+    """Whether the coordinator is gone, or may give this node up.
+
+    Attributes:
+        gone: whether its port has refused connections for some seconds: it has ended.
+    """
+
+    def __init__(self, host: str, port: int, client: ControlClient) -> None:
+        self._place = host, port
+        self._client = client
+        self._refused_since: float | None = None
+        self._asked_at = 0.0
+        self.gone = False
+
+    def cut_off(self) -> bool:
+        """See the class."""
+        if not self._client.connected:
+            self._ask()
+        else:
+            self._refused_since = None
+        return self.gone or self._client.lease_left() <= 0
+
+    def _ask(self) -> None:
+        now = time.monotonic()
+        if now - self._asked_at < 0.5:
+            return
+        self._asked_at = now
+        try:
+            socket.create_connection(self._place, 0.5).close()
+        except ConnectionRefusedError:
+            self._refused_since = self._refused_since or now
+            self.gone = now - self._refused_since >= _GONE
+        except OSError:
+            self._refused_since = None

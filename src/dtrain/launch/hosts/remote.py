@@ -1,0 +1,172 @@
+"""An agent and its tasks, as their coordinator knows them: commands go there, exits and answers come back.
+
+What a message of an agent leads to is in `launcher`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+import time
+from collections.abc import Collection
+
+from dtrain.launch.hosts.connection import Connection
+from dtrain.launch.hosts.messages import (
+    Answer,
+    Ask,
+    Exited,
+    Hello,
+    OutputLine,
+    Reserve,
+    Reserved,
+    SendSignal,
+    Start,
+    Started,
+)
+from dtrain.launch.session import Session
+from dtrain.launch.task_handle import TaskCommand, TaskHandle
+from dtrain.task_hooks import Variables
+from dtrain.topology import Task
+
+_ANSWER = 2.0  # seconds to wait for an answer that the engine can do without
+_numbers = itertools.count(1)
+
+
+class RemoteAgent:
+    """The agent of one host.
+
+    Args:
+        connection: to the agent.
+        hello: what it has said of itself.
+        session: receives the exits of tasks, and shows their output.
+
+    Attributes:
+        hello: as given.
+        lost: whether the agent is gone; then its tasks have ended, or end before others take their places.
+    """
+
+    def __init__(self, connection: Connection, hello: Hello, session: Session) -> None:
+        self.connection = connection
+        self.hello = hello
+        self.lost = False
+        self._session = session
+        self._changed = threading.Condition()
+        self._asked: dict[int, Reserved | Answer | Started | None] = {}
+        self._tasks: dict[int, RemoteTask] = {}
+
+    def __str__(self) -> str:
+        return f"{self.hello.host} (node {self.hello.node})"
+
+    def receive(self, message: Reserved | Answer | Started | Exited | OutputLine) -> None:
+        """Take in a message about a task of this agent, or an answer."""
+        if isinstance(message, Exited | OutputLine):
+            task = self._tasks.get(message.id)
+            if task is not None and isinstance(message, OutputLine):
+                task.show(message)
+            elif task is not None and isinstance(message, Exited):
+                task.ended(message.code, message.seconds_ago)
+            return
+        number = message.id if isinstance(message, Started) else message.request
+        with self._changed:
+            if number in self._asked:
+                self._asked[number] = message
+                self._changed.notify_all()
+
+    def lose(self) -> None:
+        """The agent is gone: nothing more is answered, and its tasks count as killed."""
+        with self._changed:
+            self.lost = True
+            self._changed.notify_all()
+        for task in list(self._tasks.values()):
+            task.ended(-signal.SIGKILL, 0.0)
+
+    def reserve(self, count: int) -> int:
+        """Ask the agent for ports; returns the number for `answer`."""
+        number = self._ask()
+        self.connection.send(Reserve(number, count))
+        return number
+
+    def start(self, command: TaskCommand, env: Variables) -> RemoteTask:
+        """Ask the agent to start a task; its id is the number for `answer`.
+
+        Args:
+            command: the task and its arguments.
+            env: what its environment has more than the agent's.
+        """
+        number = self._ask()
+        handle = self._tasks[number] = RemoteTask(self, number, command.task, self._session)
+        task = command.task
+        self.connection.send(Start(number, task.job, task.index, list(command.command), dict(env)))
+        return handle
+
+    def ask(self, id: int, what: str, patience: float = 0.0, **about: object) -> bool:
+        """Ask about a task; False also if the agent does not answer in time. See `messages.Ask`."""
+        number = self._ask()
+        self.connection.send(Ask(number, id, what, patience=patience, **about))  # type: ignore[arg-type]
+        found = self.answer(number, _ANSWER + 2 * patience)
+        return isinstance(found, Answer) and found.value
+
+    def answer(self, number: int, timeout: float | None = None) -> Reserved | Answer | Started | None:
+        """The answer to what was asked; None if the agent is gone, or the time is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.lost or self._asked[number] is not None, timeout)
+            return self._asked.pop(number)
+
+    def _ask(self) -> int:
+        number = next(_numbers)
+        with self._changed:
+            self._asked[number] = None
+        return number
+
+
+class RemoteTask(TaskHandle):
+    """A task that an agent runs."""
+
+    def __init__(self, agent: RemoteAgent, id: int, task: Task, session: Session) -> None:
+        super().__init__()
+        self.task: Task = task
+        self.id = id
+        self._agent = agent
+        self._session = session
+        self._ending = threading.Lock()
+
+    def show(self, line: OutputLine) -> None:
+        """Show a line of the task, marked with the task and its host."""
+        self.tail.append(line.line)
+        where = f"[{self.task} on {self._agent.hello.host}] "
+        self._session.console.write_line(where + line.line, to="stderr" if line.to == "stderr" else "stdout")
+
+    def ended(self, code: int, seconds_ago: float) -> None:
+        """The task has ended; only the first call counts."""
+        with self._ending:
+            if self.exit_code is not None:
+                return
+            self.ended_at = time.monotonic() - max(0.0, seconds_ago)
+            self.exit_code = code
+        self._session.events.put(self)
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to the task's process group."""
+        if self.exit_code is None and not self._agent.lost:
+            self._agent.connection.send(SendSignal(self.id, signum))
+
+    def join_output(self, patience: float = 2.0) -> None:
+        """Wait until the agent has sent what the task wrote."""
+        self._agent.ask(self.id, "output", patience)
+
+    def signal_member(self, pid: int, signum: int) -> bool:
+        """Send a signal to one process of the task."""
+        return self._agent.ask(self.id, "signal", pid=pid, signum=signum)
+
+    def stopped(self, pid: int | None = None) -> bool:
+        """Whether a process of the task is stopped."""
+        return self._agent.ask(self.id, "stopped", pid=pid)
+
+    def uses(self, library: str) -> bool:
+        """Whether the task has loaded a library."""
+        return self._agent.ask(self.id, "uses", library=library)
+
+    def listens(self, ports: Collection[int]) -> bool:
+        """Whether the task listens on one of these ports."""
+        return self._agent.ask(self.id, "listens", ports=list(ports))
