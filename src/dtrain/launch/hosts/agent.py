@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dtrain import __version__
 from dtrain.cluster import without_task
 from dtrain.errors import ConfigurationError, PeerMismatchError
-from dtrain.launch.hosts.connection import Connection, PipeConnection
+from dtrain.launch.hosts.connection import HostConnection, PipeConnection
 from dtrain.launch.hosts.messages import (
     Answer,
     Ask,
@@ -105,7 +105,7 @@ class Agent:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: HostConnection,
         inbox: Inbox,
         welcome: Welcome,
         env: Mapping[str, str] | None = None,

@@ -19,7 +19,7 @@ _WAITING = 1024  # messages that wait to be written, before `send` waits
 _GOODBYE = 3.0  # seconds to write the last messages
 
 
-class Connection(Protocol):
+class HostConnection(Protocol):
     """Sends messages to the other side; what it receives goes where its maker said."""
 
     def send(self, message: HostMessage) -> None:

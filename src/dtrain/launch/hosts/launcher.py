@@ -23,7 +23,7 @@ from dtrain import __version__, task_messages
 from dtrain.cluster import without_task
 from dtrain.cluster.sockets import loopback_host
 from dtrain.errors import ConfigurationError, DtrainError, PeerMismatchError, PeerMissingError
-from dtrain.launch.hosts.connection import Connection, PipeConnection
+from dtrain.launch.hosts.connection import HostConnection, PipeConnection
 from dtrain.launch.hosts.messages import (
     End,
     Hello,
@@ -220,7 +220,7 @@ class HostsLauncher(Launcher):
             )
         return None
 
-    def _greet(self, connection: Connection, hello: Hello) -> RemoteAgent | None:
+    def _greet(self, connection: HostConnection, hello: Hello) -> RemoteAgent | None:
         """Take an agent into the job, or refuse it."""
         with self._changed:
             problem = self._problem(hello)

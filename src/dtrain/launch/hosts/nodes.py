@@ -124,7 +124,7 @@ class NodesLauncher(HostsLauncher):
         if agent is not None:
             self._receive(agent, message)
         elif isinstance(message, Hello) and self._server is not None:
-            found = self._greet(_Peer(self._server, peer), message)
+            found = self._greet(_NodeConnection(self._server, peer), message)
             if found is not None:
                 self._connected[peer] = found
                 self.session.say(f"{found} has joined, from {message.address or 'this host'}.")
@@ -136,7 +136,7 @@ class NodesLauncher(HostsLauncher):
 
 
 @dataclass
-class _Peer:
+class _NodeConnection:
     """The connection to one agent over the control plane."""
 
     server: ControlServer

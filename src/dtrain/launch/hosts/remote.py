@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Collection
 
-from dtrain.launch.hosts.connection import Connection
+from dtrain.launch.hosts.connection import HostConnection
 from dtrain.launch.hosts.messages import (
     Answer,
     Ask,
@@ -46,7 +46,7 @@ class RemoteAgent:
         lost: whether the agent is gone; then its tasks have ended, or end before others take their places.
     """
 
-    def __init__(self, connection: Connection, hello: Hello, session: Session) -> None:
+    def __init__(self, connection: HostConnection, hello: Hello, session: Session) -> None:
         self.connection = connection
         self.hello = hello
         self.lost = False
