@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dtrain import __version__, task_messages
 from dtrain.cluster import without_task
 from dtrain.cluster.sockets import loopback_host
-from dtrain.errors import ConfigurationError, DtrainError, PeerMismatchError, PeerMissingError
+from dtrain.errors import ConfigurationError, DtrainError, PeerMismatchError, PeerMissingError, ProcessEnd
 from dtrain.launch.hosts.connection import HostConnection, PipeConnection
 from dtrain.launch.hosts.messages import (
     End,
@@ -278,7 +278,7 @@ class HostsLauncher(Launcher):
                 )
             for event in self.session.left_over():
                 if isinstance(event, int) and event:
-                    raise SystemExit(128 + event)
+                    raise ProcessEnd(128 + event)
 
     def _place(self, tasks: Sequence[Task]) -> list[RemoteAgent]:
         """The agent of each task: workers fill the hosts in order, servers are spread, a chief is first."""
