@@ -24,6 +24,8 @@ COMMANDS = {
     "train": "dtrain.cli.train",
     "strategies": "dtrain.cli.strategies",
     "bench": "dtrain.cli.bench",
+    "env": "dtrain.cli.env",
+    "doctor": "dtrain.cli.doctor",
 }
 """The module of each command, by the command's name."""
 

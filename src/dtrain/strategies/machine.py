@@ -68,14 +68,14 @@ def look_at_machine() -> Machine:
         UnsupportedVersionError: TensorFlow cannot be imported, or not within five minutes.
     """
     topology = current()
-    seen = _look()
+    seen = probe_devices()
     return Machine(
         processor=processor_name(),
         cores=tuple(sorted(os.sched_getaffinity(0))),
         gpus=tuple(seen["gpus"]),
         logical_cpus=settings.devices_per_worker() or 1,
         tpu=tpu_name(),
-        mpi_problem=_mpi_problem(),
+        mpi_problem=find_mpi_problem(),
         servers_problem=_servers_problem(),
         job_workers=0 if topology is None else len(topology.jobs.get("worker", ())),
         job_servers=0 if topology is None else len(topology.jobs.get("ps", ())),
@@ -86,7 +86,13 @@ def look_at_machine() -> Machine:
     )
 
 
-def _look() -> dict[str, Any]:
+def probe_devices(patience: float = _PATIENCE) -> dict[str, Any]:
+    """What `probe_devices`, the program, finds in a process of its own, within `patience` seconds.
+
+    Raises:
+        ConfigurationError: that process reported a problem.
+        UnsupportedVersionError: TensorFlow cannot be imported, or not within this time.
+    """
     try:
         done = subprocess.run(
             [sys.executable, "-m", "dtrain.strategies.probe_devices"],
@@ -94,13 +100,13 @@ def _look() -> dict[str, Any]:
             stdin=subprocess.DEVNULL,
             text=True,
             errors="replace",
-            timeout=_PATIENCE,
+            timeout=patience,
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
         )
         seen = json.loads(done.stdout.strip().rpartition("\n")[2] or "null")
         last = done.stderr.strip().rpartition("\n")[2] or f"it ended with {done.returncode}"
     except subprocess.TimeoutExpired:
-        seen, last = None, f"it took more than {_PATIENCE:.0f} seconds"
+        seen, last = None, f"it took more than {patience:.0f} seconds"
     except ValueError as error:
         seen, last = None, str(error)
     if seen is None:
@@ -113,7 +119,8 @@ def _look() -> dict[str, Any]:
     return seen
 
 
-def _mpi_problem() -> str:
+def find_mpi_problem() -> str:
+    """Why workers cannot be started by MPI; "" if they can."""
     try:
         find_starter(None)
     except MPIError as error:

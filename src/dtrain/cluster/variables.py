@@ -1,0 +1,37 @@
+"""Lists the environment variables that a bug report needs, without secrets, and names the schedulers.
+
+A scheduler named here only runs the process; the environments that describe a job are in `environments`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+_PREFIXES = (
+    "CUDA_", "DTRAIN_", "KERAS_", "KUBERNETES_SERVICE_HOST", "LSB_", "NCCL_", "OMPI_", "PBS_", "PMI_",
+    "SLURM_", "TF_", "TPU_", "XLA_",
+)  # fmt: skip
+_SECRET_NAME = re.compile(r"SECRET|TOKEN|PASS|CREDENTIAL|KEY|AUTH|COOKIE|COMMAND|JWT", re.IGNORECASE)
+_USER_IN_URL = re.compile(r"(://)[^/@\s]+@")
+_SCHEDULERS = {
+    "SLURM_JOB_ID": "Slurm",
+    "PBS_JOBID": "PBS",
+    "LSB_JOBID": "LSF",
+    "KUBERNETES_SERVICE_HOST": "Kubernetes",
+}
+HIDDEN = "(set, not shown)"
+
+
+def shown_variables() -> dict[str, str]:
+    """The variables that concern training, by name; values that may be secret are replaced by `HIDDEN`."""
+    chosen = sorted(name for name in os.environ if name.startswith(_PREFIXES))
+    return {
+        name: HIDDEN if _SECRET_NAME.search(name) else _USER_IN_URL.sub(r"\1", os.environ[name])
+        for name in chosen
+    }
+
+
+def schedulers() -> list[str]:
+    """The schedulers that run this process, by name."""
+    return [name for variable, name in _SCHEDULERS.items() if os.environ.get(variable)]

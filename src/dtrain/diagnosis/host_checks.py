@@ -1,0 +1,190 @@
+"""Checks of this host alone: TF_CONFIG, names, the task's port, limits, memory, and what is installed."""
+
+from __future__ import annotations
+
+import ipaddress
+import resource
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from dtrain.diagnosis.check import Finding, Situation
+from dtrain.diagnosis.installation import PROBE_SECONDS, nccl_version
+from dtrain.errors import DtrainError
+from dtrain.strategies.machine import find_mpi_problem, probe_devices
+from dtrain.topology import Task, Topology, split_address
+
+_OPEN_FILES = 1024
+_SHARED_MEMORY = 64 << 20  # bytes
+
+
+def check_tf_config(situation: Situation) -> Iterator[Finding]:
+    """TF_CONFIG is valid: JSON, known jobs, no address twice, an index that exists."""
+    message, remedy = situation.problem
+    if message:
+        yield Finding(status="fail", found=message, remedy=remedy)
+    elif situation.topology is None:
+        yield Finding(status="ok", found="TF_CONFIG is not set: this process is a job of its own")
+    else:
+        tasks = len(situation.topology.tasks())
+        yield Finding(status="ok", found=f"{situation.topology.task} of a job of {tasks} tasks")
+
+
+def check_names(situation: Situation) -> Iterator[Finding]:
+    """The host name of every task resolves."""
+    topology = situation.topology
+    for task in topology.tasks() if topology else ():
+        host = split_address(topology.address_of(task))[0] if topology else ""
+        try:
+            found = _addresses(host)
+        except OSError as error:
+            yield Finding(
+                status="fail",
+                found=f"the name {host!r} of {task} does not resolve here: {error.strerror or error}",
+                remedy="write the IP address into TF_CONFIG, or add the name to DNS or /etc/hosts here",
+            )
+        else:
+            yield Finding(status="ok", found=f"{task}: {host} is {', '.join(sorted(found))}")
+
+
+def check_own_address(situation: Situation) -> Iterator[Finding]:
+    """The address of this task is one of this host; otherwise the index may be another host's."""
+    topology = situation.topology
+    if topology is None or not topology.has_address or _is_here(topology, topology.task):
+        return
+    here = [task for task in topology.tasks() if _is_here(topology, task)]
+    if here:
+        yield Finding(
+            status="fail",
+            found=f"TF_CONFIG says that this process is {topology.task}, whose address {topology.address} "
+            f"is not one of this host; that of {here[0]} is",
+            remedy=f'set "task" to {{"type": "{here[0].job}", "index": {here[0].index}}} on this host',
+        )
+    else:
+        yield Finding(
+            status="warn",
+            found=f"no interface of this host has the address of {topology.task}, {topology.address}",
+            remedy="correct the address in TF_CONFIG, unless a router or container translates it",
+        )
+
+
+def check_port(situation: Situation) -> Iterator[Finding]:
+    """This task's port is free."""
+    topology = situation.topology
+    if topology is None or not topology.has_address:
+        return
+    port = split_address(topology.address)[1]
+    if situation.port_problem:
+        yield Finding(
+            status="fail",
+            found=f"port {port} of {topology.task} cannot be used: {situation.port_problem}{_used_by(port)}",
+            remedy="end the process that uses it, or choose another port in TF_CONFIG on all hosts",
+        )
+    else:
+        yield Finding(status="ok", found=f"port {port} is free")
+
+
+def check_open_files(situation: Situation) -> Iterator[Finding]:
+    """The limit of open files leaves room for the connections and files of a job."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES + 8 * len(situation.topology.tasks() if situation.topology else ())
+    if limit != resource.RLIM_INFINITY and limit < wanted:
+        yield Finding(
+            status="warn",
+            found=f"a process may open {limit} files; this job may need {wanted}",
+            remedy=f"ulimit -n {max(wanted, 4096)}, before the job starts",
+        )
+    else:
+        yield Finding(status="ok", found=f"a process may open {limit} files")
+
+
+def check_shared_memory(situation: Situation) -> Iterator[Finding]:
+    """/dev/shm has room, because MPI and NCCL use it between processes of one host."""
+    try:
+        free = shutil.disk_usage("/dev/shm").free
+    except OSError as error:
+        free, reason = 0, f"/dev/shm cannot be used: {error.strerror}"
+    else:
+        reason = f"/dev/shm has {free >> 20} MiB free"
+    if free < _SHARED_MEMORY:
+        remedy = (
+            "give the container more shared memory (docker run --shm-size=1g), or delete what is in /dev/shm"
+        )
+        yield Finding(status="warn", found=reason, remedy=remedy)
+    else:
+        yield Finding(status="ok", found=reason)
+
+
+def check_tensorflow(situation: Situation) -> Iterator[Finding]:
+    """TensorFlow and Keras can be imported, and their versions are supported."""
+    try:
+        found = probe_devices(PROBE_SECONDS)
+    except DtrainError as error:
+        yield Finding(status="fail", found=error.message.rstrip("."), remedy=error.hint or "")
+        return
+    gpus = len(found["gpus"])
+    yield Finding(
+        status="ok", found=f"TensorFlow {found['tensorflow']}, Keras {found['keras']}, {gpus or 'no'} GPUs"
+    )
+    if gpus and not nccl_version():
+        yield Finding(
+            status="warn",
+            found="no NCCL package is installed beside TensorFlow",
+            remedy="pip install 'dtrain[gpu]', unless NCCL is installed on the system",
+        )
+
+
+def check_mpi(situation: Situation) -> Iterator[Finding]:
+    """Whether processes can be started by MPI; a job over sockets or NCCL does not need it."""
+    problem = find_mpi_problem()
+    yield Finding(
+        status="ok",
+        found=f"not available, and not needed over sockets: {problem}" if problem else "available",
+    )
+
+
+def _addresses(host: str) -> set[str]:
+    return {str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+
+
+def _is_here(topology: Topology, task: Task) -> bool:
+    """Whether an interface of this host has the address of a task; also if its name does not resolve."""
+    try:
+        addresses = _addresses(split_address(topology.address_of(task))[0])
+    except OSError:
+        return task == topology.task  # `check_names` tells it
+    return any(map(_can_bind, addresses))
+
+
+def _can_bind(address: str) -> bool:
+    plain = address.partition("%")[0]
+    family = socket.AF_INET6 if ipaddress.ip_address(plain).version == 6 else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.bind((plain, 0))
+    except OSError:
+        return False
+    return True
+
+
+def _used_by(port: int) -> str:
+    """The process that listens on a port, where the system tells; Linux only."""
+    import psutil
+
+    try:
+        for each in psutil.net_connections("tcp"):
+            if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid:
+                return f" by process {each.pid} ({psutil.Process(each.pid).name()})"
+    except (psutil.Error, OSError):
+        pass
+    return ""
+
+
+def writes_to(directory: Path, name: str, content: str) -> str:
+    """Why a file with this content cannot be written there; "" if it was."""
+    try:
+        (directory / name).write_text(content, encoding="ascii")
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""

@@ -1,0 +1,229 @@
+"""Connects the `dtrain doctor` processes of a job, at the addresses of TF_CONFIG, and measures between them.
+
+Every process serves its peers and is a client of each. Peers prove that they have the job's secret before
+anything else is read from them. It judges nothing; `peer_checks` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from dtrain.cluster.secret import Secret
+from dtrain.cluster.sockets import bind_everywhere
+from dtrain.topology import Task, Topology, split_address
+
+_LINE = 1 << 16  # bytes of a message at most
+_ANSWER = 10.0  # seconds within which a peer answers
+_CONNECT = 3.0  # seconds within which a host answers
+_STRANGERS = threading.BoundedSemaphore(16)  # connections at once
+_PINGS = 20
+_SMALL, _LARGE = 1 << 20, 32 << 20  # bytes sent to measure bandwidth
+_FAST = 0.05  # seconds; if the small message takes less, the large one is sent too
+_PAUSE = 0.2
+
+
+class MeetingError(Exception):
+    """A peer does not speak as a doctor of this job would."""
+
+
+@dataclass
+class Peer:
+    """What a process has found out about another one.
+
+    Attributes:
+        problem: why they did not meet; "" if they did.
+        answers: whether the peer's host answers at all.
+        facts: what the peer says of itself.
+        latency: seconds of half a round trip, the median.
+        bandwidth: bits a second towards the peer.
+        clock: seconds by which the peer's clock is ahead.
+    """
+
+    problem: str = ""
+    answers: bool = False
+    facts: dict[str, Any] = field(default_factory=dict)
+    latency: float = 0.0
+    bandwidth: float = 0.0
+    clock: float = 0.0
+
+
+class _Conversation:
+    """Signed messages over one connection; a signature holds for one message of one connection."""
+
+    def __init__(self, connection: socket.socket, secret: Secret, *, server: bool) -> None:
+        connection.settimeout(_ANSWER)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connection, self.file = connection, connection.makefile("rb")
+        self._roles = ("server", "client") if server else ("client", "server")
+        mine = secrets.token_hex(16)
+        connection.sendall(f"dtrain-doctor 1 {mine}\n".encode())
+        words = self.file.readline(_LINE).decode("ascii", "replace").split()
+        if words[:2] != ["dtrain-doctor", "1"] or len(words) != 3:
+            raise MeetingError("what answers there is not `dtrain doctor`")
+        nonces = (mine, words[2]) if server else (words[2], mine)
+        self._secret = secret.derive("doctor", *nonces)
+        self._sent = self._received = 0
+
+    def send(self, **message: Any) -> None:
+        body = json.dumps(message).encode()
+        signature = self._secret.sign(self._roles[0], self._sent, body).hex().encode()
+        self._sent += 1
+        self.connection.sendall(signature + b" " + body + b"\n")
+
+    def receive(self) -> dict[str, Any]:
+        line = self.file.readline(_LINE)
+        signature, _, body = line.rstrip(b"\n").partition(b" ")
+        if not line:
+            raise MeetingError("it ended the connection; its secret may be another one")
+        try:
+            signed = bytes.fromhex(signature.decode("ascii"))
+        except ValueError:
+            signed = b""
+        if not self._secret.has_signed(signed, self._roles[1], self._received, body):
+            raise MeetingError("it has another secret")
+        self._received += 1
+        message = json.loads(body)
+        if not isinstance(message, dict):
+            raise MeetingError("it sent a message of another form")
+        return message
+
+
+class Meeting:
+    """This process' part in the meeting.
+
+    Args:
+        topology: the job.
+        secret: the job's secret.
+        facts: what the peers are to know of this process, as values that JSON can hold.
+
+    Raises:
+        OSError: this task's port is in use.
+    """
+
+    def __init__(self, topology: Topology, secret: Secret, facts: dict[str, Any]) -> None:
+        self._topology, self._secret = topology, secret
+        self._facts = facts | {"task": str(topology.task)}
+        self._done: set[str] = set()
+        self._listener = bind_everywhere(split_address(topology.address)[1])
+        self._listener.listen(64)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Meeting:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def meet(self, seconds: float) -> dict[Task, Peer]:
+        """Meets every other task; returns when all have met, or after `seconds` and a last attempt."""
+        deadline = time.monotonic() + seconds
+        peers = {task: Peer() for task in self._topology.tasks() if task != self._topology.task}
+        threads = [
+            threading.Thread(target=self._meet_one, args=(task, peer, deadline), daemon=True)
+            for task, peer in peers.items()
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        met = {str(task) for task, peer in peers.items() if not peer.problem}
+        while not met <= self._done and time.monotonic() < deadline + _ANSWER:
+            time.sleep(_PAUSE)
+        return peers
+
+    def _meet_one(self, task: Task, peer: Peer, deadline: float) -> None:
+        while True:
+            try:
+                with connected(self._topology.address_of(task), peer) as connection:
+                    self._measure(_Conversation(connection, self._secret, server=False), peer)
+                peer.problem = ""
+                return
+            except (OSError, MeetingError, ValueError, KeyError) as error:
+                peer.problem = getattr(error, "strerror", None) or str(error) or "it does not answer"
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(_PAUSE)
+
+    def _measure(self, talk: _Conversation, peer: Peer) -> None:
+        talk.send(kind="facts", **self._facts)
+        peer.facts = talk.receive()
+        trips, clocks = [], []
+        for _ in range(_PINGS):
+            begun, clock = time.perf_counter(), time.time()
+            talk.send(kind="ping")
+            answer = talk.receive()
+            trips.append(time.perf_counter() - begun)
+            clocks.append(float(answer["time"]) - clock - trips[-1] / 2)
+        peer.latency, peer.clock = statistics.median(trips) / 2, statistics.median(clocks)
+        for size in (_SMALL, _LARGE):
+            begun = time.perf_counter()
+            talk.send(kind="bytes", count=size)
+            talk.connection.sendall(bytes(size))
+            talk.receive()
+            took = time.perf_counter() - begun
+            peer.bandwidth = size * 8 / took
+            if took > _FAST:
+                break
+        talk.send(kind="done")
+        talk.receive()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            if not _STRANGERS.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection, contextlib.suppress(OSError, MeetingError, ValueError, KeyError):
+                talk = _Conversation(connection, self._secret, server=True)
+                peer = str(talk.receive()["task"])
+                talk.send(**self._facts)
+                while True:
+                    message = talk.receive()
+                    if message["kind"] == "bytes":
+                        left = min(int(message["count"]), _LARGE)
+                        while left and (block := talk.file.read(min(left, 1 << 20))):
+                            left -= len(block)
+                    talk.send(time=time.time())
+                    if message["kind"] == "done":
+                        self._done.add(peer)
+                        return
+        finally:
+            _STRANGERS.release()
+
+
+@contextlib.contextmanager
+def connected(address: str, peer: Peer) -> Iterator[socket.socket]:
+    """A connection to a `host:port`; it notes in `peer` whether the host answers, if only by a refusal.
+
+    Raises:
+        OSError: there is none.
+    """
+    try:
+        connection = socket.create_connection(split_address(address), timeout=_CONNECT)
+    except ConnectionRefusedError:
+        peer.answers = True
+        raise
+    except OSError:
+        peer.answers = False
+        raise
+    peer.answers = True
+    with connection:
+        yield connection

@@ -1,0 +1,61 @@
+"""`dtrain env` reports an installation, hides secrets, and describes TensorFlow that cannot be imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtrain.cluster.variables import HIDDEN, shown_variables
+from dtrain.diagnosis import installation
+
+
+def env_command(*arguments: str, **variables: str) -> str:
+    command = [sys.executable, "-m", "dtrain", "env", *arguments]
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, env=os.environ | variables, timeout=200
+    ).stdout
+
+
+def broken_tensorflow(folder: Path, body: str) -> str:
+    (folder / "tensorflow.py").write_text(body)
+    return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+
+
+def test_tensorflow_that_cannot_be_imported_is_described(tmp_path: Path) -> None:
+    path = broken_tensorflow(tmp_path, "raise ImportError('libbroken.so is not there')")
+    found: dict[str, Any] = json.loads(env_command("--json", PYTHONPATH=path, SLURM_JOB_ID="7"))
+    assert not found["tensorflow"]["imports"]
+    assert "libbroken.so is not there" in found["tensorflow"]["problem"]
+    assert found["versions"]["python"] == sys.version.split()[0]
+    assert found["versions"]["dtrain"] and found["versions"]["keras"]
+    assert found["schedulers"] == ["Slurm"]
+    text = env_command(PYTHONPATH=path, DTRAIN_SECRET_FILE="/not/shown")
+    assert "libbroken.so is not there" in text and "ring: yes" in text and "/not/shown" not in text
+
+
+def test_tensorflow_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", broken_tensorflow(tmp_path, "import time; time.sleep(600)"))
+    found = installation.describe_installation(probe_seconds=1.0)
+    assert "took more than 1 seconds" in found["tensorflow"]["problem"]
+
+
+def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {
+        "DTRAIN_SECRET_FILE": "/a/secret",
+        "SLURM_JWT": "abc",
+        "TF_PROXY": "http://user:word@host/",
+        "TF_CONFIG": "{}",
+        "HOME_TOKEN": "none of ours",
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    shown = shown_variables()
+    assert shown["DTRAIN_SECRET_FILE"] == shown["SLURM_JWT"] == HIDDEN
+    assert shown["TF_PROXY"] == "http://host/" and shown["TF_CONFIG"] == "{}"
+    assert "HOME_TOKEN" not in shown
