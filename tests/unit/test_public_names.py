@@ -44,7 +44,7 @@ ORDER = (
     "experimental",  # more of them, under TensorFlow's own name for it
     "recipes",
     "bench",
-    "doctor",
+    "diagnosis",
     "cli",
     "__main__",
 )
