@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from dtrain.diagnosis.meeting import Peer
+from dtrain.diagnosis.meeting import MetPeer
 from dtrain.topology import Task, Topology
 
 Status = Literal["ok", "warn", "fail"]
@@ -50,11 +50,11 @@ class Situation:
     problem: tuple[str, str] = ("", "")
     alone: str = ""
     port_problem: str = ""
-    peers: dict[Task, Peer] = field(default_factory=dict)
+    peers: dict[Task, MetPeer] = field(default_factory=dict)
     checkpoint_dir: Path | None = None
     checkpoint_problem: str = ""
 
-    def met(self) -> dict[str, Peer]:
+    def met(self) -> dict[str, MetPeer]:
         """The other tasks that this process has met, by name."""
         return {str(task): peer for task, peer in self.peers.items() if not peer.problem and not self.alone}
 

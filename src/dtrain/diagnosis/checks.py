@@ -18,7 +18,7 @@ from dtrain.cluster.tf_config import TFConfig
 from dtrain.diagnosis import host_checks, peer_checks
 from dtrain.diagnosis.check import Check, Finding, Situation
 from dtrain.diagnosis.installation import versions
-from dtrain.diagnosis.meeting import Meeting, Peer, connected
+from dtrain.diagnosis.meeting import Meeting, MetPeer, connected
 from dtrain.errors import ConfigurationError, DtrainError
 from dtrain.topology import Task, split_address
 
@@ -118,13 +118,13 @@ def _met(situation: Situation, token: str, wait: float) -> Situation:
     )
 
 
-def _tried(situation: Situation) -> dict[Task, Peer]:
+def _tried(situation: Situation) -> dict[Task, MetPeer]:
     """Whether the hosts of the other tasks answer at all."""
     topology = situation.topology
-    peers: dict[Task, Peer] = {}
+    peers: dict[Task, MetPeer] = {}
     for task in topology.tasks() if topology else ():
         if topology is not None and task != topology.task:
-            peers[task] = Peer()
+            peers[task] = MetPeer()
             try:
                 with connected(topology.address_of(task), peers[task]):
                     pass

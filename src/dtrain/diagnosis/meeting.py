@@ -36,7 +36,7 @@ class MeetingError(Exception):
 
 
 @dataclass
-class Peer:
+class MetPeer:
     """What a process has found out about another one.
 
     Attributes:
@@ -125,10 +125,10 @@ class Meeting:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
-    def meet(self, seconds: float) -> dict[Task, Peer]:
+    def meet(self, seconds: float) -> dict[Task, MetPeer]:
         """Meets every other task; returns when all have met, or after `seconds` and a last attempt."""
         deadline = time.monotonic() + seconds
-        peers = {task: Peer() for task in self._topology.tasks() if task != self._topology.task}
+        peers = {task: MetPeer() for task in self._topology.tasks() if task != self._topology.task}
         threads = [
             threading.Thread(target=self._meet_one, args=(task, peer, deadline), daemon=True)
             for task, peer in peers.items()
@@ -142,7 +142,7 @@ class Meeting:
             time.sleep(_PAUSE)
         return peers
 
-    def _meet_one(self, task: Task, peer: Peer, deadline: float) -> None:
+    def _meet_one(self, task: Task, peer: MetPeer, deadline: float) -> None:
         while True:
             try:
                 with connected(self._topology.address_of(task), peer) as connection:
@@ -155,7 +155,7 @@ class Meeting:
                 return
             time.sleep(_PAUSE)
 
-    def _measure(self, talk: _Conversation, peer: Peer) -> None:
+    def _measure(self, talk: _Conversation, peer: MetPeer) -> None:
         talk.send(kind="facts", **self._facts)
         peer.facts = talk.receive()
         trips, clocks = [], []
@@ -210,7 +210,7 @@ class Meeting:
 
 
 @contextlib.contextmanager
-def connected(address: str, peer: Peer) -> Iterator[socket.socket]:
+def connected(address: str, peer: MetPeer) -> Iterator[socket.socket]:
     """A connection to a `host:port`; it notes in `peer` whether the host answers, if only by a refusal.
 
     Raises:
