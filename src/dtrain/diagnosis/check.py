@@ -14,7 +14,7 @@ Status = Literal["ok", "warn", "fail"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class CheckResult:
     """One line of the report.
 
     Attributes:
@@ -59,4 +59,4 @@ class Situation:
         return {str(task): peer for task, peer in self.peers.items() if not peer.problem and not self.alone}
 
 
-Check = Callable[[Situation], Iterator[Finding]]
+Check = Callable[[Situation], Iterator[CheckResult]]

@@ -16,7 +16,7 @@ from dtrain.cluster.secret import job_secret
 from dtrain.cluster.sockets import bind_everywhere
 from dtrain.cluster.tf_config import TFConfig
 from dtrain.diagnosis import host_checks, peer_checks
-from dtrain.diagnosis.check import Check, Finding, Situation
+from dtrain.diagnosis.check import Check, CheckResult, Situation
 from dtrain.diagnosis.installation import versions
 from dtrain.diagnosis.meeting import Meeting, MetPeer, connected
 from dtrain.errors import ConfigurationError, DtrainError
@@ -43,7 +43,7 @@ CHECKS: dict[str, Check] = {
 _SEEN = 6.0  # seconds that a peer may need to see this task's file in the shared directory
 
 
-def run_checks(checkpoint_dir: Path | None, wait: float) -> Iterator[tuple[str, Finding]]:
+def run_checks(checkpoint_dir: Path | None, wait: float) -> Iterator[tuple[str, CheckResult]]:
     """Runs all checks.
 
     Args:
@@ -60,7 +60,10 @@ def run_checks(checkpoint_dir: Path | None, wait: float) -> Iterator[tuple[str, 
                     yield name, finding
             except Exception as error:
                 found = f"the check itself failed: {type(error).__name__}: {error}"
-                yield name, Finding(status="fail", found=found, remedy="report it, with `dtrain env --json`")
+                yield (
+                    name,
+                    CheckResult(status="fail", found=found, remedy="report it, with `dtrain env --json`"),
+                )
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from dtrain.diagnosis.check import Finding, Situation
+from dtrain.diagnosis.check import CheckResult, Situation
 from dtrain.diagnosis.installation import PROBE_SECONDS, nccl_version
 from dtrain.errors import DtrainError
 from dtrain.strategies.machine import find_mpi_problem, probe_devices
@@ -19,19 +19,19 @@ _OPEN_FILES = 1024
 _SHARED_MEMORY = 64 << 20  # bytes
 
 
-def check_tf_config(situation: Situation) -> Iterator[Finding]:
+def check_tf_config(situation: Situation) -> Iterator[CheckResult]:
     """TF_CONFIG is valid: JSON, known jobs, no address twice, an index that exists."""
     message, remedy = situation.problem
     if message:
-        yield Finding(status="fail", found=message, remedy=remedy)
+        yield CheckResult(status="fail", found=message, remedy=remedy)
     elif situation.topology is None:
-        yield Finding(status="ok", found="TF_CONFIG is not set: this process is a job of its own")
+        yield CheckResult(status="ok", found="TF_CONFIG is not set: this process is a job of its own")
     else:
         tasks = len(situation.topology.tasks())
-        yield Finding(status="ok", found=f"{situation.topology.task} of a job of {tasks} tasks")
+        yield CheckResult(status="ok", found=f"{situation.topology.task} of a job of {tasks} tasks")
 
 
-def check_names(situation: Situation) -> Iterator[Finding]:
+def check_names(situation: Situation) -> Iterator[CheckResult]:
     """The host name of every task resolves."""
     topology = situation.topology
     for task in topology.tasks() if topology else ():
@@ -39,67 +39,67 @@ def check_names(situation: Situation) -> Iterator[Finding]:
         try:
             found = _addresses(host)
         except OSError as error:
-            yield Finding(
+            yield CheckResult(
                 status="fail",
                 found=f"the name {host!r} of {task} does not resolve here: {error.strerror or error}",
                 remedy="write the IP address into TF_CONFIG, or add the name to DNS or /etc/hosts here",
             )
         else:
-            yield Finding(status="ok", found=f"{task}: {host} is {', '.join(sorted(found))}")
+            yield CheckResult(status="ok", found=f"{task}: {host} is {', '.join(sorted(found))}")
 
 
-def check_own_address(situation: Situation) -> Iterator[Finding]:
+def check_own_address(situation: Situation) -> Iterator[CheckResult]:
     """The address of this task is one of this host; otherwise the index may be another host's."""
     topology = situation.topology
     if topology is None or not topology.has_address or _is_here(topology, topology.task):
         return
     here = [task for task in topology.tasks() if _is_here(topology, task)]
     if here:
-        yield Finding(
+        yield CheckResult(
             status="fail",
             found=f"TF_CONFIG says that this process is {topology.task}, whose address {topology.address} "
             f"is not one of this host; that of {here[0]} is",
             remedy=f'set "task" to {{"type": "{here[0].job}", "index": {here[0].index}}} on this host',
         )
     else:
-        yield Finding(
+        yield CheckResult(
             status="warn",
             found=f"no interface of this host has the address of {topology.task}, {topology.address}",
             remedy="correct the address in TF_CONFIG, unless a router or container translates it",
         )
 
 
-def check_port(situation: Situation) -> Iterator[Finding]:
+def check_port(situation: Situation) -> Iterator[CheckResult]:
     """This task's port is free."""
     topology = situation.topology
     if topology is None or not topology.has_address:
         return
     port = split_address(topology.address)[1]
     if situation.port_problem:
-        yield Finding(
+        yield CheckResult(
             status="fail",
             found=f"port {port} of {topology.task} cannot be used: {situation.port_problem}{_used_by(port)}",
             remedy="end the process that uses it, or choose another port in TF_CONFIG on all hosts",
         )
     else:
-        yield Finding(status="ok", found=f"port {port} is free")
+        yield CheckResult(status="ok", found=f"port {port} is free")
 
 
-def check_open_files(situation: Situation) -> Iterator[Finding]:
+def check_open_files(situation: Situation) -> Iterator[CheckResult]:
     """The limit of open files leaves room for the connections and files of a job."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES + 8 * len(situation.topology.tasks() if situation.topology else ())
     if limit != resource.RLIM_INFINITY and limit < wanted:
-        yield Finding(
+        yield CheckResult(
             status="warn",
             found=f"a process may open {limit} files; this job may need {wanted}",
             remedy=f"ulimit -n {max(wanted, 4096)}, before the job starts",
         )
     else:
-        yield Finding(status="ok", found=f"a process may open {limit} files")
+        yield CheckResult(status="ok", found=f"a process may open {limit} files")
 
 
-def check_shared_memory(situation: Situation) -> Iterator[Finding]:
+def check_shared_memory(situation: Situation) -> Iterator[CheckResult]:
     """/dev/shm has room, because MPI and NCCL use it between processes of one host."""
     try:
         free = shutil.disk_usage("/dev/shm").free
@@ -111,34 +111,34 @@ def check_shared_memory(situation: Situation) -> Iterator[Finding]:
         remedy = (
             "give the container more shared memory (docker run --shm-size=1g), or delete what is in /dev/shm"
         )
-        yield Finding(status="warn", found=reason, remedy=remedy)
+        yield CheckResult(status="warn", found=reason, remedy=remedy)
     else:
-        yield Finding(status="ok", found=reason)
+        yield CheckResult(status="ok", found=reason)
 
 
-def check_tensorflow(situation: Situation) -> Iterator[Finding]:
+def check_tensorflow(situation: Situation) -> Iterator[CheckResult]:
     """TensorFlow and Keras can be imported, and their versions are supported."""
     try:
         found = probe_devices(PROBE_SECONDS)
     except DtrainError as error:
-        yield Finding(status="fail", found=error.message.rstrip("."), remedy=error.hint or "")
+        yield CheckResult(status="fail", found=error.message.rstrip("."), remedy=error.hint or "")
         return
     gpus = len(found["gpus"])
-    yield Finding(
+    yield CheckResult(
         status="ok", found=f"TensorFlow {found['tensorflow']}, Keras {found['keras']}, {gpus or 'no'} GPUs"
     )
     if gpus and not nccl_version():
-        yield Finding(
+        yield CheckResult(
             status="warn",
             found="no NCCL package is installed beside TensorFlow",
             remedy="pip install 'dtrain[gpu]', unless NCCL is installed on the system",
         )
 
 
-def check_mpi(situation: Situation) -> Iterator[Finding]:
+def check_mpi(situation: Situation) -> Iterator[CheckResult]:
     """Whether processes can be started by MPI; a job over sockets or NCCL does not need it."""
     problem = find_mpi_problem()
-    yield Finding(
+    yield CheckResult(
         status="ok",
         found=f"not available, and not needed over sockets: {problem}" if problem else "available",
     )

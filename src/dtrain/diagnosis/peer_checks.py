@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dtrain.diagnosis.check import Finding, Situation
+from dtrain.diagnosis.check import CheckResult, Situation
 from dtrain.diagnosis.installation import versions
 
 _CLOCK_WARN, _CLOCK_FAIL = 1.0, 60.0  # seconds
@@ -18,10 +18,10 @@ _FRESH = 5.0  # seconds until a file of another host must be visible
 _TOKEN = re.compile(r"\.dtrain-doctor-[0-9a-f]{32}")
 
 
-def check_peers(situation: Situation) -> Iterator[Finding]:
+def check_peers(situation: Situation) -> Iterator[CheckResult]:
     """Every other task can be reached, and is the task that TF_CONFIG says."""
     if situation.alone and situation.topology is not None and situation.peers:
-        yield Finding(
+        yield CheckResult(
             status="warn",
             found=f"tried alone: {situation.alone}",
             remedy="run `dtrain doctor` on every host at once, with the same secret in a file of "
@@ -30,40 +30,40 @@ def check_peers(situation: Situation) -> Iterator[Finding]:
     for task, peer in situation.peers.items():
         address = situation.topology.address_of(task) if situation.topology else ""
         if not peer.answers:
-            yield Finding(
+            yield CheckResult(
                 status="fail",
                 found=f"{task} at {address} cannot be reached: {peer.problem}",
                 remedy="start that host, or let its firewall and the network pass this port",
             )
         elif peer.problem and not situation.alone:
-            yield Finding(
+            yield CheckResult(
                 status="warn" if "refused" in peer.problem else "fail",
                 found=f"the host of {task} answers, but no doctor of this job at {address}: {peer.problem}",
                 remedy=f"run `dtrain doctor` there at the same time, as {task} and with the same secret",
             )
         elif not situation.alone and peer.facts.get("task") != str(task):
-            yield Finding(
+            yield CheckResult(
                 status="fail",
                 found=f"the process at {address} says that it is {peer.facts.get('task')}, not {task}",
                 remedy='correct "task" of TF_CONFIG there',
             )
         else:
-            yield Finding(status="ok", found=f"{task} at {address} answers")
+            yield CheckResult(status="ok", found=f"{task} at {address} answers")
 
 
-def check_same_cluster(situation: Situation) -> Iterator[Finding]:
+def check_same_cluster(situation: Situation) -> Iterator[CheckResult]:
     """All tasks have the same list of addresses."""
     mine = cluster_of(situation)
     for name, peer in situation.met().items():
         if peer.facts.get("cluster") != mine:
-            yield Finding(
+            yield CheckResult(
                 status="fail",
                 found=f'{name} has another "cluster" in its TF_CONFIG',
                 remedy="give all tasks the same, with the addresses in the same order",
             )
 
 
-def check_same_versions(situation: Situation) -> Iterator[Finding]:
+def check_same_versions(situation: Situation) -> Iterator[CheckResult]:
     """All tasks have the same versions."""
     mine = versions()
     for name, peer in situation.met().items():
@@ -72,12 +72,12 @@ def check_same_versions(situation: Situation) -> Iterator[Finding]:
         told = ", ".join(f"{each} {theirs.get(each) or 'missing'} (here {mine[each]})" for each in different)
         if different:
             remedy = "install the same versions on all hosts, from one list (pip freeze, pip install -r)"
-            yield Finding(status="fail", found=f"{name} has {told}", remedy=remedy)
+            yield CheckResult(status="fail", found=f"{name} has {told}", remedy=remedy)
         else:
-            yield Finding(status="ok", found=f"{name} has the same versions")
+            yield CheckResult(status="ok", found=f"{name} has the same versions")
 
 
-def check_clocks(situation: Situation) -> Iterator[Finding]:
+def check_clocks(situation: Situation) -> Iterator[CheckResult]:
     """The clocks agree, because files and records bear times."""
     for name, peer in situation.met().items():
         apart = abs(peer.clock)
@@ -85,48 +85,48 @@ def check_clocks(situation: Situation) -> Iterator[Finding]:
             f"the clock of {name} is {apart:.3f} s {'ahead of' if peer.clock > 0 else 'behind'} this host's"
         )
         if apart < _CLOCK_WARN:
-            yield Finding(status="ok", found=found)
+            yield CheckResult(status="ok", found=found)
         else:
             status: Any = "fail" if apart >= _CLOCK_FAIL else "warn"
-            yield Finding(status=status, found=found, remedy="set both by NTP (timedatectl set-ntp true)")
+            yield CheckResult(status=status, found=found, remedy="set both by NTP (timedatectl set-ntp true)")
 
 
-def check_network(situation: Situation) -> Iterator[Finding]:
+def check_network(situation: Situation) -> Iterator[CheckResult]:
     """Latency and bandwidth, which bound the time of a step; measured over TCP."""
     for name, peer in situation.met().items():
         found = f"to {name}: {peer.latency * 1e3:.2f} ms one way, {peer.bandwidth / 1e9:.2f} Gbit/s"
         if peer.latency > _LATENCY or peer.bandwidth < _BANDWIDTH:
             remedy = "gradients will take long; use a faster network, or gradient accumulation or local SGD"
-            yield Finding(status="warn", found=found, remedy=remedy)
+            yield CheckResult(status="warn", found=found, remedy=remedy)
         else:
-            yield Finding(status="ok", found=found)
+            yield CheckResult(status="ok", found=found)
 
 
-def check_checkpoint_directory(situation: Situation) -> Iterator[Finding]:
+def check_checkpoint_directory(situation: Situation) -> Iterator[CheckResult]:
     """This host can write to the directory, and sees what the others have written."""
     folder = situation.checkpoint_dir
     if folder is None:
         return
     if situation.checkpoint_problem:
-        yield Finding(
+        yield CheckResult(
             status="fail",
             found=f"{folder} cannot be written to: {situation.checkpoint_problem}",
             remedy="make the directory on this host, and let this user write to it",
         )
         return
-    yield Finding(status="ok", found=f"{folder} can be written to")
+    yield CheckResult(status="ok", found=f"{folder} can be written to")
     for name, peer in situation.met().items():
         token = peer.facts.get("token")
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-            yield Finding(
+            yield CheckResult(
                 status="warn",
                 found=f"{name} has written nothing to compare",
                 remedy="run `dtrain doctor --checkpoint-dir` with the same directory on every host",
             )
         elif _appears(folder / token):
-            yield Finding(status="ok", found=f"{name} shares {folder}")
+            yield CheckResult(status="ok", found=f"{name} shares {folder}")
         else:
-            yield Finding(
+            yield CheckResult(
                 status="fail",
                 found=f"{folder} is not shared: what {name} has written is not there",
                 remedy="mount one shared file system there on all hosts, or name a directory on one",
