@@ -20,7 +20,18 @@ from dtrain.cluster.secret import Secret
 from dtrain.errors import PeerMismatchError, PortInUseError
 from dtrain.launch.hosts.control_plane import ControlClient, ControlServer, key_pair
 from dtrain.launch.hosts.link import Link
-from dtrain.launch.hosts.messages import LONGEST, End, Exited, HostMessage, Malformed, Start, encode, parse
+from dtrain.launch.hosts.messages import (
+    LONGEST,
+    End,
+    Exited,
+    HostMessage,
+    Malformed,
+    Refused,
+    Start,
+    encode,
+    parse,
+)
+from dtrain.launch.ports import reserve_ports
 from processes import wait_until
 
 SECRET = Secret(b"the secret of this job", "a test")
@@ -135,12 +146,13 @@ def test_a_lease_is_counted_from_what_the_other_side_has_heard() -> None:
 class Sides:
     """A server, what it has received, and clients of it."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, port: int = 0, **options: Any) -> None:
         self.heard: list[tuple[bytes, HostMessage]] = []
         self.lost: list[bytes] = []
         self.server = ControlServer(
-            "127.0.0.1", 0, SECRET, lambda *a: self.heard.append(a), self.lost.append, **options
+            "127.0.0.1", port, SECRET, lambda *a: self.heard.append(a), self.lost.append, **options
         )
+        self.server.start()
         self.clients: list[ControlClient] = []
 
     def client(
@@ -148,6 +160,7 @@ class Sides:
     ) -> tuple[ControlClient, list[HostMessage | PeerMismatchError]]:
         heard: list[HostMessage | PeerMismatchError] = []
         client = ControlClient("127.0.0.1", port or self.server.port, secret, heard.append)
+        client.start()
         self.clients.append(client)
         return client, heard
 
@@ -183,8 +196,34 @@ def test_both_sides_hear_each_other_and_the_port_is_taken(sides: Sides) -> None:
     client, heard = sides.client()
     sides.meets(client, heard)
     assert client.proved and client.lease_left() > 20
+    descriptors = psutil.Process().num_fds()
     with pytest.raises(PortInUseError, match=f"127.0.0.1:{sides.server.port}"):
         ControlServer("127.0.0.1", sides.server.port, SECRET, print, print)
+    assert psutil.Process().num_fds() == descriptors
+
+
+def test_the_wait_for_the_server_does_not_use_up_the_lease() -> None:
+    with reserve_ports(1) as (port,):
+        pass
+    left: list[float] = []
+    client = ControlClient("127.0.0.1", port, SECRET, lambda message: left.append(client.lease_left(1.0)))
+    client.start()
+    client.send(Exited(1, 0, 0.0))
+    time.sleep(1.2)
+    with closing(Sides(port)) as sides:
+        sides.clients.append(client)
+        wait_until(lambda: bool(sides.heard), 10)
+        sides.server.send(sides.heard[0][0], End(0))
+        wait_until(lambda: bool(left), 10)
+    assert left[0] > 0
+
+
+def test_a_member_of_another_version_is_told(sides: Sides) -> None:
+    client, heard = sides.client()
+    client._outbox.append((b"", encode(End(0)).replace(b'"version": 1', b'"version": 7')))
+    wait_until(lambda: bool(heard), 10)
+    assert isinstance(heard[0], Refused) and "version 7" in heard[0].reason
+    assert not sides.heard
 
 
 def test_another_secret_opens_nothing(sides: Sides) -> None:

@@ -128,7 +128,7 @@ class NodeOptions:
     )  # fmt: skip
     nproc_per_node: int | None = option(
         None,
-        "number of worker processes on each node: or auto: one for each GPU, else 1 (default: auto)",
+        "number of worker processes on each node, or auto: one for each GPU, else 1 (default: auto)",
         metavar="N",
         type=lambda text: None if text == "auto" else positive_integer(text),
     )
@@ -210,7 +210,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="number of logical devices in each worker (default: what TensorFlow finds)",
     )
-    nodes = parser.add_argument_group("several machines: run the same command on each, with its --node-rank")
+    nodes = parser.add_argument_group(
+        "several machines",
+        "Run the same command on each, with its --node-rank. The job's other options count on node 0 only.",
+    )
     declare(nodes, own_fields(NodeOptions))
     parser.add_argument(
         "-m", dest="is_module", action="store_true", help="the script is the name of a module"
@@ -259,11 +262,12 @@ def _launch_node(command: list[str], args: argparse.Namespace, options: dict[str
     from dtrain.cluster.gpus import visible_gpus
     from dtrain.launch.spec import Nodes
 
-    given = {name: value for name, value in said(args, own_fields(NodeOptions)).items() if value is not None}
+    written = said(args, own_fields(NodeOptions))
+    given = {name: value for name, value in written.items() if value is not None}
     for name in ("nnodes", "node_rank", "rendezvous"):
         if name not in given:
             raise ConfigurationError(
-                f"{', '.join(map(flag, given))} is of a job on several machines.",
+                f"{', '.join(map(flag, written))} is of a job on several machines.",
                 hint="Give --nnodes N --node-rank R --rendezvous HOST:PORT on each of them.",
             )
     if args.workers or options.get("mpi"):
@@ -279,7 +283,7 @@ def _launch_node(command: list[str], args: argparse.Namespace, options: dict[str
         fewest=given["nnodes"],
         most=given["nnodes"],
         per_node=count_per_node,
-        secret_file=Path(given["secret_file"]) if "secret_file" in given else None,
+        secret_file=Path(given["secret_file"]).expanduser() if "secret_file" in given else None,
         join_timeout=given.get("join_timeout", Nodes.join_timeout),
         gpus=gpus[:count_per_node],
     )

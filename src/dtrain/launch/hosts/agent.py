@@ -46,9 +46,10 @@ from dtrain.launch.local_launcher import LocalLauncher
 from dtrain.launch.local_process import LocalProcess
 from dtrain.launch.output import Console
 from dtrain.launch.ports import reserve_ports
+from dtrain.launch.restarts import remove_all
 from dtrain.launch.session import Session
 from dtrain.launch.task_handle import Event, TaskCommand, TaskHandle
-from dtrain.task_messages import line_of
+from dtrain.task_messages import RemoveNote, line_of
 from dtrain.topology import Task
 
 _LOOK = 0.5  # seconds between two looks whether the coordinator is still there
@@ -101,6 +102,9 @@ class Agent:
         welcome: what it said.
         env: what tasks get more than this process's environment.
         gpus: one value of CUDA_VISIBLE_DEVICES for each worker; empty for all.
+
+    Attributes:
+        signals: those that this process has received while it ran tasks.
     """
 
     def __init__(
@@ -120,6 +124,8 @@ class Agent:
         self._processes: dict[int, LocalProcess] = {}
         self._starts: dict[LocalProcess, int] = {}
         self._ports = contextlib.ExitStack()
+        self._removals: list[str] = []  # folders of this host, to delete if the job succeeds
+        self.signals: list[int] = []
         console = _ForwardedConsole(self._forward)
         self._session = Session(console=console, takes_reports=True, shared_secret=welcome.secret)
         self._launcher = LocalLauncher(self._session)
@@ -131,17 +137,27 @@ class Agent:
             cut_off: whether the coordinator is gone, or may believe so of this agent.
 
         Returns:
-            How the job ended; None if the agent was cut off.
+            How the job ended; None if the agent was cut off, or received a second signal.
         """
         self._inbox.wake = lambda: self._session.events.put(0)
-        with self._session.opened(), self._launcher.opened(), self._ports:
-            while not cut_off():
-                while (message := self._inbox.get(0.0)) is not None:
-                    if isinstance(message, End):
-                        return message
-                    self._obey(message)
-                with contextlib.suppress(queue.Empty):
-                    self._on_event(self._session.events.get(timeout=_LOOK))
+        with self._session.opened():
+            with self._launcher.opened(), self._ports:
+                end = self._run(cut_off)
+            for event in self._session.left_over():
+                if isinstance(event, RemoveNote) or len(self.signals) > 1:
+                    self._on_event(event)
+        if end is not None and end.status == 0:
+            remove_all(self._removals)
+        return end
+
+    def _run(self, cut_off: Callable[[], bool]) -> End | None:
+        while not cut_off() and len(self.signals) < 2:
+            while (message := self._inbox.get(0.0)) is not None:
+                if isinstance(message, End):
+                    return message
+                self._obey(message)
+            with contextlib.suppress(queue.Empty):
+                self._on_event(self._session.events.get(timeout=_LOOK))
         return None
 
     def _on_event(self, event: Event) -> None:
@@ -151,7 +167,10 @@ class Agent:
             self._connection.send(Exited(self._starts[event], code, ago))
         elif isinstance(event, int):
             if event:
+                self.signals.append(event)
                 self._connection.send(Signalled(event))
+        elif isinstance(event, RemoveNote):
+            self._removals.append(event.path)
         elif not isinstance(event, TaskHandle):
             self._connection.send(Report(line_of(event)))
 

@@ -25,7 +25,7 @@ from dtrain.cluster.secret import Secret
 from dtrain.cluster.sockets import listen_at, loopback_host
 from dtrain.errors import PeerMismatchError, PortInUseError
 from dtrain.launch.hosts.link import Link
-from dtrain.launch.hosts.messages import LONGEST, HostMessage, Malformed, OutputLine, encode, parse
+from dtrain.launch.hosts.messages import LONGEST, HostMessage, Malformed, OutputLine, Refused, encode, parse
 from dtrain.log import logger
 
 LOST = 30.0
@@ -53,7 +53,10 @@ def key_pair(secret: Secret, role: str) -> tuple[bytes, bytes]:
 
 
 class _Endpoint(threading.Thread):
-    """A socket and the thread that alone uses it; other threads put what they send into its outbox."""
+    """A socket and the thread that alone uses it; other threads put what they send into its outbox.
+
+    `start` starts the thread.
+    """
 
     def __init__(self, kind: int, secret: Secret, role: str) -> None:
         super().__init__(name=f"dtrain-control-{role}", daemon=True)
@@ -72,7 +75,8 @@ class _Endpoint(threading.Thread):
         ):
             self._socket.setsockopt(option, value)
         self._monitor = self._socket.get_monitor_socket()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # -1 when closed
+        self._waking = threading.Lock()  # nobody writes to a descriptor that is another file's by now
         self._outbox: collections.deque[tuple[bytes, bytes]] = collections.deque()
         self._closing_at: float | None = None
         self._poller = zmq.Poller()
@@ -83,7 +87,7 @@ class _Endpoint(threading.Thread):
         """Send what is left, for a few seconds at most, and close the socket."""
         if self._closing_at is None:
             self._closing_at = time.monotonic() + _GOODBYE
-            os.eventfd_write(self._wake, 1)
+            self._wake_up()
         if threading.current_thread() is not self:
             self.join(_GOODBYE + 2.0)
 
@@ -102,18 +106,23 @@ class _Endpoint(threading.Thread):
             self._say_goodbye()
         finally:
             self._socket.disable_monitor()
-            self._context.destroy(linger=500)
-            os.close(self._wake)
-            self._released()
+            self._release(linger=500)
 
-    def _released(self) -> None:
-        """The sockets are closed."""
+    def _release(self, linger: int) -> None:
+        """Close the sockets, which send what is left for `linger` milliseconds."""
+        self._context.destroy(linger=linger)
+        with self._waking:
+            os.close(self._wake)
+            self._wake = -1
+
+    def _wake_up(self) -> None:
+        with self._waking:
+            if self._wake != -1:
+                os.eventfd_write(self._wake, 1)
 
     def _put(self, peer: bytes, message: HostMessage) -> None:
         self._outbox.append((peer, encode(message)))
-        if self.is_alive() or self._closing_at is None:
-            with contextlib.suppress(OSError):
-                os.eventfd_write(self._wake, 1)
+        self._wake_up()
 
     def _over(self) -> bool:
         if self._closing_at is None:
@@ -190,7 +199,7 @@ class ControlServer(_Endpoint):
             local = host.lower() == "localhost"
             self._listener = listen_at(loopback_host().strip("[]") if local else host, port, _BACKLOG)
         except OSError as error:
-            self._context.destroy(linger=0)
+            super()._release(linger=0)
             raise PortInUseError(
                 f"The coordinator of the job cannot listen at {host}:{port}: {error.strerror}.",
                 hint="Is another job there, perhaps this one's earlier start? Choose another port.",
@@ -199,15 +208,10 @@ class ControlServer(_Endpoint):
         self._socket.setsockopt(zmq.USE_FD, os.dup(self._listener.fileno()))
         self._socket.bind(f"tcp://127.0.0.1:{self.port}")  # only the descriptor counts
         self._accepts = True
-        self.start()
 
     def send(self, peer: bytes, message: HostMessage) -> None:
         """Send a message to an agent, now or when it can be reached again."""
         self._put(peer, message)
-
-    def forget(self, peer: bytes) -> None:
-        """Hear and tell nothing more of an agent, once what was sent has left. Called in the thread."""
-        self._links.pop(peer, None)
 
     def _link(self, peer: bytes, body: bytes) -> None:
         if peer in self._links:
@@ -250,6 +254,7 @@ class ControlServer(_Endpoint):
                 logger.warning("A message between hosts was ignored: %s.", error)
             except PeerMismatchError as error:
                 logger.warning("%s", error)
+                link.send(encode(Refused(error.message, error.hint)))
 
     def _admit(self) -> None:
         """Answer ZeroMQ's question about a key; see RFC 27 (ZAP)."""
@@ -286,7 +291,8 @@ class ControlServer(_Endpoint):
             self._listener.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
             self._accepts = True
 
-    def _released(self) -> None:
+    def _release(self, linger: int) -> None:
+        super()._release(linger)
         self._listener.close()
 
 
@@ -326,7 +332,6 @@ class ControlClient(_Endpoint):
             self._socket.setsockopt(option, value)
         self._socket.setsockopt(zmq.ROUTING_ID, b"a" + os.urandom(16))
         self._socket.connect(f"tcp://{f'[{host}]' if ':' in host else host}:{port}")
-        self.start()
 
     def send(self, message: HostMessage) -> None:
         """Send a message, now or when the coordinator can be reached again; lines of output may wait."""
@@ -372,6 +377,8 @@ class ControlClient(_Endpoint):
 
     def _on_event(self, event: int, value: int) -> None:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            if not self.proved:
+                self._own.renew()  # the wait for the coordinator must not use up the lease
             self.proved = self.connected = True
         elif event == zmq.EVENT_DISCONNECTED:
             self.connected = False

@@ -122,9 +122,12 @@ class HostsLauncher(Launcher):
             OSError: an agent could not start a task.
         """
         base = without_task(os.environ)
-        tasks = [self._places[each.task].start(each, changes(base, each.env)) for each in commands]
-        for command, task in zip(commands, tasks, strict=True):
-            agent = self._places[command.task]
+        # By node: another agent may be on the task's host since the addresses were chosen.
+        agents = [self._agents[self._places[each.task].hello.node] for each in commands]
+        tasks = [
+            agent.start(each, changes(base, each.env)) for agent, each in zip(agents, commands, strict=True)
+        ]
+        for command, agent, task in zip(commands, agents, tasks, strict=True):
             answer = agent.answer(task.id)
             if isinstance(answer, Started) and answer.reason:
                 for each in tasks:
@@ -278,7 +281,8 @@ class HostsLauncher(Launcher):
                 )
             for event in self.session.left_over():
                 if isinstance(event, int) and event:
-                    raise ProcessEnd(128 + event)
+                    self._status = 128 + event
+                    raise ProcessEnd(self._status)
 
     def _place(self, tasks: Sequence[Task]) -> list[RemoteAgent]:
         """The agent of each task: workers fill the hosts in order, servers are spread, a chief is first."""

@@ -53,6 +53,10 @@ class Link:
         """The number of messages that the other side has not acknowledged yet."""
         return len(self._waiting)
 
+    def renew(self) -> None:
+        """The other side is there now, and has not heard this one before."""
+        self.lease_from = self._clock()
+
     def send(self, body: bytes) -> None:
         """Send a message, which is not empty."""
         self._number += 1

@@ -6,6 +6,7 @@ Their connections go over the control plane, so hosts of a network need the job'
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import sys
 import time
@@ -78,6 +79,7 @@ class NodesLauncher(HostsLauncher):
         nodes = self._nodes
         host, port = split_address(nodes.rendezvous)
         self._server = ControlServer(host, port, self._secret, self._on_message, self._on_lost)
+        self._server.start()
         own = [sys.executable, "-m", "dtrain.launch.hosts.agent"]
         invite = Invite(0, socket.gethostname(), nodes.per_node, "", {}, nodes.gpus)
         try:
@@ -103,7 +105,7 @@ class NodesLauncher(HostsLauncher):
     def _problem(self, hello: Hello) -> Refused | None:
         nodes = self._nodes
         name = f"Node {hello.node} ({hello.host})"
-        if hello.node >= nodes.most:
+        if not 0 <= hello.node < nodes.most:
             return Refused(
                 f"{name} came, and the job has {nodes.most} nodes, from 0.", "Correct --node-rank."
             )
@@ -113,8 +115,11 @@ class NodesLauncher(HostsLauncher):
                 "Give all nodes the same --nproc-per-node.",
             )
         if hello.command and list(hello.command) != self._command:
-            return Refused(
-                f"{name} runs {' '.join(hello.command)}, and node 0 {' '.join(self._command)}.",
+            pairs = itertools.zip_longest(hello.command, self._command)
+            different = next(number for number, (one, other) in enumerate(pairs, 1) if one != other)
+            return Refused(  # without the words, which may be passwords
+                f"{name} runs another command than node 0: word {different} differs, where word 1 is the "
+                "script, or -m.",
                 "Give all nodes the same script and arguments; or is this another job's port?",
             )
         return super()._problem(hello)
@@ -159,7 +164,8 @@ def join_nodes(nodes: Nodes, command: Sequence[str]) -> int:
         command: the argument vector of the job's program, which node 0 has too.
 
     Returns:
-        The exit status of the job.
+        The exit status of the job; 128 + the signal if this process received one that the coordinator did not
+        answer, or two.
 
     Raises:
         PeerMissingError: no coordinator answers, or it has ended.
@@ -172,16 +178,20 @@ def join_nodes(nodes: Nodes, command: Sequence[str]) -> int:
     while True:
         inbox = Inbox()
         client = ControlClient(host, port, known, inbox.put)
+        client.start()
         try:
             welcome = _welcomed(nodes, client, inbox, command)
             watch = _CoordinatorWatch(host, port, client)
-            end = Agent(client, inbox, welcome, gpus=nodes.gpus).run(watch.cut_off)
+            agent = Agent(client, inbox, welcome, gpus=nodes.gpus)
+            end = agent.run(watch.cut_off)
         finally:
             client.close()
         if end is not None:
             if end.line:
                 logger.warning("%s", end.line)
             return end.status
+        if agent.signals:
+            return 128 + agent.signals[-1]
         if watch.gone:
             raise PeerMissingError(
                 f"The coordinator of the job at {nodes.rendezvous} (node 0) has ended without a word; the "

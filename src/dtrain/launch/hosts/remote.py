@@ -98,6 +98,8 @@ class RemoteAgent:
         handle = self._tasks[number] = RemoteTask(self, number, command.task, self._session)
         task = command.task
         self.connection.send(Start(number, task.job, task.index, list(command.command), dict(env)))
+        if self.lost:  # perhaps before `lose` could see this task
+            handle.ended(-signal.SIGKILL, 0.0)
         return handle
 
     def ask(self, id: int, what: str, patience: float = 0.0, **about: object) -> bool:

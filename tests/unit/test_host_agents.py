@@ -1,0 +1,136 @@
+"""Agents and their coordinator, without a network: what a lost agent, a refusal and the end of a job mean."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtrain import cli
+from dtrain.launch.hosts.agent import Agent, Inbox, hello
+from dtrain.launch.hosts.messages import End, HostMessage, Refused, Signalled, Welcome
+from dtrain.launch.hosts.nodes import NodesLauncher
+from dtrain.launch.hosts.remote import RemoteAgent
+from dtrain.launch.session import Session
+from dtrain.launch.spec import JobSpec, Nodes
+from dtrain.launch.task_handle import TaskCommand
+from dtrain.task_messages import RemoveNote
+from dtrain.topology import Task
+
+
+class Connection:
+    """Keeps what was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[HostMessage] = []
+
+    def send(self, message: HostMessage) -> None:
+        self.sent.append(message)
+
+    def close(self) -> None:
+        pass
+
+
+def an_agent() -> tuple[Agent, Connection, Inbox]:
+    connection, inbox = Connection(), Inbox()
+    return Agent(connection, inbox, Welcome("s" * 40, sys.executable)), connection, inbox
+
+
+def a_node(session: Session, address: str = "") -> tuple[RemoteAgent, Connection]:
+    connection = Connection()
+    return RemoteAgent(connection, hello(1, "b", 2, address, ""), session), connection
+
+
+def test_a_task_that_is_started_on_a_lost_agent_has_ended() -> None:
+    session = Session()
+    agent, _ = a_node(session)
+    agent.lose()
+    task = agent.start(TaskCommand(Task("worker", 1), ["python"], {}), {})
+    assert session.events.get(timeout=1) is task
+    assert task.exit_code == -signal.SIGKILL
+    assert agent.answer(task.id) is None
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_an_agent_deletes_what_its_own_tasks_have_marked(tmp_path: Path, status: int) -> None:
+    agent, connection, inbox = an_agent()
+    folders = [tmp_path / name / "0" for name in "ab"]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        agent._session.events.put(RemoveNote(str(folder)))
+    looks = iter([False, False])
+
+    def end() -> bool:
+        if next(looks, True):
+            inbox.put(End(status))
+        return False
+
+    assert agent.run(end) == End(status)
+    assert [folder.parent.exists() for folder in folders] == [status != 0] * 2
+    assert not connection.sent
+
+
+def test_a_second_signal_ends_an_agent_that_nobody_answers() -> None:
+    agent, connection, _ = an_agent()
+    for _ in range(2):
+        agent._session.events.put(signal.SIGTERM)
+    assert agent.run(lambda: False) is None
+    assert agent.signals == [signal.SIGTERM] * 2
+    assert connection.sent == [Signalled(signal.SIGTERM)] * 2
+
+
+@pytest.fixture
+def coordinator() -> NodesLauncher:
+    spec = JobSpec(
+        command=[sys.executable, "train.py", "--token=ours"],
+        workers=4,
+        launcher="nodes",
+        nodes=Nodes(rendezvous="localhost:4000", rank=0, fewest=2, most=2, per_node=2),
+    )
+    return NodesLauncher(Session(), spec)
+
+
+@pytest.mark.parametrize(
+    ("node", "slots", "command", "part"),
+    [
+        (2, 2, ["train.py", "--token=ours"], "the job has 2 nodes"),
+        (-1, 2, ["train.py", "--token=ours"], "the job has 2 nodes"),
+        (1, 3, ["train.py", "--token=ours"], "starts 3 workers, and node 0 2"),
+        (1, 2, ["train.py", "--token=theirs"], "word 2 differs"),
+        (1, 2, ["train.py"], "word 2 differs"),
+        (1, 2, ["train.py", "--token=ours", "more"], "word 3 differs"),
+    ],
+)
+def test_a_node_that_does_not_fit_is_refused(
+    coordinator: NodesLauncher, node: int, slots: int, command: list[str], part: str
+) -> None:
+    refused = coordinator._problem(hello(node, "b", slots, "10.0.0.2", "10.0.0.1", command))
+    assert isinstance(refused, Refused) and part in refused.reason
+    assert "token" not in refused.reason
+
+
+def test_a_node_that_fits_is_not_refused(coordinator: NodesLauncher) -> None:
+    words = ["train.py", "--token=ours"]
+    assert coordinator._problem(hello(1, "b", 2, "10.0.0.2", "10.0.0.1", words)) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ("--nproc-per-node auto", "--nproc-per-node is of a job on several machines"),
+        ("--nnodes 2 --node-rank 1", "--nnodes, --node-rank is of a job on several machines"),
+        ("--nnodes 2 --node-rank 2 --rendezvous localhost:4000", "the ranks 0 to 1"),
+        ("--nnodes 2 --node-rank 0 --rendezvous localhost", "localhost"),
+        ("--nnodes 2 --node-rank 0 --rendezvous localhost:4000 -n 3", "--workers is for one machine"),
+        ("--nnodes 2 --node-rank 0 --rendezvous localhost:4000 --mpi", "--mpi is for one machine"),
+        (
+            "--nnodes 2 --node-rank 1 --rendezvous localhost:4000 --secret-file ~/no-secret",
+            f"{Path.home()}/no-secret, cannot be read",
+        ),
+    ],
+)
+def test_options_of_nodes_that_cannot_be(options: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["launch", *options.split(), "-m", "this"]) != 0
+    assert part in capsys.readouterr().err
