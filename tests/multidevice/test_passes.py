@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import dtrain
 from dtrain.keras_engine import hook
-from dtrain.keras_engine.feed import iterators
+from dtrain.keras_engine.feed import arrays, iterators, passes
 from dtrain.keras_engine.feed.arrays import ArraySource
 from dtrain.keras_engine.feed.iterators import SplitDataset
 from dtrain.keras_engine.feed.passes import BufferedPasses, Passes
@@ -121,7 +121,7 @@ def test_functions_that_serve_all_arrays_keep_none_and_mix_none_up(at_once: int)
     layout = ReplicaLayout(local_replicas=2)
     first, second = made(15, True), made(15, True)
     second._values = tf.nest.map_structure(lambda leaf: -leaf, second._values)
-    seen = []
+    seen, missed = [], []
     for source in (first, second):
         own = source.passes(layout, at_once=at_once)
         seen.append(
@@ -131,6 +131,8 @@ def test_functions_that_serve_all_arrays_keep_none_and_mix_none_up(at_once: int)
                 ).tolist()
             )
         )
+        missed.append(arrays._traced.cache_info().misses + passes._read_traced.cache_info().misses)
+    assert missed[0] == missed[1], "the second source traces nothing"
     assert seen[1] == sorted(-value for value in seen[0]), "each source reads its own arrays"
     assert seen[0] == np.arange(0.0, 30.0, 2.0).tolist()
     held = weakref.ref(tf.nest.flatten(first._values)[0])

@@ -38,6 +38,18 @@ class Positive(keras.Model):  # type: ignore[misc]
         return tf.boolean_mask(found, found[:, 0] > 0)
 
 
+class OwnFunction(keras.Model):  # type: ignore[misc]
+    """A model whose predict function is the user's own."""
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        """Sevens, whatever the model computes."""
+        if self.predict_function is None or force:
+            super().make_predict_function(force)
+            made = self.predict_function
+            self.predict_function = lambda batches: 0 * made(batches) + 7
+        return self.predict_function
+
+
 class Seen(keras.callbacks.Callback):  # type: ignore[misc]
     """Records the shape of each batch's outputs."""
 
@@ -60,6 +72,21 @@ def model_of(kind: type[keras.Model], **settings: Any) -> Any:
 
 
 X = np.random.default_rng(0).normal(size=(90, 3)).astype("float32")
+CASES = [
+    # All batches full; a short last one; more than are read at once; less than a batch; some of them.
+    {"x": X, "batch_size": 9},
+    {"x": X, "batch_size": 7},
+    {"x": X, "batch_size": 2},
+    {"x": X[:5], "batch_size": 9},
+    {"x": X, "batch_size": 2, "steps": 40},
+]
+
+
+def in_groups(model: Any) -> Any:
+    """The model, whose predict function takes groups however long they take."""
+    model.make_predict_function()
+    model.predict_function.longest = float("inf")
+    return model
 
 
 @pytest.mark.parametrize(
@@ -71,29 +98,62 @@ X = np.random.default_rng(0).normal(size=(90, 3)).astype("float32")
         (keras.Model, {"steps_per_execution": 3}),
         (OwnStep, {}),
         (Positive, {}),
+        (OwnFunction, {}),
     ],
 )
 def test_predictions_are_stock_keras(kind: type[keras.Model], settings: dict[str, Any]) -> None:
     stock = model_of(kind, **settings)
     with dtrain.OneDeviceStrategy("CPU:0").scope():
-        ours = model_of(kind, **settings)
-    # All batches full; a short last one; more than are read at once; less than a batch; some of them.
-    for arguments in (
-        {"x": X, "batch_size": 9},
-        {"x": X, "batch_size": 7},
-        {"x": X, "batch_size": 2},
-        {"x": X[:5], "batch_size": 9},
-        {"x": X, "batch_size": 2, "steps": 40},
-    ):
-        wanted, found = (each.predict(verbose=0, **arguments) for each in (stock, ours))
+        ours = in_groups(model_of(kind, **settings))
+    for case in CASES:
+        wanted, found = (each.predict(verbose=0, **case) for each in (stock, ours))
         keras.tree.map_structure(
             lambda a, b: np.testing.assert_allclose(b, a, rtol=2e-4, atol=1e-6), wanted, found
         )
 
 
+def test_groups_are_as_large_as_what_is_read_at_once() -> None:
+    with dtrain.OneDeviceStrategy("CPU:0").scope():
+        model = in_groups(model_of(keras.Model))
+    function, seen = model.predict_function, []
+
+    def noted(batches: list[Any]) -> Any:
+        seen.append([getattr(each, "steps", 1) for each in batches])
+        return function(batches)
+
+    noted.at_once = function.at_once  # type: ignore[attr-defined]
+    model.predict_function = noted
+    for case in CASES:
+        model.predict(verbose=0, **case)
+    assert seen == [[10], [12], [1], [32], [13], [1], [32], *[[1]] * 8]
+    seen.clear()
+    tf.config.run_functions_eagerly(True)
+    try:
+        model.predict(verbose=0, **CASES[0])
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert seen == [[1]] * 10
+
+
+def test_a_step_of_a_group_runs_in_a_replica() -> None:
+    strategy = dtrain.MirroredStrategy(["CPU:0"])
+    seen = []
+
+    class Looks(keras.Model):  # type: ignore[misc]
+        def predict_step(self, data: Any) -> Any:
+            seen.append((tf.distribute.get_strategy(), tf.distribute.get_replica_context() is not None))
+            return super().predict_step(data)
+
+    with strategy.scope():
+        model = in_groups(model_of(Looks))
+        model.predict(verbose=0, **CASES[0])
+    assert seen
+    assert all(found is strategy and inside for found, inside in seen)
+
+
 def test_a_callback_sees_each_batch() -> None:
     with dtrain.OneDeviceStrategy("CPU:0").scope():
-        model = model_of(keras.Model)
+        model = in_groups(model_of(keras.Model))
     seen = Seen()
     model.predict(X, batch_size=40, verbose=0, callbacks=[seen])
     assert seen.shapes == [(0, (40, 2)), (1, (40, 2)), (2, (10, 2))]

@@ -170,7 +170,10 @@ def make_predict_function(original: Callable[..., Any], self: Any, force: bool =
         self.predict_function = _noted(PredictFunction(self, layout), self, train=False)
     else:
         result = original(self, force)
-        made = self.predict_function if layout is None else OneReplicaPredict(self, self.predict_function)
+        made = self.predict_function
+        if layout is not None:
+            stock = type(self).make_predict_function is keras_names.MAKE_PREDICT_FUNCTION.original()
+            made = OneReplicaPredict(self, made, stock=stock)
         self.predict_function = _noted(made, self, train=False)
         return result
     # Keras' own does nothing now; a user's, which may call it by `super()`, may set another function.

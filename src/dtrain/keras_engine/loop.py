@@ -211,7 +211,7 @@ def steps_counted(model: Any) -> int:
 
 
 class Call:
-    """One call of a train or test function, which gets this object as its iterator over batches.
+    """One call of a train, test or predict function, which gets this object as its iterator over batches.
 
     Args:
         iterator: the iterator to read batches from.

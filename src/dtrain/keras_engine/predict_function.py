@@ -5,6 +5,7 @@ They are not used under parameter servers.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,8 +13,9 @@ import keras
 import tensorflow as tf
 
 from dtrain.errors import DataError
+from dtrain.keras_engine.feed.iterators import SplitIterator
 from dtrain.keras_engine.input import Split, local_parts, split_batch, to_tensors, without_optionals
-from dtrain.keras_engine.loop import GroupCall
+from dtrain.keras_engine.loop import TARGET_SECONDS, GroupCall
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.replica_calls import watch
 from dtrain.keras_engine.rows import joined_rows
@@ -29,74 +31,97 @@ class OneReplicaPredict:
 
     Args:
         model: the model.
-        function: Keras' function, which takes a list of one batch, or of more with `steps_per_execution`.
+        function: the function that Keras made, which takes a list of one batch, or of more with
+            `steps_per_execution`.
+        stock: whether Keras' own method made it, so that it is known what it computes.
+
+    Attributes:
+        longest: the most seconds that a group may take, since the progress bar and an interrupt wait for it.
     """
 
-    def __init__(self, model: Any, function: Callable[..., Any]) -> None:
+    def __init__(self, model: Any, function: Callable[..., Any], *, stock: bool) -> None:
         self._model = model
         self._function = function
+        self._stock = stock
+        self.longest = TARGET_SECONDS
         self._groups: dict[str, Callable[..., Any] | None] = {}
+        self._seconds: dict[str, float] = {}  # of the last call with a single batch
+        self._kind = ""  # the kind of batch that was asked for last: the key of both
+
+    def at_once(self, iterator: SplitIterator) -> int:
+        """How many of the next batches can be a `GroupCall`; 0 if the next one must come by itself."""
+        count = iterator.at_once
+        if not self._stock or count < 2 or self._model.run_eagerly or tf.config.functions_run_eagerly():
+            return 0
+        self._kind = f"{iterator.element_spec} {iterator.reader}"
+        if count * self._seconds.get(self._kind, self.longest) > self.longest:
+            return 0
+        if self._kind not in self._groups:
+            self._groups[self._kind] = self._traced(iterator)
+        return 0 if self._groups[self._kind] is None else count
 
     def __call__(self, batches: list[Any]) -> Any:
         """The concatenated outputs of all batches, each of shape (examples, ...)."""
-        if not isinstance(batches[0], GroupCall):
-            return self._function([_whole(batch) for batch in batches])
-        (call,) = batches
-        call.ran = call.steps
-        key = f"{call.iterator.element_spec} {call.iterator.reader}"
-        if key not in self._groups:
-            self._groups[key] = None if self._model.run_eagerly else self._traced(call.iterator)
-        predict = self._groups[key]
-        if predict is None:
-            outputs = [self._function([_whole(next(call.iterator))]) for _ in range(call.steps)]
-            return keras.tree.map_structure(lambda *each: _joined(each), *outputs)
-        data, buffer = call.iterator.tensors()
-        found, place = predict(data, buffer.place)
-        call.iterator.note(call.steps, buffer._replace(place=place))
-        return found
+        if isinstance(batches[0], GroupCall):
+            return self._predicted(batches[0])
+        begun = time.perf_counter()
+        outputs = self._function([each.parts[0] if isinstance(each, Split) else each for each in batches])
+        self._seconds[self._kind] = time.perf_counter() - begun
+        return outputs
 
-    def _traced(self, iterator: Any) -> Callable[..., Any] | None:
+    def _predicted(self, call: GroupCall) -> Any:
+        predict = self._groups[self._kind]
+        data, buffer = call.iterator.tensors()
+        outputs, place = predict(data, buffer.place)  # type: ignore[misc]
+        call.iterator.note(call.steps, buffer._replace(place=place))
+        call.ran = call.steps
+        return outputs
+
+    def _traced(self, iterator: SplitIterator) -> Callable[..., Any] | None:
         """A function that reads and predicts a group of full batches.
 
         None if the outputs of a batch are no dense tensors of known shape, which could not be put together.
         """
-        reader, step = iterator.reader, unwrapped(self._model.predict_step)
-        one = tf.function(step, autograph=False, jit_compile=self._model.jit_compile or None)
+        reader: Any = iterator.reader
         data, buffer = iterator.specs
 
         def batch_of(leaf: tf.TensorSpec) -> tf.TensorSpec:
             return tf.TensorSpec([reader.order.batch, *leaf.shape[2:]], leaf.dtype)
 
-        specs = tf.nest.map_structure(batch_of, buffer.batches)
-        found = one.get_concrete_function(specs).structured_outputs
-        leaves = tf.nest.flatten(found)
+        specs = tf.nest.map_structure(batch_of, buffer.batches)  # type: ignore[union-attr]
+        one = tf.function(self._one_batch, autograph=False).get_concrete_function(specs)
+        leaves = tf.nest.flatten(one.structured_outputs)
         if not all(isinstance(leaf, tf.Tensor | tf.TensorSpec) for leaf in leaves):
             return None
         if not all(leaf.shape.rank and leaf.shape.is_fully_defined() for leaf in leaves):
             return None
-        outputs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), found)
+        outputs = tf.nest.map_structure(
+            lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), one.structured_outputs
+        )
 
         def group(data: Any, place: Any) -> Any:
             batches, after = reader.read(data, place)
 
             def predicted(number: Any) -> Any:
-                batch = tf.nest.map_structure(lambda leaf: tf.gather(leaf, number), batches)
-                return one(
-                    tf.nest.map_structure(lambda leaf, spec: tf.ensure_shape(leaf, spec.shape), batch, specs)
-                )
+                def of_batch(leaf: Any, spec: tf.TensorSpec) -> Any:
+                    return tf.ensure_shape(tf.gather(leaf, number), spec.shape)
+
+                return one(tf.nest.map_structure(of_batch, batches, specs))
 
             count = tf.range(tf.shape(tf.nest.flatten(batches)[0])[0])
             found = tf.map_fn(predicted, count, fn_output_signature=outputs, parallel_iterations=1)
             return tf.nest.map_structure(lambda leaf: tf.reshape(leaf, [-1, *leaf.shape[2:]]), found), after
 
-        function: Callable[..., Any] = tf.function(group, autograph=False).get_concrete_function(
-            data, buffer.place
-        )
+        place = tf.TensorSpec([2], tf.int64)
+        function: Callable[..., Any] = tf.function(group, autograph=False).get_concrete_function(data, place)
         return function
 
-
-def _whole(batch: Any) -> Any:
-    return batch.parts[0] if isinstance(batch, Split) else batch
+    def _one_batch(self, batch: Any) -> Any:
+        """The outputs of one batch, as Keras' own function computes them."""
+        strategy, step = self._model.distribute_strategy, unwrapped(self._model.predict_step)
+        compiled = tf.function(step, autograph=False, jit_compile=True) if self._model.jit_compile else step
+        outputs = strategy.run(compiled, args=(batch,))
+        return keras.tree.map_structure(lambda each: strategy.experimental_local_results(each)[0], outputs)
 
 
 class PredictFunction:

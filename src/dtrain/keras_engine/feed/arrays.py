@@ -87,8 +87,11 @@ class ArraySource:
         """A dataset of these arrays; the arguments are a method of `ArrayBatches`, and its attributes."""
         batches = ArrayBatches(order=self._order, **facts)
         # Sparse arrays may be in classes of Keras' own, which are no arguments of a traced function.
-        make = _traced(batches, kind) if self._dense else getattr(batches, kind)
+        make = getattr(batches, kind)
         with tf.init_scope(), tf.device("CPU:0"):
+            if self._dense:
+                specs = str(tf.nest.map_structure(lambda leaf: (leaf.shape, leaf.dtype), self._values))
+                make = _traced(batches, kind, specs).get_concrete_function(self._values, self._handle)
             return make(self._values, self._handle)
 
     @property
@@ -283,8 +286,11 @@ class ArrayBatches:
 
 
 @functools.lru_cache(maxsize=64)
-def _traced(batches: ArrayBatches, kind: str) -> Any:
-    """The method of `ArrayBatches` as a traced function; it keeps neither arrays nor a variable."""
+def _traced(batches: ArrayBatches, kind: str, specs: str) -> Any:
+    """The method of `ArrayBatches` as a function to be traced once, for arrays of these specs.
+
+    It keeps neither arrays nor a variable.
+    """
     return tf.function(getattr(batches, kind), autograph=False)
 
 

@@ -245,8 +245,8 @@ class DataFeed(_Base):  # type: ignore[misc]
         if self.steps_per_execution > 1 or self._replayed is not None:
             return None
         if self._loop.kind == "predict" and not self._loop.every_batch:
-            group = iterator.at_once if isinstance(iterator, SplitIterator) else 0
-            fits = group > 1 and (not total or step + group <= total)
+            at_once = getattr(self._loop.model.predict_function, "at_once", lambda iterator: 0)
+            fits = (group := at_once(iterator)) and (not total or step + group <= total)
             return GroupCall(iterator, group) if fits else Call(iterator, 1)
         limits = [
             self._call_size.steps(),
@@ -270,7 +270,7 @@ class DataFeed(_Base):  # type: ignore[misc]
         self._steps_seen -= unmade
 
     def _pause(self) -> None:
-        """Runs what happens between two steps, such as saving a checkpoint."""
+        """Does what happens between two steps, such as saving a checkpoint."""
         events.emit(events.BetweenSteps(self._done))
         self._loop.session.between_steps(self, self._done)
 

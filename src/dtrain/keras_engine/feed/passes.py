@@ -46,10 +46,11 @@ class Passes:
 
     Attributes:
         each: as given.
-        reader: None, or the `RowReader` of `BufferedPasses`.
+        reader, read: None, or those of `BufferedPasses`.
     """
 
     reader: RowReader | None = None
+    read: Any = None
 
     def __init__(
         self, source: Seekable, make: Callable[[], Any], *, each: int = 1, alike: bool = False
@@ -122,12 +123,17 @@ class BufferedPasses(Passes):
         self.reader = reader
 
     @functools.cached_property
-    def _buffer_spec(self) -> BatchBuffer:
+    def read(self) -> Any:
+        """The reader's `read`, traced once for all arrays of the same kind."""
         place = tf.TensorSpec([2], tf.int64)
-        specs = self.reader.specs(self._data), place
-        found, _ = _read_traced(self.reader).get_concrete_function(*specs).structured_outputs
-        element = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), found)
-        return BatchBuffer(element, tf.TensorSpec([], tf.int32), place)
+        return _read_traced(self.reader).get_concrete_function(self.reader.specs(self._data), place)
+
+    @functools.cached_property
+    def _buffer_spec(self) -> BatchBuffer:
+        found, place = tf.nest.map_structure(
+            lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), self.read.structured_outputs
+        )
+        return BatchBuffer(found, tf.TensorSpec([], tf.int32), place)
 
     @property
     def element_spec(self) -> Any:
@@ -215,7 +221,7 @@ class Pass:
             element = next(source)
         else:
             if not buffer.left():
-                buffer = BatchBuffer.read(_read_traced(self.reader), source, buffer.place)
+                buffer = BatchBuffer.read(self._of.read, source, buffer.place)
             element, buffer = buffer.popped()
         self.note(min(self._of.each, self.left), buffer)
         return element
