@@ -15,10 +15,14 @@ import pytest
 LIMIT = 180.0
 
 PROGRAM = """
-import os, socket, sys, time
+import json, os, pathlib, socket, sys, time
 import keras, numpy as np
 import dtrain
 
+# The first worker listens until the second one comes, which is after the test has looked.
+if json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index") == 1:
+    while not pathlib.Path(__file__).with_name("seen").exists():
+        time.sleep(0.05)
 strategy = dtrain.strategy("multi_worker")
 with strategy.scope():
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
@@ -73,6 +77,8 @@ def test_who_listens_where(options: tuple[str, ...], closed: bool, tmp_path: Pat
             while job.poll() is None:
                 assert time.monotonic() < deadline, output.read_text()
                 seen |= listeners(process)
+                if seen:
+                    script.with_name("seen").touch()
                 time.sleep(0.002)
         finally:
             job.terminate()
