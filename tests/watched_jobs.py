@@ -41,7 +41,10 @@ def stop():
         lock.acquire()
         lock.acquire()
     elif kind == "python_lock":
-        ctypes.PyDLL(None).sleep(1000)
+        # A signal ends a sleep, but not the wait for a mutex.
+        mutex, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
+        libc.pthread_mutex_lock(mutex)
+        libc.pthread_mutex_lock(mutex)
     elif kind == "reader":
         threading.Event().wait()
 
