@@ -16,6 +16,7 @@ import tensorflow as tf
 
 import dtrain
 from dtrain.errors import ConfigurationError, DeviceError
+from dtrain.strategies import devices, multi_worker
 from refusals import refused
 
 X = np.random.default_rng(0).normal(size=(24, 4)).astype("float32")
@@ -292,3 +293,16 @@ def test_statistics_of_a_layer_in_a_condition_are_each_replicas_own_with_a_warni
     assert "'in_a_condition' are not averaged" in caplog.text
     assert "call the layer in the replica's function itself" in caplog.text
     assert float(layer.moving_mean.numpy()[0]) > 0
+
+
+class _LooksAtDevices(tf.distribute.cluster_resolver.ClusterResolver):  # type: ignore[misc]
+    def num_accelerators(self, *args: Any, **options: Any) -> dict[str, int]:
+        raise AssertionError("TensorFlow starts before its collectives are configured")
+
+
+def test_only_resolvers_that_were_told_their_gpus_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "planned", lambda kind: {"GPU": 4, "CPU": 1}[kind])
+    cluster = tf.train.ClusterSpec({"worker": ["127.0.0.1:1", "127.0.0.1:2"]})
+    told = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, num_accelerators={"GPU": 2})
+    assert multi_worker._local_replicas(told) == (2, True)
+    assert multi_worker._local_replicas(_LooksAtDevices()) == (4, True)

@@ -31,6 +31,12 @@ from dtrain.upstream import tensorflow as upstream_tf
 _Extended: Any = tensorflow_names.COLLECTIVE_EXTENDED.resolve()
 _LOCAL = "/job:localhost/replica:0/task:0/device:CPU:0"
 
+# The resolvers that were told how many GPUs a task uses.
+_GIVEN_DEVICES = (
+    tf.distribute.cluster_resolver.SimpleClusterResolver,
+    tf.distribute.cluster_resolver.SlurmClusterResolver,
+)
+
 
 class _Connected(_Extended):  # type: ignore[misc]
     """Uses all local devices, and broadcasts the first worker's initial values over dtrain's transport."""
@@ -192,7 +198,8 @@ def _meet(topology: Topology, timeout: float | None) -> None:
 def _local_replicas(resolver: Any) -> tuple[int, bool]:
     """How many replicas this process has, and whether they are on GPUs, as TensorFlow will decide it."""
     found = devices.planned("GPU")
-    if found and not isinstance(resolver, tf.distribute.cluster_resolver.TFConfigClusterResolver | None):
+    # Other resolvers count TensorFlow's logical devices, and so start TensorFlow before its collectives.
+    if found and isinstance(resolver, _GIVEN_DEVICES):
         found = resolver.num_accelerators().get("GPU", 0)
     return (found, True) if found else (devices.planned("CPU"), False)
 
