@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from dtrain.cluster import meet_peers
+from dtrain.cluster.rendezvous_lines import PROTOCOL, Lines
 from dtrain.cluster.rendezvous_server import describe_difference
 from dtrain.cluster.sockets import this_process_listens_on
 from dtrain.errors import ClusterConfigError, PeerMissingError, PortInUseError
@@ -200,6 +201,29 @@ def test_the_shorter_patience_ends_the_wait_for_all(tasks: Tasks, ports: Callabl
         assert f"Missing: worker 2 ({addresses[2]})." in result["message"]
 
 
+def test_a_worker_that_has_given_up_does_not_go_on(ports: Callable[[int], list[int]]) -> None:
+    """The first worker's "go" crosses the other's "gave up"."""
+    found = ports(2)
+    topology = Topology({"worker": tuple(local(found))}, "worker", 1)
+    lines = Lines(None, first=True)
+    with socket.create_server(("127.0.0.1", found[0])) as server:
+
+        def first() -> None:
+            sock, _ = server.accept()
+            with sock, sock.makefile("rb") as said:
+                said.readline()
+                sock.sendall(lines.encode("waiting", missing=["worker 2"]))
+                assert b"gave up" in said.readline()
+                sock.sendall(lines.encode("go"))
+                said.readline()
+
+        thread = threading.Thread(target=first, daemon=True)
+        thread.start()
+        with refused(PeerMissingError, "Missing: worker 2"):
+            meet_peers(topology, timeout=1.0, secret=b"")
+        thread.join(LIMIT)
+
+
 def test_a_worker_that_dies_while_waiting_may_be_started_again(
     tasks: Tasks, ports: Callable[[int], list[int]]
 ) -> None:
@@ -320,7 +344,14 @@ EVIL = "\x1b]0;owned\x07\x1b[2J\u202e\r\nworker 0: all is well " + "A" * 3000
 
 
 def _hello(**content: Any) -> bytes:
-    usual = {"dtrain": "hello", "protocol": 1, "job": "worker", "index": 1, "process": EVIL, "problem": ""}
+    usual = {
+        "dtrain": "hello",
+        "protocol": PROTOCOL,
+        "job": "worker",
+        "index": 1,
+        "process": EVIL,
+        "problem": "",
+    }
     return json.dumps({**usual, **content}).encode() + b"\n"
 
 
@@ -339,7 +370,7 @@ def test_a_well_formed_line_of_a_stranger_changes_nothing(
         for line in (
             _hello(cluster=cluster, index=7),
             _hello(cluster=cluster, job=EVIL, index=10**4000),
-            _hello(cluster=cluster, protocol=2),
+            _hello(cluster=cluster, protocol=1),
             _hello(),
             _hello(cluster={"worker": [*local(found), EVIL]}),
             _hello(cluster={EVIL: [deep], "worker": deep}),
@@ -357,6 +388,7 @@ def test_a_well_formed_line_of_a_stranger_changes_nothing(
     assert errors_of(results) == {""} and max(each["seconds"] for each in results) < 15
     said = results[0]["stderr"]
     assert "a process was refused" in said
+    assert secret or "runs another version of dtrain" in said
     assert all(sign.isprintable() for line in said.splitlines() for sign in line)
     assert max(map(len, said.splitlines())) < 600
 

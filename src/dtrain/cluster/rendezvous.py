@@ -244,6 +244,8 @@ class _Rendezvous:
                 if lines.signed and not lines.proven:
                     self._foreign = True
                     return None
+                if message["dtrain"] == "go" and gave_up:
+                    return None  # it crossed "gave up", which the first task now reads as a broken connection
                 if message["dtrain"] in ("go", "error"):
                     return message
                 answered = True

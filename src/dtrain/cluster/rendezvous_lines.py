@@ -17,7 +17,7 @@ from typing import Any
 
 from dtrain.errors import DtrainError, PeerMismatchError, PeerMissingError, PortInUseError
 
-PROTOCOL = 1
+PROTOCOL = 2
 MESSAGE_LIMIT = 1 << 20  # bytes; a cluster of ten thousand tasks is smaller
 CHALLENGE = "challenge"
 _PROOF = "proof"
