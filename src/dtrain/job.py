@@ -53,8 +53,8 @@ def barrier(*, timeout: float | None = None) -> None:
 
     Raises:
         PeerMissingError: a process did not call it in time.
-        ConfigurationError: the job has several processes, but no strategy connects them yet; or this process
-            serves the chief of a job with parameter servers.
+        ConfigurationError: the job has several processes, but no strategy of dtrain's connects them yet; or
+            this process serves the chief of a job with parameter servers.
     """
     _exchange(None, timeout)
 
@@ -73,8 +73,8 @@ def broadcast(value: Any, *, timeout: float | None = None) -> Any:
     Raises:
         PeerMissingError: the chief did not call it in time.
         AuthenticationError: the received value was not signed with the job's secret.
-        ConfigurationError: the value cannot be sent; or the job has several processes, but no strategy
-            connects them yet; or this process serves the chief of a job with parameter servers.
+        ConfigurationError: the value cannot be sent; or the job has several processes, but no strategy of
+            dtrain's connects them yet; or this process serves the chief of a job with parameter servers.
     """
     return _exchange(value if is_chief() else None, timeout)[0]
 

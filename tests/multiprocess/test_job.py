@@ -139,7 +139,7 @@ def test_ranks_in_spawned_workers(met: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("call", ["barrier", "broadcast"])
 def test_before_a_strategy_exists(met: list[dict[str, Any]], call: str) -> None:
     for seen in met:
-        assert "The 2 processes of this job are not connected yet" in seen[f"{call} too early"]
+        assert "No strategy of dtrain's connects the 2 processes of this job" in seen[f"{call} too early"]
         assert "dtrain.MultiWorkerMirroredStrategy()" in seen[f"{call} too early"]
 
 

@@ -54,8 +54,8 @@ def exchange(
     connected = peers.connected()
     if connected is None:
         raise ConfigurationError(
-            f"The {layout.workers} processes of this job are not connected yet.",
-            hint="make the strategy first: dtrain.MultiWorkerMirroredStrategy() or dtrain.strategy('auto')",
+            f"No strategy of dtrain's connects the {layout.workers} processes of this job.",
+            hint="make dtrain.MultiWorkerMirroredStrategy() in place of tf.distribute's, before this call",
         )
     signed = connected.secret is not None
     body = _written(value, signed=signed, objects=objects)
