@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -170,11 +171,101 @@ def test_a_frame_that_the_worker_has_not_sent_is_never_used(job: Callable[..., J
     else:
         frame[{"body": 20, "number": 8, "size": 10, "signature": -1}[place]] ^= 1
     far.sendall(hello + frame)
-    with refused(AuthenticationError, "Worker 1 was disconnected", "not signed by it", "docs/security.md"):
+    problem = "its size is impossible" if place == "size" else "not signed by it"
+    with refused(AuthenticationError, "Worker 1 was disconnected", problem, "docs/security.md"):
         first.all_gather(b"mine", timeout=5)
     first.close()
     for sock in (far, recorder, read):
         sock.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [(peers._ALL, b"short"), (peers._ALL, (3).to_bytes(8, "big") + b"one"), (peers._MISSING, b"x")],
+)
+def test_a_frame_that_cannot_be_read_ends_the_wait(kind: int, body: bytes) -> None:
+    near, far = socket.socketpair()
+    worker = Peers(1, 2, {0: Connection(near, b"")})
+    PeerLink(1, Connection(far, b""), first=True).send(kind, 0, body)
+    with refused(AuthenticationError, "Worker 0 was disconnected", "cannot be read"):
+        worker.all_gather(b"", timeout=5)
+    worker.close()
+    far.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_fails_ends_the_wait(job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> None:
+        raise RuntimeError("a mistake in here")
+
+    here = job(2)
+    here.run(lambda worker: worker.all_gather(b""))
+    monkeypatch.setattr(here.workers[1], "_hear", fail)
+    for error in here.run(lambda worker: worker.all_gather(b"", timeout=5)):
+        if isinstance(error, Exception):
+            assert "this worker's own connections failed: RuntimeError('a mistake in here')" in str(error)
+            break
+    else:
+        raise AssertionError("nobody has noticed")
+
+
+def test_several_losses_at_once_are_told_to_the_others() -> None:
+    """Telling one worker of a loss may be how the loss of that worker is noticed."""
+    pairs = {worker: socket.socketpair() for worker in range(1, 5)}
+    first = Peers(0, 5, {worker: Connection(near, b"") for worker, (near, _) in pairs.items()})
+    for _, far in pairs.values():
+        PeerLink(0, Connection(far, b""), first=False).send(peers._HELLO)
+    deadline = time.monotonic() + SECONDS
+    while not all(link.open for link in first._links.values()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with first._changed:
+        for _, far in pairs.values():
+            far.close()
+        first._lose(1, "a test")
+    with refused(PeerMissingError, "worker 1 (a test)", "worker 2", "worker 3", "worker 4"):
+        first.all_gather(b"", timeout=5)
+    first.close()
+
+
+def test_who_is_lost_is_named_and_not_the_first_worker_that_does_not_answer() -> None:
+    near, far = socket.socketpair()
+    worker = Peers(1, 3, {0: Connection(near, b"")})
+    first = PeerLink(1, Connection(far, b""), first=True)
+    threading.Timer(1.0, first.send, (peers._LOST, 2, b"a test")).start()
+    with refused(PeerMissingError, "lost worker 2 (a test)"):
+        worker.all_gather(b"", timeout=0.3)
+    worker.close()
+    far.close()
+
+
+def test_a_large_value_is_in_memory_once_for_all_workers() -> None:
+    value = os.urandom(20_000_000)
+    pairs = {worker: socket.socketpair() for worker in range(1, 5)}
+    first = Peers(0, 5, {worker: Connection(near, KEY) for worker, (near, _) in pairs.items()})
+    tracemalloc.start()
+    try:
+        for _, far in pairs.values():
+            link = PeerLink(0, Connection(far, KEY), first=False)
+            link.send(peers._HELLO)
+            link.send(peers._VALUE)
+        assert first.all_gather(value, timeout=SECONDS)[0] is value
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(value)
+    finally:
+        tracemalloc.stop()
+        for _, far in pairs.values():
+            far.close()
+        first.close()
+
+
+def test_the_system_watches_over_the_link() -> None:
+    """A worker that holds Python's lock sends no sign of life, but its system answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+    link = PeerLink(1, Connection(near, KEY), first=True)
+    assert near.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert near.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+    link.close()
+    assert peers._SILENT >= 300
 
 
 def silent_worker(pid: int, machine: str | None = None) -> tuple[Peers, socket.socket]:

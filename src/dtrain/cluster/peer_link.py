@@ -13,22 +13,26 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dtrain.cluster.rendezvous_lines import Connection
+from dtrain.cluster.sockets import notice_broken_link
 from dtrain.plain_text import cleaned
 
 _HEADER = struct.Struct("!BQQ")  # the kind, a number, and the size of the body
+_SIZE = struct.Struct("!Q")
 _AT_ONCE = 1 << 20  # bytes in one call of receive
 _SIGNATURE = 32  # bytes
+_LARGE = 1 << 16  # bytes; a body of as many is not copied to be sent
 _HOST = 100  # the most characters kept of the name of another worker's host
 _LARGEST = 1 << 34  # bytes of a body; without a limit, a forged size would be waited for
 _RUNNING = "RSDIW"  # states in /proc/PID/stat of processes that can go on by themselves
 
 
 class ForgedFrameError(OSError):
-    """A frame was not signed by the worker at the other end; the connection cannot be used any more."""
+    """A frame cannot come from the worker at the other end; the connection cannot be used any more."""
 
 
 class PeerLink:
@@ -53,6 +57,7 @@ class PeerLink:
         self.sock.setblocking(False)
         with contextlib.suppress(OSError):
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        notice_broken_link(self.sock)
         self.heard = self.sent = time.monotonic()
         self.open = not first
         self.process: tuple[str, int] | None = None
@@ -60,7 +65,7 @@ class PeerLink:
         self._ends = (b"first", b"other") if first else (b"other", b"first")
         self._frames_sent = self._frames_received = 0
         self._inbox = bytearray()
-        self._outbox = bytearray()
+        self._outbox: deque[memoryview] = deque()
 
     @property
     def unsent(self) -> bool:
@@ -70,11 +75,16 @@ class PeerLink:
     def send(self, kind: int, number: int = 0, body: bytes = b"") -> None:
         """Sends a frame, as far as the socket takes it at once; `flush` sends the rest.
 
+        A large body is not copied, so that all links can send the same one.
+
         Raises:
             OSError: the connection is lost.
         """
         header = _HEADER.pack(kind, number, len(body))
-        self._outbox += header + body + self._signature(self._ends[0], self._frames_sent, header, body)
+        parts = [header, body, self._signature(self._ends[0], self._frames_sent, header, body)]
+        if len(body) < _LARGE:
+            parts = [b"".join(parts)]
+        self._outbox += [memoryview(part) for part in parts if part]
         self._frames_sent += 1
         self.sent = time.monotonic()
         self.flush()
@@ -87,15 +97,18 @@ class PeerLink:
         """
         while self._outbox:
             try:
-                del self._outbox[: self.sock.send(self._outbox)]
+                sent = self.sock.send(self._outbox[0])
             except BlockingIOError:
                 return
+            rest = self._outbox.popleft()[sent:]
+            if rest:
+                self._outbox.appendleft(rest)
 
     def receive(self) -> Iterator[tuple[int, int, bytes]]:
         """Receives what has come; yields the kind, number and body of each complete frame.
 
         Raises:
-            ForgedFrameError: a frame was not signed by the worker at the other end.
+            ForgedFrameError: a frame is not signed by the worker at the other end, or too large.
             OSError: the connection is lost, or was closed.
         """
         try:
@@ -119,12 +132,13 @@ class PeerLink:
         header = bytes(self._inbox[: _HEADER.size])
         kind, number, size = _HEADER.unpack(header)
         if size > _LARGEST:
-            raise ForgedFrameError("a message in its name has an impossible size")
+            raise ForgedFrameError("a message in its name cannot be read: its size is impossible")
         end = _HEADER.size + size
         whole = end + (_SIGNATURE if self._key else 0)
         if len(self._inbox) < whole:
             return None
-        body, signature = bytes(self._inbox[_HEADER.size : end]), bytes(self._inbox[end:whole])
+        with memoryview(self._inbox) as inbox:
+            body, signature = bytes(inbox[_HEADER.size : end]), bytes(inbox[end:whole])
         del self._inbox[:whole]
         right = self._signature(self._ends[1], self._frames_received, header, body)
         if not hmac.compare_digest(signature, right):
@@ -136,7 +150,9 @@ class PeerLink:
         """The HMAC-SHA256 of the sender's end, the number of the frame, and the frame; b"" without a key."""
         if not self._key:
             return b""
-        return hmac.digest(self._key, b"%b %d %b%b" % (end, count, header, body), "sha256")
+        found = hmac.new(self._key, b"%b %d %b" % (end, count, header), "sha256")
+        found.update(body)
+        return found.digest()
 
 
 class Wakeup:
@@ -156,6 +172,27 @@ class Wakeup:
         """Reads what `wake` has written."""
         with contextlib.suppress(OSError):
             self.reader.recv(4096)
+
+
+def joined(values: Sequence[bytes]) -> bytes:
+    """Several values as one, for `split` at the other end."""
+    return b"".join(part for value in values for part in (_SIZE.pack(len(value)), value))
+
+
+def split(body: bytes, count: int) -> list[bytes]:
+    """The values that `joined` was given.
+
+    Raises:
+        ValueError, struct.error: `joined` did not make the body of `count` values.
+    """
+    found, at = [], 0
+    while at < len(body):
+        (size,) = _SIZE.unpack_from(body, at)
+        at += _SIZE.size + size
+        found.append(body[at - size : at])
+    if len(found) != count or at != len(body):
+        raise ValueError(f"{len(found)} values in {len(body)} bytes")
+    return found
 
 
 def this_process() -> bytes:

@@ -23,8 +23,10 @@ from dtrain.cluster.peer_link import (
     ForgedFrameError,
     PeerLink,
     Wakeup,
+    joined,
     parsed_process,
     runs_here,
+    split,
     this_process,
 )
 from dtrain.cluster.rendezvous import meet_peers
@@ -40,12 +42,12 @@ _HELLO, _ALIVE, _VALUE, _ALL, _MISSING, _LOST, _NOTE = range(7)
 _LOOK = 1.0  # seconds between two checks of who is alive
 _BEAT = 2.0  # seconds after the last frame until a sign of life is sent
 _STOPPED = 8.0  # seconds of silence after which a process of this machine that is stopped is lost
-_SILENT = 30.0  # seconds of silence after which a worker of another machine is lost
+# A worker that holds Python's lock is silent too. A broken link ends its connection much earlier.
+_SILENT = 600.0  # seconds of silence after which a worker of another machine is lost
 _GRACE = 5.0  # seconds in which values that a lost worker sent before its end may still arrive elsewhere
 _ANSWER = 2.0  # seconds in which the first worker must say who is missing, and messages are sent
 _PAUSE = 0.005  # seconds between two checks whether all is sent
 _SHOWN = 300  # the most characters shown of a text from another worker
-_SIZE = struct.Struct("!Q")
 
 HINT = (
     "Another user or machine can change what the workers send to each other, or a process of another job has "
@@ -99,7 +101,7 @@ class Peers:
         if rank > 0:
             with self._changed:
                 self._send(0, _HELLO, body=this_process())
-        self._thread = threading.Thread(target=self._serve, name="dtrain-peers", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="dtrain-peers", daemon=True)
         self._thread.start()
 
     def all_gather(self, value: bytes, timeout: float | None = None) -> list[bytes]:
@@ -181,6 +183,8 @@ class Peers:
         self._changed.wait_for(
             lambda: number in self._missing or number in self._complete or self._lost, _ANSWER
         )
+        if number not in self._missing and number not in self._complete:
+            self._raise_if_lost(0.0)
         return self._missing.pop(number, [] if number in self._complete else [0])
 
     def _collect(self, worker: int, number: int, value: bytes) -> None:
@@ -192,7 +196,7 @@ class Peers:
         everyone = [values[each] for each in range(self.size)]
         del self._values[number]
         self._complete[number] = everyone
-        body = b"".join(_SIZE.pack(len(each)) + each for each in everyone)
+        body = joined(everyone)
         for other in [*self._links]:
             self._send(other, _ALL, number, body)
         self._changed.notify_all()
@@ -208,6 +212,15 @@ class Peers:
             return
         if link.unsent:
             self._wakeup.wake()
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:  # without this thread, every wait would be for ever
+            with self._changed:
+                for worker in [*self._links]:
+                    self._lose(worker, f"this worker's own connections failed: {error!r}")
+            raise
 
     def _serve(self) -> None:
         looked = time.monotonic()
@@ -243,6 +256,8 @@ class Peers:
                     self._hear(link, *frame)
         except OSError as error:
             self._lose(link.worker, str(error), forged=isinstance(error, ForgedFrameError))
+        except (ValueError, struct.error) as error:
+            self._lose(link.worker, f"what it sent cannot be read ({error})", forged=True)
 
     def _hear(self, link: PeerLink, kind: int, number: int, body: bytes) -> None:
         if kind == _HELLO:
@@ -250,7 +265,7 @@ class Peers:
             if self.rank == 0:
                 link.open = True
                 self._send(link.worker, _HELLO, body=this_process())
-                for worker, (_, why, _) in self._lost.items():
+                for worker, (_, why, _) in [*self._lost.items()]:
                     self._send(link.worker, _LOST, worker, why.encode())
         elif kind == _VALUE and self.rank == 0:
             self._collect(link.worker, number, body)
@@ -262,7 +277,7 @@ class Peers:
         elif kind == _MISSING:
             self._missing[number] = [int(worker) for worker in body.split()]
         elif kind == _ALL:
-            self._complete[number] = _split(body)
+            self._complete[number] = split(body, self.size)
         elif kind == _LOST:
             self._note_lost(number, cleaned(body.decode("utf-8", "replace"), _SHOWN))
         self._changed.notify_all()
@@ -286,9 +301,9 @@ class Peers:
         self._selector.unregister(link.sock)
         link.close()
         self._note_lost(worker, why, forged=forged)
-        for other in [*self._links] if self.rank == 0 else []:
-            if self._links[other].open:
-                self._send(other, _LOST, worker, why.encode())
+        for other in [*self._links.values()] if self.rank == 0 else []:
+            if other.open:
+                self._send(other.worker, _LOST, worker, why.encode())
         self._changed.notify_all()
 
     def _note_lost(self, worker: int, why: str, *, forged: bool = False) -> None:
@@ -297,27 +312,15 @@ class Peers:
     def _raise_if_lost(self, grace: float) -> None:
         now = time.monotonic()
         lost = {w: why for w, (since, why, _) in sorted(self._lost.items()) if now - since >= grace}
-        if any(forged for _, _, forged in self._lost.values()):
-            raise AuthenticationError(
-                f"Worker {next(w for w, (_, _, forged) in self._lost.items() if forged)} was disconnected: a "
-                "message in its name is not signed by it.",
-                hint=HINT,
-            )
+        for worker, (_, why, forged) in self._lost.items():
+            if forged:
+                raise AuthenticationError(f"Worker {worker} was disconnected: {why}.", hint=HINT)
         if lost:
             raise PeerMissingError(
                 "While this worker waited for the others, it lost "
                 f"{' and '.join(f'worker {worker} ({why})' for worker, why in lost.items())}.",
                 hint="see why it ended; `dtrain launch --max-restarts N` starts all workers again",
             )
-
-
-def _split(body: bytes) -> list[bytes]:
-    found, at = [], 0
-    while at < len(body):
-        (size,) = _SIZE.unpack_from(body, at)
-        at += _SIZE.size + size
-        found.append(body[at - size : at])
-    return found
 
 
 def _late(missing: Sequence[int], timeout: float) -> PeerMissingError:

@@ -21,6 +21,13 @@ _EXHAUSTED_PAUSE = 0.1  # seconds; trying again at once would only keep a core b
 _EXHAUSTED_LOG = 10.0  # seconds between two log lines about a lack of descriptors
 _exhausted_logged = float("-inf")
 
+_BROKEN_LINK = {
+    socket.TCP_USER_TIMEOUT: 30_000,  # milliseconds
+    socket.TCP_KEEPIDLE: 10,  # seconds, as the next one
+    socket.TCP_KEEPINTVL: 5,
+    socket.TCP_KEEPCNT: 4,
+}
+
 
 def bind_everywhere(port: int) -> socket.socket:
     """A TCP socket bound to a port on every interface, not listening; port 0 picks a free port.
@@ -156,6 +163,19 @@ def connect_to(host: str, port: int, timeout: float) -> socket.socket | None:
         pass
     sock.close()
     return None
+
+
+def notice_broken_link(sock: socket.socket) -> None:
+    """Makes a TCP connection whose link is broken fail after half a minute; leaves Unix sockets as they are.
+
+    By default, TCP tries for a quarter of an hour, or for ever. A busy peer still answers, because its kernel
+    does.
+    """
+    if sock.family == socket.AF_UNIX:
+        return
+    for option, value in _BROKEN_LINK.items():
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def answers_at(address: str) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from dtrain.cluster import peers
+from dtrain.cluster.sockets import notice_broken_link
 from dtrain.collectives.calls import Calls, Parts, raw
 from dtrain.collectives.connect import connect_all
 from dtrain.collectives.transport import Facts, Transport
@@ -25,15 +26,6 @@ from dtrain.topology import Topology, split_address
 
 _AT_ONCE = 1 << 20  # bytes in one call of send or receive, so that both take turns
 _CHECK_SECONDS = 1.0  # seconds between two checks whether the peers are alive
-
-# A connection whose link is broken fails after half a minute, whether data is in transit or not. By default,
-# TCP tries for a quarter of an hour, or for ever. A busy peer still answers, because its kernel does.
-_BROKEN_LINK = {
-    socket.TCP_USER_TIMEOUT: 30_000,  # milliseconds
-    socket.TCP_KEEPIDLE: 10,  # seconds, as the next one
-    socket.TCP_KEEPINTVL: 5,
-    socket.TCP_KEEPCNT: 4,
-}
 
 
 class Ring(Transport):
@@ -78,11 +70,9 @@ class SocketCalls(Calls):
         self._poll = select.poll()
         for peer in self._peers.values():
             peer.setblocking(False)
+            notice_broken_link(peer)
             if peer.family != socket.AF_UNIX:
                 peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                for option, value in _BROKEN_LINK.items():
-                    peer.setsockopt(socket.IPPROTO_TCP, option, value)
-                peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def close(self) -> None:
         """Closes the connections; peers that wait for this worker get a `PeerMissingError`."""
