@@ -295,7 +295,7 @@ def test_statistics_of_a_layer_in_a_condition_are_each_replicas_own_with_a_warni
     assert float(layer.moving_mean.numpy()[0]) > 0
 
 
-class _LooksAtDevices(tf.distribute.cluster_resolver.ClusterResolver):  # type: ignore[misc]
+class _LooksAtDevices(tf.distribute.cluster_resolver.UnionResolver):  # type: ignore[misc]
     def num_accelerators(self, *args: Any, **options: Any) -> dict[str, int]:
         raise AssertionError("TensorFlow starts before its collectives are configured")
 
@@ -305,4 +305,4 @@ def test_only_resolvers_that_were_told_their_gpus_are_asked(monkeypatch: pytest.
     cluster = tf.train.ClusterSpec({"worker": ["127.0.0.1:1", "127.0.0.1:2"]})
     told = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, num_accelerators={"GPU": 2})
     assert multi_worker._local_replicas(told) == (2, True)
-    assert multi_worker._local_replicas(_LooksAtDevices()) == (4, True)
+    assert multi_worker._local_replicas(_LooksAtDevices(told)) == (4, True)
