@@ -19,6 +19,7 @@ from dtrain.cluster.peer_link import PeerLink
 from dtrain.cluster.peers import Peers
 from dtrain.cluster.rendezvous_lines import Connection
 from dtrain.errors import AuthenticationError, PeerMissingError
+from dtrain.topology import Topology
 from refusals import refused
 
 SECONDS = 20.0
@@ -108,6 +109,7 @@ def test_one_that_does_not_come_in_time_is_named(job: Callable[..., Job], waits:
     assert 0.4 < time.monotonic() - begun < 2
     here.workers[late].all_gather(b"")  # the value of the one that has given up is there
     there.join(SECONDS)
+    assert not here.workers[waits]._complete  # what nobody waits for is not kept
     assert here.run(lambda worker: worker.all_gather(b"%d" % worker.rank)) == [[b"0", b"1", b"2"]] * 3
 
 
@@ -255,6 +257,22 @@ def test_a_large_value_is_in_memory_once_for_all_workers() -> None:
         for _, far in pairs.values():
             far.close()
         first.close()
+
+
+def test_another_job_closes_the_connections_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [socket.socketpair() for _ in range(2)]
+    ends = iter(pairs)
+    monkeypatch.setattr(peers, "_current", None)
+    monkeypatch.setattr(peers, "meet_peers", lambda topology, timeout: {1: Connection(next(ends)[0], b"")})
+    jobs = [Topology({"worker": (f"127.0.0.1:{port}", "127.0.0.1:9")}, "worker", 0) for port in (1, 2)]
+    first = peers.connect(jobs[0])
+    assert peers.connect(jobs[0]) is first
+    second = peers.connect(jobs[1])
+    pairs[0][1].settimeout(SECONDS)
+    assert pairs[0][1].recv(1) == b"" and peers.connected() is second
+    second.close()
+    for _, far in pairs:
+        far.close()
 
 
 def test_the_system_watches_over_the_link() -> None:

@@ -71,12 +71,7 @@ class Peers:
     """
 
     def __init__(
-        self,
-        rank: int,
-        size: int,
-        connections: Mapping[int, Connection],
-        *,
-        secret: Secret | None = None,
+        self, rank: int, size: int, connections: Mapping[int, Connection], *, secret: Secret | None = None
     ) -> None:
         self.rank = rank
         self.size = size
@@ -91,6 +86,7 @@ class Peers:
         self._round = 0
         self._values: dict[int, dict[int, bytes]] = {}  # on the first worker: of rounds that are not complete
         self._complete: dict[int, list[bytes]] = {}
+        self._abandoned: set[int] = set()  # rounds for which this worker does not wait any more
         self._missing: dict[int, list[int]] = {}  # answers about rounds, from the first worker
         self._notes: deque[tuple[int, bytes]] = deque()
         self._lost: dict[int, tuple[float, str, bool]] = {}  # when, why, and whether a frame was forged
@@ -128,6 +124,7 @@ class Peers:
                 self._raise_if_lost(0.0)
                 left = deadline - time.monotonic()
                 if left <= 0 and (missing := self._who_is_missing(number)):
+                    self._abandoned.add(number)
                     raise _late(missing, timeout or 0.0)
                 self._changed.wait(min(_LOOK, max(0.001, left)))
             return self._complete.pop(number)
@@ -195,11 +192,17 @@ class Peers:
             return
         everyone = [values[each] for each in range(self.size)]
         del self._values[number]
-        self._complete[number] = everyone
+        self._keep(number, everyone)
         body = joined(everyone)
         for other in [*self._links]:
             self._send(other, _ALL, number, body)
         self._changed.notify_all()
+
+    def _keep(self, number: int, everyone: list[bytes]) -> None:
+        if number in self._abandoned:
+            self._abandoned.remove(number)
+        else:
+            self._complete[number] = everyone
 
     def _send(self, worker: int, kind: int, number: int = 0, body: bytes = b"") -> None:
         link = self._links.get(worker)
@@ -277,7 +280,7 @@ class Peers:
         elif kind == _MISSING:
             self._missing[number] = [int(worker) for worker in body.split()]
         elif kind == _ALL:
-            self._complete[number] = split(body, self.size)
+            self._keep(number, split(body, self.size))
         elif kind == _LOST:
             self._note_lost(number, cleaned(body.decode("utf-8", "replace"), _SHOWN))
         self._changed.notify_all()
@@ -335,7 +338,9 @@ _current: tuple[Topology, Peers] | None = None
 
 
 def connect(topology: Topology, *, timeout: float | None = None) -> Peers:
-    """Connects this worker with the others of its job, by a rendezvous; the first call decides.
+    """Connects this worker with the others of its job, by a rendezvous.
+
+    A call for another job closes the connections of the job before it.
 
     Args:
         topology: the job, of several training tasks.
@@ -351,6 +356,8 @@ def connect(topology: Topology, *, timeout: float | None = None) -> Peers:
     global _current
     if _current is not None and _current[0] == topology:
         return _current[1]
+    _close()
+    _current = None
     connections = meet_peers(topology, timeout=timeout)
     peers = Peers(topology.rank, topology.world_size, connections, secret=job_secret(topology))
     _current = topology, peers
