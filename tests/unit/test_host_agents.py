@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dtrain import cli
+from dtrain.cluster.secret import write_secret
 from dtrain.launch.hosts.agent import Agent, Inbox, hello
 from dtrain.launch.hosts.messages import End, HostMessage, Refused, Signalled, Welcome
 from dtrain.launch.hosts.nodes import NodesLauncher
@@ -81,15 +82,14 @@ def test_a_second_signal_ends_an_agent_that_nobody_answers() -> None:
     assert connection.sent == [Signalled(signal.SIGTERM)] * 2
 
 
+def a_coordinator(nodes: Nodes) -> NodesLauncher:
+    command = [sys.executable, "train.py", "--token=ours"]
+    return NodesLauncher(Session(), JobSpec(command=command, workers=4, launcher="nodes", nodes=nodes))
+
+
 @pytest.fixture
 def coordinator() -> NodesLauncher:
-    spec = JobSpec(
-        command=[sys.executable, "train.py", "--token=ours"],
-        workers=4,
-        launcher="nodes",
-        nodes=Nodes(rendezvous="localhost:4000", rank=0, fewest=2, most=2, per_node=2),
-    )
-    return NodesLauncher(Session(), spec)
+    return a_coordinator(Nodes(rendezvous="localhost:4000", rank=0, fewest=2, most=2, per_node=2))
 
 
 @pytest.mark.parametrize(
@@ -114,6 +114,18 @@ def test_a_node_that_does_not_fit_is_refused(
 def test_a_node_that_fits_is_not_refused(coordinator: NodesLauncher) -> None:
     words = ["train.py", "--token=ours"]
     assert coordinator._problem(hello(1, "b", 2, "10.0.0.2", "10.0.0.1", words)) is None
+
+
+@pytest.mark.parametrize(("node", "refused"), [(0, False), (1, True)])
+def test_a_node_without_an_address_is_refused_where_hosts_differ(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, node: int, refused: bool
+) -> None:
+    path = tmp_path / "secret"
+    write_secret(path)
+    monkeypatch.setenv("DTRAIN_SECRET_FILE", str(path))
+    nodes = Nodes(rendezvous="head.example:4000", rank=0, fewest=2, most=2, per_node=2)
+    found = a_coordinator(nodes)._problem(hello(node, "b", 2, "", ""))
+    assert ("at which address" in str(found)) == refused
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Starts the processes of a job on this machine: `launch_local` runs a command, `spawn` runs a function.
+"""Starts the processes of a job: `launch_local` runs a command, `spawn` a function on this machine.
 
 It sets the environment variables that `dtrain.cluster` reads in each task. It never imports TensorFlow.
 """

@@ -1,4 +1,4 @@
-"""Runs a command as every task of a job on this machine; programs and `dtrain launch` both enter here.
+"""Runs a command as every task of a job; programs and `dtrain launch` both enter here.
 
 It only connects the parts: `restarts` runs the attempts, `processes` runs the tasks.
 """
@@ -23,7 +23,10 @@ from dtrain.launch.synchronous import SynchronousJob
 def launch_local(
     command: Sequence[str], *, stdout: TextIO | None = None, stderr: TextIO | None = None, **options: Any
 ) -> int:
-    """Run a command as every task of a job on this machine, until all tasks have ended.
+    """Run a command as every task of a job, until all tasks have ended.
+
+    The tasks run on this machine. With the launcher "nodes" they also run on the other machines of
+    `JobSpec.nodes`, which join the job by `dtrain launch --nnodes`.
 
     Each line of output is prefixed with its task. Without parameter servers, all tasks are workers: when one
     fails, all are ended and restarted under the rules of `restart_rules`, with fewer workers if the job
@@ -48,6 +51,8 @@ def launch_local(
         ConfigurationError: an option is invalid (see `JobSpec`), or the system refuses ports, processes or
             files.
         MPIError: mpi4py or the starter is missing, or the starter failed.
+        PeerMissingError: of a job on several machines, too few have come, or too few are left.
+        PortInUseError: another process uses the port at which the other machines join.
     """
     spec = JobSpec(command=command, **options)
     session = Session(stdout=stdout, stderr=stderr, takes_reports=True, notices=(signal.SIGUSR1,))

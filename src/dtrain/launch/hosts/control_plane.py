@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import ctypes
 import functools
 import os
-import socket
-import struct
+import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import zmq
 from zmq.utils import z85
@@ -24,6 +22,7 @@ from zmq.utils.monitor import parse_monitor_message
 from dtrain.cluster.secret import Secret
 from dtrain.cluster.sockets import listen_at, loopback_host
 from dtrain.errors import PeerMismatchError, PortInUseError
+from dtrain.launch.hosts.door import Door
 from dtrain.launch.hosts.link import Link
 from dtrain.launch.hosts.messages import LONGEST, HostMessage, Malformed, OutputLine, Refused, encode, parse
 from dtrain.log import logger
@@ -36,12 +35,14 @@ LEASE = 25.0
 heard it: less than `LOST`, so that they have ended when others take their places."""
 
 _HANDSHAKE = 5000  # milliseconds in which a connection must have proved that it knows the secret
-_STRANGERS = 64  # connections that may be open without a proof; with more, no further one is accepted
 _BACKLOG = 64  # connections that wait to be accepted
-_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # <asm-generic/socket.h>
-_RETURN_0 = (0x06, 0, 0, 0)  # the instruction of a packet filter that drops every packet
+_NO_PROOF = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH,
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
+)
 _QUEUE = 4096  # messages that ZeroMQ keeps for a peer
-_WINDOW = 1024  # lines of output that wait for their acknowledgement, before those who write them wait
+_WINDOW = 1024  # messages that wait for their delivery, or lines of output for their acknowledgement
 _GOODBYE = 3.0  # seconds for the last messages to arrive
 _POLL = 200  # milliseconds
 
@@ -135,6 +136,11 @@ class _Endpoint(threading.Thread):
                 found = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
                 self._on_event(found["event"], found["value"])
 
+    def _read(self) -> Iterator[list[bytes]]:
+        with contextlib.suppress(zmq.Again):
+            for _ in range(_QUEUE):
+                yield self._socket.recv_multipart(zmq.NOBLOCK)
+
     def _write(self, *frames: bytes) -> None:
         with contextlib.suppress(zmq.Again, zmq.ZMQError):  # it is sent again
             self._socket.send_multipart(frames, zmq.NOBLOCK)
@@ -161,9 +167,10 @@ class ControlServer(_Endpoint):
     Args:
         host, port: where it listens; every interface if the host is a name or not an address of this machine.
         secret: the job's.
-        on_message: called in the server's thread with an agent's name and its message.
+        on_message: called with an agent's name and its message, in a thread of its own: beats go on while it
+            waits, say for a terminal. Meanwhile at most about a thousand messages are accepted.
         on_lost: called in that thread with the name of an agent that was silent for too long.
-        lost_after: seconds of silence after which an agent is lost.
+        clock: the time in seconds; tests replace it.
 
     Attributes:
         port: the port on which it listens.
@@ -180,10 +187,13 @@ class ControlServer(_Endpoint):
         secret: Secret,
         on_message: Callable[[bytes, HostMessage], None],
         on_lost: Callable[[bytes], None],
-        lost_after: float = LOST,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(zmq.ROUTER, secret, "server")
-        self._on_message, self._on_lost, self._lost_after = on_message, on_lost, lost_after
+        self._on_message, self._on_lost, self._clock = on_message, on_lost, clock
+        # What has arrived: a message of an agent; b"" when that agent is lost; None at the end.
+        self._arrived: queue.SimpleQueue[tuple[bytes, bytes] | None] = queue.SimpleQueue()
+        self._delivery = threading.Thread(target=self._deliver, name="dtrain-control-delivery", daemon=True)
         self._client_key = z85.decode(key_pair(secret, "client")[0])
         self._links: dict[bytes, Link] = {}
         self._open: set[int] = set()  # the descriptors of connections
@@ -207,7 +217,21 @@ class ControlServer(_Endpoint):
         self.port = self._listener.getsockname()[1]
         self._socket.setsockopt(zmq.USE_FD, os.dup(self._listener.fileno()))
         self._socket.bind(f"tcp://127.0.0.1:{self.port}")  # only the descriptor counts
-        self._accepts = True
+        self._door = Door(self._listener)
+
+    def run(self) -> None:
+        """Serve until the end."""
+        self._delivery.start()
+        try:
+            super().run()
+        finally:
+            self._arrived.put(None)
+
+    def close(self) -> None:
+        """Send and deliver what is left, for a few seconds at most, and close the socket."""
+        super().close()
+        if threading.current_thread() not in (self, self._delivery):
+            self._delivery.join(_GOODBYE)
 
     def send(self, peer: bytes, message: HostMessage) -> None:
         """Send a message to an agent, now or when it can be reached again."""
@@ -227,34 +251,39 @@ class ControlServer(_Endpoint):
     def _serve(self, ready: dict[object, int]) -> None:
         if self._zap in ready:
             self._admit()
-        if self._socket in ready:
-            for _ in range(_QUEUE):
-                try:
-                    frames = self._socket.recv_multipart(zmq.NOBLOCK)
-                except zmq.Again:
-                    break
-                if len(frames) == 2:
-                    self._receive(*frames)
-        now = time.monotonic()
+        for frames in self._read() if self._socket in ready else ():
+            if len(frames) == 2:
+                self._receive(*frames)
+        now = self._clock()
         for peer, link in list(self._links.items()):
             link.tick()
-            if now - link.heard_at > self._lost_after:
+            if now - link.heard_at > LOST:
                 del self._links[peer]
-                self._on_lost(peer)
-        self._keep_door()
+                self._arrived.put((peer, b""))
+        self._door.keep(len(self._open) - len(self._links))
 
     def _receive(self, peer: bytes, frame: bytes) -> None:
         link = self._links.get(peer)
         if link is None:
-            link = self._links[peer] = Link(functools.partial(self._write, peer))
-        for body in link.receive(frame):
+            link = self._links[peer] = Link(functools.partial(self._write, peer), self._clock)
+        for body in link.receive(frame, room=self._arrived.qsize() < _WINDOW):
+            self._arrived.put((peer, body))
+
+    def _deliver(self) -> None:
+        while (found := self._arrived.get()) is not None:
+            peer, body = found
+            if not body:
+                self._on_lost(peer)
+                continue
             try:
-                self._on_message(peer, parse(body))
+                message = parse(body)
             except Malformed as error:
                 logger.warning("A message between hosts was ignored: %s.", error)
             except PeerMismatchError as error:
                 logger.warning("%s", error)
-                link.send(encode(Refused(error.message, error.hint)))
+                self.send(peer, Refused(error.message, error.hint))
+            else:
+                self._on_message(peer, message)
 
     def _admit(self) -> None:
         """Answer ZeroMQ's question about a key; see RFC 27 (ZAP)."""
@@ -268,28 +297,8 @@ class ControlServer(_Endpoint):
             self._open.add(value)
         elif event == zmq.EVENT_DISCONNECTED:
             self._open.discard(value)
-        elif event in (
-            zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
-            zmq.EVENT_HANDSHAKE_FAILED_AUTH,
-            zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
-        ):
+        elif event in _NO_PROOF:
             self.strangers += 1
-
-    def _keep_door(self) -> None:
-        """Accept no further connections while too many are open that have not proved themselves.
-
-        ZeroMQ cannot stop accepting without closing all connections, so the kernel drops new ones: by a
-        packet filter on the listening socket, which those that exist do not have.
-        """
-        strangers = len(self._open) - len(self._links)
-        if self._accepts and strangers > _STRANGERS:
-            drop_all = ctypes.create_string_buffer(struct.pack("HBBI", *_RETURN_0))
-            program = struct.pack("HP", 1, ctypes.addressof(drop_all))
-            self._listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
-            self._accepts = False
-        elif not self._accepts and strangers < _STRANGERS // 2:
-            self._listener.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
-            self._accepts = True
 
     def _release(self, linger: int) -> None:
         super()._release(linger)
@@ -356,14 +365,9 @@ class ControlClient(_Endpoint):
             self._own.acknowledge()
 
     def _serve(self, ready: dict[object, int]) -> None:
-        if self._socket in ready:
-            for _ in range(_QUEUE):
-                try:
-                    frames = self._socket.recv_multipart(zmq.NOBLOCK)
-                except zmq.Again:
-                    break
-                for body in self._own.receive(frames[0]) if len(frames) == 1 else ():
-                    self._hear(body)
+        for frames in self._read() if self._socket in ready else ():
+            for body in self._own.receive(frames[0]) if len(frames) == 1 else ():
+                self._hear(body)
         if self.proved:
             self._own.tick()
 
@@ -382,9 +386,5 @@ class ControlClient(_Endpoint):
             self.proved = self.connected = True
         elif event == zmq.EVENT_DISCONNECTED:
             self.connected = False
-        elif event in (
-            zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
-            zmq.EVENT_HANDSHAKE_FAILED_AUTH,
-            zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
-        ):
+        elif event in _NO_PROOF:
             self.unproved += 1

@@ -65,8 +65,11 @@ class Link:
         self._waiting.append((self._number, body))
         self._frame(self._number, body)
 
-    def receive(self, frame: bytes) -> Iterator[bytes]:
-        """Take in a frame; gives its message if it is the next one. What is no frame is ignored."""
+    def receive(self, frame: bytes, room: bool = True) -> Iterator[bytes]:
+        """Take in a frame; gives its message if it is the next one. What is no frame is ignored.
+
+        Without `room` the message is left to be sent again; but the other side counts as heard.
+        """
         if len(frame) < _HEADER.size:
             return
         mark, number, seen, beat, echo = _HEADER.unpack_from(frame)
@@ -79,7 +82,7 @@ class Link:
         while self._waiting and self._waiting[0][0] <= seen:
             self._waiting.popleft()
             self._sent_at = self.heard_at
-        if number == self._seen + 1:
+        if room and number == self._seen + 1:
             self._seen = number
             yield frame[_HEADER.size :]
         if self._seen - self._told_seen >= _OFTEN:

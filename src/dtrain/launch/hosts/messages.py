@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dtrain.errors import PeerMismatchError
+from dtrain.errors import ConfigurationError, PeerMismatchError
 
 VERSION = 1
 """The version of the schema. It changes with every change of a message."""
@@ -228,9 +228,20 @@ class Malformed(ValueError):  # noqa: N818 - it does not leave this package
 
 
 def encode(message: HostMessage) -> bytes:
-    """The bytes of a message."""
-    body = {"version": VERSION, "kind": type(message).__name__, **dataclasses.asdict(message)}
-    return json.dumps(body).encode("ascii")  # JSON escapes all else, lone surrogates too
+    """The bytes of a message.
+
+    Raises:
+        ConfigurationError: it is longer than `LONGEST`.
+    """
+    kind = type(message).__name__
+    body = {"version": VERSION, "kind": kind, **dataclasses.asdict(message)}
+    text = json.dumps(body).encode("ascii")  # JSON escapes all else, lone surrogates too
+    if len(text) > LONGEST:
+        raise ConfigurationError(
+            f"A message between hosts ({kind}) has {len(text)} bytes, and the longest may have {LONGEST}.",
+            hint="Shorten the arguments and the environment variables of the job.",
+        )
+    return text
 
 
 def parse(text: bytes) -> HostMessage:

@@ -43,7 +43,7 @@ def nodes_secret(nodes: Nodes) -> Secret:
     path = nodes.secret_file or settings.secret_file()
     if path is not None:
         return secret.read_secret(path)
-    found = secret.job_secret(Topology({"worker": (nodes.rendezvous,)}, "worker", 0))
+    found = secret.job_secret(_rendezvous(nodes))
     if found is None:
         raise ConfigurationError(
             f"The rendezvous {nodes.rendezvous} can be reached from other hosts, and the job has no secret: "
@@ -52,6 +52,10 @@ def nodes_secret(nodes: Nodes) -> Secret:
             "all hosts (mode 600), and name it on each: --secret-file ~/job-secret, or DTRAIN_SECRET_FILE.",
         )
     return found
+
+
+def _rendezvous(nodes: Nodes) -> Topology:
+    return Topology({"worker": (nodes.rendezvous,)}, "worker", 0)
 
 
 class NodesLauncher(HostsLauncher):
@@ -122,6 +126,11 @@ class NodesLauncher(HostsLauncher):
                 "script, or -m.",
                 "Give all nodes the same script and arguments; or is this another job's port?",
             )
+        if hello.node and not hello.address and not secret.on_loopback(_rendezvous(nodes)):
+            return Refused(
+                f"{name} cannot tell at which address the other nodes reach it.",
+                f"Can it resolve the name in {nodes.rendezvous}? Else give an address there, on all nodes.",
+            )
         return super()._problem(hello)
 
     def _on_message(self, peer: bytes, message: HostMessage) -> None:
@@ -157,8 +166,6 @@ class _NodeConnection:
 def join_nodes(nodes: Nodes, command: Sequence[str]) -> int:
     """Be a node other than the first: run what the coordinator says, until the job ends.
 
-    A node that was cut off ends its tasks, and joins again if the coordinator answers within the time limit.
-
     Args:
         nodes: the job's nodes, and which of them this is.
         command: the argument vector of the job's program, which node 0 has too.
@@ -168,50 +175,46 @@ def join_nodes(nodes: Nodes, command: Sequence[str]) -> int:
         answer, or two.
 
     Raises:
-        PeerMissingError: no coordinator answers, or it has ended.
+        PeerMissingError: no coordinator answers, or it has ended, or this node was cut off from it.
         AuthenticationError: it has another secret.
         PeerMismatchError: it refuses this node, and says why.
         ConfigurationError: there is no secret.
     """
     known = nodes_secret(nodes)
     host, port = split_address(nodes.rendezvous)
-    while True:
-        inbox = Inbox()
-        client = ControlClient(host, port, known, inbox.put)
-        client.start()
-        try:
-            welcome = _welcomed(nodes, client, inbox, command)
-            watch = _CoordinatorWatch(host, port, client)
-            agent = Agent(client, inbox, welcome, gpus=nodes.gpus)
-            end = agent.run(watch.cut_off)
-        finally:
-            client.close()
-        if end is not None:
-            if end.line:
-                logger.warning("%s", end.line)
-            return end.status
-        if agent.signals:
-            return 128 + agent.signals[-1]
-        if watch.gone:
-            raise PeerMissingError(
-                f"The coordinator of the job at {nodes.rendezvous} (node 0) has ended without a word; the "
-                f"tasks of node {nodes.rank} were ended.",
-                hint="See what node 0 says, and start the job again on all nodes.",
-            )
-        logger.warning(
-            "Node %d was cut off from the coordinator at %s: its tasks were ended; it tries to join again.",
-            nodes.rank,
-            nodes.rendezvous,
-        )
+    inbox = Inbox()
+    client = ControlClient(host, port, known, inbox.put)
+    client.start()
+    try:
+        welcome = _welcomed(nodes, client, inbox, command)
+        watch = _CoordinatorWatch(host, port, client)
+        agent = Agent(client, inbox, welcome, gpus=nodes.gpus)
+        end = agent.run(watch.cut_off)
+    finally:
+        client.close()
+    if end is not None:
+        if end.line:
+            logger.warning("%s", end.line)
+        return end.status
+    if agent.signals:
+        return 128 + agent.signals[-1]
+    what = "has ended without a word" if watch.gone else f"was silent for {control_plane.LEASE:g} s"
+    raise PeerMissingError(
+        f"The coordinator of the job at {nodes.rendezvous} (node 0) {what}; the tasks of node {nodes.rank} "
+        "were ended.",
+        hint="See what node 0 says, and start the job again on all nodes.",
+    )
 
 
 def _welcomed(nodes: Nodes, client: ControlClient, inbox: Inbox, command: Sequence[str]) -> Welcome:
     """Introduce this node, and wait until it is part of the job."""
     host, port = split_address(nodes.rendezvous)
     deadline = time.monotonic() + nodes.join_timeout
-    own, reached = _ends(host, port)
-    client.send(hello(nodes.rank, "", nodes.per_node, own, reached, command[1:]))
+    introduced = False
     while True:
+        if client.proved and not introduced:
+            introduced = True  # not before: only now this host surely has a way to that one
+            client.send(hello(nodes.rank, "", nodes.per_node, *_ends(host, port), command[1:]))
         found = inbox.get(timeout=0.2)
         if isinstance(found, Welcome):
             return found

@@ -1,0 +1,37 @@
+"""A limit to the connections of strangers on a listening socket whose connections another library accepts."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import struct
+
+_STRANGERS = 64  # connections that may be open without a proof; with more, no further one is accepted
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # <asm-generic/socket.h>
+_RETURN_0 = (0x06, 0, 0, 0)  # the instruction of a packet filter that drops every packet
+
+
+class Door:
+    """Accepts no further connections while too many are open that have not proved themselves.
+
+    ZeroMQ cannot stop accepting without closing all connections, so the kernel drops new ones: by a packet
+    filter on the listening socket, which those that exist do not have. Who comes meanwhile tries again.
+
+    Args:
+        listener: the listening socket.
+    """
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._accepts = True
+
+    def keep(self, strangers: int) -> None:
+        """Open or close the door; `strangers` is the number of open connections without a proof."""
+        if self._accepts and strangers > _STRANGERS:
+            drop_all = ctypes.create_string_buffer(struct.pack("HBBI", *_RETURN_0))
+            program = struct.pack("HP", 1, ctypes.addressof(drop_all))
+            self._listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+            self._accepts = False
+        elif not self._accepts and strangers < _STRANGERS // 2:
+            self._listener.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+            self._accepts = True
