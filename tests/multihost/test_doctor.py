@@ -75,9 +75,12 @@ def test_two_sound_hosts_then_a_slow_network_and_a_port_in_use(make_hosts: MakeH
 
     for host in made:
         host.limit(1e8)
-    program = f"import socket, time; s = socket.create_server(('', {PORT + 1})); time.sleep(600)"
-    made[1].popen([sys.executable, "-c", program])
-    made[1].run(["sleep", "0.5"])
+    program = (
+        "import socket, time; "
+        f"s = socket.create_server(('', {PORT + 1})); print('ready', flush=True); time.sleep(600)"
+    )
+    listening = made[1].popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert listening.stdout is not None and listening.stdout.readline() == "ready\n"
     for status, findings in doctors(made, tmp_path):
         assert status == 0 and "Gbit/s" in told(findings, "network", "warn")
     (first, second) = doctors(made, tmp_path, "--wait", "3", port=PORT + 1)

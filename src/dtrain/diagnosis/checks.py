@@ -40,7 +40,7 @@ CHECKS: dict[str, Check] = {
 }
 """The checks by name, in the order of the report."""
 
-_SEEN = 6.0  # seconds that a peer may need to see this task's file in the shared directory
+_MEASURING = 1.0  # seconds by which each pair of tasks may delay the end of a peer's meeting
 
 
 def run_checks(checkpoint_dir: Path | None, wait: float) -> Iterator[tuple[str, CheckResult]]:
@@ -77,14 +77,15 @@ def _looked_at(checkpoint_dir: Path | None, wait: float) -> Iterator[Situation]:
     if checkpoint_dir is not None:
         problem = host_checks.writes_to(checkpoint_dir, token, "dtrain doctor\n")
         situation = dataclasses.replace(situation, checkpoint_problem=problem)
-    begun = time.monotonic()
     try:
         situation = _met(situation, token, wait)
+        begun = time.monotonic()
         yield situation
+        if checkpoint_dir is not None and situation.met():  # they may still look for this task's file
+            seconds = peer_checks.FRESH + _MEASURING * len(situation.met())
+            time.sleep(max(0.0, begun + seconds - time.monotonic()))
     finally:
         if checkpoint_dir is not None:
-            if situation.met():  # they may still look for it
-                time.sleep(max(0.0, min(_SEEN, begun + _SEEN - time.monotonic())))
             with contextlib.suppress(OSError):
                 (checkpoint_dir / token).unlink()
 
@@ -104,10 +105,11 @@ def _met(situation: Situation, token: str, wait: float) -> Situation:
     elif not topology.has_address:
         alone = f"{topology.task} has no address"
     if secret is not None and not alone:
-        facts = {"versions": versions(), "cluster": peer_checks.cluster_of(situation), "token": token}
+        written = situation.checkpoint_dir is not None and not situation.checkpoint_problem
+        facts = {"versions": versions(), "cluster": peer_checks.cluster_of(situation)}
+        facts |= {"token": token} if written else {}
         try:
-            with Meeting(topology, secret, facts) as meeting:
-                return dataclasses.replace(situation, peers=meeting.meet(wait))
+            meeting = Meeting(topology, secret, facts)
         except OSError as error:
             problem = error.strerror or str(error)
             return dataclasses.replace(
@@ -116,6 +118,8 @@ def _met(situation: Situation, token: str, wait: float) -> Situation:
                 alone="this task's port cannot be used",
                 peers=_tried(situation),
             )
+        with meeting:
+            return dataclasses.replace(situation, peers=meeting.meet(wait))
     return dataclasses.replace(
         situation, alone=alone, peers=_tried(situation), port_problem=_port_problem(situation)
     )
@@ -130,7 +134,7 @@ def _tried(situation: Situation) -> dict[Task, MetPeer]:
             peers[task] = MetPeer()
             try:
                 with connected(topology.address_of(task), peers[task]):
-                    pass
+                    peers[task].problem = ""
             except OSError as error:
                 peers[task].problem = error.strerror or str(error)
     return peers

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import secrets
 import socket
 import statistics
@@ -35,6 +36,12 @@ class MeetingError(Exception):
     """A peer does not speak as a doctor of this job would."""
 
 
+_FAULTS = (
+    OSError, MeetingError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError,
+)  # fmt: skip
+"""What a conversation raises if the network fails, or if the peer sends another form than expected."""
+
+
 @dataclass
 class MetPeer:
     """What a process has found out about another one.
@@ -48,7 +55,7 @@ class MetPeer:
         clock: seconds by which the peer's clock is ahead.
     """
 
-    problem: str = ""
+    problem: str = "it has not answered"
     answers: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
     latency: float = 0.0
@@ -113,8 +120,13 @@ class Meeting:
         self._topology, self._secret = topology, secret
         self._facts = facts | {"task": str(topology.task)}
         self._done: set[str] = set()
+        self._pause = threading.Event()  # never set; `time.sleep` fails under libfaketime
         self._listener = bind_everywhere(split_address(topology.address)[1])
-        self._listener.listen(64)
+        try:
+            self._listener.listen(64)
+        except OSError:
+            self._listener.close()
+            raise
         threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self) -> Meeting:
@@ -139,7 +151,7 @@ class Meeting:
             thread.join()
         met = {str(task) for task, peer in peers.items() if not peer.problem}
         while not met <= self._done and time.monotonic() < deadline + _ANSWER:
-            time.sleep(_PAUSE)
+            self._pause.wait(_PAUSE)
         return peers
 
     def _meet_one(self, task: Task, peer: MetPeer, deadline: float) -> None:
@@ -149,11 +161,11 @@ class Meeting:
                     self._measure(_Conversation(connection, self._secret, server=False), peer)
                 peer.problem = ""
                 return
-            except (OSError, MeetingError, ValueError, KeyError) as error:
+            except _FAULTS as error:
                 peer.problem = getattr(error, "strerror", None) or str(error) or "it does not answer"
             if time.monotonic() >= deadline:
                 return
-            time.sleep(_PAUSE)
+            self._pause.wait(_PAUSE)
 
     def _measure(self, talk: _Conversation, peer: MetPeer) -> None:
         talk.send(kind="facts", **self._facts)
@@ -164,7 +176,10 @@ class Meeting:
             talk.send(kind="ping")
             answer = talk.receive()
             trips.append(time.perf_counter() - begun)
-            clocks.append(float(answer["time"]) - clock - trips[-1] / 2)
+            theirs = float(answer["time"])
+            if not math.isfinite(theirs):
+                raise MeetingError("it sent a time that is not finite")
+            clocks.append(theirs - clock - trips[-1] / 2)
         peer.latency, peer.clock = statistics.median(trips) / 2, statistics.median(clocks)
         for size in (_SMALL, _LARGE):
             begun = time.perf_counter()
@@ -191,7 +206,7 @@ class Meeting:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            with connection, contextlib.suppress(OSError, MeetingError, ValueError, KeyError):
+            with connection, contextlib.suppress(*_FAULTS):
                 talk = _Conversation(connection, self._secret, server=True)
                 peer = str(talk.receive()["task"])
                 talk.send(**self._facts)

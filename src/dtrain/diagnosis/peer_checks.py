@@ -14,8 +14,10 @@ from dtrain.diagnosis.installation import versions
 _CLOCK_WARN, _CLOCK_FAIL = 1.0, 60.0  # seconds
 _LATENCY = 5e-3  # seconds
 _BANDWIDTH = 8e8  # bits a second: what a link of 1 Gbit/s must reach
-_FRESH = 5.0  # seconds until a file of another host must be visible
 _TOKEN = re.compile(r"\.dtrain-doctor-[0-9a-f]{32}")
+
+FRESH = 5.0
+"""Seconds until a shared directory must show the files of other hosts; NFS may show them late."""
 
 
 def check_peers(situation: Situation) -> Iterator[CheckResult]:
@@ -67,7 +69,9 @@ def check_same_versions(situation: Situation) -> Iterator[CheckResult]:
     """All tasks have the same versions."""
     mine = versions()
     for name, peer in situation.met().items():
-        theirs = peer.facts.get("versions") or {}
+        theirs = peer.facts.get("versions")
+        if not isinstance(theirs, dict):
+            theirs = {}
         different = [each for each in mine if theirs.get(each) != mine[each]]
         told = ", ".join(f"{each} {theirs.get(each) or 'missing'} (here {mine[each]})" for each in different)
         if different:
@@ -115,15 +119,17 @@ def check_checkpoint_directory(situation: Situation) -> Iterator[CheckResult]:
         )
         return
     yield CheckResult(status="ok", found=f"{folder} can be written to")
+    tokens = {str(peer.facts.get("token")) for peer in situation.met().values()}
+    missing = _missing(folder, {token for token in tokens if _TOKEN.fullmatch(token)})
     for name, peer in situation.met().items():
-        token = peer.facts.get("token")
-        if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+        token = str(peer.facts.get("token"))
+        if not _TOKEN.fullmatch(token):
             yield CheckResult(
                 status="warn",
                 found=f"{name} has written nothing to compare",
                 remedy="run `dtrain doctor --checkpoint-dir` with the same directory on every host",
             )
-        elif _appears(folder / token):
+        elif token not in missing:
             yield CheckResult(status="ok", found=f"{name} shares {folder}")
         else:
             yield CheckResult(
@@ -139,11 +145,11 @@ def cluster_of(situation: Situation) -> dict[str, list[str]]:
     return {job: [*addresses] for job, addresses in jobs.items()}
 
 
-def _appears(path: Path) -> bool:
-    """Whether a file is there, or soon is: NFS may show it late."""
-    deadline = time.monotonic() + _FRESH
-    while not path.exists():
+def _missing(folder: Path, names: set[str]) -> set[str]:
+    """The files that are not in a directory, and do not appear there soon."""
+    deadline = time.monotonic() + FRESH
+    while missing := {name for name in names if not (folder / name).exists()}:
         if time.monotonic() > deadline:
-            return False
+            break
         time.sleep(0.1)
-    return True
+    return missing

@@ -1,0 +1,110 @@
+"""The processes of `dtrain doctor` meet, and a peer that was not measured is never "ok"."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from contract.harness import free_ports
+from dtrain.cluster.secret import Secret
+from dtrain.diagnosis import checks, meeting, peer_checks
+from dtrain.diagnosis.check import Situation
+from dtrain.diagnosis.meeting import Meeting, MetPeer
+from dtrain.topology import Topology
+
+SECRET = Secret(b"0123456789abcdef", "a test")
+
+
+def topologies(tasks: int = 2) -> list[Topology]:
+    addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(tasks))
+    return [Topology({"worker": addresses}, "worker", index) for index in range(tasks)]
+
+
+def met(first: Topology, second: Topology) -> MetPeer:
+    """What the first task finds out about the second one, which only serves."""
+    with Meeting(first, SECRET, {}) as one, Meeting(second, SECRET, {}):
+        return one.meet(0.0)[second.task]
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Topology]:
+    """The first of two tasks, described by the environment as a job does it."""
+    first, _ = topologies()
+    secret = tmp_path / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text(secrets.token_hex(16))
+    monkeypatch.setenv("DTRAIN_SECRET_FILE", str(secret))
+    monkeypatch.setenv("TF_CONFIG", first.to_tf_config())
+    monkeypatch.setattr(checks, "CHECKS", {"peers": peer_checks.check_peers})
+    yield first
+
+
+@pytest.mark.parametrize("sent", [math.nan, math.inf, None])
+def test_a_peer_without_a_sound_clock_has_not_met(sent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(time=lambda: sent, monotonic=time.monotonic, perf_counter=time.perf_counter)
+    monkeypatch.setattr(meeting, "time", clock)
+    assert met(*topologies()).problem
+
+
+def test_a_peer_that_was_not_measured_has_a_problem() -> None:
+    assert MetPeer().problem
+    assert Situation(peers={topologies()[1].task: MetPeer()}).met() == {}
+
+
+def test_versions_of_another_form_differ() -> None:
+    peer = MetPeer(problem="", facts={"versions": ["1.0"]})
+    situation = Situation(peers={topologies()[1].task: peer})
+    assert [each.status for each in peer_checks.check_same_versions(situation)] == ["fail"]
+
+
+def test_an_error_of_the_meeting_is_not_one_of_the_port(
+    environment: Topology, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def meet(self: Meeting, seconds: float) -> None:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(Meeting, "meet", meet)
+    with pytest.raises(OSError, match="Invalid argument"):
+        list(checks.run_checks(None, 0.0))
+
+
+def test_a_file_stays_for_peers_that_met_late(
+    environment: Topology, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def meet(self: Meeting, seconds: float) -> dict[Any, MetPeer]:
+        time.sleep(0.3)  # longer than FRESH
+        return {environment.tasks()[1]: MetPeer(problem="", answers=True, facts={"task": "worker 1"})}
+
+    monkeypatch.setattr(Meeting, "meet", meet)
+    monkeypatch.setattr(peer_checks, "FRESH", 0.2)
+    monkeypatch.setattr(checks, "_MEASURING", 0.1)
+    findings = checks.run_checks(tmp_path, 0.0)
+    assert next(findings)[1].status == "ok"
+    looked = time.monotonic()
+    assert list(tmp_path.glob(".dtrain-doctor-*"))
+    assert list(findings) == []
+    assert time.monotonic() - looked >= 0.2
+    assert not list(tmp_path.glob(".dtrain-doctor-*"))
+
+
+def test_an_interrupt_removes_the_file_at_once(
+    environment: Topology, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(situation: Situation) -> Iterator[Any]:
+        raise KeyboardInterrupt
+
+    peer = {environment.tasks()[1]: MetPeer(problem="", answers=True)}
+    monkeypatch.setattr(Meeting, "meet", lambda self, seconds: peer)
+    monkeypatch.setattr(checks, "CHECKS", {"interrupted": interrupted})
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        list(checks.run_checks(tmp_path, 0.0))
+    assert time.monotonic() - begun < peer_checks.FRESH
+    assert not list(tmp_path.glob(".dtrain-doctor-*"))
