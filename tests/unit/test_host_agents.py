@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from dtrain import cli
 from dtrain.cluster.secret import write_secret
+from dtrain.errors import PeerMissingError
 from dtrain.launch.hosts.agent import Agent, Inbox, hello
+from dtrain.launch.hosts.control_plane import ControlServer
 from dtrain.launch.hosts.messages import End, HostMessage, Refused, Signalled, Welcome
-from dtrain.launch.hosts.nodes import NodesLauncher
+from dtrain.launch.hosts.nodes import NodesLauncher, join_nodes, nodes_secret
 from dtrain.launch.hosts.remote import RemoteAgent
 from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec, Nodes
@@ -126,6 +130,23 @@ def test_a_node_without_an_address_is_refused_where_hosts_differ(
     nodes = Nodes(rendezvous="head.example:4000", rank=0, fewest=2, most=2, per_node=2)
     found = a_coordinator(nodes)._problem(hello(node, "b", 2, "", ""))
     assert ("at which address" in str(found)) == refused
+
+
+def test_a_node_whose_coordinator_is_gone_says_so() -> None:
+    heard: list[HostMessage] = []
+
+    def receive(peer: bytes, message: HostMessage) -> None:
+        heard.append(message)
+        server.send(peer, Welcome("s" * 40, sys.executable))
+        threading.Thread(target=server.close).start()
+
+    nodes = Nodes(rendezvous="127.0.0.1:1", rank=1, fewest=2, most=2, per_node=2)
+    server = ControlServer("127.0.0.1", 0, nodes_secret(nodes), receive, print)
+    server.start()
+    nodes = dataclasses.replace(nodes, rendezvous=f"127.0.0.1:{server.port}")
+    with pytest.raises(PeerMissingError, match=r"\(node 0\) has ended without a word"):
+        join_nodes(nodes, [sys.executable, "train.py"])
+    assert heard == [hello(1, "", 2, "127.0.0.1", "127.0.0.1", ["train.py"])]
 
 
 @pytest.mark.parametrize(
