@@ -52,10 +52,15 @@ def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         "TF_PROXY": "http://user:word@host/",
         "TF_CONFIG": "{}",
         "HOME_TOKEN": "none of ours",
+        "OMPI_ARGV": "--password word",
+        "OMPI_MCA_orte_precondition_transports": "0123-4567",
+        "TF_STORE": "https://host/path?version=1&X-Amz-Signature=abc",
     }
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     shown = shown_variables()
     assert shown["DTRAIN_SECRET_FILE"] == shown["SLURM_JWT"] == HIDDEN
+    assert shown["OMPI_ARGV"] == shown["OMPI_MCA_orte_precondition_transports"] == HIDDEN
+    assert shown["TF_STORE"] == HIDDEN
     assert shown["TF_PROXY"] == "http://host/" and shown["TF_CONFIG"] == "{}"
     assert "HOME_TOKEN" not in shown

@@ -12,7 +12,10 @@ _PREFIXES = (
     "CUDA_", "DTRAIN_", "KERAS_", "KUBERNETES_SERVICE_HOST", "LSB_", "NCCL_", "OMPI_", "PBS_", "PMI_",
     "SLURM_", "TF_", "TPU_", "XLA_",
 )  # fmt: skip
-_SECRET_NAME = re.compile(r"SECRET|TOKEN|PASS|CREDENTIAL|KEY|AUTH|COOKIE|COMMAND|JWT", re.IGNORECASE)
+_SECRET_NAME = re.compile(  # Open MPI names a program's arguments and its transports' key
+    r"SECRET|TOKEN|PASS|CREDENTIAL|KEY|AUTH|COOKIE|COMMAND|JWT|ARGV|ARGS|PRECONDITION", re.IGNORECASE
+)
+_SECRET_IN_URL = re.compile(r"[?&][\w-]*(token|key|sig\w*|password)=", re.IGNORECASE)
 _USER_IN_URL = re.compile(r"(://)[^/@\s]+@")
 _SCHEDULERS = {
     "SLURM_JOB_ID": "Slurm",
@@ -26,12 +29,14 @@ HIDDEN = "(set, not shown)"
 def shown_variables() -> dict[str, str]:
     """The variables that concern training, by name; values that may be secret are replaced by `HIDDEN`."""
     chosen = sorted(name for name in os.environ if name.startswith(_PREFIXES))
-    return {
-        name: HIDDEN if _SECRET_NAME.search(name) else _USER_IN_URL.sub(r"\1", os.environ[name])
-        for name in chosen
-    }
+    return {name: _shown(name, os.environ[name]) for name in chosen}
 
 
 def schedulers() -> list[str]:
     """The schedulers that run this process, by name."""
     return [name for variable, name in _SCHEDULERS.items() if os.environ.get(variable)]
+
+
+def _shown(name: str, value: str) -> str:
+    secret = _SECRET_NAME.search(name) or _SECRET_IN_URL.search(value)
+    return HIDDEN if secret else _USER_IN_URL.sub(r"\1", value)
