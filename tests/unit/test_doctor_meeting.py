@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import secrets
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +20,7 @@ from dtrain.cluster.secret import Secret
 from dtrain.diagnosis import checks, meeting, peer_checks
 from dtrain.diagnosis.check import Situation
 from dtrain.diagnosis.meeting import Meeting, MetPeer
-from dtrain.topology import Topology
+from dtrain.topology import Topology, split_address
 
 SECRET = Secret(b"0123456789abcdef", "a test")
 
@@ -51,6 +54,48 @@ def test_a_peer_without_a_sound_clock_has_not_met(sent: Any, monkeypatch: pytest
     clock = SimpleNamespace(time=lambda: sent, monotonic=time.monotonic, perf_counter=time.perf_counter)
     monkeypatch.setattr(meeting, "time", clock)
     assert met(*topologies()).problem
+
+
+def test_a_peer_that_sends_byte_by_byte_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "_CONVERSATION", 0.5)
+    first, second = topologies()
+
+    def trickle() -> None:
+        for _ in range(2):  # whether the host answers, then the conversation
+            connection = listener.accept()[0]
+            with connection, contextlib.suppress(OSError):
+                for _ in range(100):  # 5 seconds, unless the connection ends
+                    connection.sendall(b"d")
+                    time.sleep(0.05)
+
+    with socket.create_server(("127.0.0.1", split_address(second.address)[1])) as listener:
+        thread = threading.Thread(target=trickle, daemon=True)
+        thread.start()
+        with Meeting(first, SECRET, {}) as one:
+            begun = time.monotonic()
+            assert "more than 0.5 s" in one.meet(0.0)[second.task].problem
+            assert time.monotonic() - begun < 4.0
+        thread.join()
+
+
+def test_peers_are_measured_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[MetPeer] = []
+    at_once: list[int] = []
+
+    def measure(self: Meeting, talk: Any, peer: MetPeer) -> None:
+        measured.append(peer)
+        time.sleep(0.1)
+        at_once.append(len(measured))
+        measured.remove(peer)
+
+    monkeypatch.setattr(meeting, "_ANSWER", 1.0)
+    monkeypatch.setattr(Meeting, "_measure", measure)
+    first, *others = topologies(3)
+    with contextlib.ExitStack() as stack:
+        for each in others:
+            stack.enter_context(Meeting(each, SECRET, {}))
+        stack.enter_context(Meeting(first, SECRET, {})).meet(0.0)
+    assert at_once == [1, 1]
 
 
 def test_a_peer_that_was_not_measured_has_a_problem() -> None:

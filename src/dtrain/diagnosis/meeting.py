@@ -25,6 +25,7 @@ from dtrain.topology import Task, Topology, split_address
 _LINE = 1 << 16  # bytes of a message at most
 _ANSWER = 10.0  # seconds within which a peer answers
 _CONNECT = 3.0  # seconds within which a host answers
+_CONVERSATION = 30.0  # seconds that a whole conversation may take
 _STRANGERS = threading.BoundedSemaphore(16)  # connections at once
 _PINGS = 20
 _SMALL, _LARGE = 1 << 20, 32 << 20  # bytes sent to measure bandwidth
@@ -120,6 +121,7 @@ class Meeting:
         self._topology, self._secret = topology, secret
         self._facts = facts | {"task": str(topology.task)}
         self._done: set[str] = set()
+        self._measuring = threading.Lock()  # measurements at the same time would share the network
         self._pause = threading.Event()  # never set; `time.sleep` fails under libfaketime
         self._listener = bind_everywhere(split_address(topology.address)[1])
         try:
@@ -140,7 +142,10 @@ class Meeting:
     def meet(self, seconds: float) -> dict[Task, MetPeer]:
         """Meets every other task; returns when all have met, or after `seconds` and a last attempt."""
         deadline = time.monotonic() + seconds
-        peers = {task: MetPeer() for task in self._topology.tasks() if task != self._topology.task}
+        tasks = self._topology.tasks()
+        after = tasks.index(self._topology.task) + 1  # each task begins with another peer
+        others = [*tasks[after:], *tasks[: after - 1]]
+        peers = {task: MetPeer() for task in others}
         threads = [
             threading.Thread(target=self._meet_one, args=(task, peer, deadline), daemon=True)
             for task, peer in peers.items()
@@ -157,7 +162,13 @@ class Meeting:
     def _meet_one(self, task: Task, peer: MetPeer, deadline: float) -> None:
         while True:
             try:
-                with connected(self._topology.address_of(task), peer) as connection:
+                with connected(self._topology.address_of(task), peer):
+                    pass  # a host that does not answer keeps no other peer waiting
+                with (
+                    self._measuring,
+                    connected(self._topology.address_of(task), peer) as connection,
+                    _limited(connection),
+                ):
                     self._measure(_Conversation(connection, self._secret, server=False), peer)
                 peer.problem = ""
                 return
@@ -206,7 +217,7 @@ class Meeting:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            with connection, contextlib.suppress(*_FAULTS):
+            with connection, contextlib.suppress(*_FAULTS), _limited(connection):
                 talk = _Conversation(connection, self._secret, server=True)
                 peer = str(talk.receive()["task"])
                 talk.send(**self._facts)
@@ -222,6 +233,33 @@ class Meeting:
                         return
         finally:
             _STRANGERS.release()
+
+
+@contextlib.contextmanager
+def _limited(connection: socket.socket) -> Iterator[None]:
+    """Ends a conversation after its time; a peer that sends byte by byte never exceeds a socket's timeout.
+
+    Raises:
+        MeetingError: it took too long.
+    """
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(_CONVERSATION, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except _FAULTS as error:
+        if late.is_set():
+            raise MeetingError(f"the conversation took more than {_CONVERSATION:g} s") from error
+        raise
+    finally:
+        timer.cancel()
 
 
 @contextlib.contextmanager
