@@ -6,6 +6,7 @@ import functools
 import gc
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -21,6 +22,7 @@ from dtrain.keras_engine.feed.iterators import SplitDataset
 from dtrain.keras_engine.feed.passes import BufferedPasses, Passes
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.upstream.keras_names import ARRAYS
+from processes import wait_until
 
 LAYOUTS = {
     "one replica": ReplicaLayout(),
@@ -138,7 +140,7 @@ def test_functions_that_serve_all_arrays_keep_none_and_mix_none_up(at_once: int)
     held = weakref.ref(tf.nest.flatten(first._values)[0])
     del source, own, first
     gc.collect()
-    assert held() is None
+    wait_until(lambda: held() is None, 10.0)
 
 
 class Stop(keras.callbacks.Callback):  # type: ignore[misc]
@@ -200,4 +202,29 @@ def test_an_iterator_ends_beside_the_program() -> None:
     iterators.prepare()
     iterators.let_go(Held())
     assert done.wait(10.0)
-    assert seen == ["dtrain-ended-iterators"]
+    assert seen == ["dtrain-ended-iterator"]
+
+
+def test_an_iterator_that_does_not_end_holds_up_no_other_one() -> None:
+    """An iterator's deletion may wait for a minute, and that of a stuck one for ever."""
+    go_on, waits, ended = threading.Event(), threading.Event(), threading.Event()
+
+    class Ends:
+        def __init__(self, action: Callable[[], Any]) -> None:
+            self._action = action
+
+        def __del__(self) -> None:
+            self._action()
+
+    def wait() -> None:
+        waits.set()
+        go_on.wait(60.0)
+
+    iterators.prepare()
+    iterators.let_go(Ends(wait))
+    try:
+        assert waits.wait(10.0)
+        iterators.let_go(Ends(ended.set))
+        assert ended.wait(10.0)
+    finally:
+        go_on.set()

@@ -7,7 +7,8 @@ and what a pass holds by its source (`passes.py`).
 of the pipeline: 10 ms at first, twice as long each time, up to a minute. Deleting the iterator waits until
 that thread ends. TensorFlow wakes the thread, but sets the flag to end only afterwards, so the thread may
 sleep again until its next check. If iterators were not deleted in the background, an epoch of a second would
-end with up to a second of waiting.
+end with up to a second of waiting. If one thread deleted all of them, those that follow would keep their data
+in memory for as long.
 """
 
 from __future__ import annotations
@@ -183,8 +184,15 @@ def let_go(iterator: Any) -> None:
 
 
 def _delete() -> None:
+    """Deletes each iterator in a thread of its own, so that none waits for another one to end."""
+    threads: list[threading.Thread] = []
     while (held := _ended.get()) is not None:
-        held.clear()
+        threads = [thread for thread in threads if thread.is_alive()]
+        threads.append(threading.Thread(target=held.clear, name="dtrain-ended-iterator", daemon=True))
+        del held  # only the new thread may drop the iterator
+        threads[-1].start()
+    for thread in threads:
+        thread.join()
 
 
 def _finish(thread: threading.Thread) -> None:
