@@ -22,8 +22,8 @@ _V1 = tf.compat.v1
 _TRACED = _V1.RunOptions(trace_level=_V1.RunOptions.FULL_TRACE)
 _ONE_BY_ONE = _V1.ConfigProto(inter_op_parallelism_threads=-1)
 _WARM_UP = 2  # steps before the measured ones
-# On a busy machine memory may be freed late, which raises a peak; nothing lowers one. And each session chooses
-# its own order of operations that do not depend on one another. The lowest peak counts.
+# The lowest peak counts: a busy machine may free memory late, which raises a peak. And each session has its
+# own order of operations that do not depend on one another.
 _SESSIONS = 4
 _RUNS = 3  # in each session
 

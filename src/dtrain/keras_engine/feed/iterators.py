@@ -188,9 +188,12 @@ def _delete() -> None:
     threads: list[threading.Thread] = []
     while (held := _ended.get()) is not None:
         threads = [thread for thread in threads if thread.is_alive()]
-        threads.append(threading.Thread(target=held.clear, name="dtrain-ended-iterator", daemon=True))
-        del held  # only the new thread may drop the iterator
-        threads[-1].start()
+        thread = threading.Thread(target=held.clear, name="dtrain-ended-iterator", daemon=True)
+        try:
+            thread.start()
+            threads.append(thread)
+        except RuntimeError:  # Python 3.12 and later start none while they end
+            held.clear()
     for thread in threads:
         thread.join()
 
