@@ -228,3 +228,19 @@ def test_an_iterator_that_does_not_end_holds_up_no_other_one() -> None:
         assert ended.wait(10.0)
     finally:
         go_on.set()
+
+
+@pytest.mark.parametrize(
+    "kind", ["bool", "int64", "uint8", "float16", "float32", "complex64", "columns", ">f4"]
+)
+def test_large_arrays_are_copied_when_a_fit_begins(kind: str) -> None:
+    """Writes into an array during a fit reach no batch, with stock Keras and here."""
+    rows = 20_000
+    values = np.random.default_rng(0).normal(size=(rows, 160)) * 100
+    x = np.asfortranarray(values.astype("float32"))[:, ::2] if kind == "columns" else values.astype(kind)
+    adapter = ARRAYS.resolve()(x, x[:, 0], batch_size=5_000)
+    source = ArraySource(adapter, None)
+    wanted = np.array(x)
+    x[:] = 1
+    found = [batch for batch, _ in source.dataset]
+    np.testing.assert_array_equal(np.concatenate(found), wanted)

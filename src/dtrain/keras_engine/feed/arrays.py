@@ -32,6 +32,15 @@ _READ_AHEAD = 8e6  # bytes of batches to read ahead
 # This many batches, if they have at most this many bytes, are read together into a buffer.
 _BATCHES_AT_ONCE = 32
 _SMALL_BYTES = 2e6
+_LARGE = 1 << 20  # bytes of an array that is copied once; smaller ones are copied as TensorFlow does
+_ALIGNMENT = 64  # bytes, of the memory that TensorFlow takes over without a copy
+_SHARED_TYPES = frozenset(
+    np.dtype(name)
+    for name in (
+        "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+        "float16", "float32", "float64", "complex64", "complex128",
+    )
+)  # fmt: skip
 
 
 class ArraySource:
@@ -295,7 +304,20 @@ def _traced(batches: ArrayBatches, kind: str, specs: str) -> Any:
 
 
 def _tensor(leaf: Any) -> Any:
-    return tf.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
+    """A tensor with a copy of an array, which later writes into the array do not reach; other leaves as they are.
+
+    `tf.convert_to_tensor` copies an array twice, unless the first copy happens to be aligned as TensorFlow wants
+    it. For a large array that takes twice the memory, and most of the time at the start of a `fit`.
+    """
+    if not isinstance(leaf, np.ndarray):
+        return leaf
+    if leaf.nbytes < _LARGE or leaf.dtype not in _SHARED_TYPES:
+        return tf.convert_to_tensor(leaf)
+    memory = np.empty(leaf.nbytes + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    copy = memory[start : start + leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)
+    np.copyto(copy, leaf)
+    return tf.experimental.dlpack.from_dlpack(copy.__dlpack__())
 
 
 def _options() -> tf.data.Options:
