@@ -304,10 +304,10 @@ def _traced(batches: ArrayBatches, kind: str, specs: str) -> Any:
 
 
 def _tensor(leaf: Any) -> Any:
-    """A tensor with a copy of an array, which later writes into the array do not reach; other leaves as they are.
+    """Copies an array to a tensor, so that later writes into the array reach no batch; returns other leaves.
 
-    `tf.convert_to_tensor` copies an array twice, unless the first copy happens to be aligned as TensorFlow wants
-    it. For a large array that takes twice the memory, and most of the time at the start of a `fit`.
+    `tf.convert_to_tensor` copies an array twice, unless the first copy happens to be aligned for TensorFlow.
+    For a large array that takes twice the memory, and most of the time at the start of a `fit`.
     """
     if not isinstance(leaf, np.ndarray):
         return leaf
