@@ -39,7 +39,13 @@ LIMIT = 60.0
 TESTS = Path(__file__).parents[1]
 # The variables of a job that may be restarted, which a system that restarts it sets itself.
 NAMED = {"DTRAIN_JOB": "job", "DTRAIN_ATTEMPT": "0"}
-LAUNCHED = {"local": "", "mpi": "", "nodes": "import loopback_nodes", "shell": "import shell_launcher"}
+LAUNCHED = {
+    "local": "",
+    "mpi": "",
+    "nodes": "import loopback_nodes",
+    "ssh": "import loopback_ssh",
+    "shell": "import shell_launcher",
+}
 (EXAMPLE,) = (
     block.text
     for block in guide.files((guide.DOCS / "extending.md").read_text(encoding="utf-8"))

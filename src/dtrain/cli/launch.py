@@ -142,6 +142,18 @@ class NodeOptions:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class HostOptions:
+    """The options of a job that is started from one machine and reaches the others by SSH."""
+
+    hosts: str | None = option(
+        None, "the machines, each with its number of workers (default: 1)", metavar="HOST:N,..."
+    )
+    hostfile: str | None = option(
+        None, "file that names them, one on a line: HOST slots=N", metavar="FILE"
+    )  # fmt: skip
+
+
 def add_job_arguments(parser: argparse.ArgumentParser, *, workers_default: str) -> None:
     """Declare `--workers`, the fields of `JobOptions` and `--log-device-placement`."""
     parser.add_argument(
@@ -215,6 +227,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Run the same command on each, with its --node-rank. The job's other options count on node 0 only.",
     )
     declare(nodes, own_fields(NodeOptions))
+    hosts = parser.add_argument_group(
+        "several machines, from one",
+        "Run the command on one machine; it starts the workers of all by ssh.",
+    )
+    declare(hosts, own_fields(HostOptions))
+    hosts.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a variable of this machine that all workers get; can be given several times",
+    )
     parser.add_argument(
         "-m", dest="is_module", action="store_true", help="the script is the name of a module"
     )
@@ -241,6 +265,12 @@ def run(args: argparse.Namespace) -> int:
         )
     options = job_options(args)
     command = [sys.executable, *target, *args.args]
+    if said(args, own_fields(HostOptions)):
+        return _launch_on_hosts(command, args, options)
+    if args.env:
+        raise ConfigurationError(
+            "--env is for workers on other machines.", hint="Leave it out, or give --hosts HOST:N,... too."
+        )
     if said(args, own_fields(NodeOptions)):
         return _launch_node(command, args, options)
     processes, gpus = (args.workers, []) if args.workers else _usual_workers("ps" in options)
@@ -298,6 +328,38 @@ def _launch_node(command: list[str], args: argparse.Namespace, options: dict[str
         devices_per_worker=args.devices_per_worker,
         launcher="nodes",
         nodes=nodes,
+        **options,
+    )
+
+
+def _launch_on_hosts(command: list[str], args: argparse.Namespace, options: dict[str, Any]) -> int:
+    """Run a job on several machines from this one; returns its exit status.
+
+    Raises:
+        ConfigurationError: the hosts are malformed, or an option excludes another one.
+    """
+    from dtrain.launch.hosts.host_list import parse_hosts, read_hostfile
+    from dtrain.launch.spec import SSHHosts
+
+    given = said(args, own_fields(HostOptions)) | said(args, own_fields(NodeOptions))
+    name = "hosts" if "hosts" in given else "hostfile"
+    others = [each for each in given if each not in (name, "nproc_per_node", "join_timeout")]
+    others += [each for each in ("workers", "mpi") if getattr(args, each, None)]
+    if others:
+        raise ConfigurationError(
+            f"{flag(name)} and {', '.join(map(flag, others))} exclude each other.",
+            hint=f"With {flag(name)}, this machine starts the workers of all; leave the others out.",
+        )
+    each = given.get("nproc_per_node") or 1
+    slots = parse_hosts(args.hosts, each) if name == "hosts" else read_hostfile(Path(args.hostfile), each)
+    total = sum(slots.values())
+    timeout = given.get("join_timeout", SSHHosts.join_timeout)
+    return launch(
+        command,
+        Workers(total, total),
+        devices_per_worker=args.devices_per_worker,
+        launcher="ssh",
+        hosts=SSHHosts(slots=slots, env=args.env, join_timeout=timeout),
         **options,
     )
 

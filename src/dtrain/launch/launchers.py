@@ -21,10 +21,17 @@ def _on_nodes(session: Session, spec: JobSpec | None = None) -> Launcher:
     return NodesLauncher(session, spec)
 
 
+def _by_ssh(session: Session, spec: JobSpec | None = None) -> Launcher:
+    from dtrain.launch.hosts.ssh import SSHLauncher
+
+    return SSHLauncher(session, spec)
+
+
 LAUNCHERS: dict[str, Callable[[Session, JobSpec], Launcher]] = {
     "local": LocalLauncher,
     "mpi": MPILauncher,
     "nodes": _on_nodes,
+    "ssh": _by_ssh,
 }
 
 

@@ -26,7 +26,8 @@ def launch_local(
     """Run a command as every task of a job, until all tasks have ended.
 
     The tasks run on this machine. With the launcher "nodes" they also run on the other machines of
-    `JobSpec.nodes`, which join the job by `dtrain launch --nnodes`.
+    `JobSpec.nodes`, which join the job by `dtrain launch --nnodes`. With the launcher "ssh" they run on the
+    machines of `JobSpec.hosts`.
 
     Each line of output is prefixed with its task. Without parameter servers, all tasks are workers: when one
     fails, all are ended and restarted under the rules of `restart_rules`, with fewer workers if the job

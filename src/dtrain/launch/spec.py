@@ -56,6 +56,22 @@ class Nodes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SSHHosts:
+    """The hosts of a job that is started from one machine, which reaches them by SSH.
+
+    Attributes:
+        slots: the number of workers on each, by what `ssh` calls the host. This machine is named `localhost`,
+            or by its host name.
+        env: the names of variables of this process that the tasks on all hosts get, besides `ssh.PASSED`.
+        join_timeout: seconds to wait for the hosts.
+    """
+
+    slots: Mapping[str, int]
+    env: Sequence[str] = ()
+    join_timeout: float = 55.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobSpec:
     """A job: one command, which every task of the job runs.
 
@@ -86,6 +102,7 @@ class JobSpec:
         mpi_starter: the starter's path or name, optionally with arguments, such as "srun --mpi=pmix"; None
             takes the `mpirun` beside this Python, or the one in PATH. Only with the launcher "mpi".
         nodes: the hosts of the job, of which this is node 0. Only with the launcher "nodes".
+        hosts: the hosts of the job. Only with the launcher "ssh".
 
     Raises:
         ConfigurationError: a number is out of range, the command is empty, or two options exclude each
@@ -106,6 +123,7 @@ class JobSpec:
     launcher: str = "local"
     mpi_starter: str | None = None
     nodes: Nodes | None = None
+    hosts: SSHHosts | None = None
 
     def __post_init__(self) -> None:
         if not self.command:

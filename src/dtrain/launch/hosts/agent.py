@@ -17,11 +17,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from dtrain import __version__
 from dtrain.cluster import without_task
+from dtrain.cluster.gpus import visible_gpus
 from dtrain.errors import ConfigurationError, PeerMismatchError
 from dtrain.launch.hosts.connection import HostConnection, PipeConnection
+from dtrain.launch.hosts.control_plane import LEASE
 from dtrain.launch.hosts.messages import (
     Answer,
     Ask,
@@ -100,7 +103,6 @@ class Agent:
         connection: to the coordinator, which has welcomed this agent.
         inbox: what comes from there.
         welcome: what it said.
-        env: what tasks get more than this process's environment.
         gpus: one value of CUDA_VISIBLE_DEVICES for each worker; empty for all.
 
     Attributes:
@@ -112,13 +114,11 @@ class Agent:
         connection: HostConnection,
         inbox: Inbox,
         welcome: Welcome,
-        env: Mapping[str, str] | None = None,
         gpus: Sequence[str] = (),
     ) -> None:
         self._connection = connection
         self._inbox = inbox
         self._python = welcome.python
-        self._env = env or {}
         self._gpus = gpus
         self._ids: dict[Task, int] = {}  # of the newest start
         self._processes: dict[int, LocalProcess] = {}
@@ -212,7 +212,7 @@ class Agent:
         self._connection.send(Started(message.id, process.pid))
 
     def _environment(self, changed: Mapping[str, str | None]) -> dict[str, str]:
-        env: dict[str, str | None] = {**without_task(os.environ), **self._env, **changed}
+        env: dict[str, str | None] = {**without_task(os.environ), **changed}
         place = env.get("DTRAIN_LOCAL_RANK")
         if self._gpus and place is not None:
             env["CUDA_VISIBLE_DEVICES"] = self._gpus[int(place) % len(self._gpus)]
@@ -262,34 +262,47 @@ def main() -> int:
 
     writing = os.dup(1)
     os.dup2(2, 1)  # what else is printed here must not get among the messages
-    connection = PipeConnection(os.dup(0), writing, inbox.put, end)
+    connection = PipeConnection(os.dup(0), writing, inbox.put, end, LEASE)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     try:
         invite = inbox.get()
         if not isinstance(invite, Invite):
             return 1
-        try:
-            os.chdir(invite.folder or ".")
-        except OSError as error:
-            reason = (
-                f"The working directory {invite.folder} cannot be used on {invite.host}: {error.strerror}."
-            )
-            connection.send(
-                Refused(reason, "Make it there, or start the job in a folder that all hosts have.")
-            )
+        os.environ.update(invite.env)
+        problem = _enter(invite)
+        if problem is not None:
+            connection.send(problem)
             return 1
+        gpus = visible_gpus()[: invite.slots] if invite.gpus is None else invite.gpus
         client, own = _ssh_ends()
         connection.send(hello(invite.node, invite.host, invite.slots, own, client))
         welcome = inbox.get()
         if not isinstance(welcome, Welcome):
             return 1
-        found = Agent(connection, inbox, welcome, invite.env, invite.gpus).run(ended.is_set)
+        found = Agent(connection, inbox, welcome, gpus).run(ended.is_set)
         return 1 if found is None else 0
     except PeerMismatchError as error:
         connection.send(Refused(error.message, error.hint))
         return 1
     finally:
         connection.close()
+
+
+def _enter(invite: Invite) -> Refused | None:
+    """Go to the working directory of the job; returns why the job cannot run there, or None."""
+    try:
+        os.chdir(invite.folder or ".")
+    except OSError as error:
+        return Refused(
+            f"The working directory {invite.folder} cannot be used: {error.strerror}.",
+            "Make it there, or start the job in a folder that all hosts have.",
+        )
+    if invite.script and not Path(invite.script).exists():
+        return Refused(
+            f"There is no script {invite.script!r} in {Path.cwd()}.",
+            "Copy it there, to the same path, or start the job in a folder that all hosts share.",
+        )
+    return None
 
 
 def _ssh_ends() -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """What agent and coordinator need of a connection, and the connection over a pair of pipes, as SSH gives it.
 
-The other connection is in `control_plane`. The pipes carry a line of JSON for each message.
+The other connection is in `control_plane`. The pipes carry a line of JSON for each message, and an empty line
+where there is none for a second: so each side knows that the link is there.
 """
 
 from __future__ import annotations
@@ -8,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import select
 import threading
 from collections.abc import Callable
 from typing import Protocol
 
 from dtrain.errors import PeerMismatchError
+from dtrain.launch.hosts.link import BEAT
 from dtrain.launch.hosts.messages import LONGEST, HostMessage, Malformed, encode, parse
 
 _WAITING = 1024  # messages that wait to be written, before `send` waits
@@ -36,7 +39,8 @@ class PipeConnection:
         reading, writing: the descriptors.
         on_message: called in a thread with each message, or with the error of one of another version; what
             is no message is ignored, as remote shells may write lines of their own.
-        on_end: called in that thread when the other side has closed its end.
+        on_end: called in that thread when the other side has closed its end, or was silent for too long.
+        silence: the seconds that are too long; they count from the first message on.
     """
 
     def __init__(
@@ -45,8 +49,9 @@ class PipeConnection:
         writing: int,
         on_message: Callable[[HostMessage | PeerMismatchError], None],
         on_end: Callable[[], None],
+        silence: float,
     ) -> None:
-        self._on_message, self._on_end = on_message, on_end
+        self._on_message, self._on_end, self._silence = on_message, on_end, silence
         self._reading, self._writing = reading, writing
         self._outbox: queue.Queue[bytes] = queue.Queue(_WAITING)
         self._ended = threading.Event()
@@ -71,19 +76,38 @@ class PipeConnection:
 
     def _write(self) -> None:
         with contextlib.suppress(OSError), os.fdopen(self._writing, "wb", buffering=0) as pipe:
-            while line := self._outbox.get():
+            while line := self._next():
                 rest = memoryview(line)
                 while rest:
                     rest = rest[pipe.write(rest) :]
         self._ended.set()
 
+    def _next(self) -> bytes:
+        try:
+            return self._outbox.get(timeout=BEAT)
+        except queue.Empty:
+            return b"\n"
+
     def _read(self) -> None:
-        with contextlib.suppress(OSError), os.fdopen(self._reading, "rb") as pipe:
-            while line := pipe.readline(LONGEST):
-                try:
-                    self._on_message(parse(line))
-                except Malformed:
-                    continue
-                except PeerMismatchError as error:
-                    self._on_message(error)
+        with contextlib.suppress(OSError), os.fdopen(self._reading, "rb", buffering=0) as pipe:
+            heard, rest, limit = select.poll(), b"", None
+            heard.register(pipe, select.POLLIN)
+            while heard.poll(limit) and (block := pipe.read(1 << 16)):
+                *lines, rest = (rest + block).split(b"\n")
+                for line in lines:
+                    if self._deliver(line):
+                        limit = 1000 * self._silence
+                if len(rest) > LONGEST:
+                    rest = b""
+        self._ended.set()
         self._on_end()
+
+    def _deliver(self, line: bytes) -> bool:
+        """Give a line on; returns whether it was a message."""
+        try:
+            self._on_message(parse(line))
+        except Malformed:
+            return False
+        except PeerMismatchError as error:
+            self._on_message(error)
+        return True

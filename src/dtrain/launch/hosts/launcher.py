@@ -16,14 +16,16 @@ import sys
 import threading
 import time
 from abc import abstractmethod
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from typing import IO
 
 from dtrain import __version__, task_messages
 from dtrain.cluster import without_task
 from dtrain.cluster.sockets import loopback_host
 from dtrain.errors import ConfigurationError, DtrainError, PeerMismatchError, PeerMissingError, ProcessEnd
 from dtrain.launch.hosts.connection import HostConnection, PipeConnection
+from dtrain.launch.hosts.control_plane import LOST
 from dtrain.launch.hosts.messages import (
     End,
     Hello,
@@ -48,11 +50,17 @@ from dtrain.task_hooks import changes
 from dtrain.topology import Task, Topology
 
 _LOOK = 0.2  # seconds between two looks for a signal while agents are awaited
-_GOODBYE = 5.0  # seconds for an agent of this machine to end
+_GOODBYE = 5.0  # seconds for an agent to end
 
 
 class HostsLauncher(Launcher):
     """Starts tasks through agents. Workers fill the hosts in the order of their nodes."""
+
+    _own_name = "node 0"  # of this machine, in messages
+    _absent_hint = (
+        "See what those nodes say. Are they started, with the same --rendezvous, and does a firewall let "
+        "them through to it?"
+    )
 
     def __init__(self, session: Session, spec: JobSpec | None = None) -> None:
         super().__init__(session, spec)
@@ -60,7 +68,7 @@ class HostsLauncher(Launcher):
         self._agents: dict[int, RemoteAgent] = {}  # by node; a lost one stays until another takes its place
         self._places: dict[Task, RemoteAgent] = {}
         self._failure: DtrainError | None = None  # of an agent without which there is no job
-        self._refusals: list[str] = []
+        self._refusals: list[Refused] = []
         self._status = 1
         self._over = False
 
@@ -152,10 +160,18 @@ class HostsLauncher(Launcher):
             [*bound_to_launcher(), *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             start_new_session=True,
+            # How the user has come here says nothing of the way to other hosts.
+            env={name: value for name, value in os.environ.items() if name != "SSH_CONNECTION"},
         )
-        if process.stdin is None or process.stdout is None:
+        if process.stdin is None or process.stdout is None or process.stderr is None:
             raise RuntimeError("pipes were asked for")
+        said: deque[str] = deque(maxlen=50)
+        errors = threading.Thread(
+            target=self._show_errors, args=(process.stderr, invite.host, said), daemon=True
+        )
+        errors.start()
         found: list[RemoteAgent] = []
 
         def receive(message: HostMessage | PeerMismatchError) -> None:
@@ -166,29 +182,50 @@ class HostsLauncher(Launcher):
             elif found:
                 self._receive(found[0], message)
             elif isinstance(message, Hello):
-                found.extend(filter(None, [self._greet(connection, message)]))
+                agent = self._greet(connection, message)
+                if agent is not None:
+                    found.append(agent)
+                else:
+                    self._fail(PeerMismatchError(self._refusals[-1].reason, hint=self._refusals[-1].hint))
 
         def end() -> None:
             if found:
-                self._lose(found[0], "its agent has ended")
-            else:
-                what = f"The agent on {invite.host} has ended with status {process.wait()} before it began."
-                self._fail(PeerMissingError(what, hint="See what it says above."))
+                self._lose(found[0], f"its agent has ended, or nothing was heard of it for {LOST:g} s")
+                return
+            status = process.wait()
+            errors.join(_GOODBYE)
+            last = said[-1] if said else "it said nothing"
+            self._fail(
+                PeerMissingError(
+                    f"dtrain could not be started on {invite.host} (status {status}): {last}",
+                    hint=self._remedy(invite.host, status, "\n".join(said)),
+                )
+            )
 
         reading, writing = os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno())
         process.stdin.close()
         process.stdout.close()
-        connection = PipeConnection(reading, writing, receive, end)
+        connection = PipeConnection(reading, writing, receive, end, LOST)
         connection.send(invite)
         try:
             yield
         finally:
             connection.close()
             try:
-                process.wait(_GOODBYE)
+                process.wait(_GOODBYE if found else 0.0)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+    def _show_errors(self, pipe: IO[bytes], host: str, said: deque[str]) -> None:
+        with pipe:
+            for line in pipe:
+                said.append(line.decode(errors="replace").rstrip())
+                self.session.say(f"{host}: {said[-1]}")
+
+    def _remedy(self, host: str, status: int, said: str) -> str:
+        """What to do when the agent of a host has ended with a status before it began, and said this."""
+        return f"See what it says above of {host}."
 
     def _fail(self, error: DtrainError) -> None:
         with self._changed:
@@ -212,7 +249,8 @@ class HostsLauncher(Launcher):
         ):
             if theirs != ours:
                 return Refused(
-                    f"Node {hello.node} ({hello.host}) has {name} {theirs}, and node 0 has {name} {ours}.",
+                    f"Node {hello.node} ({hello.host}) has {name} {theirs}, and {self._own_name} has {name} "
+                    f"{ours}.",
                     f"Install the same version of {name} on all hosts.",
                 )
         other = self._agents.get(hello.node)
@@ -229,7 +267,7 @@ class HostsLauncher(Launcher):
             problem = self._problem(hello)
             if problem is not None:
                 connection.send(problem)
-                self._refusals.append(problem.reason)
+                self._refusals.append(problem)
                 self.session.say(f"Refused: {problem.reason}")
                 return None
             agent = self._agents[hello.node] = RemoteAgent(connection, hello, self.session)
@@ -275,9 +313,8 @@ class HostsLauncher(Launcher):
                 return
             if missing:
                 raise PeerMissingError(
-                    " ".join([missing, *self._refusals[-3:]]),
-                    hint="See what those nodes say. Are they started, with the same --rendezvous, and does "
-                    "a firewall let them through to it?",
+                    " ".join([missing, *(each.reason for each in self._refusals[-3:])]),
+                    hint=self._absent_hint,
                 )
             for event in self.session.left_over():
                 if isinstance(event, int) and event:

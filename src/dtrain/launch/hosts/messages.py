@@ -15,7 +15,7 @@ from typing import Any
 
 from dtrain.errors import ConfigurationError, PeerMismatchError
 
-VERSION = 1
+VERSION = 2
 """The version of the schema. It changes with every change of a message."""
 
 LONGEST = 1 << 22
@@ -113,7 +113,9 @@ class Invite:
         node, host, slots: as in `Hello`.
         folder: the working directory of tasks; "" for the agent's own.
         env: what tasks get more than the agent's environment.
-        gpus: one value of CUDA_VISIBLE_DEVICES for each worker of the host; empty for all.
+        gpus: one value of CUDA_VISIBLE_DEVICES for each worker of the host; empty for all; None for those
+            that the agent finds.
+        script: a file that must be there; "" for none.
     """
 
     node: int
@@ -121,7 +123,8 @@ class Invite:
     slots: int
     folder: str
     env: Mapping[str, str]
-    gpus: Sequence[str]
+    gpus: Sequence[str] | None
+    script: str = ""
 
 
 @dataclass(frozen=True)

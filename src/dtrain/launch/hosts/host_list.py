@@ -1,0 +1,64 @@
+"""Reads the hosts of a job and the number of workers on each, from `a:2,b:2` or from a hostfile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from dtrain.errors import ConfigurationError
+
+_EXAMPLE = "Write them as a:2,b:2, or in a hostfile one on a line: a slots=2."
+# A name or an address as `ssh` takes it, with or without a user. In --hosts an IPv6 address is in brackets.
+_HOST = r"(?:[\w.-]+@)?(?!-)(?:[\w.-]+|\[[0-9A-Fa-f:.%\w]+\])"
+_ENTRY = re.compile(rf"({_HOST})(?::(\d+))?")
+_LINE = re.compile(rf"({_HOST}|[0-9A-Fa-f:.]+)(?:\s+slots\s*=\s*(\d+))?")
+
+
+def parse_hosts(text: str, slots: int = 1) -> dict[str, int]:
+    """The hosts in a text such as `a:2,b:2`, and the number of workers on each.
+
+    Args:
+        text: the hosts.
+        slots: the number for a host without one.
+
+    Raises:
+        ConfigurationError: the text is something else, or names a host twice.
+    """
+    return _collect(((each.strip(), "--hosts") for each in text.split(",")), _ENTRY, slots)
+
+
+def read_hostfile(path: Path, slots: int = 1) -> dict[str, int]:
+    """The hosts in a file that has lines such as `a slots=2`; what follows a `#` is a comment.
+
+    Args:
+        path: the file.
+        slots: the number for a host without one.
+
+    Raises:
+        ConfigurationError: the file cannot be read, has another line, or names a host twice.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"The hostfile {path} cannot be read: {error}.", hint=_EXAMPLE) from error
+    stripped = ((line.partition("#")[0].strip(), number) for number, line in enumerate(lines, 1))
+    return _collect(((line, f"{path}, line {number}") for line, number in stripped if line), _LINE, slots)
+
+
+def _collect(entries: Iterable[tuple[str, str]], form: re.Pattern[str], slots: int) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for text, place in entries:
+        match = form.fullmatch(text)
+        if match is None or (match[2] is not None and not int(match[2])):
+            raise ConfigurationError(f"{place}: {text!r} is no host with a number of workers.", hint=_EXAMPLE)
+        host = match[1].replace("[", "").replace("]", "")
+        if host in found:
+            raise ConfigurationError(
+                f"{place}: the host {host} is named twice.",
+                hint=f"Name it once, with all of its workers, such as {host}:{2 * slots}.",
+            )
+        found[host] = int(match[2] or slots)
+    if not found:
+        raise ConfigurationError("No host was given.", hint=_EXAMPLE)
+    return found

@@ -1,0 +1,29 @@
+"""For the contract of launchers: the launcher "ssh" with two hosts, one of them this machine by another name.
+
+A process that launches such a job imports this module. A shell stands in for the SSH client and its server;
+`tests/multihost/test_ssh.py` has the real ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+
+from dtrain.launch.hosts.ssh import SSHLauncher
+from dtrain.launch.launchers import LAUNCHERS
+from dtrain.launch.session import Session
+from dtrain.launch.spec import JobSpec, SSHHosts
+
+
+class LoopbackSSH(SSHLauncher):
+    def __init__(self, session: Session, spec: JobSpec) -> None:
+        hosts = SSHHosts(slots={"localhost": 1, "other": 3}, env=sorted(os.environ))
+        super().__init__(session, dataclasses.replace(spec, hosts=hosts))
+
+    def _over_ssh(self, host: str) -> Sequence[str]:
+        *_, host, line = super()._over_ssh(host)
+        return ["sh", "-c", line]
+
+
+LAUNCHERS["ssh"] = LoopbackSSH
