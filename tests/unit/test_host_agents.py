@@ -6,6 +6,7 @@ import dataclasses
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -99,8 +100,7 @@ def coordinator() -> NodesLauncher:
 @pytest.mark.parametrize(
     ("node", "slots", "command", "part"),
     [
-        (2, 2, ["train.py", "--token=ours"], "the job has 2 nodes"),
-        (-1, 2, ["train.py", "--token=ours"], "the job has 2 nodes"),
+        (-1, 2, ["train.py", "--token=ours"], "nodes are numbered from 0"),
         (1, 3, ["train.py", "--token=ours"], "starts 3 workers, and node 0 2"),
         (1, 2, ["train.py", "--token=theirs"], "word 2 differs"),
         (1, 2, ["train.py"], "word 2 differs"),
@@ -118,6 +118,88 @@ def test_a_node_that_does_not_fit_is_refused(
 def test_a_node_that_fits_is_not_refused(coordinator: NodesLauncher) -> None:
     words = ["train.py", "--token=ours"]
     assert coordinator._problem(hello(1, "b", 2, "10.0.0.2", "10.0.0.1", words)) is None
+
+
+class Server:
+    """The part of `ControlServer` that a launcher uses; keeps what was sent to each node."""
+
+    def __init__(self) -> None:
+        self.strangers = 0
+        self.sent: dict[bytes, list[HostMessage]] = {}
+
+    def send(self, peer: bytes, message: HostMessage) -> None:
+        self.sent.setdefault(peer, []).append(message)
+
+
+@pytest.fixture
+def elastic() -> Iterator[tuple[NodesLauncher, Server]]:
+    """The coordinator of 2 or 3 nodes with 2 workers each; node 0 is there."""
+    nodes = Nodes(rendezvous="localhost:4000", rank=0, fewest=2, most=3, per_node=2)
+    spec = JobSpec(command=["python"], workers=6, min_workers=4, launcher="nodes", nodes=nodes)
+    launcher, server = NodesLauncher(Session(), spec), Server()
+    launcher._server = server  # type: ignore[assignment]
+    with launcher.session.opened():
+        launcher._greet(Connection(), hello(0, "a", 2, "", ""))
+        yield launcher, server
+    for timer in launcher._late:
+        timer.cancel()
+
+
+def join(launcher: NodesLauncher, node: int, peer: bytes = b"") -> None:
+    launcher._on_message(peer or b"%d" % node, hello(node, f"host{node}", 2, "", ""))
+
+
+def placed(launcher: NodesLauncher) -> list[int]:
+    return [agent.hello.node for agent in launcher._place([Task("worker", index) for index in range(6)])]
+
+
+def test_workers_that_a_lost_node_had_go_to_a_spare_or_are_left_out(
+    elastic: tuple[NodesLauncher, Server],
+) -> None:
+    launcher, _ = elastic
+    for node in (1, 2, 3):
+        join(launcher, node)
+    assert placed(launcher) == [0, 0, 1, 1, 2, 2] and launcher.room() == 8
+    launcher._on_lost(b"1")
+    assert placed(launcher) == [0, 0, 2, 2, 3, 3]
+    launcher._on_lost(b"2")
+    assert placed(launcher) == [0, 0, 3, 3] and launcher.room() == 4
+    launcher._on_lost(b"3")
+    with pytest.raises(PeerMissingError, match=r"needs 4 workers, .* room for 2"):
+        placed(launcher)
+
+
+def test_a_job_starts_with_all_nodes_or_with_the_fewest_when_the_time_is_over(
+    elastic: tuple[NodesLauncher, Server],
+) -> None:
+    launcher, _ = elastic
+    assert "1 of at least 2 nodes" in str(launcher._missing(55.0))
+    join(launcher, 2)
+    assert launcher._missing(54.0) == "" and launcher._missing(55.0) is None
+    join(launcher, 1)
+    assert launcher._missing(0.0) is None
+
+
+def test_a_node_whose_rank_is_taken_waits_until_the_other_is_gone(
+    elastic: tuple[NodesLauncher, Server],
+) -> None:
+    launcher, server = elastic
+    join(launcher, 1)
+    join(launcher, 1, b"again")
+    assert b"again" not in server.sent
+    launcher._on_lost(b"1")
+    assert isinstance(server.sent[b"again"][0], Welcome) and launcher.room() == 4
+
+
+def test_a_node_whose_rank_stays_taken_is_refused(elastic: tuple[NodesLauncher, Server]) -> None:
+    launcher, server = elastic
+    join(launcher, 1)
+    join(launcher, 1, b"other")
+    timer = launcher._late[0]
+    timer.function(*timer.args)
+    (refused,) = server.sent[b"other"]
+    assert isinstance(refused, Refused) and "Node 1 is there already" in refused.reason
+    assert not launcher._waiting
 
 
 @pytest.mark.parametrize(("node", "refused"), [(0, False), (1, True)])
@@ -154,7 +236,7 @@ def test_a_node_whose_coordinator_is_gone_says_so() -> None:
     [
         ("--nproc-per-node auto", "--nproc-per-node is of a job on several machines"),
         ("--nnodes 2 --node-rank 1", "--nnodes, --node-rank is of a job on several machines"),
-        ("--nnodes 2 --node-rank 2 --rendezvous localhost:4000", "the ranks 0 to 1"),
+        ("--nnodes 3:2 --node-rank 0 --rendezvous localhost:4000", "3 is more than 2"),
         ("--nnodes 2 --node-rank 0 --rendezvous localhost", "localhost"),
         ("--nnodes 2 --node-rank 0 --rendezvous localhost:4000 -n 3", "--workers is for one machine"),
         ("--nnodes 2 --node-rank 0 --rendezvous localhost:4000 --mpi", "--mpi is for one machine"),

@@ -118,7 +118,13 @@ class JobOptions:
 class NodeOptions:
     """The options of a job that is started once on each of several machines."""
 
-    nnodes: int | None = option(None, "number of machines (nodes)", metavar="N", type=positive_integer)
+    nnodes: tuple[int, int] | None = option(
+        None,
+        "number of machines (nodes); with MIN:MAX, at most MAX, and the job goes on as long as MIN are left. "
+        "Further nodes wait to take the place of one that is lost",
+        metavar="N|MIN:MAX",
+        type=workers,
+    )
     node_rank: int | None = option(
         None, "the number of this one, from 0; node 0 decides for all, and shows their output", type=count
     )
@@ -310,8 +316,8 @@ def _launch_node(command: list[str], args: argparse.Namespace, options: dict[str
     nodes = Nodes(
         rendezvous=given["rendezvous"],
         rank=given["node_rank"],
-        fewest=given["nnodes"],
-        most=given["nnodes"],
+        fewest=given["nnodes"].fewest,
+        most=given["nnodes"].most,
         per_node=count_per_node,
         secret_file=Path(given["secret_file"]).expanduser() if "secret_file" in given else None,
         join_timeout=given.get("join_timeout", Nodes.join_timeout),
@@ -321,10 +327,9 @@ def _launch_node(command: list[str], args: argparse.Namespace, options: dict[str
         from dtrain.launch.hosts.nodes import join_nodes
 
         return join_nodes(nodes, command)
-    total = nodes.most * nodes.per_node
     return launch(
         command,
-        Workers(total, total),
+        Workers(nodes.most * nodes.per_node, nodes.fewest * nodes.per_node),
         devices_per_worker=args.devices_per_worker,
         launcher="nodes",
         nodes=nodes,

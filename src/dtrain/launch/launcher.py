@@ -73,7 +73,8 @@ class Launcher(ABC):
     ) -> AbstractContextManager[Sequence[Assignment]]:
         """Choose the tasks' machines and addresses; they are reserved while the context is open.
 
-        Each task gets all addresses when it starts, so they are chosen before the first start.
+        Each task gets all addresses when it starts, so they are chosen before the first start. If machines
+        are missing, it may leave out the last workers, down to `JobSpec.min_workers`.
 
         Args:
             tasks: those of one job name (worker, ps) in index order.
@@ -83,6 +84,13 @@ class Launcher(ABC):
     @abstractmethod
     def start(self, commands: Sequence[TaskCommand]) -> Sequence[TaskHandle]:
         """Start tasks, and show their output as lines marked with the task; if one fails, none is left."""
+
+    def room(self) -> int | None:
+        """The number of workers for which there are machines now; None if nothing limits it.
+
+        When it grows, put 0 into the session's events: then an elastic job is asked whether it grows too.
+        """
+        return None
 
     def announce_end(self, status: int) -> None:  # noqa: B027 - most launchers have nobody to tell
         """The job has ended with this exit status; called before `opened` ends, if no exception ends it."""

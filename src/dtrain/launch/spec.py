@@ -25,7 +25,8 @@ class Nodes:
     Attributes:
         rendezvous: where node 0 listens, as `host:port`; the same on all nodes.
         rank: the number of this node, from 0.
-        fewest, most: the number of nodes; the job goes on as long as the fewest are left.
+        fewest, most: the number of nodes; the job goes on as long as the fewest are left. Further nodes wait
+            as spares.
         per_node: the number of workers on each.
         secret_file: the file of the secret by which nodes know each other; None takes DTRAIN_SECRET_FILE, or
             on the loopback interface one of this user's.
@@ -33,7 +34,6 @@ class Nodes:
         gpus: one value of CUDA_VISIBLE_DEVICES for each worker of this node; empty for all.
 
     Raises:
-        ConfigurationError: the rank is not one of the nodes'.
         ClusterConfigError: the rendezvous is no `host:port`.
     """
 
@@ -47,11 +47,6 @@ class Nodes:
     gpus: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.most:
-            raise ConfigurationError(
-                f"The node has rank {self.rank}, and {self.most} nodes have the ranks 0 to {self.most - 1}.",
-                hint="Give each node its own --node-rank, from 0.",
-            )
         split_address(self.rendezvous)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dtrain.channel import RUN_AGAIN
@@ -50,7 +50,7 @@ class SynchronousPolicy(AttemptPolicy):
         places: the place of each worker, by its index.
         members: the present and absent places of the job.
         spares: the job's spare processes, started once every worker has completed a step.
-        silent_failures: as for `Launcher`.
+        silent_failures, room: as for `Launcher`.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class SynchronousPolicy(AttemptPolicy):
         spares: Spares,
         *,
         silent_failures: bool = False,
+        room: Callable[[], int | None] = lambda: None,
     ) -> None:
         super().__init__(spec, record, topologies, spec.hang_timeout)
         self.places = places
@@ -70,6 +71,7 @@ class SynchronousPolicy(AttemptPolicy):
         self._watchdog = Watchdog(spec.hang_timeout, stopped=self._stopped)
         self._spares = spares
         self._silent_failures = silent_failures
+        self._room = room
         self._began_at = time.monotonic()
         self._asked = False
         self._stuck: tuple[Task, float] | None = None
@@ -139,7 +141,7 @@ class SynchronousPolicy(AttemptPolicy):
             return self._stuck[1]
         times = [super().next_check(), self._watchdog.next_check(), self._spares.next_check()]
         if self._may_ask():
-            times.append(self._members.next_return())
+            times.append(self._next_return())
         if not self.record.reported and not self._spares.allowed:
             times.append(self._began_at + _NO_NEWS)
         return min((at for at in times if at is not None), default=None)
@@ -163,12 +165,21 @@ class SynchronousPolicy(AttemptPolicy):
             return Decision("signal", signum=signal.SIGUSR2, pids=self._reporting(), line=diagnosis.line)
         if diagnosis is not None:
             return Decision("go on", line=diagnosis.line)
-        back_at = self._members.next_return()
+        back_at = self._next_return()
         if self._may_ask() and back_at is not None and now >= back_at:
             self._asked = True
             line = "Tasks are asked to save and to end, so that the absent workers can be tried again."
             return Decision("signal", signum=signal.SIGUSR1, pids=self._reporting(), line=line)
         return GO_ON
+
+    def _next_return(self) -> float | None:
+        """When the job can next have more workers than this attempt; None if that is not known."""
+        room = self._room()
+        if room is not None and room <= len(self.places):
+            return None
+        if len(self._members.present()) > len(self.places):  # they were left out for want of room
+            return self._began_at
+        return self._members.next_return()
 
     def _may_ask(self) -> bool:
         """Whether every worker would now answer a request to save a checkpoint and exit."""
@@ -222,6 +233,10 @@ class SynchronousJob(RestartedJob):
         tasks = worker_tasks(len(places))
         self.spares.hold()
         with self.launcher.assign(tasks, self.common) as assigned:
+            if len(assigned) < len(places):
+                line = f"There is room for {len(assigned)} of {len(places)} workers"
+                self.session.say(f"{line}: the job goes on with {len(assigned)}.")
+                places = places[: len(assigned)]
             attempt = SynchronousPolicy(
                 self.spec,
                 self.record,
@@ -230,6 +245,7 @@ class SynchronousJob(RestartedJob):
                 self._members,
                 self.spares,
                 silent_failures=self.launcher.silent_failures,
+                room=self.launcher.room,
             )
             yield (
                 attempt,

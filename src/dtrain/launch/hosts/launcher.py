@@ -89,6 +89,10 @@ class HostsLauncher(Launcher):
                 for agent in self._present():
                     agent.connection.send(End(self._status))
 
+    def room(self) -> int:
+        """The number of workers for which the hosts that are there have room."""
+        return sum(agent.hello.slots for agent in self._present())
+
     def announce_end(self, status: int) -> None:
         """Keep the status with which all agents end."""
         self._status = status
@@ -101,8 +105,10 @@ class HostsLauncher(Launcher):
             ConfigurationError: a host refuses so many ports.
             PeerMissingError: too few hosts are left.
         """
+        wanted = tasks
         while True:
-            placed = self._place(tasks)
+            placed = self._place(wanted)
+            tasks = wanted[: len(placed)]
             counts = Counter(placed)
             asked = {agent: agent.reserve(count) for agent, count in counts.items()}
             answers = {agent: agent.answer(number) for agent, number in asked.items()}
@@ -322,20 +328,26 @@ class HostsLauncher(Launcher):
                     raise ProcessEnd(self._status)
 
     def _place(self, tasks: Sequence[Task]) -> list[RemoteAgent]:
-        """The agent of each task: workers fill the hosts in order, servers are spread, a chief is first."""
+        """The agent of each task: workers fill the hosts in order, servers are spread, a chief is first.
+
+        Hosts beyond those that the workers need are spares. An elastic job has workers only; the last ones
+        are left out if there is no room for them.
+        """
         present = self._present()
         slots = [agent for agent in present for _ in range(agent.hello.slots)]
         workers = sum(task.job == "worker" for task in tasks)
-        if workers > len(slots):
+        least = None if self.spec is None else self.spec.min_workers
+        if len(slots) < min(workers, least or workers):
             gone = ", ".join(str(agent) for _, agent in sorted(self._agents.items()) if agent.lost)
             raise PeerMissingError(
-                f"The job has {workers} workers, and the hosts that are left have room for {len(slots)}. "
-                f"Gone: {gone or 'none'}.",
-                hint="Start the job again when the host is back. With checkpoints (dtrain.BackupAndRestore) "
-                "it goes on from the last one.",
+                f"The job needs {least or workers} workers, and the hosts that are left have room for "
+                f"{len(slots)}. Gone: {gone or 'none'}.",
+                hint="Start the job again when enough hosts are there. With checkpoints "
+                "(dtrain.BackupAndRestore) it goes on from the last one.",
             )
         ordered = {"worker": slots, "ps": present, "chief": present}
-        return [ordered[each.job][each.index % len(ordered[each.job])] for each in tasks]
+        left = tasks if workers <= len(slots) else tasks[: len(slots)]
+        return [ordered[each.job][each.index % len(ordered[each.job])] for each in left]
 
     def _ports(self, agent: RemoteAgent, answer: object, count: int) -> Sequence[int]:
         if isinstance(answer, Reserved) and len(answer.ports) == count:

@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,6 @@ from dtrain.launch.spec import JobSpec, Nodes
 from dtrain.log import logger
 from dtrain.topology import Topology, split_address
 
-_FURTHER = 10.0  # seconds to wait for further nodes when the fewest have come
 _GONE = 3.0  # seconds for which the coordinator's port refuses connections, after which it has ended
 _UNPROVED = 8  # connections that failed to prove the secret, after which the secrets differ
 
@@ -76,6 +76,8 @@ class NodesLauncher(HostsLauncher):
         self._secret = nodes_secret(spec.nodes)
         self._command = list(spec.command[1:])
         self._connected: dict[bytes, RemoteAgent] = {}
+        self._waiting: dict[int, tuple[bytes, Hello]] = {}  # by node: who has the rank of one that is there
+        self._late: list[threading.Timer] = []
         self._server: ControlServer | None = None
 
     @contextlib.contextmanager
@@ -90,29 +92,31 @@ class NodesLauncher(HostsLauncher):
             with self._piped(own, invite):
                 yield
         finally:
+            for late in self._late:
+                late.cancel()
             self._server.close()
 
     def _missing(self, waited: float) -> str | None:
         nodes, present = self._nodes, {agent.hello.node for agent in self._present()}
-        if len(present) == nodes.most or (len(present) >= nodes.fewest and waited >= _FURTHER):
+        fewest = nodes.fewest if waited >= nodes.join_timeout else nodes.most
+        if 0 in present and len(present) >= fewest:
             return None
         if waited < nodes.join_timeout:
             return ""
         absent = ", ".join(str(node) for node in range(nodes.most) if node not in present)
         strangers = 0 if self._server is None else self._server.strangers
+        needed = f"at least {nodes.fewest}" if nodes.fewest < nodes.most else nodes.most
         other = f" {strangers} connections did not know the job's secret." if strangers else ""
         return (
-            f"{len(present)} of {nodes.most} nodes have come to {nodes.rendezvous} in {waited:.0f} s; "
+            f"{len(present)} of {needed} nodes have come to {nodes.rendezvous} in {waited:.0f} s; "
             f"missing: node {absent}.{other}"
         )
 
     def _problem(self, hello: Hello) -> Refused | None:
         nodes = self._nodes
         name = f"Node {hello.node} ({hello.host})"
-        if not 0 <= hello.node < nodes.most:
-            return Refused(
-                f"{name} came, and the job has {nodes.most} nodes, from 0.", "Correct --node-rank."
-            )
+        if hello.node < 0:
+            return Refused(f"{name} came, and nodes are numbered from 0.", "Correct --node-rank.")
         if hello.slots != nodes.per_node:
             return Refused(
                 f"{name} starts {hello.slots} workers, and node 0 {nodes.per_node}.",
@@ -138,15 +142,44 @@ class NodesLauncher(HostsLauncher):
         if agent is not None:
             self._receive(agent, message)
         elif isinstance(message, Hello) and self._server is not None:
-            found = self._greet(_NodeConnection(self._server, peer), message)
+            self._join(self._server, peer, message)
+
+    def _join(self, server: ControlServer, peer: bytes, hello: Hello) -> None:
+        """Take a node in, or refuse it. If its rank is taken, it waits: the other may be gone."""
+        with self._changed:
+            other = self._agents.get(hello.node)
+            if other is not None and not other.lost and hello.node not in self._waiting:
+                self._waiting[hello.node] = peer, hello
+                late = threading.Timer(control_plane.LOST + 1.0, self._no_longer, (server, peer, hello))
+                late.daemon = True
+                late.start()
+                self._late.append(late)
+                self.session.say(f"Node {hello.node} ({hello.host}) waits until {other} is gone.")
+                return
+            found = self._greet(_NodeConnection(server, peer), hello)
             if found is not None:
                 self._connected[peer] = found
-                self.session.say(f"{found} has joined, from {message.address or 'this host'}.")
+                waits = ", and waits as a spare" if len(self._present()) > self._nodes.most else ""
+                self.session.say(f"{found} has joined, from {hello.address or 'this host'}{waits}.")
+                self.session.events.put(0)  # an elastic job may grow
+
+    def _no_longer(self, server: ControlServer, peer: bytes, hello: Hello) -> None:
+        """Refuse a node that has waited for another one to go, which is still there."""
+        with self._changed:
+            if self._waiting.get(hello.node) == (peer, hello) and not self._over:
+                self._join(server, peer, hello)  # refuses it, as long as it counts as waiting
+                del self._waiting[hello.node]
 
     def _on_lost(self, peer: bytes) -> None:
-        agent = self._connected.pop(peer, None)
-        if agent is not None:
+        with self._changed:  # so that the engine finds the node that takes the place
+            self._waiting = {node: each for node, each in self._waiting.items() if each[0] != peer}
+            agent = self._connected.pop(peer, None)
+            if agent is None:
+                return
             self._lose(agent, f"nothing was heard of it for {control_plane.LOST:g} s")
+            waiting = self._waiting.pop(agent.hello.node, None)
+            if waiting is not None and self._server is not None:
+                self._join(self._server, *waiting)
 
 
 @dataclass
