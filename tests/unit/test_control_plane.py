@@ -22,6 +22,7 @@ from dtrain.launch.hosts.control_plane import LOST, ControlClient, ControlServer
 from dtrain.launch.hosts.link import Link
 from dtrain.launch.hosts.messages import (
     LONGEST,
+    VERSION,
     End,
     Exited,
     HostMessage,
@@ -95,10 +96,13 @@ def test_cut_and_changed_messages_are_refused_or_messages() -> None:
             assert parse(bytes(changed)) is not None
 
 
+def of_another_version(message: HostMessage) -> bytes:
+    return json.dumps({**json.loads(encode(message)), "version": VERSION + 7}).encode()
+
+
 def test_another_version_is_an_error_that_names_both() -> None:
-    text = encode(End(0)).replace(b'"version": 1', b'"version": 7')
-    with pytest.raises(PeerMismatchError, match=r"version 7 .* version 1\."):
-        parse(text)
+    with pytest.raises(PeerMismatchError, match=rf"version {VERSION + 7} .* version {VERSION}\."):
+        parse(of_another_version(End(0)))
 
 
 def test_a_link_that_loses_frames_delivers_all_messages_once_and_in_order() -> None:
@@ -223,9 +227,9 @@ def test_the_wait_for_the_server_does_not_use_up_the_lease() -> None:
 
 def test_a_member_of_another_version_is_told(sides: Sides) -> None:
     client, heard = sides.client()
-    client._outbox.append((b"", encode(End(0)).replace(b'"version": 1', b'"version": 7')))
+    client._outbox.append((b"", of_another_version(End(0))))
     wait_until(lambda: bool(heard), 10)
-    assert isinstance(heard[0], Refused) and "version 7" in heard[0].reason
+    assert isinstance(heard[0], Refused) and f"version {VERSION + 7}" in heard[0].reason
     assert not sides.heard
 
 
@@ -273,7 +277,8 @@ def test_garbage_floods_and_idle_connections_change_nothing(sides: Sides) -> Non
                 elif number % 4 == 3:
                     sock.sendall(greeting + b"\x04\xff" + draw.randbytes(255))
         sides.meets(member, heard)
-        assert most < 90
+        # The limit of 64, as many that wait to be accepted, and what comes meanwhile on a busy machine.
+        assert most < 200
     assert psutil.Process().memory_info().rss - before < 10_000_000
     sides.meets(*sides.client())
 
