@@ -13,6 +13,7 @@ from dtrain.launch.processes import JobOutcome
 from dtrain.launch.reports import describe_exit, exit_status
 from dtrain.launch.restart_rules import Budget, Failure, RestartRules
 from dtrain.launch.spec import JobSpec
+from dtrain.task_messages import Progress
 from dtrain.topology import Task, Topology
 
 CHIEF, WORKER, PS = Task("chief", 0), Task("worker", 1), Task("ps", 0)
@@ -70,6 +71,21 @@ def test_a_worker_that_was_called_wrongly_is_not_started_again() -> None:
 
 def test_process_and_address_of_a_task_that_starts() -> None:
     assert policy().on_start(WORKER, 77) == "worker 1 started, process 77, 127.0.0.1:4001"
+
+
+def test_a_process_with_the_number_of_an_earlier_one_is_heard() -> None:
+    """On another host, or in another container, the task's next process may have the same number."""
+    attempt = policy()
+    news = Progress(ONE, 12, 3, "step", None, None, train=True, done=3)
+    attempt.on_start(ONE, 12)
+    attempt.on_message(news)
+    attempt.close()
+    attempt.latest.clear()
+    attempt.on_message(news)
+    assert not attempt.latest, "what comes late of the earlier process is ignored"
+    attempt.on_start(ONE, 12)
+    attempt.on_message(news)
+    assert attempt.step_of(ONE) == 3
 
 
 def test_the_budget_is_of_any_hour() -> None:

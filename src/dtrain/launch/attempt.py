@@ -100,6 +100,7 @@ class AttemptPolicy(Policy):
     def on_start(self, task: Task, pid: int) -> str:
         """A task was started, perhaps again: forget what its earlier process reported."""
         self.failures.pop(task, None)
+        self.record.gone.discard((task, pid))  # another host may use the same number
         self._rendezvous.started(task)
         return ""
 

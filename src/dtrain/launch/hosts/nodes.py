@@ -292,7 +292,8 @@ class _CoordinatorWatch:
     """
 
     def __init__(self, host: str, port: int, client: ControlClient) -> None:
-        self._place = host, port
+        # Resolved now: without its network, a node would wait for a name server longer than its lease.
+        self._places = _resolved(host, port)
         self._client = client
         self._refused_since: float | None = None
         self._asked_at = 0.0
@@ -300,6 +301,8 @@ class _CoordinatorWatch:
 
     def cut_off(self) -> bool:
         """See the class."""
+        if self._client.lease_left() <= 0:
+            return True
         if not self._client.connected:
             self._ask()
         else:
@@ -311,10 +314,27 @@ class _CoordinatorWatch:
         if now - self._asked_at < 0.5:
             return
         self._asked_at = now
-        try:
-            socket.create_connection(self._place, 0.5).close()
-        except ConnectionRefusedError:
+        if all(map(_refuses, self._places)):
             self._refused_since = self._refused_since or now
             self.gone = now - self._refused_since >= _GONE
-        except OSError:
+        else:
             self._refused_since = None
+
+
+def _resolved(host: str, port: int) -> list[tuple[str, int]]:
+    """The addresses of a name, or the name itself if it has none now."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return [(host, port)]
+    return [(str(place[0]), int(place[1])) for *_, place in found]
+
+
+def _refuses(place: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(place, 0.5).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
