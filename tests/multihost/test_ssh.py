@@ -112,7 +112,7 @@ def test_nothing_is_left_when_the_link_is_cut(made: list[Host], tmp_path: Path) 
     made[1].cut()
     assert process.wait(LIMIT) not in (0, -signal.SIGKILL)
     log = (tmp_path / "log").read_text()
-    assert "host2 (node 1) is gone" in log and "Start the job again when the host is back" in log, log
+    assert "host2 (node 1) is gone" in log and "Gone: host2 (node 1)." in log, log
     assert_nothing_left(tmp_path)
 
 
