@@ -244,3 +244,22 @@ def test_large_arrays_are_copied_when_a_fit_begins(kind: str) -> None:
     x[:] = 1
     found = [batch for batch, _ in source.dataset]
     np.testing.assert_array_equal(np.concatenate(found), wanted)
+
+
+def test_the_memory_of_a_copy_is_used_again_when_no_tensor_needs_it() -> None:
+    x = np.ones((512, 1024), np.float32)
+    key = id(x)
+    first = arrays._tensor(x)
+    memory = arrays._kept[key][1].ctypes.data
+    x[:] = 2.0
+    second = arrays._tensor(x)
+    assert arrays._kept[key][1].ctypes.data != memory
+    assert float(first[0, 0]) == float(first[-1, -1]) == 1.0
+    memory = arrays._kept[key][1].ctypes.data
+    del second
+    x[:] = 3.0
+    third = arrays._tensor(x)
+    assert (arrays._kept[key][1].ctypes.data, float(third[-1, -1])) == (memory, 3.0)
+    assert float(first[0, 0]) == 1.0
+    del x, third
+    wait_until(lambda: key not in arrays._kept, 10)

@@ -18,7 +18,7 @@ from dtrain.collectives import connect
 from dtrain.collectives.calls import ALIGNMENT, Buffers, Calls, Parts
 from dtrain.collectives.sockets import SocketCalls
 from dtrain.collectives.transport import Facts
-from dtrain.collectives.transports import asked_for, choose
+from dtrain.collectives.transports import asked_for, choose, overlaps
 from dtrain.errors import ConfigurationError, DataError, MPIError, PeerMismatchError, PeerMissingError
 from dtrain.keras_engine.protocol import ReplicaLayout
 from refusals import refused
@@ -321,3 +321,16 @@ def test_strangers_are_not_taken_for_workers() -> None:
     assert time.monotonic() - begun < 1.5  # not the time that each silent one has
     for each in silent:
         each.close()
+
+
+def test_reductions_overlap_where_each_host_has_a_core_more_than_workers() -> None:
+    def on(*cores: int, overlap: bool | None = None) -> Facts:
+        return Facts(asked="auto", gpus=False, cores=cores, overlap=overlap)
+
+    assert not overlaps([on(0), on(1)], ["a", "a"])  # each is bound to its core
+    assert not overlaps([on(0, 1), on(0, 1)], ["a", "a"])
+    assert overlaps([on(0, 1, 2), on(0, 1, 2)], ["a", "a"])
+    assert overlaps([on(0, 1), on(0, 1)], ["a", "b"])
+    assert not overlaps([on(0, 1), on(0)], ["a", "b"])  # one rule for all
+    assert overlaps([on(0, overlap=True), on(1)], ["a", "a"])
+    assert not overlaps([on(0, 1, overlap=False), on(0, 1)], ["a", "b"])

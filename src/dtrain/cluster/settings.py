@@ -138,6 +138,20 @@ def heeds_mpi() -> bool:
     return os.environ.get("DTRAIN_MPI", "").strip() != "0"
 
 
+def overlap() -> bool | None:
+    """Whether workers reduce gradients while they compute others (DTRAIN_OVERLAP, 1 or 0); None by default.
+
+    Raises:
+        ConfigurationError: the variable is neither.
+    """
+    text = os.environ.get("DTRAIN_OVERLAP", "").strip()
+    if text not in ("", "0", "1"):
+        raise ConfigurationError(
+            f"DTRAIN_OVERLAP is {text!r}, neither 1 nor 0.", hint="Unset it, and dtrain chooses."
+        )
+    return text == "1" if text else None
+
+
 def google_metadata_address() -> str | None:
     """The address of Google Cloud's metadata server if not the usual one (GCE_METADATA_IP), or None."""
     return os.environ.get("GCE_METADATA_IP", "").strip() or None

@@ -127,28 +127,45 @@ def all_reduce_in_groups(
     Returns:
         The sums, in the order of `tensors`.
     """
-    totals: dict[int, Any] = {}
-    small: dict[Any, list[int]] = {}
+    groups = _Groups(tensors)
+    totals = groups.empty
     buckets: list[list[int]] = []
     filled = bucket
-    for i, tensor in enumerate(tensors):
-        count = tensor.shape.num_elements()
-        size = (count or 0) * tensor.dtype.size
-        if count == 0:  # empty: TensorFlow's ring would end the process
-            totals[i] = tf.identity(tensor)
-        elif count is None or size >= LARGE:
-            if filled >= bucket:
-                buckets.append([])
-                filled = 0
-            buckets[-1].append(i)
-            filled += size or bucket
-        else:
-            small.setdefault(tensor.dtype, []).append(i)
+    for i in groups.large:
+        if filled >= bucket:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(i)
+        filled += (tensors[i].shape.num_elements() or 0) * tensors[i].dtype.size or bucket
     for numbers in buckets:
         totals.update(zip(numbers, large([tensors[i] for i in numbers]), strict=True))
-    for numbers in small.values():
+    for numbers in groups.small:
         totals.update(zip(numbers, several([tensors[i] for i in numbers]), strict=True))
     return [totals[i] for i in range(len(tensors))]
+
+
+class _Groups:
+    """Which of several tensors are all-reduced as they are, and which are packed.
+
+    Attributes:
+        large: the numbers of the large tensors, and of those whose size is not known.
+        small: the numbers of the small tensors, a list for each dtype.
+        empty: the tensors without elements, by number; TensorFlow's ring would end the process.
+    """
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        self.large: list[int] = []
+        self.empty: dict[int, Any] = {}
+        small: dict[Any, list[int]] = {}
+        for i, tensor in enumerate(tensors):
+            count = tensor.shape.num_elements()
+            if count == 0:
+                self.empty[i] = tf.identity(tensor)
+            elif count is None or count * tensor.dtype.size >= LARGE:
+                self.large.append(i)
+            else:
+                small.setdefault(tensor.dtype, []).append(i)
+        self.small = [*small.values()]
 
 
 class CallLauncher(_Launcher):  # type: ignore[misc]
@@ -156,12 +173,14 @@ class CallLauncher(_Launcher):  # type: ignore[misc]
 
     Args:
         operations: the collective operations of this process.
+        overlap: whether large tensors are all-reduced as soon as they are computed; else all go together.
         rest: the arguments of TensorFlow's launcher.
     """
 
-    def __init__(self, operations: CallOperations, *rest: Any) -> None:
+    def __init__(self, operations: CallOperations, overlap: bool, *rest: Any) -> None:
         super().__init__(*rest)
         self._operations = operations
+        self._overlap = overlap
 
     def all_reduce(self, input_tensor: Any, control_input: Any = None, options: Any = None) -> Any:
         """All-reduces one tensor over all workers."""
@@ -169,9 +188,22 @@ class CallLauncher(_Launcher):  # type: ignore[misc]
             return tf.identity(self._operations.sum(tf.convert_to_tensor(input_tensor)))
 
     def batch_all_reduce(self, input_tensor_packs: Any, options: Any = None) -> list[Any]:
-        """All-reduces many tensors: large ones in buckets, in the given order, small ones as one vector."""
+        """All-reduces many tensors: large ones as they are, small ones as one vector for each dtype."""
         tensors = [tf.convert_to_tensor(t) for pack in input_tensor_packs for t in pack]
-        return all_reduce_in_groups(tensors, self._sums, self._packed, bucket=BUCKET)
+        if self._overlap:
+            return all_reduce_in_groups(tensors, self._sums, self._packed, bucket=BUCKET)
+        groups = _Groups(tensors)
+        totals = groups.empty
+        small = [[tensors[i] for i in numbers] for numbers in groups.small]
+        with tf.device(self._device):
+            given = [*(tensors[i] for i in groups.large), *map(_packed, small)]
+        sums = iter(self._sums(given) if given else [])
+        for i in groups.large:
+            totals[i] = next(sums)
+        with tf.device(self._device):
+            for numbers, each in zip(groups.small, small, strict=True):
+                totals.update(zip(numbers, _unpacked(next(sums), each), strict=True))
+        return [totals[i] for i in range(len(tensors))]
 
     def all_gather(self, input_tensor: Any, axis: Any, options: Any = None) -> Any:
         """Gathers the values of all workers along an axis, in which their sizes may differ."""
@@ -200,9 +232,18 @@ class CallLauncher(_Launcher):  # type: ignore[misc]
             return [tf.identity(total) for total in self._operations.sums(tensors)]
 
     def _packed(self, tensors: list[Any]) -> list[Any]:
-        if len(tensors) == 1:
-            return [self.all_reduce(tensors[0])]
         with tf.device(self._device):
-            flat = self.all_reduce(tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0))
-            parts = tf.split(flat, [t.shape.num_elements() for t in tensors])
-            return [tf.reshape(part, t.shape) for part, t in zip(parts, tensors, strict=True)]
+            return _unpacked(self.all_reduce(_packed(tensors)), tensors)
+
+
+def _packed(tensors: Sequence[Any]) -> Any:
+    """One tensor that holds all values of several tensors of known shape."""
+    return tensors[0] if len(tensors) == 1 else tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0)
+
+
+def _unpacked(flat: Any, tensors: Sequence[Any]) -> list[Any]:
+    """The values in `flat`, with the shapes of the tensors that were packed."""
+    if len(tensors) == 1:
+        return [flat]
+    parts = tf.split(flat, [t.shape.num_elements() for t in tensors])
+    return [tf.reshape(part, t.shape) for part, t in zip(parts, tensors, strict=True)]

@@ -27,18 +27,20 @@ class Communication:
         name: the name of the transport.
         reason: why it was chosen.
         library: the library that moves the bytes, with its version.
+        overlap: whether large gradients are all-reduced while others are still computed.
     """
 
     name: str
     reason: str
     library: str
+    overlap: bool = False
 
     @property
     def sums(self) -> str:
         """What determines the last bits of sums: name and library, without the kind of connection."""
         return f"{self.name}, {self.library.partition(' (')[0]}"
 
-    def as_dict(self) -> dict[str, str]:
+    def as_dict(self) -> dict[str, Any]:
         """The attributes as a dictionary that JSON can hold."""
         return asdict(self)
 
@@ -52,12 +54,17 @@ class Facts:
         asked: "auto", or the name of the transport that the user asked for.
         gpus: whether all replicas of the worker are on GPUs.
         replicas: how many replicas the worker has.
+        cores: the numbers of the cores on which the worker may run.
+        overlap: whether the user wants reductions to overlap with the backward pass; None leaves the choice
+            to `transports.overlaps`.
         own: what each transport has found in the worker (see `Transport.own_facts`), by the transport's name.
     """
 
     asked: str
     gpus: bool
     replicas: int = 1
+    cores: Sequence[int] = ()
+    overlap: bool | None = None
     own: dict[str, Any] = field(default_factory=dict)
 
 

@@ -5,11 +5,14 @@ A strategy calls `connect` once, before TensorFlow starts, and then `install`. N
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
+from dtrain.cluster import settings
 from dtrain.collectives.calls import Calls
 from dtrain.collectives.launcher import CallLauncher, CallOperations
 from dtrain.collectives.mpi import MPI
@@ -20,7 +23,7 @@ from dtrain.errors import ConfigurationError, PeerMismatchError
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.log import logger
-from dtrain.topology import Topology
+from dtrain.topology import Topology, split_address
 from dtrain.upstream import processes
 
 AUTO = "auto"
@@ -103,6 +106,26 @@ def choose(facts: Sequence[Facts]) -> tuple[str, str]:
     return wanted, "it was asked for"
 
 
+def overlaps(facts: Sequence[Facts], hosts: Sequence[str]) -> bool:
+    """Whether all workers have a core to communicate on while they compute.
+
+    On one core, a worker that waits for its peers takes the time from its own backward pass, so there all
+    gradients are reduced together, after it. The choice changes no bit: the same arrays are summed, in the
+    same order.
+
+    Args:
+        facts: the facts of all workers, in their order. If the first worker's user has chosen, that counts.
+        hosts: the host of each worker.
+    """
+    if facts[0].overlap is not None:
+        return facts[0].overlap
+    for host in {*hosts}:
+        there = [each for each, other in zip(facts, hosts, strict=True) if other == host]
+        if len({core for each in there for core in each.cores}) <= len(there):
+            return False
+    return True
+
+
 def connect(
     layout: ReplicaLayout, asked: str, topology: Topology | None, *, gpus: bool
 ) -> tuple[Communication, Calls | None]:
@@ -125,7 +148,14 @@ def connect(
         name = "nccl" if gpus else "ring"
         return Communication(name=name, reason="there is one worker", library=tensorflow), None
     own = {name: each.own_facts() for name, each in TRANSPORTS.items()}
-    mine = Facts(asked=asked, gpus=gpus, replicas=layout.local_replicas, own=own)
+    mine = Facts(
+        asked=asked,
+        gpus=gpus,
+        replicas=layout.local_replicas,
+        cores=sorted(os.sched_getaffinity(0)),
+        overlap=settings.overlap(),
+        own=own,
+    )
     facts: Sequence[Facts] = exchange(layout, mine)
     name, reason = choose(facts)
     started = TRANSPORTS[name].started(layout, facts)
@@ -134,13 +164,16 @@ def connect(
         name, reason = choose(facts)
     calls, library = TRANSPORTS[name].connect(layout, topology, facts)
     chosen = Communication(name=name, reason=reason, library=library or tensorflow)
+    if calls is not None:
+        hosts = [split_address(topology.address_of(task))[0] for task in topology.training_tasks()]
+        chosen = replace(chosen, overlap=overlaps(facts, hosts))
     if layout.worker == 0:
         logger.info("The workers reduce over %s (%s): %s.", name, chosen.library, reason)
     return chosen, calls
 
 
 def install(
-    extended: Any, layout: ReplicaLayout, calls: Calls | None, *, gpus: bool
+    extended: Any, layout: ReplicaLayout, calls: Calls | None, *, gpus: bool, overlap: bool
 ) -> CallOperations | None:
     """Makes a strategy of several workers use the transport that `connect` has connected.
 
@@ -149,6 +182,7 @@ def install(
         layout: the strategy's layout.
         calls: the collective calls; None uses TensorFlow's collectives.
         gpus: as in `connect`.
+        overlap: as `Communication.overlap`.
 
     Returns:
         The calls as operations; None without calls.
@@ -157,7 +191,7 @@ def install(
 
     def launcher(*rest: Any) -> Any:
         if operations is not None:
-            return CallLauncher(operations, *rest)
+            return CallLauncher(operations, overlap, *rest)
         # If the devices of one process run collectives in different orders, they deadlock. A single CPU needs
         # no fixed order, which would only delay collectives.
         return RingLauncher(layout.local_replicas > 1 or gpus, *rest)

@@ -158,7 +158,8 @@ class MultiWorkerMirroredStrategy(
         tf.distribute.Strategy.__init__(self, extended)
         if topology is not None:
             join(topology, by_program=by_program)
-        calls = extended.dtrain_calls = install(extended, layout, transport, gpus=gpus)
+        overlap = self.dtrain_communication.overlap
+        calls = extended.dtrain_calls = install(extended, layout, transport, gpus=gpus, overlap=overlap)
         if calls is not None:
             self.dtrain_waited = lambda: calls.waited
             self.dtrain_communicated = lambda: calls.seconds

@@ -12,6 +12,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import secrets
+import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,6 +37,10 @@ _BATCHES_AT_ONCE = 32
 _SMALL_BYTES = 2e6
 _LARGE = 1 << 20  # bytes of an array that is copied once; smaller ones are copied as TensorFlow does
 _ALIGNMENT = 64  # bytes, of the memory that TensorFlow takes over without a copy
+_LARGEST_KEPT = 1 << 29  # bytes of a copy whose memory is kept between two fits
+_UNUSED = 3  # the references to memory that no tensor uses: of `_kept`, of `_memory_for`, of `getrefcount`
+_kept: dict[int, tuple[weakref.ref[np.ndarray], np.ndarray]] = {}  # by the id of the array that was copied
+_kept_lock = threading.Lock()
 _SHARED_TYPES = frozenset(
     np.dtype(name)
     for name in (
@@ -313,11 +320,28 @@ def _tensor(leaf: Any) -> Any:
         return leaf
     if leaf.nbytes < _LARGE or leaf.dtype not in _SHARED_TYPES:
         return tf.convert_to_tensor(leaf)
-    memory = np.empty(leaf.nbytes + _ALIGNMENT, np.uint8)
+    memory = _memory_for(leaf)
     start = -memory.ctypes.data % _ALIGNMENT
-    copy = memory[start : start + leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)
+    copy = np.ndarray(leaf.shape, leaf.dtype, memory, start)
     np.copyto(copy, leaf)
     return tf.experimental.dlpack.from_dlpack(copy.__dlpack__())
+
+
+def _memory_for(leaf: np.ndarray) -> np.ndarray:
+    """Memory for an aligned copy of an array, which is kept as long as the array lives.
+
+    To map new pages takes many times as long as to copy, so the next `fit` of the same array gets the memory
+    of the one before, if no tensor uses it any more: each tensor holds a reference to it.
+    """
+    key = id(leaf)
+    with _kept_lock:
+        of, memory = _kept.get(key, (None, None))
+        if of is not None and of() is leaf and sys.getrefcount(memory) == _UNUSED:
+            return memory
+    memory = np.empty(leaf.nbytes + _ALIGNMENT, np.uint8)
+    if leaf.nbytes <= _LARGEST_KEPT:
+        _kept[key] = (weakref.ref(leaf, lambda _: _kept.pop(key, None)), memory)
+    return memory
 
 
 def _options() -> tf.data.Options:
