@@ -82,6 +82,7 @@ class RestartedJob(ABC):
         """Run attempts until no other follows, showing each failure; returns the last outcome."""
         number, delay = 0, 0.0
         while True:
+            self.session.console.attempt = number
             with self.attempt(number) as (attempt, commands):
                 job = Job(commands, self.launcher, policy=attempt, spares=self.spares)
                 attempt.find = job.handle
