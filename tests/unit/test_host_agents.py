@@ -323,7 +323,7 @@ def test_an_agent_refuses_a_share_of_gpus_that_it_does_not_have(tmp_path: Path) 
             "--nnodes 2 --node-rank 1 --rendezvous localhost:4000 --interface eth77",
             "There is no network interface 'eth77'",
         ),
-        ("--hosts a,b --nnodes 3", "--nnodes asks for 3 hosts"),
+        ("--hosts a,b --nnodes 3", "--nnodes asks for 3 hosts, and 2 are named: a, b"),
         ("--hosts a,b --nnodes 1:2 --ps 1", "min_workers is 1"),
         ("--nproc-per-node auto", "--nproc-per-node is of a job on several machines"),
         ("--nnodes 2 --node-rank 1", "--nnodes, --node-rank is of a job on several machines"),
