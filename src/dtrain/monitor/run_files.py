@@ -43,10 +43,12 @@ class Fence(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         self._run = run
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Checks."""
         if job.is_chief():
             check_attempt(self._run)
 
     def on_train_end(self, logs: Any = None) -> None:
+        """Checks."""
         self.on_epoch_end(0)
 
 
