@@ -206,15 +206,14 @@ def _interrupted(directory: RunDirectory, record: Mapping[str, Any], same: Seque
 
 
 def _take_over(directory: RunDirectory) -> None:
-    """Lock the directory that an earlier attempt of this job has claimed, and tell that attempt.
+    """Lock the directory that an earlier attempt of this job has claimed.
 
-    A process of that attempt that is stopped or cut off still holds the lock; see `check_attempt`.
+    A process of that attempt that is stopped or cut off still holds the lock. It is told; see `check_attempt`.
     """
-    write_whole(_fence_of(directory), f"{settings.restarted_job()} {settings.attempt()}")
-    try:
+    with contextlib.suppress(ConfigurationError):
         lock_run_directory(directory)
-    except ConfigurationError:
-        logger.info("A process of an earlier attempt still has %s; it may write no more.", directory.path)
+    if directory.path not in _locks:  # that process lives, or files cannot be locked here
+        write_whole(_fence_of(directory), f"{settings.restarted_job()} {settings.attempt()}")
 
 
 def check_attempt(directory: RunDirectory) -> None:
