@@ -208,7 +208,7 @@ def _interrupted(directory: RunDirectory, record: Mapping[str, Any], same: Seque
 def _take_over(directory: RunDirectory) -> None:
     """Lock the directory that an earlier attempt of this job has claimed.
 
-    A process of that attempt that is stopped or cut off still holds the lock. It is told; see `check_attempt`.
+    A process of it that is stopped or cut off still holds the lock. It is told; see `check_attempt`.
     """
     with contextlib.suppress(ConfigurationError):
         lock_run_directory(directory)
