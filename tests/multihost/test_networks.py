@@ -30,8 +30,15 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "dtrain", "launch", *words]
 
 
-def run_nodes(made: Sequence[Host], folder: Path, rendezvous: str, *options: str) -> str:
-    """Runs the job with a node on each host; the output of all nodes."""
+def run_nodes(
+    made: Sequence[Host],
+    folder: Path,
+    rendezvous: str,
+    *options: str,
+    arguments: Sequence[str] = (),
+    status: int = 0,
+) -> str:
+    """Runs the job with a node on each host, which end with this status; the output of all nodes."""
     secret = folder / "secret"
     secret.touch(mode=0o600)
     secret.write_text("0123456789abcdef" * 2)
@@ -39,7 +46,7 @@ def run_nodes(made: Sequence[Host], folder: Path, rendezvous: str, *options: str
     started: list[HostProcess] = []
     for rank, host in enumerate(made):
         place = ["--nnodes", str(len(made)), "--node-rank", str(rank), "--rendezvous", rendezvous]
-        words = command(*place, *options, str(folder / "job.py"))
+        words = command(*place, *options, str(folder / "job.py"), *arguments)
         with (folder / f"log-{rank}").open("w") as log:
             started.append(host.popen(words, stdout=log, stderr=subprocess.STDOUT, env=env))
     try:
@@ -48,7 +55,7 @@ def run_nodes(made: Sequence[Host], folder: Path, rendezvous: str, *options: str
         for process in started:
             process.kill()
     output = "".join((folder / f"log-{rank}").read_text() for rank in range(len(made)))
-    assert statuses == [0] * len(made), output
+    assert statuses == [status] * len(made), output
     return output
 
 
@@ -87,6 +94,28 @@ def test_ssh_brings_the_workers_to_the_network_that_is_named(
     refused = made[0].run(words)
     assert refused.returncode == 2 and "There is no network interface 'eth1' on host3" in refused.stderr
     assert "lan" in refused.stderr and "Traceback" not in refused.stderr
+
+
+READS = """
+import sys, time
+from pathlib import Path
+Path(sys.argv[1], "data").read_text()
+time.sleep(600)
+"""
+
+
+def test_data_that_one_host_lacks_ends_the_job_before_training_and_names_the_host(
+    make_hosts: MakeHosts, tmp_path: Path
+) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "job.py").write_text(READS)
+    made = make_hosts(2, own=[tmp_path / "disk"])
+    made[0].path(tmp_path / "disk" / "data").touch()
+    output = run_nodes(
+        made, tmp_path, f"{made[0].address}:20502", arguments=[str(tmp_path / "disk")], status=1
+    )
+    assert "worker 1 ran on host2: FileNotFoundError: [Errno 2] No such file or directory" in output
+    assert "Does host2 have the files that the other hosts have" in output
 
 
 WAITS = """
