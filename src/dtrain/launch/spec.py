@@ -154,7 +154,7 @@ class JobSpec:
     grace: float | None = None
     launcher: str = "local"
     mpi_starter: str | None = None
-    log_dir: Path | None = None
+    log_dir: str | Path | None = None
     nodes: Nodes | None = None
     hosts: SSHHosts | None = None
 

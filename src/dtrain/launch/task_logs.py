@@ -34,16 +34,16 @@ class TaskLogs:
         ConfigurationError: no file can be written in the folder.
     """
 
-    def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
-        self._folder = folder = Path(folder).expanduser()
+    def __init__(self, folder: str | Path, warn: Callable[[str], None]) -> None:
+        self._folder = Path(folder).expanduser()
         self._warn = warn
         self._queue: queue.SimpleQueue[tuple[Path, str] | None] = queue.SimpleQueue()
         self._begun: set[Path] = set()
         self._left_out: dict[Path, int] = {}
         self._warned = False
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder) as probe:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self._folder) as probe:
                 probe.write(b"a disk without room accepts a file and no byte")
         except OSError as error:
             raise ConfigurationError(
@@ -101,7 +101,7 @@ class TaskLogs:
 
 
 @contextlib.contextmanager
-def kept_logs(folder: Path | None, console: Console, warn: Callable[[str], None]) -> Iterator[None]:
+def kept_logs(folder: str | Path | None, console: Console, warn: Callable[[str], None]) -> Iterator[None]:
     """Keep log files of all tasks while the context is open; with None, none.
 
     Raises:
