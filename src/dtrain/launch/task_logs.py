@@ -22,7 +22,7 @@ _GOODBYE = 10.0  # seconds to write the last lines
 
 
 class TaskLogs:
-    """The log files of one job; `opened` connects them to its console.
+    """The log files of one job; `kept_logs` connects them to its console.
 
     Lines that cannot be written are left out and counted; the file says so where it goes on.
 
