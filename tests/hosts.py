@@ -53,14 +53,16 @@ class Host:
 
     Attributes:
         name: its host name, which all hosts resolve to `address`.
-        address: of IPv4.
+        address: of IPv4, on the interface `eth0`.
         address6: of IPv6.
+        second: of IPv4 on `eth1`, if `hosts` was asked for a second network.
         folder: what this host has in place of `/etc/hosts` and `/etc/ssh`, and the log of its SSH server.
     """
 
     def __init__(self, folder: Path, number: int, name: str) -> None:
         self.name, self.folder = name, folder
         self.address, self.address6 = f"10.77.0.{number}", f"fd77::{number}"
+        self.second = f"10.78.0.{number}"
         self._device = f"host{number}"
         self._space: _Namespaces
         self._switch: _Namespaces
@@ -243,7 +245,12 @@ class _Namespaces:
 
 @contextlib.contextmanager
 def hosts(
-    folder: Path, count: int = 2, *, rate: float = 0.0, own: Sequence[str | Path] = ()
+    folder: Path,
+    count: int = 2,
+    *,
+    rate: float = 0.0,
+    own: Sequence[str | Path] = (),
+    second_network: bool = False,
 ) -> Iterator[list[Host]]:
     """Makes hosts on one network, named `host1` and so on, and removes them with all of their processes.
 
@@ -252,6 +259,7 @@ def hosts(
         count: how many hosts.
         rate: bits a second that each can send and receive; 0 for any number.
         own: folders that each host has for itself, empty at first, as if each had a disk of its own there.
+        second_network: whether the hosts have another network too, on `eth1`, which has no names.
 
     Raises:
         HostsNotPermitted: this machine or user cannot have them.
@@ -271,11 +279,16 @@ def hosts(
         switch = stack.enter_context(_Namespaces())
         switch.run("ip", "link", "add", "switch", "type", "bridge")
         switch.run("ip", "link", "set", "switch", "up")
+        if second_network:
+            switch.run("ip", "link", "add", "second", "type", "bridge")
+            switch.run("ip", "link", "set", "second", "up")
         for host in made:
             host._switch = switch
             host._space = stack.enter_context(_Namespaces(_script(host, made, own)))
             kills.callback(host._space.kill)
             _connect(host, switch)
+            if second_network:
+                _connect_second(host, switch)
             host.limit(rate)
         yield made
 
@@ -317,6 +330,15 @@ def _connect(host: Host, switch: _Namespaces) -> None:
     host._space.run("ip", "address", "add", f"{host.address}/24", "dev", "eth0")
     host._space.run("ip", "address", "add", f"{host.address6}/64", "dev", "eth0", "nodad", check=False)
     host._space.run("ip", "link", "set", "eth0", "up")
+
+
+def _connect_second(host: Host, switch: _Namespaces) -> None:
+    """Joins a host to the second network."""
+    device, inside = f"{host._device}b", str(host._space.pid)
+    switch.run("ip", "link", "add", device, "type", "veth", "peer", "name", "eth1", "netns", inside)
+    switch.run("ip", "link", "set", device, "master", "second", "up")
+    host._space.run("ip", "address", "add", f"{host.second}/24", "dev", "eth1")
+    host._space.run("ip", "link", "set", "eth1", "up")
 
 
 def _write_ssh_settings(folder: Path, made: list[Host]) -> None:

@@ -26,6 +26,7 @@ _PUBLIC = {
     "broadcast": "dtrain.job",
     "get_strategy": "dtrain.strategies.default",
     "is_chief": "dtrain.job",
+    "local_rank": "dtrain.job",
     "rank": "dtrain.job",
     "spawn": "dtrain.launch.spawn",
     "strategy": "dtrain.strategies.registry",
@@ -46,6 +47,7 @@ __all__ = [
     "broadcast",
     "get_strategy",
     "is_chief",
+    "local_rank",
     "rank",
     "spawn",
     "strategy",
@@ -90,7 +92,7 @@ if TYPE_CHECKING:
     # isort: on
     from dtrain.checkpoint.backup_and_restore import BackupAndRestore
     from dtrain.errors import DtrainError
-    from dtrain.job import barrier, broadcast, is_chief, rank, world_size
+    from dtrain.job import barrier, broadcast, is_chief, local_rank, rank, world_size
     from dtrain.launch.spawn import spawn
     from dtrain.strategies.central_storage import CentralStorageStrategy
     from dtrain.strategies.default import get_strategy

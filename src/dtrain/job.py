@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dtrain import cluster
 from dtrain.cluster import current, settings
 from dtrain.errors import ClusterConfigError
 from dtrain.topology import Topology
@@ -25,6 +26,18 @@ def rank() -> int:
     if topology is None:
         return 0
     return 0 if _runs_alone(topology) else topology.rank
+
+
+def local_rank() -> int:
+    """The number of this process among the workers of its machine, from 0; 0 without a job.
+
+    A program that chooses a GPU or a folder by itself can use it. Under `dtrain launch` each worker sees its
+    own GPU already.
+
+    Raises:
+        ClusterConfigError, MPIError: the description of the job is invalid.
+    """
+    return cluster.local_rank()
 
 
 def world_size() -> int:

@@ -116,6 +116,23 @@ class Topology:
         """
         return "ps" in self.jobs and ("chief" in self.jobs or self.task_type == "chief")
 
+    @property
+    def local_rank(self) -> int:
+        """The number of this process among the training tasks of its host, from 0.
+
+        A host is what stands before the port in an address. In a coordinated job, and without a rank, tasks
+        of this process's own name are counted.
+        """
+        if not self.has_address:
+            return 0
+        if self.is_training_task and not self.is_coordinated:
+            tasks = self.training_tasks()
+        else:
+            tasks = tuple(each for each in self.tasks() if each.job == self.task_type)
+        host = split_address(self.address)[0]
+        before = tasks[: tasks.index(self.task)]
+        return sum(split_address(self.address_of(each))[0] == host for each in before)
+
     def servers(self) -> tuple[Task, ...]:
         """The tasks that serve the chief of a coordinated job: workers, then parameter servers."""
         return tuple(task for task in self.tasks() if task.job in SERVING_JOBS)

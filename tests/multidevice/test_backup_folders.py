@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -73,6 +74,45 @@ def test_a_folder_that_another_process_uses(tmp_path: Path) -> None:
     # What a killed owner has left blocks nobody.
     assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / folder_lock.NAME])
     assert len(fit(tmp_path, keras.optimizers.SGD(0.1), 2).history["loss"]) == 2
+
+
+def test_a_later_attempt_takes_a_folder_over_and_the_earlier_one_commits_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The earlier process only holds its lock here: it may be stopped, or on a host that is cut off."""
+    alone = ReplicaLayout(), Group(members=(0,), mine=0, token="a")
+    monkeypatch.setenv("DTRAIN_JOB", "job")
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path / folder_lock.NAME)], stdout=subprocess.PIPE, text=True
+    ) as owner:
+        try:
+            assert owner.stdout is not None and owner.stdout.readline() == "held\n"
+            about = {"host": "there", "pid": owner.pid, "since": 0, "job": "job", "attempt": 1}
+            (tmp_path / folder_lock.NAME).write_text(json.dumps(about))
+            monkeypatch.setenv("DTRAIN_ATTEMPT", "1")
+            with refused(CheckpointError, tmp_path, f"process {owner.pid}"):
+                folder_lock.FolderLock(str(tmp_path), *alone, patience=0.3)
+            monkeypatch.setenv("DTRAIN_ATTEMPT", "2")
+            lock = folder_lock.FolderLock(str(tmp_path), *alone, patience=0.3)
+            lock.check()
+        finally:
+            owner.kill()
+    # Now this process is the earlier one.
+    checkpoints = Checkpoints(tmp_path, build("sgd"))
+    checkpoints.save(1)
+    checkpoints.wait()
+    before = sorted(tmp_path.rglob("*"))
+    (tmp_path / folder_lock.NAME).unlink()
+    (tmp_path / folder_lock.NAME).write_text("the later attempt's")
+    checkpoints._folder.store.save(2, {})
+    assert checkpoints._folder.store.wait(30)
+    assert "A later attempt of this job has" in (checkpoints._folder.store.take_problem() or "")
+    with refused(CheckpointError, tmp_path, "was replaced while it was stopped or cut off"):
+        checkpoints.save(3)
+    checkpoints._folder.close()
+    checkpoints._folder.release()
+    lock.release()
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_loops_hold_their_folder_until_they_are_closed(tmp_path: Path) -> None:

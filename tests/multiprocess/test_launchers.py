@@ -46,6 +46,8 @@ LAUNCHED = {
     "ssh": "import loopback_ssh",
     "shell": "import shell_launcher",
 }
+# What `dtrain.local_rank()` is in each of three workers: two fit on a node, and one on the first SSH host.
+LOCAL_RANKS = {"nodes": [0, 1, 0], "ssh": [0, 0, 1]}
 (EXAMPLE,) = (
     block.text
     for block in guide.files((guide.DOCS / "extending.md").read_text(encoding="utf-8"))
@@ -153,6 +155,8 @@ def test_a_launcher_that_is_unknown() -> None:
 def test_all_tasks_start_with_their_own_place_and_output(jobs: Jobs) -> None:
     status, out, err = jobs.run(
         """
+        import dtrain
+        os.environ["FOUND"] = str(dtrain.local_rank())
         tell("started")
         for i in range(300):
             print("x" * 200, i, "end")
@@ -173,6 +177,7 @@ def test_all_tasks_start_with_their_own_place_and_output(jobs: Jobs) -> None:
         assert config["task"] == {"type": "worker", "index": index}
         assert args == ["--epochs", "3 or $4"]
         assert env["WITH"] == "a 'quote',\n $HOME and `a` line" and env["DTRAIN_DEVICES_PER_WORKER"] == "2"
+        assert env["FOUND"] == str(LOCAL_RANKS.get(jobs.launcher, [0, 1, 2])[index])
         assert env["DTRAIN_LAUNCHED"] == "1" and Path(env["DTRAIN_SECRET_FILE"]).name
     assert len({json.dumps(config["cluster"]) for config, _, _ in seen.values()}) == 1
     assert len(set(seen["worker-0"][0]["cluster"]["worker"])) == 3
@@ -210,6 +215,8 @@ def test_after_a_death_all_are_started_again_by_the_engine(jobs: Jobs) -> None:
         """
         from dtrain import channel
         channel.tell_progress(3, "step", train=True, done=3)
+        print(index, "in attempt", attempt, flush=True)
+        print("to stderr", file=sys.stderr, flush=True)
         tell(f"attempt-{attempt}")
         wait_for(2 * (attempt + 1))
         if attempt == 0 and index == 1:
@@ -220,7 +227,14 @@ def test_after_a_death_all_are_started_again_by_the_engine(jobs: Jobs) -> None:
         time.sleep(100)
         """,
         max_restarts=1,
+        log_dir=str(jobs.folder / "logs"),
     )
+    logs = {path.name: path.read_text() for path in (jobs.folder / "logs").iterdir()}
+    for attempt, index in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        text = logs.pop(f"worker-{index}.attempt-{attempt}.log")
+        assert f"{index} in attempt {attempt}\n" in text and "to stderr\n" in text
+        assert ("ValueError: on purpose" in text) == (attempt == 1 and index == 0)
+    assert not logs
     assert "worker 1 was killed by signal 9 (SIGKILL) at step 3. All are started again" in err
     assert len(jobs.told("attempt-0")) == len(jobs.told("attempt-1")) == 2
     assert status == 1 and "worker 0 ended with exit status 1; the job was ended" in err

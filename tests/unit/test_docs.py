@@ -21,6 +21,7 @@ import yaml
 import dtrain
 import guide
 from dtrain import cli
+from dtrain.cli.config_file import with_config
 
 TEXTS = [
     *guide.pages(),
@@ -145,8 +146,15 @@ def test_links_that_were_looked_at_are_sound_and_used() -> None:
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=IDS)
-def test_every_dtrain_command_of_a_page_can_be_given(path: Path) -> None:
-    for command in guide.commands(path.read_text(encoding="utf-8")):
+def test_every_dtrain_command_of_a_page_can_be_given(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = path.read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    for block in guide.blocks(text):
+        if block.language == "toml" and block.title:
+            (tmp_path / block.title).write_text(block.text)  # a file of `--config`
+    for command in guide.commands(text):
         arguments = guide.dtrain_arguments(command)
         if arguments is None:
             continue
@@ -157,7 +165,7 @@ def test_every_dtrain_command_of_a_page_can_be_given(path: Path) -> None:
         )
         module.add_arguments(parser)
         try:
-            parser.parse_args(arguments[1:])
+            parser.parse_args(with_config(parser, arguments[1:]))
         except (SystemExit, argparse.ArgumentError) as error:
             pytest.fail(f"{path.name}: {' '.join(command)}: {error}")
 

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dtrain import cli
 from dtrain.cluster.secret import write_secret
-from dtrain.errors import PeerMissingError
+from dtrain.errors import ConfigurationError, PeerMismatchError, PeerMissingError
 from dtrain.launch.hosts.agent import Agent, Inbox, hello
+from dtrain.launch.hosts.connection import PipeConnection
 from dtrain.launch.hosts.control_plane import ControlServer
-from dtrain.launch.hosts.messages import End, HostMessage, Refused, Signalled, Welcome
+from dtrain.launch.hosts.messages import End, Hello, HostMessage, Invite, Refused, Signalled, Welcome
 from dtrain.launch.hosts.nodes import NodesLauncher, join_nodes, nodes_secret
 from dtrain.launch.hosts.remote import RemoteAgent
+from dtrain.launch.hosts.ssh import SSHLauncher
 from dtrain.launch.session import Session
-from dtrain.launch.spec import JobSpec, Nodes
+from dtrain.launch.spec import JobSpec, Nodes, SSHHosts
 from dtrain.launch.task_handle import TaskCommand
 from dtrain.task_messages import RemoveNote
 from dtrain.topology import Task
@@ -231,9 +236,95 @@ def test_a_node_whose_coordinator_is_gone_says_so() -> None:
     assert heard == [hello(1, "", 2, "127.0.0.1", "127.0.0.1", ["train.py"])]
 
 
+def by_ssh(slots: dict[str, int], **options: Any) -> SSHLauncher:
+    hosts = SSHHosts(slots=slots, **options)
+    spec = JobSpec(command=["python"], workers=hosts.workers, launcher="ssh", hosts=hosts)
+    return SSHLauncher(Session(), spec)
+
+
+def test_the_workers_of_hosts_with_spares() -> None:
+    slots = {"a": 2, "b": 3, "c": 1}
+    for options, workers, fewest in (
+        ({}, 6, 6),
+        ({"most": 2, "fewest": 2}, 5, 5),
+        ({"most": 2, "fewest": 1}, 5, 1),
+        ({"most": 3, "fewest": 2}, 6, 3),
+    ):
+        hosts = SSHHosts(slots=slots, **options)  # type: ignore[arg-type]
+        assert (hosts.workers, hosts.fewest_workers) == (workers, fewest)
+    with pytest.raises(ConfigurationError, match="asks for 4 hosts, and 3 are named: a, b, c"):
+        SSHHosts(slots=slots, most=4)
+
+
+def test_a_job_by_ssh_does_without_hosts_beyond_those_that_it_needs() -> None:
+    launcher = by_ssh({"localhost": 2, "b": 2, "c": 2}, most=2, fewest=2)
+    with launcher.session.opened():
+        launcher._greet(Connection(), hello(0, "a", 2, "", ""))
+        launcher._fail(ConfigurationError("b: no script"))  # its agent says why,
+        launcher._fail(PeerMissingError("b ended"))  # and then ends
+        assert launcher._failure is None and launcher._missing(1.0) == ""
+        launcher._greet(Connection(), hello(2, "c", 2, "", ""))
+        assert launcher._missing(1.0) is None
+        launcher._fail(PeerMissingError("c ended"))
+    assert str(launcher._failure) == "b: no script"
+
+
+def test_a_job_by_ssh_needs_all_hosts_if_none_is_spare() -> None:
+    launcher = by_ssh({"localhost": 2, "b": 2})
+    launcher._fail(ConfigurationError("b: no script"))
+    assert str(launcher._failure) == "b: no script"
+
+
+def invited(folder: Path, **options: Any) -> list[HostMessage]:
+    """What an agent of two workers answers to an invitation, until it is welcomed."""
+    heard: list[HostMessage] = []
+    received = threading.Event()
+
+    def receive(message: HostMessage | PeerMismatchError) -> None:
+        heard.append(message)  # type: ignore[arg-type]
+        received.set()
+
+    ours, theirs = os.pipe(), os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "-m", "dtrain.launch.hosts.agent"], stdin=ours[0], stdout=theirs[1]
+    ) as agent:
+        for descriptor in (ours[0], theirs[1]):
+            os.close(descriptor)
+        connection = PipeConnection(theirs[0], ours[1], receive, received.set, 60.0)
+        connection.send(Invite(1, "b", 2, str(folder), {}, None, **options))
+        assert received.wait(60)
+        connection.close()
+        agent.wait(30)
+    return heard
+
+
+def test_an_agent_tells_the_address_of_its_interface(tmp_path: Path) -> None:
+    (told,) = invited(tmp_path, interface="lo")
+    assert isinstance(told, Hello) and told.address == "127.0.0.1"
+    (told,) = invited(tmp_path, interface="eth77")
+    assert isinstance(told, Refused) and "There is no network interface 'eth77'" in told.reason
+    assert "lo" in told.hint
+
+
+def test_an_agent_refuses_a_share_of_gpus_that_it_does_not_have(tmp_path: Path) -> None:
+    (told,) = invited(tmp_path, gpus_per_worker=2)
+    assert isinstance(told, Refused) and "0 GPUs for 2 workers" in told.reason
+
+
 @pytest.mark.parametrize(
     ("options", "part"),
     [
+        ("--interface eth77", "--interface is of a job on several machines"),
+        (
+            "--nnodes 2 --node-rank 0 --rendezvous localhost:4000 --interface eth77",
+            "There is no network interface 'eth77'",
+        ),
+        (
+            "--nnodes 2 --node-rank 1 --rendezvous localhost:4000 --interface eth77",
+            "There is no network interface 'eth77'",
+        ),
+        ("--hosts a,b --nnodes 3", "--nnodes asks for 3 hosts, and 2 are named: a, b"),
+        ("--hosts a,b --nnodes 1:2 --ps 1", "min_workers is 1"),
         ("--nproc-per-node auto", "--nproc-per-node is of a job on several machines"),
         ("--nnodes 2 --node-rank 1", "--nnodes, --node-rank is of a job on several machines"),
         ("--nnodes 3:2 --node-rank 0 --rendezvous localhost:4000", "3 is more than 2"),

@@ -165,6 +165,7 @@ def test_the_public_names_are_these() -> None:
         "broadcast",
         "get_strategy",
         "is_chief",
+        "local_rank",
         "rank",
         "spawn",
         "strategy",

@@ -21,7 +21,9 @@ from dtrain.monitor import (
     summarize,
 )
 from dtrain.monitor.curves import drawn
+from dtrain.monitor.event_log import EventLog
 from dtrain.monitor.run_directory import RunDirectory, new_directory
+from dtrain.monitor.run_files import Fence
 from refusals import refused
 
 
@@ -52,6 +54,33 @@ def test_a_given_directory_is_made_with_its_parents(tmp_path):
     run = open_run_directory("a/b", name="digits", record={})
     assert run.path == tmp_path / "a" / "b"
     assert run.record.exists()
+
+
+def test_a_later_attempt_takes_a_directory_over_and_the_earlier_one_writes_nothing_more(
+    monkeypatch, tmp_path
+):
+    """The earlier process only holds its lock here: it may be stopped, or on a host that is cut off."""
+    monkeypatch.setenv("DTRAIN_JOB", "this-one")
+    record = {"job": "this-one", "strategy": "", "replicas": 1, "workers": 1}
+    run = open_run_directory("out", name="digits", record=record)
+    log = EventLog(run.events, record)
+    log._write("before")
+    code = (
+        "from dtrain.monitor import open_run_directory\n"
+        f"run = open_run_directory('out', name='digits', record={record})\n"
+        "run.write_record({'by': 'the later attempt'})"
+    )
+    env = {**os.environ, "DTRAIN_ATTEMPT": "1"}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, env=env)
+    for write in (
+        lambda: run.write_record({}),
+        lambda: log._write("after"),
+        lambda: Fence(run).on_epoch_end(0),
+    ):
+        with refused(ConfigurationError, run.path, "was replaced while it was stopped or cut off"):
+            write()
+    assert read_record(run) == {"by": "the later attempt"}
+    assert run.events.read_text().count("\n") == 1 and '"before"' in run.events.read_text()
 
 
 @pytest.mark.parametrize("given", [None, "out"])

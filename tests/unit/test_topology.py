@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import dtrain
 from dtrain import cluster
 from dtrain.errors import ClusterConfigError, ConfigurationError
 from dtrain.topology import Task, Topology, split_address
@@ -55,6 +56,50 @@ def test_chief_comes_first_whatever_the_order_in_the_text() -> None:
     ]
     with refused(ClusterConfigError, "ps 0", "rank"):
         _ = views["ps", 0].rank
+
+
+@pytest.mark.parametrize(
+    ("jobs", "job", "local_ranks"),
+    [
+        ({"worker": ["a:1", "a:2", "b:1", "a:3"]}, "worker", [0, 1, 0, 2]),
+        ({"chief": ["a:1"], "worker": ["a:2", "[fd77::2]:1", "[fd77::2]:2"]}, "worker", [1, 0, 1]),
+        ({"chief": ["a:1"], "worker": ["a:2", "a:3"], "ps": ["a:4", "a:5"]}, "worker", [0, 1]),
+        ({"chief": ["a:1"], "worker": ["a:2", "a:3"], "ps": ["b:4", "a:5"]}, "ps", [0, 0]),
+    ],
+)
+def test_a_local_rank_counts_the_workers_of_a_host(
+    jobs: dict[str, list[str]], job: str, local_ranks: list[int]
+) -> None:
+    views = [Topology.from_tf_config(config(jobs, job, index)) for index in range(len(jobs[job]))]
+    assert [view.local_rank for view in views if view is not None] == local_ranks
+
+
+@pytest.mark.parametrize(
+    ("variables", "local_rank"),
+    [
+        ({}, 0),
+        ({"SLURM_LOCALID": "3"}, 0),  # no job: any program in an allocation has it
+        ({"TF_CONFIG": config({"worker": ["a:1", "a:2"]}, index=1)}, 1),
+        ({"TF_CONFIG": config({"worker": ["a:1", "a:2"]}, index=1), "DTRAIN_LOCAL_RANK": "5"}, 5),
+        (
+            {
+                "OMPI_COMM_WORLD_RANK": "5",
+                "OMPI_COMM_WORLD_SIZE": "8",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+                "SLURM_LOCALID": "0",
+            },
+            1,
+        ),
+        ({"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "2"}, 2),
+        ({"PMIX_RANK": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "3"}, 3),
+    ],
+)
+def test_the_local_rank_is_told_by_the_launcher_the_starter_or_the_addresses(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], local_rank: int
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert dtrain.local_rank() == local_rank
 
 
 def test_worker_0_is_chief_where_there_is_no_chief_job() -> None:

@@ -67,6 +67,7 @@ class CheckpointFolder:
             writer=self._group.mine,
             writers=len(self._group.members),
             keep=keep,
+            fence=self._lock.check,
         )
         self._program = program_facts(optimizer)
         self._serial = 0
@@ -102,7 +103,11 @@ class CheckpointFolder:
             step: how many steps are done.
             worker: this worker's own state, as plain data.
             **kind: `boundary` and `finished`, as in `content.content`.
+
+        Raises:
+            CheckpointError: a later attempt of this job has replaced this process.
         """
+        self._lock.check()
         begun = time.perf_counter()
         self._serial += 1
         tensors, notes = content(self._variables, self._layout, self._group, worker, self._program, **kind)

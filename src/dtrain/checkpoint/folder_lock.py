@@ -1,7 +1,8 @@
 """Locks a folder of checkpoints, so that only one job at a time uses it.
 
 The leader of each group of workers holds an operating system's lock on a file in the folder; a killed process
-loses its lock. Object stores, and file systems without locks, cannot be locked; there no job is refused.
+loses its lock. A later attempt of the same job takes it over from a process that is stopped or cut off; that
+process notices before it commits. Object stores, and file systems without locks, cannot be locked.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 from dtrain.checkpoint.group import Group
 from dtrain.checkpoint.storages import storage_of
+from dtrain.cluster import settings
 from dtrain.errors import CheckpointError
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
@@ -59,6 +61,19 @@ class FolderLock:
                 hint="Give each job a folder of its own, or end the other job first.",
             )
 
+    def check(self) -> None:
+        """Checks that no later attempt has taken the folder over.
+
+        Raises:
+            CheckpointError: one has, so this process must write nothing more.
+        """
+        if self._path is not None and not _holds(self._path):
+            raise CheckpointError(
+                f"A later attempt of this job has the folder {self._path.rpartition('/')[0]}: this process "
+                "was replaced while it was stopped or cut off.",
+                hint="Nothing is lost: the later attempt has resumed from the last checkpoint.",
+            )
+
     def release(self) -> None:
         """Releases the lock; calling it again does nothing."""
         path, self._path = self._path, None
@@ -81,6 +96,10 @@ def _take(path: str, patience: float) -> str:
         try:
             taken = _try(path)
         except BlockingIOError:
+            if _of_earlier_attempt(path):
+                with contextlib.suppress(OSError):
+                    Path(path).unlink()  # its process keeps its lock of a file that nobody finds
+                continue
             if time.monotonic() > deadline:
                 return f"by {_owner(path)}"
             time.sleep(_PAUSE)
@@ -111,9 +130,10 @@ def _try(path: str) -> int | None:
             raise BlockingIOError(str(error)) from error
         with contextlib.suppress(FileNotFoundError):
             if os.stat(path).st_ino == os.fstat(descriptor).st_ino:  # noqa: PTH116
-                text = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()})
+                about = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}
+                about |= {"job": settings.restarted_job(), "attempt": settings.attempt()}
                 os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, text.encode(), 0)
+                os.pwrite(descriptor, json.dumps(about).encode(), 0)
                 return descriptor
     except BaseException:
         os.close(descriptor)
@@ -128,9 +148,37 @@ def _let_go(path: str) -> None:
         _held[path] = descriptor, times - 1
     elif times == 1:
         with contextlib.suppress(OSError):
-            Path(path).unlink()
+            if _is_file(path, descriptor):
+                Path(path).unlink()
         with contextlib.suppress(OSError):
             os.close(descriptor)
+
+
+def _is_file(path: str, descriptor: int) -> bool:
+    """Whether a path leads to an open file; an error of the system is raised."""
+    found, own = os.stat(path), os.fstat(descriptor)  # noqa: PTH116
+    return (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
+
+
+def _holds(path: str) -> bool:
+    """Whether this process has the lock, and no later attempt; True if the file cannot be looked at."""
+    if path not in _held:
+        return True  # files cannot be locked here
+    try:
+        return _is_file(path, _held[path][0])
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
+def _of_earlier_attempt(path: str) -> bool:
+    """Whether the lock is that of an earlier attempt of this job: the launcher has replaced its process."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+        found: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+        job = settings.restarted_job()
+        return job is not None and found["job"] == job and int(found["attempt"]) < settings.attempt()
+    return False
 
 
 def _owner(path: str) -> str:

@@ -13,7 +13,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -68,6 +68,7 @@ class CheckpointStore:
         keep: how many committed checkpoints to keep, at least 1.
         patience: how many seconds the first writer waits for the others' shares, in addition to ten times
             the time that its own share took.
+        fence: called before something is committed or removed; raises if this process may not do so any more.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class CheckpointStore:
         writers: int = 1,
         keep: int = 2,
         patience: float = 60.0,
+        fence: Callable[[], None] = lambda: None,
     ) -> None:
         self.last_committed: int | None = None
         self.last_written: Written | None = None
@@ -88,6 +90,7 @@ class CheckpointStore:
         self._writers = writers
         self._keep = keep
         self._patience = patience
+        self._fence = fence
         self._saves: queue.SimpleQueue[_Save | None] = queue.SimpleQueue()
         self._change = threading.Condition()
         self._unfinished = 0
@@ -195,6 +198,7 @@ class CheckpointStore:
 
     def _write(self, save: _Save) -> None:
         path = join(self._directory, str(save.name))
+        self._fence()
         if self._writer == 0:
             stored.sweep(self._directory, save.name)
         began = time.monotonic()
@@ -206,7 +210,9 @@ class CheckpointStore:
         save.tensors.clear()
         if self._writer == 0:
             others = self._wait_for_others(path, self._patience + 10 * (time.monotonic() - began))
+            self._fence()
             self._commit(path, save, [share, *others])
+            self._fence()
             self._tidy(save.name)
 
     def _write_share(self, path: str, tensors: Mapping[str, Any]) -> dict[str, dict[str, int]]:

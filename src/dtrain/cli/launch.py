@@ -12,55 +12,16 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from dtrain.cli import worker_counts
+from dtrain.cli.config_file import add_config_argument
+from dtrain.cli.worker_counts import DEFAULT_WORKERS, Workers
+from dtrain.cluster.gpu_shares import gpu_shares
 from dtrain.errors import ConfigurationError
 from dtrain.option_fields import count, declare, flag, option, own_fields, positive_integer, said, seconds
 
 HELP = "run a script in several processes, on this machine or on several"
-
-_DEFAULT_WORKERS = 2
-
-
-class Workers(NamedTuple):
-    """The number of workers of a job (`most`), and the smallest number with which it continues (`fewest`)."""
-
-    most: int
-    fewest: int
-
-    def __str__(self) -> str:
-        return f"{self.most}" if self.fewest == self.most else f"{self.fewest}:{self.most}"
-
-
-def workers(text: str) -> Workers:
-    """Parse a number of workers or MIN:MAX; the `type` of an argument of `argparse`.
-
-    Raises:
-        argparse.ArgumentTypeError: the text is neither.
-    """
-    fewest, colon, most = text.partition(":")
-    if not colon:
-        return Workers(positive_integer(text), positive_integer(text))
-    try:
-        found = Workers(positive_integer(most), positive_integer(fewest))
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not MIN:MAX: {error}") from None
-    if found.fewest > found.most:
-        raise argparse.ArgumentTypeError(f"{text!r} is not MIN:MAX: {fewest} is more than {most}")
-    return found
-
-
-def _auto(text: str) -> float | None:
-    return None if text == "auto" else seconds(text)
-
-
-def _spares(text: str) -> int | None:
-    if text in ("auto", "none"):
-        return None if text == "auto" else 0
-    try:
-        return count(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{error}, and neither 'auto' nor 'none'") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,14 +47,14 @@ class JobOptions:
         "processes that wait with TensorFlow imported, to take part in the next attempt: a number, none, or "
         "auto, which is one for each worker (default: auto)",
         metavar="K",
-        type=_spares,
+        type=worker_counts.spares,
     )
     hang_timeout: float | None = option(
         None,
         "seconds without progress after which the worker that is stuck has failed (default: auto, at least "
         "30 and 10 times the usual step)",
         metavar="S",
-        type=_auto,
+        type=worker_counts.auto_seconds,
     )
     grace: float | None = option(
         None,
@@ -112,6 +73,11 @@ class JobOptions:
         "Python, or the one in PATH)",
         metavar="PATH",
     )
+    log_dir: str | None = option(
+        None,
+        "folder where the lines of each task are also written to files, one for each task and attempt",
+        metavar="DIR",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +89,7 @@ class NodeOptions:
         "number of machines (nodes); with MIN:MAX, at most MAX, and the job goes on as long as MIN are left. "
         "Further nodes wait to take the place of one that is lost",
         metavar="N|MIN:MAX",
-        type=workers,
+        type=worker_counts.workers,
     )
     node_rank: int | None = option(
         None, "the number of this one, from 0; node 0 decides for all, and shows their output", type=count
@@ -146,6 +112,12 @@ class NodeOptions:
     join_timeout: float | None = option(
         None, "seconds to wait for the other nodes (default: 55)", metavar="S", type=seconds
     )
+    interface: str | None = option(
+        None,
+        "the network interface at whose address the tasks of this machine are reached; with --hosts, of each "
+        "(default: the one that leads to the coordinator)",
+        metavar="NAME",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,11 +133,12 @@ class HostOptions:
 
 
 def add_job_arguments(parser: argparse.ArgumentParser, *, workers_default: str) -> None:
-    """Declare `--workers`, the fields of `JobOptions` and `--log-device-placement`."""
+    """Declare `--config`, `--workers`, the fields of `JobOptions` and `--log-device-placement`."""
+    add_config_argument(parser)
     parser.add_argument(
         "-n",
         "--workers",
-        type=workers,
+        type=worker_counts.workers,
         metavar="N|MIN:MAX",
         help=f"number of worker processes on this machine (default: {workers_default}); with MIN:MAX, MAX of "
         "them, and the job goes on as long as MIN are left",
@@ -220,13 +193,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_job_arguments(
         parser,
         workers_default="one for each GPU of this machine, which no other sees; without GPUs "
-        f"{_DEFAULT_WORKERS}",
+        f"{DEFAULT_WORKERS}",
     )
     parser.add_argument(
         "--devices-per-worker",
         type=positive_integer,
         metavar="K",
         help="number of logical devices in each worker (default: what TensorFlow finds)",
+    )
+    parser.add_argument(
+        "--gpus-per-worker",
+        type=worker_counts.gpus_per_worker,
+        metavar="K|all",
+        help="number of GPUs that each worker sees; all: one worker on each machine has all (default: 1)",
     )
     nodes = parser.add_argument_group(
         "several machines",
@@ -270,6 +249,11 @@ def run(args: argparse.Namespace) -> int:
             hint="Check the path, or write -m before the name of a module.",
         )
     options = job_options(args)
+    if "ps" in options and args.gpus_per_worker is not None:
+        raise ConfigurationError(
+            "--gpus-per-worker is for jobs of workers alone, and --ps was given.",
+            hint="Leave it out: each task of such a job sees all GPUs of its machine.",
+        )
     command = [sys.executable, *target, *args.args]
     if said(args, own_fields(HostOptions)):
         return _launch_on_hosts(command, args, options)
@@ -279,7 +263,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if said(args, own_fields(NodeOptions)):
         return _launch_node(command, args, options)
-    processes, gpus = (args.workers, []) if args.workers else _usual_workers("ps" in options)
+    processes, gpus = worker_counts.local_workers(args.workers, args.gpus_per_worker, servers="ps" in options)
     return launch(
         command,
         processes,
@@ -312,7 +296,8 @@ def _launch_node(command: list[str], args: argparse.Namespace, options: dict[str
             hint="Leave it out; --nproc-per-node says how many workers each machine runs.",
         )
     gpus = [] if "ps" in options else visible_gpus()
-    count_per_node = given.get("nproc_per_node", len(gpus) or 1)
+    shares = gpu_shares(gpus, given.get("nproc_per_node"), args.gpus_per_worker, where="this node")
+    count_per_node = given.get("nproc_per_node", len(shares) or 1)
     nodes = Nodes(
         rendezvous=given["rendezvous"],
         rank=given["node_rank"],
@@ -321,7 +306,8 @@ def _launch_node(command: list[str], args: argparse.Namespace, options: dict[str
         per_node=count_per_node,
         secret_file=Path(given["secret_file"]).expanduser() if "secret_file" in given else None,
         join_timeout=given.get("join_timeout", Nodes.join_timeout),
-        gpus=gpus[:count_per_node],
+        gpus=shares,
+        interface=given.get("interface"),
     )
     if nodes.rank:
         from dtrain.launch.hosts.nodes import join_nodes
@@ -348,7 +334,8 @@ def _launch_on_hosts(command: list[str], args: argparse.Namespace, options: dict
 
     given = said(args, own_fields(HostOptions)) | said(args, own_fields(NodeOptions))
     name = "hosts" if "hosts" in given else "hostfile"
-    others = [each for each in given if each not in (name, "nproc_per_node", "join_timeout")]
+    shared = ("nnodes", "nproc_per_node", "join_timeout", "interface")
+    others = [each for each in given if each not in (name, *shared)]
     others += [each for each in ("workers", "mpi") if getattr(args, each, None)]
     if others:
         raise ConfigurationError(
@@ -357,32 +344,20 @@ def _launch_on_hosts(command: list[str], args: argparse.Namespace, options: dict
         )
     each = given.get("nproc_per_node") or 1
     slots = parse_hosts(args.hosts, each) if name == "hosts" else read_hostfile(Path(args.hostfile), each)
-    total = sum(slots.values())
-    timeout = given.get("join_timeout", SSHHosts.join_timeout)
+    hosts = SSHHosts(
+        slots=slots,
+        env=args.env,
+        join_timeout=given.get("join_timeout", SSHHosts.join_timeout),
+        most=given["nnodes"].most if "nnodes" in given else None,
+        fewest=given["nnodes"].fewest if "nnodes" in given else None,
+        gpus_per_worker=args.gpus_per_worker,
+        interface=given.get("interface"),
+    )
     return launch(
         command,
-        Workers(total, total),
+        Workers(hosts.workers, hosts.fewest_workers),
         devices_per_worker=args.devices_per_worker,
         launcher="ssh",
-        hosts=SSHHosts(slots=slots, env=args.env, join_timeout=timeout),
+        hosts=hosts,
         **options,
     )
-
-
-def _usual_workers(servers: bool) -> tuple[Workers, list[str]]:
-    """The default number of workers, and the GPU of each if the machine has GPUs; it prints its choice.
-
-    Args:
-        servers: whether the job has parameter servers, whose workers get no GPU of their own.
-    """
-    from dtrain.cluster.gpus import visible_gpus
-
-    gpus = [] if servers else visible_gpus()
-    if gpus:
-        print(
-            f"dtrain launch: {len(gpus)} workers, one for each GPU (--workers says how many)", file=sys.stderr
-        )
-        return Workers(len(gpus), len(gpus)), gpus
-    why = "" if servers else "no GPU was found; "
-    print(f"dtrain launch: {_DEFAULT_WORKERS} workers ({why}--workers says how many)", file=sys.stderr)
-    return Workers(_DEFAULT_WORKERS, _DEFAULT_WORKERS), []

@@ -11,6 +11,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from dtrain.cli.config_file import with_config
+
 # Other programs' names for an option. If a name fits several options of a command, the first is suggested.
 _ELSEWHERE = {
     "--accumulation": "gradient-accumulation gradient-accumulation-steps",
@@ -53,10 +55,12 @@ class Parser(argparse.ArgumentParser):
 
         Raises:
             SystemExit: with status 2 if an argument is invalid; its message is on standard error.
+            ConfigurationError: the file of `--config` cannot be used.
         """
         if args is not None:
             # Checked before argparse, which would take an unknown option's value for a positional argument.
             self._check_options(args)
+            args = with_config(self, args)
         return super().parse_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:

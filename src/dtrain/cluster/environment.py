@@ -48,6 +48,10 @@ class Environment(abc.ABC):
         """A secret that the environment has given to all processes of the job, and to nobody else."""
         return None
 
+    def local_rank(self) -> int | None:
+        """This process's number among those of its host, if the environment tells it."""
+        return None
+
     def without(self, env: Mapping[str, str]) -> dict[str, str]:
         """The variables of `env` for a process that is no task of a job here."""
         return {name: value for name, value in env.items() if not name.startswith(self.variables)}

@@ -78,6 +78,23 @@ def current() -> Topology | None:
     return None if first is None else first.topology()
 
 
+def local_rank() -> int:
+    """The number of this process among the workers of its host; 0 without a job.
+
+    The launcher tells it, or an MPI starter; else it follows from the addresses of the job.
+
+    Raises:
+        ClusterConfigError, MPIError: as `current`, if it is asked for the addresses.
+    """
+    told = settings.local_rank()
+    for each in found():
+        told = each.local_rank() if told is None else told
+    if told is not None:
+        return told
+    topology = current()
+    return 0 if topology is None else topology.local_rank
+
+
 def join(topology: Topology, *, by_program: bool) -> None:
     """Record the job that a strategy of this process is part of, also for when the environment has changed.
 

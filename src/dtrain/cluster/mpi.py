@@ -41,6 +41,7 @@ _STARTS = (
     ("PMIX_RANK", "SLURM_STEP_NUM_TASKS"),  # srun --mpi=pmix
     ("PMIX_RANK", "SLURM_NTASKS"),
 )
+_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 # The prefixes of the variables with which users, and not a starter, set an MPI library.
 _OF_USERS = ("OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_")
 
@@ -104,6 +105,11 @@ class MPIStart(Environment):
     def secret(self) -> bytes | None:
         """The secret that the ranks exchanged together with their addresses; None if they did not."""
         return _secret
+
+    def local_rank(self) -> int | None:
+        """The number that the starter has told: Open MPI's, Hydra's or Slurm's."""
+        found = map(settings.whole_number, _LOCAL_RANKS)
+        return next((number for number in found if number is not None), None)
 
     def without(self, env: Mapping[str, str]) -> dict[str, str]:
         """Keeps the variables of MPI libraries that users set."""

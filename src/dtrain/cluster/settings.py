@@ -95,6 +95,17 @@ def restarted_job() -> str | None:
     return os.environ.get("DTRAIN_JOB", "").strip() or None
 
 
+def local_rank() -> int | None:
+    """This process's number among the workers of its host (DTRAIN_LOCAL_RANK), or None if unknown."""
+    return whole_number("DTRAIN_LOCAL_RANK")
+
+
+def whole_number(name: str) -> int | None:
+    """The number in a variable that another program has set; None without it, or if it is no number."""
+    text = os.environ.get(name, "").strip()
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
 def channel() -> tuple[int, int] | None:
     """The pipe to the launcher as (descriptor, inode) (DTRAIN_CHANNEL_FD); None if there is no launcher."""
     descriptor, colon, inode = os.environ.get("DTRAIN_CHANNEL_FD", "").partition(":")

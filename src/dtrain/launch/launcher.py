@@ -92,6 +92,10 @@ class Launcher(ABC):
         """
         return None
 
+    def host(self, task: Task) -> str:
+        """The name of the host of a task of the present attempt; "" if all tasks are on this machine."""
+        return ""
+
     def announce_end(self, status: int) -> None:  # noqa: B027 - most launchers have nobody to tell
         """The job has ended with this exit status; called before `opened` ends, if no exception ends it."""
 

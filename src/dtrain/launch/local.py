@@ -17,6 +17,7 @@ from dtrain.launch.reports import exit_status
 from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec
 from dtrain.launch.synchronous import SynchronousJob
+from dtrain.launch.task_logs import kept_logs
 
 
 @system_limits_told()
@@ -61,7 +62,8 @@ def launch_local(
     if launcher.restarts_job:
         spec = dataclasses.replace(spec, max_restarts=0, min_workers=None)
     job = ParameterServerJob(spec, launcher) if spec.ps else SynchronousJob(spec, launcher)
-    with session.opened(), launcher.opened(), job.opened():
+    logs = kept_logs(spec.log_dir, session.console, session.say)
+    with session.opened(), logs, launcher.opened(), job.opened():
         outcome = job.run()
         launcher.announce_end(exit_status(outcome))
     job.finish(outcome)

@@ -65,7 +65,10 @@ class LocalLauncher(Launcher):
             ConfigurationError: the system refuses so many ports.
         """
         with reserve_ports(len(tasks)) as ports:
-            yield [Assignment(topology) for topology in local_topologies(tasks, ports)]
+            yield [
+                Assignment(each, {"DTRAIN_LOCAL_RANK": str(each.local_rank)})
+                for each in local_topologies(tasks, ports)
+            ]
 
     def start(self, commands: Sequence[TaskCommand]) -> list[LocalProcess]:
         """Start a process for each task."""

@@ -27,16 +27,24 @@ class Console:
     Args:
         stdout, stderr: the streams to write to.
         on_broken: called when the reader of a stream is gone, as in `dtrain launch ... | head`.
+
+    Attributes:
+        attempt: the number of the present attempt, from 0.
+        copy: also gets each line of a task, with the task and the attempt; None for nobody. It must not wait.
     """
 
     def __init__(self, stdout: TextIO, stderr: TextIO, *, on_broken: Callable[[], None]) -> None:
         self._streams = {"stdout": stdout, "stderr": stderr}
         self._on_broken = on_broken
         self._lock = threading.Lock()
+        self.attempt = 0
+        self.copy: Callable[[Task, int, str], None] | None = None
 
-    def write_task_line(self, task: Task, line: str, *, to: str = "stdout") -> None:
-        """Write a line of a task, prefixed with its name."""
-        self.write_line(f"[{task}] {line}", to=to)
+    def write_task_line(self, task: Task, line: str, *, to: str = "stdout", host: str = "") -> None:
+        """Write a line of a task, prefixed with the task and, if it is given, with its host."""
+        if self.copy is not None:
+            self.copy(task, self.attempt, line)
+        self.write_line(f"[{task}{f' on {host}' if host else ''}] {line}", to=to)
 
     def write_line(self, line: str, *, to: str = "stdout") -> None:
         """Write one whole line to `stdout` or `stderr`; the line is dropped if that stream is closed."""

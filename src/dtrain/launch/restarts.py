@@ -26,7 +26,10 @@ from dtrain.launch.restart_rules import Failure, Judgement, RestartRules, back_o
 from dtrain.launch.spares import Spares
 from dtrain.launch.spec import JobSpec
 from dtrain.launch.task_handle import TaskCommand
+from dtrain.task_messages import FailureNote
 from dtrain.topology import Task
+
+_NO_FILE = ("DataError", "FileNotFoundError", "NotADirectoryError", "NotFoundError")
 
 
 class RestartedJob(ABC):
@@ -82,6 +85,7 @@ class RestartedJob(ABC):
         """Run attempts until no other follows, showing each failure; returns the last outcome."""
         number, delay = 0, 0.0
         while True:
+            self.session.console.attempt = number
             with self.attempt(number) as (attempt, commands):
                 job = Job(commands, self.launcher, policy=attempt, spares=self.spares)
                 attempt.find = job.handle
@@ -109,7 +113,7 @@ class RestartedJob(ABC):
             self.show(report(outcome))
             return None
         note = attempt.failures.get(failed)
-        self._hint = "" if note is None else note.hint
+        self._hint = "" if note is None else note.hint or self._files_hint(note, attempt)
         code = outcome.exit_codes[failed]
         if code == RUN_AGAIN and self.spec.restarts:
             # Restart at once, but back off if attempts repeatedly end like this without completing a step.
@@ -127,6 +131,16 @@ class RestartedJob(ABC):
         self.show(report(outcome))
         self.session.say(judgement.line if self.spec.restarts else "")
         return None
+
+    def _files_hint(self, note: FailureNote, attempt: AttemptPolicy) -> str:
+        """What to do about a file that one of several hosts may lack; "" if that is not the reason."""
+        host, kind = self.launcher.host(note.task), note.exception.partition(":")[0]
+        if not host or attempt.progressed or kind.rpartition(".")[2] not in _NO_FILE:
+            return ""
+        return (
+            f"{note.task} ran on {host}: {note.exception}. Does {host} have the files that the other hosts "
+            "have, under the same paths? Data must be on all hosts, or on a file system that they share."
+        )
 
     def failure(
         self, outcome: JobOutcome, task: Task, exception: str | None, attempt: AttemptPolicy

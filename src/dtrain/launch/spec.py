@@ -32,6 +32,8 @@ class Nodes:
             on the loopback interface one of this user's.
         join_timeout: seconds to wait for the other nodes.
         gpus: one value of CUDA_VISIBLE_DEVICES for each worker of this node; empty for all.
+        interface: the network interface at whose address the others reach this node's tasks; None for the
+            one that leads to node 0.
 
     Raises:
         ClusterConfigError: the rendezvous is no `host:port`.
@@ -45,6 +47,7 @@ class Nodes:
     secret_file: Path | None = None
     join_timeout: float = 55.0
     gpus: Sequence[str] = ()
+    interface: str | None = None
 
     def __post_init__(self) -> None:
         split_address(self.rendezvous)
@@ -59,11 +62,43 @@ class SSHHosts:
             or by its host name.
         env: the names of variables of this process that the tasks on all hosts get, besides `ssh.PASSED`.
         join_timeout: seconds to wait for the hosts.
+        most: the number of hosts that have tasks; the others are spares. None for all.
+        fewest: the number of hosts with which the job goes on; None for `most`.
+        gpus_per_worker: as for `gpu_shares`.
+        interface: the network interface at whose address the tasks of each host are reached; None for the one
+            that `ssh` has used.
+
+    Raises:
+        ConfigurationError: `most` is more than there are hosts.
     """
 
     slots: Mapping[str, int]
     env: Sequence[str] = ()
     join_timeout: float = 55.0
+    most: int | None = None
+    fewest: int | None = None
+    gpus_per_worker: int | None = None
+    interface: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.most is not None and self.most > len(self.slots):
+            raise ConfigurationError(
+                f"--nnodes asks for {self.most} hosts, and {len(self.slots)} are named: "
+                f"{', '.join(self.slots)}.",
+                hint="Name more hosts, or ask for fewer.",
+            )
+
+    @property
+    def workers(self) -> int:
+        """The number of workers of the job."""
+        return sum([*self.slots.values()][: self.most])
+
+    @property
+    def fewest_workers(self) -> int:
+        """The number of workers with which the job goes on: any `fewest` hosts have room for them."""
+        if self.fewest is None or self.fewest == self.most:
+            return self.workers
+        return sum(sorted(self.slots.values())[: self.fewest])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +131,8 @@ class JobSpec:
             communicate over MPI; not with parameter servers.
         mpi_starter: the starter's path or name, optionally with arguments, such as "srun --mpi=pmix"; None
             takes the `mpirun` beside this Python, or the one in PATH. Only with the launcher "mpi".
+        log_dir: the folder where each task's lines are also written to files, one for each task and attempt;
+            None for no files.
         nodes: the hosts of the job, of which this is node 0. Only with the launcher "nodes".
         hosts: the hosts of the job. Only with the launcher "ssh".
 
@@ -117,6 +154,7 @@ class JobSpec:
     grace: float | None = None
     launcher: str = "local"
     mpi_starter: str | None = None
+    log_dir: str | Path | None = None
     nodes: Nodes | None = None
     hosts: SSHHosts | None = None
 

@@ -1,7 +1,7 @@
 """Writes `events.jsonl`: one line for each event of a run, as it happens.
 
-Only the chief writes. If the file cannot be written, one warning is logged and training continues. This
-module does not read the file; `line_files.py` does.
+Only the chief writes. If the file cannot be written, one warning is logged and training continues. A process
+that a later attempt has replaced gets an error. This module does not read the file; `line_files.py` does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dtrain.keras_engine.callbacks import Stateless
 from dtrain.keras_engine.protocol import is_asynchronous
 from dtrain.log import logger
 from dtrain.monitor.record import VERSION
-from dtrain.monitor.run_directory import without_nan
+from dtrain.monitor.run_directory import RunDirectory, check_attempt, without_nan
 from dtrain.training_clock import clock
 from dtrain.training_rate import of_epoch
 
@@ -122,6 +122,7 @@ class EventLog(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
     def _write(self, kind: str, **facts: Any) -> None:
         if not self._writes:
             return
+        check_attempt(RunDirectory(self._path.parent))
         facts = without_nan({"kind": kind, "time": round(time.time(), 3), **facts})
         line = json.dumps(facts, allow_nan=False, default=_number)
         try:

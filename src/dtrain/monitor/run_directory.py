@@ -84,7 +84,9 @@ class RunDirectory:
 
         Raises:
             OSError: the file cannot be written.
+            ConfigurationError: a later attempt of this job has the directory.
         """
+        check_attempt(self)
         write_whole(self.record, to_json(record))
 
 
@@ -166,7 +168,7 @@ def _claim(
     path: str | os.PathLike[str] | None, name: str, record: dict[str, Any], same: Sequence[str]
 ) -> RunDirectory:
     if settings.attempt() > 0 and (claimed := _claimed_before(path, name)) is not None:
-        lock_run_directory(claimed)
+        _take_over(claimed)
         return claimed
     given = None if path is None else Path(checked_path("run_dir", path)).absolute()
     directory = RunDirectory(new_directory(name) if given is None else given)
@@ -201,6 +203,40 @@ def _interrupted(directory: RunDirectory, record: Mapping[str, Any], same: Seque
                 f"The run in {directory.path} was interrupted; it had {key} {then!r}, but now it is {now!r}."
             )
     return True
+
+
+def _take_over(directory: RunDirectory) -> None:
+    """Lock the directory that an earlier attempt of this job has claimed.
+
+    A process of it that is stopped or cut off still holds the lock. It is told; see `check_attempt`.
+    """
+    with contextlib.suppress(ConfigurationError):
+        lock_run_directory(directory)
+    if directory.path not in _locks:  # that process lives, or files cannot be locked here
+        write_whole(_fence_of(directory), f"{settings.restarted_job()} {settings.attempt()}")
+
+
+def check_attempt(directory: RunDirectory) -> None:
+    """Check that no later attempt of this job has taken the directory over.
+
+    Raises:
+        ConfigurationError: one has, so this process must write nothing more.
+    """
+    try:
+        job_name, attempt = _fence_of(directory).read_text(encoding="utf-8").split()
+        replaced = job_name == settings.restarted_job() and int(attempt) > settings.attempt()
+    except (OSError, ValueError):
+        return
+    if replaced:
+        raise ConfigurationError(
+            f"A later attempt of this job trains in {directory.path}: this process was replaced while it was "
+            "stopped or cut off.",
+            hint="Nothing is lost: the later attempt has resumed from the last checkpoint.",
+        )
+
+
+def _fence_of(directory: RunDirectory) -> Path:
+    return directory.path / ".attempt"
 
 
 _locks: dict[Path, int] = {}  # descriptors that stay open as long as this process lives

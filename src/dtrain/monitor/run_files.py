@@ -14,10 +14,11 @@ import keras
 
 from dtrain import job
 from dtrain.keras_engine.build import trained_in_xla
+from dtrain.keras_engine.callbacks import Stateless
 from dtrain.monitor.curves import drawn, plot_curves
 from dtrain.monitor.event_log import EventLog
 from dtrain.monitor.record import finish_record, parameters_of
-from dtrain.monitor.run_directory import RunDirectory
+from dtrain.monitor.run_directory import RunDirectory, check_attempt
 from dtrain.training_rate import NAME as RATE
 from dtrain.training_rate import of_report
 
@@ -25,10 +26,30 @@ from dtrain.training_rate import of_report
 def run_callbacks(run: RunDirectory, record: dict[str, Any]) -> list[keras.callbacks.Callback]:
     """The callbacks for `metrics.csv`, TensorBoard's files and `events.jsonl`; put `RateLogs` before them."""
     return [
+        Fence(run),
         keras.callbacks.CSVLogger(str(run.metrics)),
         keras.callbacks.TensorBoard(str(run.tensorboard)),
         EventLog(run.events, record),
     ]
+
+
+class Fence(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
+    """Ends a process that was replaced while it was stopped or cut off, before the next callbacks write."""
+
+    dtrain_every_batch = False
+
+    def __init__(self, run: RunDirectory) -> None:
+        super().__init__()
+        self._run = run
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Checks."""
+        if job.is_chief():
+            check_attempt(self._run)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Checks."""
+        self.on_epoch_end(0)
 
 
 def ended_record(

@@ -21,7 +21,9 @@ from pathlib import Path
 
 from dtrain import __version__
 from dtrain.cluster import without_task
+from dtrain.cluster.gpu_shares import gpu_shares
 from dtrain.cluster.gpus import visible_gpus
+from dtrain.cluster.interfaces import interface_address
 from dtrain.errors import ConfigurationError, PeerMismatchError
 from dtrain.launch.hosts.connection import HostConnection, PipeConnection
 from dtrain.launch.hosts.control_plane import LEASE
@@ -104,6 +106,7 @@ class Agent:
         inbox: what comes from there.
         welcome: what it said.
         gpus: one value of CUDA_VISIBLE_DEVICES for each worker; empty for all.
+        interface: the network interface that tasks use; "" for any.
 
     Attributes:
         signals: those that this process has received while it ran tasks.
@@ -115,8 +118,10 @@ class Agent:
         inbox: Inbox,
         welcome: Welcome,
         gpus: Sequence[str] = (),
+        interface: str = "",
     ) -> None:
         self._connection = connection
+        self._interface = interface
         self._inbox = inbox
         self._python = welcome.python
         self._gpus = gpus
@@ -216,6 +221,8 @@ class Agent:
         place = env.get("DTRAIN_LOCAL_RANK")
         if self._gpus and place is not None:
             env["CUDA_VISIBLE_DEVICES"] = self._gpus[int(place) % len(self._gpus)]
+        if self._interface:
+            env.setdefault("NCCL_SOCKET_IFNAME", f"={self._interface}")
         return {name: value for name, value in env.items() if value is not None}
 
     def _answer(self, message: Ask) -> None:
@@ -247,7 +254,7 @@ class _ForwardedConsole(Console):
         super().__init__(sys.stdout, sys.stderr, on_broken=lambda: None)
         self._forward = forward
 
-    def write_task_line(self, task: Task, line: str, *, to: str = "stdout") -> None:
+    def write_task_line(self, task: Task, line: str, *, to: str = "stdout", host: str = "") -> None:
         """Send a line of a task."""
         self._forward(task, line, to)
 
@@ -273,15 +280,19 @@ def main() -> int:
         if problem is not None:
             connection.send(problem)
             return 1
-        gpus = visible_gpus()[: invite.slots] if invite.gpus is None else invite.gpus
+        gpus = invite.gpus
+        if gpus is None:
+            gpus = gpu_shares(visible_gpus(), invite.slots, invite.gpus_per_worker)
         client, own = _ssh_ends()
+        if invite.interface:
+            own = interface_address(invite.interface, six=":" in own)
         connection.send(hello(invite.node, invite.host, invite.slots, own, client))
         welcome = inbox.get()
         if not isinstance(welcome, Welcome):
             return 1
-        found = Agent(connection, inbox, welcome, gpus).run(ended.is_set)
+        found = Agent(connection, inbox, welcome, gpus, invite.interface).run(ended.is_set)
         return 1 if found is None else 0
-    except PeerMismatchError as error:
+    except (PeerMismatchError, ConfigurationError) as error:
         connection.send(Refused(error.message, error.hint))
         return 1
     finally:

@@ -93,6 +93,10 @@ class HostsLauncher(Launcher):
         """The number of workers for which the hosts that are there have room."""
         return sum(agent.hello.slots for agent in self._present())
 
+    def host(self, task: Task) -> str:
+        """The name of the host to which a task was assigned."""
+        return self._places[task].hello.host if task in self._places else ""
+
     def announce_end(self, status: int) -> None:
         """Keep the status with which all agents end."""
         self._status = status

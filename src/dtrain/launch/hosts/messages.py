@@ -15,7 +15,7 @@ from typing import Any
 
 from dtrain.errors import ConfigurationError, PeerMismatchError
 
-VERSION = 2
+VERSION = 3
 """The version of the schema. It changes with every change of a message."""
 
 LONGEST = 1 << 22
@@ -116,6 +116,9 @@ class Invite:
         gpus: one value of CUDA_VISIBLE_DEVICES for each worker of the host; empty for all; None for those
             that the agent finds.
         script: a file that must be there; "" for none.
+        gpus_per_worker: how the agent divides the GPUs that it finds, as for `gpu_shares`.
+        interface: the network interface at whose address its tasks are reached; "" for the one that leads to
+            the coordinator.
     """
 
     node: int
@@ -125,6 +128,8 @@ class Invite:
     env: Mapping[str, str]
     gpus: Sequence[str] | None
     script: str = ""
+    gpus_per_worker: int | None = None
+    interface: str = ""
 
 
 @dataclass(frozen=True)

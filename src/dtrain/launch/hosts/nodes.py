@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dtrain.cluster import secret, settings
+from dtrain.cluster.interfaces import interface_address
 from dtrain.cluster.secret import Secret
 from dtrain.cluster.sockets import host_towards
 from dtrain.errors import AuthenticationError, ConfigurationError, PeerMismatchError, PeerMissingError
@@ -62,7 +63,7 @@ class NodesLauncher(HostsLauncher):
     """The coordinator, on node 0: the other nodes come to it, and an agent of its own runs this host's tasks.
 
     Raises:
-        ConfigurationError: `JobSpec.nodes` is missing, or there is no secret.
+        ConfigurationError: `JobSpec.nodes` is missing, there is no secret, or no such interface.
     """
 
     def __init__(self, session: Session, spec: JobSpec | None = None) -> None:
@@ -74,6 +75,7 @@ class NodesLauncher(HostsLauncher):
             )
         self._nodes = spec.nodes
         self._secret = nodes_secret(spec.nodes)
+        _own_address(spec.nodes)  # else a wrong interface would be found after the start
         self._command = list(spec.command[1:])
         self._connected: dict[bytes, RemoteAgent] = {}
         self._waiting: dict[int, tuple[bytes, Hello]] = {}  # by node: who has the rank of one that is there
@@ -87,7 +89,8 @@ class NodesLauncher(HostsLauncher):
         self._server = ControlServer(host, port, self._secret, self._on_message, self._on_lost)
         self._server.start()
         own = [sys.executable, "-m", "dtrain.launch.hosts.agent"]
-        invite = Invite(0, socket.gethostname(), nodes.per_node, "", {}, nodes.gpus)
+        interface = nodes.interface or ""
+        invite = Invite(0, socket.gethostname(), nodes.per_node, "", {}, nodes.gpus, interface=interface)
         try:
             with self._piped(own, invite):
                 yield
@@ -211,9 +214,10 @@ def join_nodes(nodes: Nodes, command: Sequence[str]) -> int:
         PeerMissingError: no coordinator answers, or it has ended, or this node was cut off from it.
         AuthenticationError: it has another secret.
         PeerMismatchError: it refuses this node, and says why.
-        ConfigurationError: there is no secret.
+        ConfigurationError: there is no secret, or no such interface.
     """
     known = nodes_secret(nodes)
+    _own_address(nodes)
     host, port = split_address(nodes.rendezvous)
     inbox = Inbox()
     client = ControlClient(host, port, known, inbox.put)
@@ -221,7 +225,7 @@ def join_nodes(nodes: Nodes, command: Sequence[str]) -> int:
     try:
         welcome = _welcomed(nodes, client, inbox, command)
         watch = _CoordinatorWatch(host, port, client)
-        agent = Agent(client, inbox, welcome, gpus=nodes.gpus)
+        agent = Agent(client, inbox, welcome, nodes.gpus, nodes.interface or "")
         end = agent.run(watch.cut_off)
     finally:
         client.close()
@@ -247,7 +251,9 @@ def _welcomed(nodes: Nodes, client: ControlClient, inbox: Inbox, command: Sequen
     while True:
         if client.proved and not introduced:
             introduced = True  # not before: only now this host surely has a way to that one
-            client.send(hello(nodes.rank, "", nodes.per_node, *_ends(host, port), command[1:]))
+            own, reached = _ends(host, port)
+            own = _own_address(nodes) or own
+            client.send(hello(nodes.rank, "", nodes.per_node, own, reached, command[1:]))
         found = inbox.get(timeout=0.2)
         if isinstance(found, Welcome):
             return found
@@ -264,6 +270,13 @@ def _welcomed(nodes: Nodes, client: ControlClient, inbox: Inbox, command: Sequen
                 f"{nodes.rendezvous}: {_what_answers(host, port)}.",
                 hint="Start node 0 there, with the same --rendezvous, and let a firewall open its port.",
             )
+
+
+def _own_address(nodes: Nodes) -> str:
+    """The address of the interface that was asked for; "" if none was."""
+    if nodes.interface is None:
+        return ""
+    return interface_address(nodes.interface, six=":" in split_address(nodes.rendezvous)[0])
 
 
 def _ends(host: str, port: int) -> tuple[str, str]:

@@ -136,8 +136,8 @@ class RemoteTask(TaskHandle):
     def show(self, line: OutputLine) -> None:
         """Show a line of the task, marked with the task and its host."""
         self.tail.append(line.line)
-        where = f"[{self.task} on {self._agent.hello.host}] "
-        self._session.console.write_line(where + line.line, to="stderr" if line.to == "stderr" else "stdout")
+        to = "stderr" if line.to == "stderr" else "stdout"
+        self._session.console.write_task_line(self.task, line.line, to=to, host=self._agent.hello.host)
 
     def ended(self, code: int, seconds_ago: float) -> None:
         """The task has ended; only the first call counts."""

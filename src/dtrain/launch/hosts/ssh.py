@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dtrain import channel
 from dtrain.cluster import secret, without_task
-from dtrain.errors import ConfigurationError
+from dtrain.errors import ConfigurationError, DtrainError, PeerMissingError
 from dtrain.launch.guard import MARK_VARIABLE
 from dtrain.launch.hosts.launcher import HostsLauncher
 from dtrain.launch.hosts.messages import Invite
@@ -63,6 +63,9 @@ class SSHLauncher(HostsLauncher):
                 hint="Use dtrain launch --hosts a:2,b:2.",
             )
         self._hosts = spec.hosts
+        self._fewest = spec.hosts.fewest or len(spec.hosts.slots)
+        self._unusable = 0  # hosts whose agents have ended before they were part of the job
+        self._first: DtrainError | None = None
         self._env = passed_environment(os.environ, spec.hosts.env)
         self._gpus: list[str] | None = [] if spec.ps else None
         self._script = _script(spec.command)
@@ -77,7 +80,17 @@ class SSHLauncher(HostsLauncher):
         with contextlib.ExitStack() as stack:
             for node, (host, slots) in enumerate(self._hosts.slots.items()):
                 command = _AGENT if _is_here(host) else self._over_ssh(host)
-                invite = Invite(node, host, slots, str(Path.cwd()), self._env, self._gpus, self._script)
+                invite = Invite(
+                    node,
+                    host,
+                    slots,
+                    str(Path.cwd()),
+                    self._env,
+                    self._gpus,
+                    self._script,
+                    self._hosts.gpus_per_worker,
+                    self._hosts.interface or "",
+                )
                 stack.enter_context(self._piped(command, invite))
             yield
 
@@ -88,11 +101,22 @@ class SSHLauncher(HostsLauncher):
     def _missing(self, waited: float) -> str | None:
         present = {agent.hello.node for agent in self._present()}
         absent = [host for node, host in enumerate(self._hosts.slots) if node not in present]
-        if not absent:
-            return None
-        if waited < self._hosts.join_timeout:
+        if len(absent) > self._unusable and waited < self._hosts.join_timeout:
             return ""
+        if len(present) >= self._fewest:
+            return None
         return f"Nothing was heard in {waited:.0f} s of: {', '.join(absent)}."
+
+    def _fail(self, error: DtrainError) -> None:
+        """An agent cannot be part of the job. The error is a `PeerMissingError` when it has ended."""
+        with self._changed:
+            self._unusable += isinstance(error, PeerMissingError)
+            self._first = self._first or error
+            spared = len(self._hosts.slots) > self._fewest
+            if spared and len(self._hosts.slots) - self._unusable >= self._fewest:
+                self.session.say(f"{error} The job does without that host.")
+                return
+        super()._fail(self._first)
 
     def _remedy(self, host: str, status: int, said: str) -> str:
         if status in _NOT_FOUND:

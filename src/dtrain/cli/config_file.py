@@ -1,0 +1,165 @@
+"""`--config FILE`: the arguments of a command in a TOML file, whose keys are those that its parser declares.
+
+It knows no option by name, and checks values by the parser's own types. The command line takes precedence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dtrain.errors import ConfigurationError, known_are
+
+_FLAG = "--config"
+
+
+def add_config_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare `--config`; the parser calls `with_config` before it parses."""
+    parser.add_argument(
+        _FLAG,
+        metavar="FILE.toml",
+        help="a TOML file of arguments: each option is a key, without the dashes in front. What is typed "
+        "takes precedence over it",
+    )
+
+
+def with_config(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> list[str]:
+    """The arguments, extended by those of the file that `--config` among them names.
+
+    An option of the file is left out if the arguments have it. Positional arguments of the file follow those
+    that are there.
+
+    Raises:
+        ConfigurationError: the file cannot be read, has an unknown key, or a value of another type.
+    """
+    given, words = _typed(parser, arguments)
+    path = given.get("config")
+    if path is None:
+        return list(arguments)
+    options: list[str] = []
+    positional: dict[str, list[str]] = {}
+    for key, action, value in _entries(parser, Path(path).expanduser()):
+        found = _as_words(action, value, f"{path}: {key}")
+        if not action.option_strings:
+            positional[action.dest] = found
+        elif action.dest not in given:
+            options += found
+    missing = [each.dest for each in _positionals(parser)][len(words) :]
+    # A later one cannot stand without an earlier one; then the parser says what is missing.
+    end = next((number for number, name in enumerate(missing) if name not in positional), len(missing))
+    return [*options, *arguments, *(word for name in missing[:end] for word in positional[name])]
+
+
+def _typed(
+    parser: argparse.ArgumentParser, arguments: Sequence[str]
+) -> tuple[dict[str, str | None], list[str]]:
+    """The options among the arguments, by what they set, and the words that are no options."""
+    owns_rest = any(action.nargs == argparse.REMAINDER for action in parser._actions)
+    given: dict[str, str | None] = {}
+    words: list[str] = []
+    waiting = list(arguments)
+    while waiting:
+        word = waiting.pop(0)
+        if word == "--":
+            return given, [*words, *waiting]
+        name, equals, value = word.partition("=")
+        action = parser._option_string_actions.get(name)
+        if action is None and not word.startswith("--"):
+            action = parser._option_string_actions.get(word[:2])  # a value attached, such as -n2
+            equals = "="
+        if action is None:
+            words.append(word)
+            if owns_rest:
+                return given, [*words, *waiting]
+            continue
+        takes = action.nargs is None and not equals and bool(waiting)
+        given[action.dest] = waiting.pop(0) if takes else value
+    return given, words
+
+
+def _positionals(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    return [action for action in parser._actions if not action.option_strings]
+
+
+def _entries(parser: argparse.ArgumentParser, path: Path) -> list[tuple[str, argparse.Action, Any]]:
+    """The keys of the file with the action of each, and its value."""
+    own = [action for action in parser._actions if action.dest not in ("help", "config")]
+    names = [each.lstrip("-") for action in own for each in action.option_strings or [action.dest]]
+    actions = {
+        each.lstrip("-").replace("-", "_"): action
+        for action in own
+        for each in action.option_strings or [action.dest]
+    }
+    found: dict[str, tuple[str, argparse.Action, Any]] = {}
+    for key, value in _read(path).items():
+        action = actions.get(key.replace("-", "_"))
+        if action is None:
+            raise ConfigurationError(f"{path}: there is no option {key!r}.", hint=known_are(names, key))
+        if action.dest in found:
+            raise ConfigurationError(
+                f"{path}: {found[action.dest][0]} and {key} are the same option.", hint="Keep one of them."
+            )
+        found[action.dest] = key, action, value
+    return list(found.values())
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise ConfigurationError(
+            f"The file of {_FLAG}, {path}, cannot be read: {error.strerror}.", hint="Check the path."
+        ) from error
+    except ValueError as error:  # also of the encoding
+        raise ConfigurationError(
+            f"The file of {_FLAG}, {path}, is no TOML: {error}.",
+            hint='Write one option on a line, such as workers = 2 or script = "train.py".',
+        ) from error
+
+
+def _as_words(action: argparse.Action, value: Any, place: str) -> list[str]:
+    """The words of the command line that stand for an entry of the file."""
+    flag = max(action.option_strings, key=len, default="")
+    if action.nargs == 0 or (action.nargs == "?" and isinstance(value, bool)):
+        if not isinstance(value, bool):
+            raise _wrong(place, value, "true or false")
+        return [flag] if value else []
+    if action.nargs == argparse.REMAINDER or isinstance(action, argparse._AppendAction):
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise _wrong(place, value, 'a list of strings, such as ["a", "b"]')
+        return [f"{flag}={each}" for each in value] if flag else value
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise _wrong(place, value, "one value")
+    text = value if isinstance(value, str) else repr(value)
+    if action.type in (None, str):
+        if not isinstance(value, str):
+            raise _wrong(place, value, "a string, in quotes")
+    elif callable(action.type):
+        try:
+            parsed = action.type(text)
+        except (argparse.ArgumentTypeError, TypeError, ValueError) as error:
+            problem = str(error) if isinstance(error, argparse.ArgumentTypeError) else "it is no such number"
+            raise ConfigurationError(
+                f"{place} is {value!r}: {problem}.", hint=f"Give what {flag or action.dest} takes."
+            ) from None
+        if isinstance(value, str) and isinstance(parsed, int | float) and _is_number(value):
+            raise _wrong(place, value, "a number, without quotes")
+    return [f"{flag}={text}" if flag else text]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _wrong(place: str, value: object, wanted: str) -> ConfigurationError:
+    kinds = {bool: "a boolean", str: "a string", list: "a list", dict: "a table"}
+    kind = kinds.get(type(value), "a number" if isinstance(value, int | float) else "a date or time")
+    return ConfigurationError(f"{place} is {value!r}, {kind}.", hint=f"Write {wanted}.")

@@ -1,0 +1,81 @@
+"""The log files of tasks: what is in them, and what happens on disks that cannot be written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dtrain.errors import ConfigurationError
+from dtrain.launch import task_logs
+from dtrain.launch.task_logs import TaskLogs
+from dtrain.topology import Task
+from processes import wait_until
+
+
+def write(folder: Path, *lines: tuple[int, int, str]) -> list[str]:
+    """Writes lines of a worker and an attempt; what was warned of."""
+    warned: list[str] = []
+    logs = TaskLogs(folder, warned.append)
+    for index, attempt, line in lines:
+        logs.put(Task("worker", index), attempt, line)
+    logs.close()
+    return warned
+
+
+def test_each_task_and_attempt_has_a_file(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    assert not write(folder, (0, 0, "one"), (1, 0, "other \udcff"), (0, 1, "again"), (0, 0, "two"))
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {
+        "worker-0.attempt-0.log": "one\ntwo\n",
+        "worker-1.attempt-0.log": "other \\udcff\n",
+        "worker-0.attempt-1.log": "again\n",
+    }
+
+
+def test_files_of_an_earlier_job_are_extended(tmp_path: Path) -> None:
+    for text in ("earlier", "later"):
+        write(tmp_path, (0, 0, text), (0, 0, text))
+    lines = (tmp_path / "worker-0.attempt-0.log").read_text().splitlines()
+    assert lines[:2] + lines[3:] == ["earlier", "earlier", "later", "later"]
+    assert lines[2].startswith("[dtrain] Started at 20")
+
+
+def test_a_full_disk_is_warned_of_once_and_lines_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "worker-0.attempt-0.log"
+    path.symlink_to("/dev/full")
+    warned: list[str] = []
+    logs = TaskLogs(tmp_path, warned.append)
+    for number in range(3):
+        logs.put(Task("worker", 0), 0, f"{number}")
+    wait_until(lambda: logs._left_out.get(path) == 3)
+    assert warned == [f"The log file {path} lacks lines: No space left on device. Training goes on."]
+    path.unlink()
+    logs.put(Task("worker", 0), 0, "room again")
+    logs.close()
+    assert path.read_text() == "[dtrain] 3 lines are missing here.\nroom again\n"
+    assert len(warned) == 1
+
+
+def test_a_disk_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_logs, "_WAITING", 10)
+    monkeypatch.setattr(task_logs, "_GOODBYE", 0.1)
+    logs = TaskLogs(tmp_path, warned := [])  # type: ignore[arg-type]
+    logs._warn = warned.append
+    begun, go = [], task_logs.threading.Event()  # type: ignore[attr-defined]
+    monkeypatch.setattr(logs, "_write", lambda *found: (begun.append(found), go.wait(60)))
+    logs.put(Task("worker", 0), 0, "first")
+    wait_until(lambda: bool(begun))
+    for number in range(20):
+        logs.put(Task("worker", 0), 0, f"{number}")
+    logs.close()
+    assert "the disk is too slow" in warned[0] and sum(logs._left_out.values()) == 10
+    go.set()
+
+
+def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="file/logs cannot be used: Not a directory"):
+        TaskLogs(tmp_path / "file" / "logs", print)
+    with pytest.raises(ConfigurationError, match="cannot be used"):
+        TaskLogs(Path("/proc"), print)
