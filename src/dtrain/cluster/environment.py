@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
+from pathlib import Path
 from typing import ClassVar
 
 from dtrain.topology import Topology
@@ -46,6 +47,10 @@ class Environment(abc.ABC):
 
     def secret(self) -> bytes | None:
         """A secret that the environment has given to all processes of the job, and to nobody else."""
+        return None
+
+    def secret_folder(self) -> Path | None:
+        """A folder that all hosts of the job share, for a secret of this user's jobs; None for none."""
         return None
 
     def without(self, env: Mapping[str, str]) -> dict[str, str]:
