@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dtrain.cli.slurm_nodes import from_slurm
 from dtrain.errors import ConfigurationError
 from dtrain.option_fields import count, declare, flag, option, own_fields, positive_integer, said, seconds
 
@@ -277,6 +278,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigurationError(
             "--env is for workers on other machines.", hint="Leave it out, or give --hosts HOST:N,... too."
         )
+    for name, value in from_slurm(args).items():
+        setattr(args, name, Workers(value, value) if name == "nnodes" else value)
     if said(args, own_fields(NodeOptions)):
         return _launch_node(command, args, options)
     processes, gpus = (args.workers, []) if args.workers else _usual_workers("ps" in options)
