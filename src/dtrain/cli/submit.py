@@ -50,6 +50,6 @@ def run(args: argparse.Namespace) -> int:
     target = load_target(args.target)
     command = [*(["-m"] if args.is_module else []), args.script, *args.args]
     given = said(args, own_fields(JobRequest))
-    name = given.pop("name", None) or Path(args.script).stem
+    name = given.pop("name", None) or (args.script if args.is_module else Path(args.script).stem)
     request = JobRequest(command=command, name=name, **given)
     return target.submit(request, target.Options(**said(args, own_fields(target.Options))))

@@ -40,7 +40,8 @@ class Target(Protocol):
 
     Attributes:
         HELP: one line for the help.
-        Options: a frozen dataclass of the options of this system alone; its names are no other system's.
+        Options: a frozen dataclass of the options of this system alone; its names are no other system's. The
+            class is called after the system, such as `SlurmOptions`.
     """
 
     HELP: str
