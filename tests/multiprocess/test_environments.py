@@ -60,6 +60,19 @@ STARTS = {
     "mpi": Start(
         ({"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": "9"}, {"PMI_RANK": "1", "PMI_SIZE": "2"}), by_mpi=True
     ),
+    "slurm": Start(
+        [
+            {
+                "SLURM_PROCID": f"{rank}",
+                "SLURM_STEP_ID": "0",
+                "SLURM_STEP_NODELIST": "localhost",
+                "SLURM_STEP_NUM_TASKS": "2",
+                "SLURM_STEP_TASKS_PER_NODE": "2",
+            }
+            for rank in (0, 1)
+        ],
+        invalid={"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"},
+    ),
     "acme": Start(
         [{"ACME_RANK": f"{rank}", "ACME_HOSTS": ",".join(JOB["worker"])} for rank in (0, 1)],
         program="import acme_environment\n",
@@ -111,7 +124,7 @@ def test_two_processes_find_the_same_job_and_their_own_tasks(name: str, tmp_path
     assert [each["environment"] for each in found] == [name, name]
     assert sorted(each["task"] for each in found) == ["worker 0", "worker 1"]
     assert found[0]["jobs"] == found[1]["jobs"] and len({*found[0]["jobs"]["worker"]}) == 2
-    if not start.by_mpi:
+    if not start.by_mpi and name != "slurm":
         assert found[0]["jobs"] == {job: [*addresses] for job, addresses in JOB.items()}
 
 
@@ -149,13 +162,13 @@ def test_the_first_of_two_names_the_job_and_the_rule_is_said(monkeypatch: pytest
             monkeypatch.setenv(variable, value)
     about = cluster.describe()
     assert (about["environment"], about["also_found"]) == ("tf_config", ["acme"])
-    assert about["precedence"] == ["tf_config", "joined", "acme", "mpi"]
+    assert about["precedence"] == ["tf_config", "joined", "acme", "mpi", "slurm"]
     assert cluster.origin() == "TF_CONFIG, which precedes an ACME job,"
 
 
 def test_a_name_is_registered_once_and_before_a_known_one() -> None:
     known = [*ENVIRONMENTS]
-    for environment, before in ((ENVIRONMENTS["mpi"], "tf_config"), (ENVIRONMENTS["acme"], "slurm")):
+    for environment, before in ((ENVIRONMENTS["mpi"], "tf_config"), (ENVIRONMENTS["acme"], "nowhere")):
         with pytest.raises(ConfigurationError, match="cannot be registered before"):
             cluster.register(environment, before=before)
     assert [*ENVIRONMENTS] == known

@@ -72,7 +72,7 @@ def build(folder: Path, site: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_files_that_the_architecture_names_exist() -> None:
-    """By their names or the ends of their paths; `NAME.py` and `slurm.py` stand for files that one adds."""
+    """By their names or the ends of their paths; `NAME.py` stands for a file that one adds."""
     folders = ("src/dtrain", "tests", "benchmarks")
     files = [
         f"/{path.relative_to(guide.ROOT)}" for each in folders for path in guide.ROOT.glob(f"{each}/**/*.py")
@@ -81,7 +81,7 @@ def test_the_files_that_the_architecture_names_exist() -> None:
         re.findall(r"[\w./]+\.py\b", (guide.ROOT / "docs/architecture.md").read_text(encoding="utf-8"))
     )
     missing = {name for name in named if not any(file.endswith(f"/{name}") for file in files)}
-    assert missing <= {"NAME.py", "slurm.py"}
+    assert missing <= {"NAME.py"}
 
 
 def test_the_site_builds_strictly_and_asks_no_other_host_for_anything(tmp_path: Path) -> None:

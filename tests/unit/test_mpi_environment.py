@@ -8,6 +8,7 @@ import pytest
 
 from dtrain import cluster
 from dtrain.cluster import mpi
+from dtrain.cluster.environments import ENVIRONMENTS
 from dtrain.errors import MPIError
 from dtrain.launch.environment import task_environment
 from dtrain.launch.mpi_starter import Starter
@@ -69,7 +70,7 @@ def test_where_the_job_was_found_and_the_rule_if_there_are_two(monkeypatch: pyte
     assert cluster.describe() == {
         "environment": "tf_config",
         "also_found": ["mpi"],
-        "precedence": ["tf_config", "joined", "mpi"],
+        "precedence": [*ENVIRONMENTS],
         "task": "worker 1",
         "jobs": {"worker": [f"127.0.0.1:{port}" for port in range(1, 5)]},
     }
@@ -97,7 +98,7 @@ def test_no_world_without_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_tasks_of_a_rank_are_not_that_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    users = {"OMPI_MCA_btl": "self,tcp", "PMIX_MCA_gds": "hash", "SLURM_PROCID": "0"}
+    users = {"OMPI_MCA_btl": "self,tcp", "PMIX_MCA_gds": "hash", "SLURM_JOB_ID": "7"}
     for name, value in {**OPEN_MPI, **users, "PMIX_SERVER_URI4": "a", "PMI_FD": "3"}.items():
         monkeypatch.setenv(name, value)
     env = task_environment(None, None, None)

@@ -16,6 +16,7 @@ from typing import Any
 
 from dtrain.cli import worker_counts
 from dtrain.cli.config_file import add_config_argument
+from dtrain.cli.slurm_nodes import from_slurm
 from dtrain.cli.worker_counts import DEFAULT_WORKERS, Workers
 from dtrain.cluster.gpu_shares import gpu_shares
 from dtrain.errors import ConfigurationError
@@ -261,6 +262,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigurationError(
             "--env is for workers on other machines.", hint="Leave it out, or give --hosts HOST:N,... too."
         )
+    for name, value in from_slurm(args).items():
+        setattr(args, name, Workers(value, value) if name == "nnodes" else value)
     if said(args, own_fields(NodeOptions)):
         return _launch_node(command, args, options)
     processes, gpus = worker_counts.local_workers(args.workers, args.gpus_per_worker, servers="ps" in options)

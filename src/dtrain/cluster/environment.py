@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
+from pathlib import Path
 from typing import ClassVar
 
 from dtrain.topology import Topology
@@ -50,6 +51,10 @@ class Environment(abc.ABC):
 
     def local_rank(self) -> int | None:
         """This process's number among those of its host, if the environment tells it."""
+        return None
+
+    def secret_folder(self) -> Path | None:
+        """A folder that all hosts of the job share, for a secret of this user's jobs; None for none."""
         return None
 
     def without(self, env: Mapping[str, str]) -> dict[str, str]:

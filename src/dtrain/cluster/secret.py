@@ -1,7 +1,7 @@
 """The secret that the processes of one job share, by which each recognises messages of its peers.
 
-It comes from the launcher's file, from an MPI start, or, on one machine, from a file of this user. It
-authenticates messages but does not encrypt them, and it is never shown.
+It comes from the launcher's file, from an MPI start, or from a file of this user that the hosts of the job
+share. It authenticates messages but does not encrypt them, and it is never shown.
 """
 
 from __future__ import annotations
@@ -68,8 +68,9 @@ def job_secret(topology: Topology, shared: Path = SHARED) -> Secret | None:
     """The secret of the job that this process is part of, or None if its processes share none.
 
     DTRAIN_SECRET_FILE, which the launcher sets for its tasks, has precedence. Next comes the secret that an
-    environment gives to the job; the ranks of an MPI start agree on one. Finally, if all addresses are on
-    this machine's loopback interface, all jobs of this user share one file, which is created on first use.
+    environment gives to the job; the ranks of an MPI start agree on one. Finally, all jobs of this user share
+    one file, which is created on first use: in a folder that the environment names, as Slurm does, or, if all
+    addresses are on this machine's loopback interface, in `shared`.
 
     Args:
         topology: the job's topology.
@@ -85,7 +86,10 @@ def job_secret(topology: Topology, shared: Path = SHARED) -> Secret | None:
     for environment in environments.found():
         if (agreed := environment.secret()) is not None:
             return Secret(agreed, environment.label)
-    return _of_this_user(shared) if on_loopback(topology) else None
+    folders = [environment.secret_folder() for environment in environments.found()]
+    if on_loopback(topology):
+        folders.append(shared / f"dtrain-secret-{os.geteuid()}")
+    return next((_of_this_user(folder) for folder in folders if folder is not None), None)
 
 
 def on_loopback(topology: Topology) -> bool:
@@ -145,12 +149,8 @@ def _what_is_wrong(status: os.stat_result) -> str:
     return ""
 
 
-def _of_this_user(shared: Path) -> Secret | None:
-    """The secret that all jobs of this user on this machine share; None if other users could read its file.
-
-    The path depends on no environment variable, because those may differ between the processes of a job.
-    """
-    folder = shared / f"dtrain-secret-{os.geteuid()}"
+def _of_this_user(folder: Path) -> Secret | None:
+    """The secret that this user's jobs share through a folder; None if other users could read it."""
     path = folder / "secret"
     with contextlib.suppress(OSError, ConfigurationError):
         folder.mkdir(mode=0o700, exist_ok=True)

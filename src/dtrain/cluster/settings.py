@@ -163,6 +163,30 @@ def overlap() -> bool | None:
     return text == "1" if text else None
 
 
+def heeds_slurm() -> bool:
+    """Whether the tasks of a Slurm job step form a job; not if DTRAIN_SLURM is 0."""
+    return os.environ.get("DTRAIN_SLURM", "").strip() != "0"
+
+
+def first_port() -> int | None:
+    """The first port of a job's tasks on each host (DTRAIN_PORT), or None.
+
+    It counts where the environment names hosts only, as Slurm does.
+
+    Raises:
+        ConfigurationError: the variable is no port from 1 to 65535.
+    """
+    text = os.environ.get("DTRAIN_PORT", "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 65535):
+        raise ConfigurationError(
+            f"DTRAIN_PORT is {text!r}, not a port from 1 to 65535.",
+            hint="Set it to a number such as 29400, or unset it.",
+        )
+    return int(text)
+
+
 def google_metadata_address() -> str | None:
     """The address of Google Cloud's metadata server if not the usual one (GCE_METADATA_IP), or None."""
     return os.environ.get("GCE_METADATA_IP", "").strip() or None

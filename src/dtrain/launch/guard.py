@@ -106,7 +106,7 @@ def _is_ours(path: Path, since: float) -> bool:
 
 def main() -> None:
     """Wait for the launcher's release or death; after its death, kill the job and delete its folders."""
-    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(ignored, signal.SIG_IGN)
     began = time.time()
     job, _, word = sys.stdin.buffer.read().partition(b"\n")

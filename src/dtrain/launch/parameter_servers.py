@@ -12,8 +12,8 @@ from dtrain.launch.attempt import AttemptPolicy, JobRecord
 from dtrain.launch.environment import worker_tasks
 from dtrain.launch.launcher import Assignment, Launcher
 from dtrain.launch.policy import GO_ON, Decision
-from dtrain.launch.processes import JobOutcome
-from dtrain.launch.reports import NOTICES, describe_exit
+from dtrain.launch.processes import NOTICES, JobOutcome
+from dtrain.launch.reports import describe_exit
 from dtrain.launch.restart_rules import USAGE, Budget, Failure, RestartRules
 from dtrain.launch.restarts import RestartedJob
 from dtrain.launch.spec import JobSpec

@@ -20,6 +20,10 @@ from dtrain.topology import Task
 
 __all__ = ["Job", "JobOutcome", "TaskCommand"]
 
+NOTICES = (signal.SIGTERM, signal.SIGUSR1)
+"""The signals by which a cluster announces that it is about to take this machine away."""
+
+_ONE_NOTICE = 2.0  # seconds in which further ones are the same notice: Slurm signals each launcher of a job
 _TRACE_PATIENCE = 0.3  # seconds to read a failed task's last lines from its pipes
 
 
@@ -86,6 +90,7 @@ class Job:
         self._waiting = False
         self._others_after: Sequence[Task] = ()  # when these have ended, the other tasks get SIGTERM
         self._outcome = JobOutcome()
+        self._signalled_at = 0.0
 
     def run(self, *, after: float = 0.0) -> JobOutcome:
         """Start every task `after` seconds from now; return when no process of the job is left."""
@@ -219,6 +224,7 @@ class Job:
     def _on_signal(self, signum: int) -> None:
         if self._outcome.signal is None:
             self._outcome.signal = signum
+            self._signalled_at = time.monotonic()
             if self._waiting:
                 return  # the tasks are saving and ending by themselves; a signal could interrupt a save
             # Slurm's notice (SIGUSR1) and a closed output stream (SIGPIPE) also mean that the job should end.
@@ -227,8 +233,12 @@ class Job:
             first = self._policy.signalled_first(signum, running)
             self._stop(told, first)
             self._others_after = first if len(first) < len(running) else ()
-        elif signum != signal.SIGPIPE:
+        elif signum != signal.SIGPIPE and not self._is_same_notice(signum):
             self._stop(signal.SIGKILL)
+
+    def _is_same_notice(self, signum: int) -> bool:
+        """Whether a scheduler has told several processes or hosts of the job at once."""
+        return signum in NOTICES and time.monotonic() - self._signalled_at < _ONE_NOTICE
 
     def _check(self) -> None:
         if self._kill_at is None and self._linger_until is None and self._failed is None:

@@ -25,7 +25,7 @@ def digest(value: str) -> str:
 
 def main() -> None:
     """Send the starter's variables, and wait until the launcher closes the connection."""
-    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(ignored, signal.SIG_IGN)
     with open(sys.argv[2], encoding="ascii") as file:  # noqa: PTH123 - pathlib takes long to import
         known = json.load(file)

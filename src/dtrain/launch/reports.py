@@ -8,11 +8,8 @@ from __future__ import annotations
 import signal
 
 from dtrain.channel import RUN_AGAIN
-from dtrain.launch.processes import JobOutcome
+from dtrain.launch.processes import NOTICES, JobOutcome
 from dtrain.topology import Task
-
-NOTICES = (signal.SIGTERM, signal.SIGUSR1)
-"""The signals by which a cluster announces that it is about to take this machine away."""
 
 
 def report(outcome: JobOutcome) -> list[str]:

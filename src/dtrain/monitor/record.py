@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dtrain import __version__, job
 from dtrain.cluster import current
 from dtrain.cluster import settings as environment
+from dtrain.cluster.cores import threads, usable_cores
 from dtrain.errors import UnknownStrategyError
 from dtrain.events import PARTS
 from dtrain.monitor.origin import origin
@@ -61,6 +62,8 @@ def describe_run(
         "strategy": _name_of(strategy),
         "strategy_class": type(strategy).__name__,
         "replicas": strategy.num_replicas_in_sync,
+        "cores": usable_cores(),
+        "threads": threads(tf.config.threading.get_intra_op_parallelism_threads()),
         **_communication(strategy),
         **_cluster(),
         **settings,

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.cluster import settings
+from dtrain.cluster.cores import limit_threads
 from dtrain.errors import DeviceError
 from dtrain.log import logger
 
@@ -23,6 +24,7 @@ def prepare(*, memory_growth: bool, logical_cpus: bool) -> None:
     Raises:
         DeviceError: logical CPUs were asked for after TensorFlow had started with another number.
     """
+    limit_threads()
     if memory_growth:
         _grow()
     wanted = settings.devices_per_worker()

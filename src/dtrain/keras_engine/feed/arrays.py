@@ -335,9 +335,11 @@ def _memory_for(leaf: np.ndarray) -> np.ndarray:
     """
     key = id(leaf)
     with _kept_lock:
-        of, memory = _kept.get(key, (None, None))
-        if of is not None and of() is leaf and sys.getrefcount(memory) == _UNUSED:
-            return memory
+        kept = _kept.get(key)
+        if kept is not None and kept[0]() is leaf:
+            memory = kept[1]
+            if sys.getrefcount(memory) == _UNUSED:
+                return memory
     memory = np.empty(leaf.nbytes + _ALIGNMENT, np.uint8)
     if leaf.nbytes <= _LARGEST_KEPT:
         _kept[key] = (weakref.ref(leaf, lambda _: _kept.pop(key, None)), memory)

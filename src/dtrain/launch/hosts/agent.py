@@ -132,7 +132,12 @@ class Agent:
         self._removals: list[str] = []  # folders of this host, to delete if the job succeeds
         self.signals: list[int] = []
         console = _ForwardedConsole(self._forward)
-        self._session = Session(console=console, takes_reports=True, shared_secret=welcome.secret)
+        self._session = Session(
+            console=console,
+            takes_reports=True,
+            notices=(signal.SIGUSR1,),
+            shared_secret=welcome.secret,
+        )
         self._launcher = LocalLauncher(self._session)
 
     def run(self, cut_off: Callable[[], bool]) -> End | None:

@@ -1,0 +1,41 @@
+"""How many cores this process may use, and how many threads TensorFlow starts for them.
+
+TensorFlow sees the cores to which a process is bound, but not how many a scheduler has given without binding.
+"""
+
+from __future__ import annotations
+
+import os
+
+from dtrain.cluster import slurm
+
+_INTRA_OP = "TF_NUM_INTRAOP_THREADS"
+_VARIABLES = (_INTRA_OP, "TF_NUM_INTEROP_THREADS")
+
+
+def usable_cores() -> int:
+    """The number of cores that this process may use: as it is bound, or fewer if Slurm gave fewer."""
+    bound = len(os.sched_getaffinity(0))
+    return min(bound, slurm.cores_of_task() or bound)
+
+
+def limit_threads() -> None:
+    """Give TensorFlow a thread for each usable core, in this process and in those that it starts.
+
+    It must come before TensorFlow has started its threads. What the user has set stays.
+    """
+    cores = usable_cores()
+    if cores < len(os.sched_getaffinity(0)):
+        for name in _VARIABLES:
+            os.environ.setdefault(name, str(cores))
+
+
+def threads(configured: int) -> int:
+    """The number of threads that compute one operation.
+
+    Args:
+        configured: what `tf.config.threading.get_intra_op_parallelism_threads` returns; 0 if nothing is set.
+    """
+    asked = os.environ.get(_INTRA_OP, "").strip()
+    number = int(asked) if asked.isascii() and asked.isdigit() else 0
+    return configured or number or len(os.sched_getaffinity(0))
