@@ -125,6 +125,10 @@ class TaskTimeoutError(TaskFailedError, TimeoutError):
     """A process of a launched job still ran when the job's time limit expired."""
 
 
+class SchedulerError(DtrainError, RuntimeError):
+    """A scheduler has refused a job, or does not answer; the message quotes it."""
+
+
 class MPIError(DtrainError, RuntimeError):
     """MPI was asked for, but is not installed or cannot be used."""
 

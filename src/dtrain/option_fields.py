@@ -28,6 +28,7 @@ def option(
     words: Sequence[str] = (),
     near: Mapping[str, str] | None = None,
     noun: str = "",
+    many: bool = False,
 ) -> Any:
     """A dataclass field that is also a command-line option.
 
@@ -41,8 +42,9 @@ def option(
         words: the only values that are allowed; empty allows all.
         near: further words that may have been meant, each with the allowed word to suggest for it.
         noun: the option's name in error messages; by default the field's name.
+        many: whether the option can be given several times; the value is the list of all.
     """
-    limits = {"least": least, "words": tuple(words), "near": near, "noun": noun}
+    limits = {"least": least, "words": tuple(words), "near": near, "noun": noun, "many": many}
     return field(default=default, metadata={"help": help, "metavar": metavar, "type": type, **limits})
 
 
@@ -122,10 +124,13 @@ def declare(parser: argparse._ActionsContainer, options: list[Field[Any]]) -> di
     """
     declared = {}
     for each in options:
-        kind = each.metadata["type"] or _KINDS[str(each.type).removesuffix(" | None")]
+        many = each.metadata["many"]
+        kind = each.metadata["type"] or (str if many else _KINDS[str(each.type).removesuffix(" | None")])
         more: dict[str, Any] = {"type": kind, "metavar": each.metadata["metavar"]}
         if kind is bool:
             more = {"action": "store_true"}
+        if many:
+            more["action"] = "append"
         declared[each.name] = parser.add_argument(
             flag(each.name), default=argparse.SUPPRESS, help=help_of(each), **more
         )

@@ -28,6 +28,18 @@ JOB = {"worker": ("127.0.0.1:2221", "127.0.0.1:2222")}
     for block in guide.files((guide.DOCS / "extending.md").read_text(encoding="utf-8"))
     if block.title == "acme_environment.py"
 )
+JOBSET = {
+    "JOBSET_NAME": "digits",
+    "REPLICATED_JOB_NAME": "worker",
+    "JOB_INDEX": "0",
+    "DTRAIN_JOBSET_TASKS": "worker=2",
+}
+TRAINJOB = {
+    "PET_NNODES": "2",
+    "PET_NPROC_PER_NODE": "1",
+    "PET_MASTER_ADDR": "digits-node-0-0.digits",
+    "PET_MASTER_PORT": "29500",
+}
 SAYS = "\nimport json\nfrom dtrain import cluster\nprint(json.dumps(cluster.describe()))\n"
 
 
@@ -40,12 +52,14 @@ class Start:
         program: what each process runs first.
         by_mpi: whether an MPI starter starts the processes.
         invalid: variables that describe no valid job.
+        jobs: the addresses of the job's tasks.
     """
 
     variables: Sequence[dict[str, str]] = ({}, {})
     program: str = ""
     by_mpi: bool = False
     invalid: dict[str, str] = field(default_factory=dict)
+    jobs: dict[str, tuple[str, ...]] = field(default_factory=lambda: JOB)
 
 
 STARTS = {
@@ -59,6 +73,21 @@ STARTS = {
     ),
     "mpi": Start(
         ({"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": "9"}, {"PMI_RANK": "1", "PMI_SIZE": "2"}), by_mpi=True
+    ),
+    "jobset": Start(
+        [JOBSET | {"JOB_COMPLETION_INDEX": f"{rank}"} for rank in (0, 1)],
+        invalid=JOBSET | {"JOB_COMPLETION_INDEX": "2"},
+        jobs={"worker": ("digits-worker-0-0.digits:2222", "digits-worker-0-1.digits:2222")},
+    ),
+    "kubeflow": Start(
+        [TRAINJOB | {"PET_NODE_RANK": f"{rank}"} for rank in (0, 1)],
+        invalid=TRAINJOB | {"PET_NODE_RANK": "2"},
+        jobs={"worker": ("digits-node-0-0.digits:29500", "digits-node-0-1.digits:29500")},
+    ),
+    "tpu_vm": Start(
+        [{"TPU_WORKER_ID": f"{rank}", "TPU_WORKER_HOSTNAMES": "t-w-0,t-w-1"} for rank in (0, 1)],
+        invalid={"TPU_WORKER_ID": "2", "TPU_WORKER_HOSTNAMES": "t-w-0,t-w-1"},
+        jobs={"worker": ("t-w-0:2222", "t-w-1:2222")},
     ),
     "acme": Start(
         [{"ACME_RANK": f"{rank}", "ACME_HOSTS": ",".join(JOB["worker"])} for rank in (0, 1)],
@@ -112,7 +141,7 @@ def test_two_processes_find_the_same_job_and_their_own_tasks(name: str, tmp_path
     assert sorted(each["task"] for each in found) == ["worker 0", "worker 1"]
     assert found[0]["jobs"] == found[1]["jobs"] and len({*found[0]["jobs"]["worker"]}) == 2
     if not start.by_mpi:
-        assert found[0]["jobs"] == {job: [*addresses] for job, addresses in JOB.items()}
+        assert found[0]["jobs"] == {job: [*addresses] for job, addresses in start.jobs.items()}
 
 
 @pytest.mark.parametrize("name", WITH_VARIABLES)
@@ -149,7 +178,7 @@ def test_the_first_of_two_names_the_job_and_the_rule_is_said(monkeypatch: pytest
             monkeypatch.setenv(variable, value)
     about = cluster.describe()
     assert (about["environment"], about["also_found"]) == ("tf_config", ["acme"])
-    assert about["precedence"] == ["tf_config", "joined", "acme", "mpi"]
+    assert about["precedence"] == ["tf_config", "joined", "acme", "mpi", "jobset", "kubeflow", "tpu_vm"]
     assert cluster.origin() == "TF_CONFIG, which precedes an ACME job,"
 
 

@@ -20,6 +20,7 @@ from dtrain.errors import DtrainError, known_are
 
 COMMANDS = {
     "launch": "dtrain.cli.launch",
+    "submit": "dtrain.cli.submit",
     "report": "dtrain.cli.report",
     "train": "dtrain.cli.train",
     "strategies": "dtrain.cli.strategies",

@@ -11,8 +11,11 @@ from typing import Any
 
 from dtrain.cluster import settings
 from dtrain.cluster.environment import Environment
+from dtrain.cluster.jobset import JobSet
+from dtrain.cluster.kubeflow import KubeflowTrainJob
 from dtrain.cluster.mpi import MPIStart
 from dtrain.cluster.tf_config import TFConfig
+from dtrain.cluster.tpu_vm import TPUHosts
 from dtrain.errors import ConfigurationError
 from dtrain.topology import Topology
 
@@ -35,7 +38,9 @@ class _Joined(Environment):
 
 _JOINED = _Joined()
 
-ENVIRONMENTS: dict[str, Environment] = {each.name: each for each in (TFConfig(), _JOINED, MPIStart())}
+ENVIRONMENTS: dict[str, Environment] = {
+    each.name: each for each in (TFConfig(), _JOINED, MPIStart(), JobSet(), KubeflowTrainJob(), TPUHosts())
+}
 """The environments by name, in the order of precedence: what is said explicitly comes first."""
 
 
