@@ -183,7 +183,7 @@ HOSTILE = (
 def manifest_with(texts: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
     """A manifest with these texts as variables and as arguments."""
     env = itertools.chain(*(["--env", f"V{number}={text}"] for number, text in enumerate(texts)))
-    arguments = ["--name", "train", *env, "train.py", "--", *texts]
+    arguments = ["--name", "train", *env, "train.py", *texts]
     assert main(["submit", "--kubernetes", "--image", "r", "--dry-run", *arguments]) == 0
     return capsys.readouterr().out
 
@@ -194,7 +194,7 @@ def check_texts(manifest: str, texts: Sequence[str]) -> None:
     assert sorted(documents) == ["JobSet", "NetworkPolicy", "Secret"]
     (container,) = pod_specs(documents["JobSet"])[0]["containers"]
     escaped = [each.replace("$", "$$") for each in texts]
-    assert container["args"] == ["python", "train.py", "--", *escaped]
+    assert container["args"] == ["python", "train.py", *escaped]
     values = {each["name"]: each.get("value") for each in container["env"]}
     assert [values[f"V{number}"] for number in range(len(texts))] == escaped
 

@@ -20,12 +20,12 @@ _QUOTED = 2000  # characters of what kubectl says
 _REMEDIES = (
     ("no matches for kind", "The cluster lacks that kind of object: ask its administrators for JobSet, or "
      "for Kubeflow Trainer with --kind trainjob. `kubectl api-resources` lists what it has."),
+    ("immutable", "A job of this name is there. Give another --name, or delete it first."),
     ("forbidden: user", "Ask the administrators for the right to create these objects in the namespace, or "
      "name another --namespace. `kubectl auth can-i create jobsets` tells what you may."),
     ("forbidden", "A rule of the cluster does not allow it: see what it names. Ask for less, or ask the "
      "administrators."),
     ("namespaces", "Name an existing --namespace, or create it: kubectl create namespace NAME."),
-    ("immutable", "A job of this name is there. Give another --name, or delete it first."),
     ("already exists", "A job of this name is there. Give another --name, or delete it first."),
     ("unauthorized", "Log in to the cluster again, and see whether `kubectl auth whoami` works."),
     ("logged in", "Log in to the cluster again, and see whether `kubectl auth whoami` works."),
