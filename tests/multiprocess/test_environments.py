@@ -19,7 +19,7 @@ import guide
 from contract.mpi_starter import mpi_command, mpi_environment, mpi_missing
 from dtrain import cluster
 from dtrain.cluster.environments import ENVIRONMENTS
-from dtrain.errors import ConfigurationError
+from dtrain.errors import ConfigurationError, PeerMissingError
 from dtrain.topology import Topology
 
 JOB = {"worker": ("127.0.0.1:2221", "127.0.0.1:2222")}
@@ -188,3 +188,12 @@ def test_a_name_is_registered_once_and_before_a_known_one() -> None:
         with pytest.raises(ConfigurationError, match="cannot be registered before"):
             cluster.register(environment, before=before)
     assert [*ENVIRONMENTS] == known
+
+
+def test_a_peer_whose_name_does_not_resolve_yet_is_waited_for_and_named() -> None:
+    topology = Topology({"worker": ("train-0.invalid:2222", "127.0.0.1:22222")}, "worker", 1)
+    said: list[str] = []
+    with pytest.raises(
+        PeerMissingError, match=r"train-0\.invalid:2222, a name that does not resolve here yet"
+    ):
+        cluster.meet_peers(topology, timeout=0.5, log=said.append, secret=b"")
