@@ -45,6 +45,7 @@ ORDER = (
     "recipes",
     "bench",
     "diagnosis",
+    "submit",
     "cli",
     "__main__",
 )
