@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dtrain.cluster.environments import ENVIRONMENTS
 from hosts import Host, MakeHosts
 
 PROGRAM = """
@@ -21,7 +22,7 @@ with dtrain.strategy("auto").scope():
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(30, "tanh"), keras.layers.Dense(1)])
     model.compile("adam", "mse")
 model.fit(x, y, batch_size=8, epochs=2, verbose=0)
-print("task", dtrain.rank(), "of", dtrain.world_size(), "in", dtrain.cluster.describe()["environment"])
+print("task", dtrain.rank(), "of", dtrain.world_size(), "in", dtrain.cluster.origin())
 np.savez(f"{sys.argv[1]}-{dtrain.rank()}.npz", *model.get_weights())
 """
 JOBSET = {"JOBSET_NAME": "train", "REPLICATED_JOB_NAME": "worker", "DTRAIN_JOBSET_TASKS": "worker=2"}
@@ -73,7 +74,7 @@ def test_two_pods_train_as_a_job_whose_names_appear_late(
     said = [log.read_text() for log in logs]
     assert statuses == [0, 0], said
     for index in (0, 1):
-        assert f"task {index} of 2 in {environment}" in said[index]
+        assert f"task {index} of 2 in {ENVIRONMENTS[environment].label}\n" in said[index]
     with np.load(tmp_path / "weights-0.npz") as one, np.load(tmp_path / "weights-1.npz") as other:
         for name in one:
             np.testing.assert_array_equal(one[name], other[name])

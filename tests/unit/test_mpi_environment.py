@@ -69,7 +69,7 @@ def test_where_the_job_was_found_and_the_rule_if_there_are_two(monkeypatch: pyte
     assert cluster.describe() == {
         "environment": "tf_config",
         "also_found": ["mpi"],
-        "precedence": ["tf_config", "joined", "mpi"],
+        "precedence": ["tf_config", "joined", "mpi", "jobset", "kubeflow", "tpu_vm"],
         "task": "worker 1",
         "jobs": {"worker": [f"127.0.0.1:{port}" for port in range(1, 5)]},
     }

@@ -7,6 +7,7 @@ by JobSet's rule. This module asks no Kubernetes API and resolves no name.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from dtrain.cluster.environment import Environment
 from dtrain.errors import ClusterConfigError
@@ -63,6 +64,10 @@ class JobSet(Environment):
             raise ClusterConfigError(
                 f"The variables of {self.label} describe no valid job: {error.message}", hint=_HINT
             ) from None
+
+    def without(self, env: Mapping[str, str]) -> dict[str, str]:
+        """The variables of `env` for a process that is no task; those of a pod of another job stay."""
+        return super().without(env) if TASKS_VARIABLE in env else dict(env)
 
 
 def host_name(jobset: str, replicated_job: str, pod: int) -> str:

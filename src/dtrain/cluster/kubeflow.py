@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 
 from dtrain.cluster.environment import Environment
 from dtrain.errors import ClusterConfigError
@@ -51,6 +52,10 @@ class KubeflowTrainJob(Environment):
             raise ClusterConfigError(
                 f"The variables of {self.label} describe no valid job: {error.message}", hint=_HINT
             ) from None
+
+    def without(self, env: Mapping[str, str]) -> dict[str, str]:
+        """The variables of `env` for a process that is no task; those that torchrun itself has set stay."""
+        return super().without(env) if _FIRST_HOST.fullmatch(env.get(_FIRST, "").strip()) else dict(env)
 
 
 def _whole(name: str, text: str | None = None) -> int:
