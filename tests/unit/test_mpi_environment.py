@@ -8,6 +8,7 @@ import pytest
 
 from dtrain import cluster
 from dtrain.cluster import mpi
+from dtrain.cluster.environments import ENVIRONMENTS
 from dtrain.errors import MPIError
 from dtrain.launch.environment import task_environment
 from dtrain.launch.mpi_starter import Starter
@@ -69,7 +70,7 @@ def test_where_the_job_was_found_and_the_rule_if_there_are_two(monkeypatch: pyte
     assert cluster.describe() == {
         "environment": "tf_config",
         "also_found": ["mpi"],
-        "precedence": ["tf_config", "joined", "mpi", "jobset", "kubeflow", "tpu_vm"],
+        "precedence": [*ENVIRONMENTS],
         "task": "worker 1",
         "jobs": {"worker": [f"127.0.0.1:{port}" for port in range(1, 5)]},
     }
