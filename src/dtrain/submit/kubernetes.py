@@ -74,7 +74,7 @@ def as_yaml(objects: Sequence[dict[str, Any]]) -> str:
             "PyYAML writes the manifest, and is not installed.", hint="pip install 'dtrain[kubernetes]'"
         ) from error
 
-    class Dumper(yaml.SafeDumper):
+    class Dumper(yaml.SafeDumper):  # type: ignore[misc]
         def ignore_aliases(self, data: Any) -> bool:
             return True
 
