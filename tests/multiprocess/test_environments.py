@@ -19,7 +19,7 @@ import guide
 from contract.mpi_starter import mpi_command, mpi_environment, mpi_missing
 from dtrain import cluster
 from dtrain.cluster.environments import ENVIRONMENTS
-from dtrain.errors import ConfigurationError
+from dtrain.errors import ConfigurationError, PeerMissingError
 from dtrain.topology import Topology
 
 JOB = {"worker": ("127.0.0.1:2221", "127.0.0.1:2222")}
@@ -28,6 +28,18 @@ JOB = {"worker": ("127.0.0.1:2221", "127.0.0.1:2222")}
     for block in guide.files((guide.DOCS / "extending.md").read_text(encoding="utf-8"))
     if block.title == "acme_environment.py"
 )
+JOBSET = {
+    "JOBSET_NAME": "digits",
+    "REPLICATED_JOB_NAME": "worker",
+    "JOB_INDEX": "0",
+    "DTRAIN_JOBSET_TASKS": "worker=2",
+}
+TRAINJOB = {
+    "PET_NNODES": "2",
+    "PET_NPROC_PER_NODE": "1",
+    "PET_MASTER_ADDR": "digits-node-0-0.digits",
+    "PET_MASTER_PORT": "29500",
+}
 SAYS = "\nimport json\nfrom dtrain import cluster\nprint(json.dumps(cluster.describe()))\n"
 
 
@@ -40,12 +52,14 @@ class Start:
         program: what each process runs first.
         by_mpi: whether an MPI starter starts the processes.
         invalid: variables that describe no valid job.
+        jobs: the addresses of the job's tasks.
     """
 
     variables: Sequence[dict[str, str]] = ({}, {})
     program: str = ""
     by_mpi: bool = False
     invalid: dict[str, str] = field(default_factory=dict)
+    jobs: dict[str, tuple[str, ...]] = field(default_factory=lambda: JOB)
 
 
 STARTS = {
@@ -72,6 +86,21 @@ STARTS = {
             for rank in (0, 1)
         ],
         invalid={"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"},
+    ),
+    "jobset": Start(
+        [JOBSET | {"JOB_COMPLETION_INDEX": f"{rank}"} for rank in (0, 1)],
+        invalid=JOBSET | {"JOB_COMPLETION_INDEX": "2"},
+        jobs={"worker": ("digits-worker-0-0.digits:2222", "digits-worker-0-1.digits:2222")},
+    ),
+    "kubeflow": Start(
+        [TRAINJOB | {"PET_NODE_RANK": f"{rank}"} for rank in (0, 1)],
+        invalid=TRAINJOB | {"PET_NODE_RANK": "2"},
+        jobs={"worker": ("digits-node-0-0.digits:29500", "digits-node-0-1.digits:29500")},
+    ),
+    "tpu_vm": Start(
+        [{"TPU_WORKER_ID": f"{rank}", "TPU_WORKER_HOSTNAMES": "t-w-0,t-w-1"} for rank in (0, 1)],
+        invalid={"TPU_WORKER_ID": "2", "TPU_WORKER_HOSTNAMES": "t-w-0,t-w-1"},
+        jobs={"worker": ("t-w-0:2222", "t-w-1:2222")},
     ),
     "acme": Start(
         [{"ACME_RANK": f"{rank}", "ACME_HOSTS": ",".join(JOB["worker"])} for rank in (0, 1)],
@@ -125,7 +154,7 @@ def test_two_processes_find_the_same_job_and_their_own_tasks(name: str, tmp_path
     assert sorted(each["task"] for each in found) == ["worker 0", "worker 1"]
     assert found[0]["jobs"] == found[1]["jobs"] and len({*found[0]["jobs"]["worker"]}) == 2
     if not start.by_mpi and name != "slurm":
-        assert found[0]["jobs"] == {job: [*addresses] for job, addresses in JOB.items()}
+        assert found[0]["jobs"] == {job: [*addresses] for job, addresses in start.jobs.items()}
 
 
 @pytest.mark.parametrize("name", WITH_VARIABLES)
@@ -162,7 +191,8 @@ def test_the_first_of_two_names_the_job_and_the_rule_is_said(monkeypatch: pytest
             monkeypatch.setenv(variable, value)
     about = cluster.describe()
     assert (about["environment"], about["also_found"]) == ("tf_config", ["acme"])
-    assert about["precedence"] == ["tf_config", "joined", "acme", "mpi", "slurm"]
+    after = ["mpi", "slurm", "jobset", "kubeflow", "tpu_vm"]
+    assert about["precedence"] == ["tf_config", "joined", "acme", *after]
     assert cluster.origin() == "TF_CONFIG, which precedes an ACME job,"
 
 
@@ -172,3 +202,12 @@ def test_a_name_is_registered_once_and_before_a_known_one() -> None:
         with pytest.raises(ConfigurationError, match="cannot be registered before"):
             cluster.register(environment, before=before)
     assert [*ENVIRONMENTS] == known
+
+
+def test_a_peer_whose_name_does_not_resolve_yet_is_waited_for_and_named() -> None:
+    topology = Topology({"worker": ("train-0.invalid:2222", "127.0.0.1:22222")}, "worker", 1)
+    said: list[str] = []
+    with pytest.raises(
+        PeerMissingError, match=r"train-0\.invalid:2222, a name that does not resolve here yet"
+    ):
+        cluster.meet_peers(topology, timeout=0.5, log=said.append, secret=b"")

@@ -36,6 +36,7 @@ OUTSIDE = {
     "https://arxiv.org/abs/1706.02677",
     "https://arxiv.org/abs/1805.09767",
     "https://arxiv.org/abs/1910.02054",
+    "https://github.com/kubernetes-sigs/jobset",
     "https://semver.org",
     "https://www.cs.toronto.edu/~kriz/cifar.html",
     "https://www.tensorflow.org/guide/distributed_training",

@@ -17,7 +17,7 @@ HELP = "queue a script as a job of Slurm or Kubernetes"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `dtrain submit`."""
-    parser.usage = "dtrain submit --slurm|--kubernetes [options] [-m] script.py [args ...]"
+    parser.usage = "dtrain submit --slurm|--kubernetes|--tpu [options] [-m] script.py [args ...]"
     which = parser.add_mutually_exclusive_group(required=True)
     for name in TARGETS:
         which.add_argument(

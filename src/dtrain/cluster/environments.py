@@ -11,9 +11,12 @@ from typing import Any
 
 from dtrain.cluster import settings
 from dtrain.cluster.environment import Environment
+from dtrain.cluster.jobset import JobSet
+from dtrain.cluster.kubeflow import KubeflowTrainJob
 from dtrain.cluster.mpi import MPIStart
 from dtrain.cluster.slurm import SlurmStep
 from dtrain.cluster.tf_config import TFConfig
+from dtrain.cluster.tpu_vm import TPUHosts
 from dtrain.errors import ConfigurationError
 from dtrain.topology import Topology
 
@@ -37,7 +40,8 @@ class _Joined(Environment):
 _JOINED = _Joined()
 
 ENVIRONMENTS: dict[str, Environment] = {
-    each.name: each for each in (TFConfig(), _JOINED, MPIStart(), SlurmStep())
+    each.name: each
+    for each in (TFConfig(), _JOINED, MPIStart(), SlurmStep(), JobSet(), KubeflowTrainJob(), TPUHosts())
 }
 """The environments by name, in the order of precedence: what is said explicitly comes first."""
 

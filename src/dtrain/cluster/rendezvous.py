@@ -27,7 +27,7 @@ from dtrain.cluster.rendezvous_lines import (
 )
 from dtrain.cluster.rendezvous_server import HELLO_PATIENCE, LOG_INTERVAL, RendezvousServer, giving_up
 from dtrain.cluster.secret import job_secret
-from dtrain.cluster.sockets import EXHAUSTED, bind_everywhere, connect_to, listen_at
+from dtrain.cluster.sockets import EXHAUSTED, bind_everywhere, connect_to, listen_at, resolves
 from dtrain.errors import (
     ClusterConfigError,
     ConfigurationError,
@@ -263,6 +263,8 @@ class _Rendezvous:
     def _describe_first(self) -> str:
         note = ", where something answers that is not dtrain waiting for its peers" if self._foreign else ""
         note += " with this job's secret" if note and self._secret is not None else ""
+        if not resolves(split_address(self._first_address)[0]):
+            note = ", a name that does not resolve here yet"  # such as a pod's that has not started
         return f"{self._first} ({self._first_address}{note})"
 
     def _log_now_and_then(self, missing: list[str]) -> None:

@@ -165,6 +165,14 @@ def connect_to(host: str, port: int, timeout: float) -> socket.socket | None:
     return None
 
 
+def resolves(host: str) -> bool:
+    """Whether a name has an address on this machine now; an IP address has."""
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except (OSError, UnicodeError):
+        return False
+
+
 def notice_broken_link(sock: socket.socket) -> None:
     """Makes a TCP connection whose link is broken fail after half a minute; leaves Unix sockets as they are.
 

@@ -9,8 +9,8 @@ import os
 import re
 
 _PREFIXES = (
-    "CUDA_", "DTRAIN_", "KERAS_", "KUBERNETES_SERVICE_HOST", "LSB_", "NCCL_", "OMPI_", "PBS_", "PMI_",
-    "SLURM_", "TF_", "TPU_", "XLA_",
+    "CUDA_", "DTRAIN_", "JOBSET_", "KERAS_", "KUBERNETES_SERVICE_HOST", "LSB_", "NCCL_", "OMPI_", "PBS_",
+    "PET_", "PMI_", "SLURM_", "TF_", "TPU_", "XLA_",
 )  # fmt: skip
 _SECRET_NAME = re.compile(  # Open MPI names a program's arguments and its transports' key
     r"SECRET|TOKEN|PASS|CREDENTIAL|KEY|AUTH|COOKIE|COMMAND|JWT|ARGV|ARGS|PRECONDITION", re.IGNORECASE

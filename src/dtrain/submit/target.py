@@ -15,6 +15,7 @@ from dtrain.option_fields import option, positive_integer
 TARGETS = {
     "slurm": "dtrain.submit.slurm",
     "kubernetes": "dtrain.submit.kubernetes",
+    "tpu": "dtrain.submit.tpu",
 }
 """The module of each system, by the name of its flag."""
 

@@ -1,0 +1,65 @@
+"""The job of a Kubeflow TrainJob, from the variables that a runtime for PyTorch sets in its pods.
+
+Kubeflow Trainer sets the number of the nodes, the index of this one, and the first node's host name; those of
+the others differ from it in the index. A TFJob sets TF_CONFIG, which has a module of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+from dtrain.cluster.environment import Environment
+from dtrain.errors import ClusterConfigError
+from dtrain.topology import Topology
+
+_NUMBER, _INDEX, _FIRST, _PORT = "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"
+_FIRST_HOST = re.compile(r"(?P<stem>[a-z0-9-]+-0-)0(?P<domain>\.[a-z0-9.-]+)")
+_HINT = "Kubeflow Trainer sets these variables. Unset them to start a job of one process."
+
+
+class KubeflowTrainJob(Environment):
+    """The nodes of a TrainJob whose runtime has the policy `torch`; each node is a worker.
+
+    It is detected if PET_MASTER_ADDR is a host name of a JobSet's first pod, as Kubeflow Trainer writes it.
+    """
+
+    name = "kubeflow"
+    label = "a Kubeflow TrainJob"
+    leave = f"unset {_FIRST}"
+    variables = (_NUMBER, _INDEX, _FIRST, _PORT, "PET_NPROC_PER_NODE")
+
+    def detected(self) -> bool:
+        """Whether Kubeflow Trainer has set the variables of a distributed job."""
+        given = all(os.environ.get(name, "").strip() for name in (_NUMBER, _INDEX))
+        return given and _FIRST_HOST.fullmatch(os.environ.get(_FIRST, "").strip()) is not None
+
+    def topology(self) -> Topology:
+        """The topology that the variables describe.
+
+        Raises:
+            ClusterConfigError: the variables describe no valid job.
+        """
+        first = _FIRST_HOST.fullmatch(os.environ[_FIRST].strip())
+        if first is None:
+            raise ClusterConfigError(f"{_FIRST} names no first node.", hint="Ask only if it was detected.")
+        port = _whole(_PORT, os.environ.get(_PORT, "29500"))
+        hosts = [f"{first['stem']}{node}{first['domain']}" for node in range(_whole(_NUMBER))]
+        try:
+            return Topology({"worker": tuple(f"{host}:{port}" for host in hosts)}, "worker", _whole(_INDEX))
+        except ClusterConfigError as error:
+            raise ClusterConfigError(
+                f"The variables of {self.label} describe no valid job: {error.message}", hint=_HINT
+            ) from None
+
+    def without(self, env: Mapping[str, str]) -> dict[str, str]:
+        """The variables of `env` for a process that is no task; those that torchrun itself has set stay."""
+        return super().without(env) if _FIRST_HOST.fullmatch(env.get(_FIRST, "").strip()) else dict(env)
+
+
+def _whole(name: str, text: str | None = None) -> int:
+    text = (os.environ[name] if text is None else text).strip()
+    if not (text.isascii() and text.isdigit() and len(text) < 7):
+        raise ClusterConfigError(f"{name} is {text!r}, not a whole number.", hint=_HINT)
+    return int(text)

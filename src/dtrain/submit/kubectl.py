@@ -1,0 +1,89 @@
+"""Calls `kubectl`, the client of Kubernetes: it lets the cluster check objects, and creates them.
+
+`kubectl` finds the cluster and the user's rights. What it says when it refuses is quoted, without secrets.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+
+from dtrain.errors import ConfigurationError, SchedulerError
+from dtrain.plain_text import cleaned
+
+_SECONDS = 120.0  # for a call of kubectl
+_ANSWER = "--request-timeout=60s"
+_QUOTED = 2000  # characters of what kubectl says
+
+# What to do, by words that kubectl says; the first that fits.
+_REMEDIES = (
+    ("no matches for kind", "The cluster lacks that kind of object: ask its administrators for JobSet, or "
+     "for Kubeflow Trainer with --kind trainjob. `kubectl api-resources` lists what it has."),
+    ("immutable", "A job of this name is there. Give another --name, or delete it first."),
+    ("forbidden: user", "Ask the administrators for the right to create these objects in the namespace, or "
+     "name another --namespace. `kubectl auth can-i create jobsets` tells what you may."),
+    ("forbidden", "A rule of the cluster does not allow it: see what it names. Ask for less, or ask the "
+     "administrators."),
+    ("namespaces", "Name an existing --namespace, or create it: kubectl create namespace NAME."),
+    ("already exists", "A job of this name is there. Give another --name, or delete it first."),
+    ("unauthorized", "Log in to the cluster again, and see whether `kubectl auth whoami` works."),
+    ("logged in", "Log in to the cluster again, and see whether `kubectl auth whoami` works."),
+    ("context", "`kubectl config get-contexts` lists the contexts; name one by --context."),
+)  # fmt: skip
+_UNREACHABLE = "See whether `kubectl cluster-info` reaches the cluster. --dry-run prints the manifest."
+
+
+def apply(manifest: str, *, context: str | None, hide: Callable[[str], str]) -> None:
+    """Create the objects of a manifest, all of them or none.
+
+    Args:
+        manifest: the text, as YAML.
+        context: kubectl's context, or None for its current one.
+        hide: replaces secrets in a text.
+
+    Raises:
+        ConfigurationError: there is no kubectl.
+        SchedulerError: kubectl reaches no cluster, or the cluster refuses an object.
+    """
+    if shutil.which("kubectl") is None:
+        raise ConfigurationError(
+            "There is no kubectl in PATH, and it submits jobs to Kubernetes.",
+            hint="Install it, or print the manifest by --dry-run, or write it by --output FILE.",
+        )
+    chosen = [] if context is None else [f"--context={context}"]
+    # The cluster checks all of them first, rights and quotas included, so that none is left alone.
+    _call([*chosen, "apply", "--dry-run=server", "-f", "-"], manifest, hide)
+    try:
+        _call([*chosen, "apply", "-f", "-"], manifest, hide)
+    except BaseException:
+        # The check would have refused another Secret of the same name, so these objects are new.
+        _run([*chosen, "delete", "--ignore-not-found", "--wait=false", "-f", "-"], manifest)
+        raise
+
+
+def _call(arguments: Sequence[str], manifest: str, hide: Callable[[str], str]) -> None:
+    status, said = _run(arguments, manifest)
+    if status == 0:
+        return
+    said = cleaned(hide(said).strip(), _QUOTED) or f"it ended with status {status} and said nothing"
+    remedy = next((hint for words, hint in _REMEDIES if words in said.lower()), _UNREACHABLE)
+    raise SchedulerError(f"kubectl cannot create the job: {said}", hint=remedy)
+
+
+def _run(arguments: Sequence[str], manifest: str) -> tuple[int, str]:
+    """A pair: the exit status of kubectl, and what it said as an error."""
+    try:
+        done = subprocess.run(
+            ["kubectl", _ANSWER, *arguments],
+            input=manifest,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return 1, f"kubectl did not answer within {_SECONDS:g} seconds"
+    except OSError as error:
+        return 1, f"kubectl cannot be run: {error.strerror}"
+    return done.returncode, done.stderr
