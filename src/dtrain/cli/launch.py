@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dtrain.cli.ray_options import add_ray_arguments, ray_cluster
 from dtrain.errors import ConfigurationError
 from dtrain.option_fields import count, declare, flag, option, own_fields, positive_integer, said, seconds
 
@@ -245,6 +246,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a variable of this machine that all workers get; can be given several times",
     )
+    add_ray_arguments(parser)
     parser.add_argument(
         "-m", dest="is_module", action="store_true", help="the script is the name of a module"
     )
@@ -271,6 +273,10 @@ def run(args: argparse.Namespace) -> int:
         )
     options = job_options(args)
     command = [sys.executable, *target, *args.args]
+    cluster = ray_cluster(args, said(args, own_fields(HostOptions)) | said(args, own_fields(NodeOptions)))
+    if cluster is not None:
+        options |= {"launcher": "ray", "ray": cluster, "devices_per_worker": args.devices_per_worker}
+        return launch(command, args.workers or Workers(_DEFAULT_WORKERS, _DEFAULT_WORKERS), **options)
     if said(args, own_fields(HostOptions)):
         return _launch_on_hosts(command, args, options)
     if args.env:

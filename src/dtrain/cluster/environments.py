@@ -12,6 +12,7 @@ from typing import Any
 from dtrain.cluster import settings
 from dtrain.cluster.environment import Environment
 from dtrain.cluster.mpi import MPIStart
+from dtrain.cluster.ray import RAY
 from dtrain.cluster.tf_config import TFConfig
 from dtrain.errors import ConfigurationError
 from dtrain.topology import Topology
@@ -35,7 +36,7 @@ class _Joined(Environment):
 
 _JOINED = _Joined()
 
-ENVIRONMENTS: dict[str, Environment] = {each.name: each for each in (TFConfig(), _JOINED, MPIStart())}
+ENVIRONMENTS: dict[str, Environment] = {each.name: each for each in (TFConfig(), _JOINED, RAY, MPIStart())}
 """The environments by name, in the order of precedence: what is said explicitly comes first."""
 
 

@@ -17,7 +17,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO
 
 from dtrain import __version__, task_messages
@@ -180,6 +180,46 @@ class HostsLauncher(Launcher):
         errors.start()
         found: list[RemoteAgent] = []
 
+        def why() -> DtrainError:
+            status = process.wait()
+            errors.join(_GOODBYE)
+            last = said[-1] if said else "it said nothing"
+            return PeerMissingError(
+                f"dtrain could not be started on {invite.host} (status {status}): {last}",
+                hint=self._remedy(invite.host, status, "\n".join(said)),
+            )
+
+        reading, writing = os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno())
+        process.stdin.close()
+        process.stdout.close()
+        connection = self._invited(reading, writing, invite, found, why)
+        try:
+            yield
+        finally:
+            connection.close()
+            try:
+                process.wait(_GOODBYE if found else 0.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _invited(
+        self,
+        reading: int,
+        writing: int,
+        invite: Invite,
+        found: list[RemoteAgent],
+        why: Callable[[], DtrainError],
+    ) -> PipeConnection:
+        """Connect to an agent over two descriptors, and invite it.
+
+        Args:
+            reading, writing: the descriptors, which the connection closes.
+            invite: the first message.
+            found: gets the agent once it is part of the job.
+            why: the error if the connection ends before that.
+        """
+
         def receive(message: HostMessage | PeerMismatchError) -> None:
             if isinstance(message, PeerMismatchError):
                 self._fail(message)
@@ -197,31 +237,12 @@ class HostsLauncher(Launcher):
         def end() -> None:
             if found:
                 self._lose(found[0], f"its agent has ended, or nothing was heard of it for {LOST:g} s")
-                return
-            status = process.wait()
-            errors.join(_GOODBYE)
-            last = said[-1] if said else "it said nothing"
-            self._fail(
-                PeerMissingError(
-                    f"dtrain could not be started on {invite.host} (status {status}): {last}",
-                    hint=self._remedy(invite.host, status, "\n".join(said)),
-                )
-            )
+            else:
+                self._fail(why())
 
-        reading, writing = os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno())
-        process.stdin.close()
-        process.stdout.close()
         connection = PipeConnection(reading, writing, receive, end, LOST)
         connection.send(invite)
-        try:
-            yield
-        finally:
-            connection.close()
-            try:
-                process.wait(_GOODBYE if found else 0.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        return connection
 
     def _show_errors(self, pipe: IO[bytes], host: str, said: deque[str]) -> None:
         with pipe:
