@@ -81,7 +81,12 @@ def ray_node(*, cpus: int, join: str = "", host: Host | None = None) -> Iterator
     if join:
         command += [f"--address={join}"]
     else:
-        command += ["--head", f"--port={port}", "--include-dashboard=false", "--ray-client-server-port=0"]
+        command += [
+            "--head",
+            f"--port={port}",
+            "--include-dashboard=false",
+            f"--ray-client-server-port={_free_port()}",
+        ]
     log = folder.with_suffix(".log")
     with log.open("wb") as file:
         options = {

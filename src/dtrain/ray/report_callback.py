@@ -17,7 +17,7 @@ from dtrain import job
 from dtrain.errors import ConfigurationError
 
 
-class ReportCallback(keras.callbacks.Callback):
+class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Calls `ray.train.report` at the end of each epoch, in every worker, with the epoch and its logs.
 
     Args:

@@ -23,7 +23,7 @@ except ImportError as error:
     raise UnsupportedVersionError(f"Ray Train cannot be imported: {error}.", hint=INSTALL) from error
 
 
-class TensorflowTrainer(DataParallelTrainer):
+class TensorflowTrainer(DataParallelTrainer):  # type: ignore[misc]
     """Runs a function in several workers of a Ray cluster, in which `dtrain.strategy("multi_worker")` works.
 
     Args:
@@ -53,7 +53,7 @@ class TensorflowTrainer(DataParallelTrainer):
         )
 
 
-class DtrainConfig(BackendConfig):
+class DtrainConfig(BackendConfig):  # type: ignore[misc]
     """Makes the workers of any trainer of Ray Train V2 a job of dtrain (`backend_config`)."""
 
     @property
@@ -62,7 +62,7 @@ class DtrainConfig(BackendConfig):
         return DtrainBackend
 
 
-class DtrainBackend(Backend):
+class DtrainBackend(Backend):  # type: ignore[misc]
     """Tells the workers of each attempt their peers. It lives in the process that controls the run."""
 
     def __init__(self) -> None:

@@ -287,10 +287,9 @@ class RayLauncher(HostsLauncher):
             while not condition() and time.monotonic() - began < self._wanted.join_timeout:
                 if self._ended.is_set() and self._failure is not None:
                     raise self._failure
-                for event in list(self.session.events.queue):
-                    if isinstance(event, int) and event:
-                        self._status = 128 + event
-                        raise ProcessEnd(self._status)
+                if self.session.signalled:
+                    self._status = 128 + self.session.signalled
+                    raise ProcessEnd(self._status)
                 self._changed.wait(_LOOK)
         return time.monotonic() - began
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from dtrain.errors import DtrainError, PeerMismatchError, RayError
 from dtrain.launch.hosts.ray_actor import AgentActor
+from dtrain.words import counted
 
 _LOOK = 2.0  # seconds between two looks at the cluster while tasks wait for their places
 _AGAIN = 1.0  # seconds until an agent that has ended is replaced
@@ -214,7 +215,8 @@ def _resources() -> str:
     with contextlib.suppress(Exception):
         nodes = sum(bool(node["Alive"]) for node in ray.nodes())
         free = _amounts(ray.available_resources())
-        return f"The cluster has {nodes} nodes with {_amounts(ray.cluster_resources())}; free are {free}."
+        has = f"{counted(nodes, 'node')} with {_amounts(ray.cluster_resources())}"
+        return f"The cluster has {has}; free are {free}."
     return ""
 
 
