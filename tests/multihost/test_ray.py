@@ -178,10 +178,12 @@ def test_two_nodes_give_the_bits_of_one_machine_although_a_worker_dies(
     spread = ["--workers", "2", "--ray-placement", "spread"]
     done = cluster.launch(tmp_path, *spread, "train.py", str(tmp_path / "ray"), "kill")
     assert done.returncode == 0, done.stderr
-    assert "worker 1 was killed by signal 9 (SIGKILL) at step 16" in done.stderr, done.stderr
+    assert "worker 1 was killed by signal 9 (SIGKILL)" in done.stderr, done.stderr
     for rank in (0, 1):
         places = [line for line in done.stdout.splitlines() if line.startswith(f"[worker {rank} on host")]
-        assert len(places) == 1 and places[0].endswith(" 1 9 1 1"), done.stdout  # from step 15 on
+        attempt, steps, *threads = places[0].split()[-4:]
+        assert len(places) == 1 and (attempt, threads) == ("1", ["1", "1"]), done.stdout
+        assert 24 - 17 < int(steps) < 24, done.stdout  # from a checkpoint in the middle of an epoch on
     assert "on host1] place: host1" in done.stdout and "on host2] place: host2" in done.stdout
     assert_same(tmp_path / "ray", wanted)
 
