@@ -35,6 +35,11 @@ ENVIRONMENT = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # A node that is cut off is given up after three seconds, not half a minute.
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_health_check_initial_delay_ms": "0",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "3000",
     "RAY_num_prestart_python_workers": "0",
     "RAY_enable_worker_prestart": "0",
     "TF_CPP_MIN_LOG_LEVEL": "2",

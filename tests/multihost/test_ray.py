@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import guide
 from hosts import Host, HostProcess, HostsNotPermitted, hosts
 from processes import processes_with, wait_until
 from ray_nodes import ENVIRONMENT, RayNode, needs_ray, ray_node
@@ -23,6 +25,7 @@ from ray_nodes import ENVIRONMENT, RayNode, needs_ray, ray_node
 pytestmark = needs_ray
 
 LIMIT = 280.0
+PAGE = (guide.DOCS / "ray.md").read_text(encoding="utf-8")
 AGENT, DRIVER = "dtrain.launch.hosts.agent", "dtrain.launch.hosts.ray_driver"
 PINNED = {"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1"}
 # A fit of two epochs with a checkpoint each third step. With "kill", worker 1 dies in the second epoch.
@@ -123,7 +126,7 @@ class Cluster:
     head: RayNode
 
     def popen(self, command: list[str], folder: Path) -> HostProcess:
-        env = os.environ | ENVIRONMENT | PINNED
+        env = os.environ | ENVIRONMENT | PINNED | {"RAY_ADDRESS": self.head.address}
         pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return self.made[0].popen([sys.executable, *command], cwd=folder, env=env, **pipe)
 
@@ -211,6 +214,20 @@ def test_what_the_cluster_cannot_place_is_an_error_in_time(cluster: Cluster, tmp
     done = cluster.run(["-m", "dtrain", "launch", "--ray", "host1:9", "job.py"], tmp_path, 60)
     assert done.returncode == 2 and "Ray does not answer at host1:9: Connection refused" in done.stderr
     assert "Is the cluster up" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.soak("the tests above run such programs; this one runs those of the page")
+@pytest.mark.parametrize("name", ["train.py", "run.py", "search.py"])
+def test_a_program_of_the_page_runs_by_its_command(cluster: Cluster, tmp_path: Path, name: str) -> None:
+    for block in guide.files(PAGE):
+        (tmp_path / block.title).write_text(block.text, encoding="utf-8")
+    (command,) = (each for each in guide.commands(PAGE) if each[-1] == name)
+    try:
+        done = cluster.run(["-m", *command] if command[0] == "dtrain" else command[1:], tmp_path)
+    finally:
+        for each in ("backup", "run", "search"):
+            shutil.rmtree(f"/tmp/dtrain-{each}", ignore_errors=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.soak(
