@@ -1,6 +1,6 @@
 """Ray for tests: nodes of a cluster, each a process of this machine or of one of its hosts.
 
-    with ray_node(cpus=2) as head, ray_node(cpus=2, join=head.address):
+    with ray_node(cpus=2) as head, ray_node(cpus=2, join=head):
         ...
 
 A node is `ray start --block`, with a small store and without a dashboard. At the end it is killed with all
@@ -45,6 +45,9 @@ ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }
 
+MARK = "DTRAIN_TEST_CLUSTER"
+"""The variable that all processes of a cluster have, with the name of its head's folder."""
+
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed (pip install 'dtrain[ray]')"
 )
@@ -57,6 +60,7 @@ class RayNode:
     address: str
     process: subprocess.Popen[bytes]
     folder: Path
+    mark: str
 
     def processes(self) -> list[psutil.Process]:
         """The processes of the node itself and those that it has started."""
@@ -64,6 +68,16 @@ class RayNode:
             main = psutil.Process(self.process.pid)
             return [main, *main.children(recursive=True)]
         return []
+
+    def left(self) -> dict[int, list[str]]:
+        """The processes of dtrain that a job has left: on this node, and those that have its mark."""
+        found = {}
+        for process in psutil.process_iter(["cmdline", "environ", "status"]):
+            own = (process.info["environ"] or {}).get(MARK) == self.mark
+            command = process.info["cmdline"] or []
+            if own and process.info["status"] != psutil.STATUS_ZOMBIE and any("dtrain" in w for w in command):
+                found[process.pid] = command
+        return found
 
     def kill(self) -> None:
         """End the node at once, with all that it has started."""
@@ -73,9 +87,10 @@ class RayNode:
 
 
 @contextlib.contextmanager
-def ray_node(*, cpus: int, join: str = "", host: Host | None = None) -> Iterator[RayNode]:
+def ray_node(*, cpus: int, join: RayNode | None = None, host: Host | None = None) -> Iterator[RayNode]:
     """Runs a node with so many CPUs, as the head of a cluster if it joins none, perhaps on a host."""
     folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # short: Ray makes Unix sockets in it
+    mark = folder.name if join is None else join.mark
     own = host.address if host is not None else "127.0.0.1"
     port = _free_port()
     command = [
@@ -83,8 +98,8 @@ def ray_node(*, cpus: int, join: str = "", host: Host | None = None) -> Iterator
         *(f"--node-ip-address={own}", f"--num-cpus={cpus}", "--num-gpus=0", f"--object-store-memory={STORE}"),
         *("--min-worker-port=0", "--max-worker-port=0", f"--temp-dir={folder}"),
     ]
-    if join:
-        command += [f"--address={join}"]
+    if join is not None:
+        command += [f"--address={join.address}"]
     else:
         command += [
             "--head",
@@ -97,11 +112,11 @@ def ray_node(*, cpus: int, join: str = "", host: Host | None = None) -> Iterator
         options = {
             "stdout": file,
             "stderr": subprocess.STDOUT,
-            "env": os.environ | ENVIRONMENT,
+            "env": os.environ | ENVIRONMENT | {MARK: mark},
             "cwd": "/tmp",
         }
         process = subprocess.Popen(command, **options) if host is None else host.popen(command, **options)
-    node = RayNode(join or f"{own}:{port}", process, folder)
+    node = RayNode(f"{own}:{port}" if join is None else join.address, process, folder, mark)
     try:
         wait_until(lambda: "Ray runtime started" in log.read_text() or process.poll() is not None, LIMIT)
         assert process.poll() is None, log.read_text()

@@ -19,14 +19,13 @@ import pytest
 
 import guide
 from hosts import Host, HostProcess, HostsNotPermitted, hosts
-from processes import processes_with, wait_until
-from ray_nodes import ENVIRONMENT, RayNode, needs_ray, ray_node
+from processes import wait_until
+from ray_nodes import ENVIRONMENT, MARK, RayNode, needs_ray, ray_node
 
 pytestmark = needs_ray
 
 LIMIT = 280.0
 PAGE = (guide.DOCS / "ray.md").read_text(encoding="utf-8")
-AGENT, DRIVER = "dtrain.launch.hosts.agent", "dtrain.launch.hosts.ray_driver"
 PINNED = {"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1"}
 # A fit of two epochs with a checkpoint each third step. With "kill", worker 1 dies in the second epoch.
 LOOP = """
@@ -126,7 +125,7 @@ class Cluster:
     head: RayNode
 
     def popen(self, command: list[str], folder: Path) -> HostProcess:
-        env = os.environ | ENVIRONMENT | PINNED | {"RAY_ADDRESS": self.head.address}
+        env = os.environ | ENVIRONMENT | PINNED | {"RAY_ADDRESS": self.head.address, MARK: self.head.mark}
         pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return self.made[0].popen([sys.executable, *command], cwd=folder, env=env, **pipe)
 
@@ -137,7 +136,7 @@ class Cluster:
                 out, err = process.communicate(timeout=limit)
             finally:
                 process.kill()
-        wait_until(lambda: not processes_with(AGENT) and not processes_with(DRIVER), 15)
+        wait_until(lambda: not self.head.left(), 15)
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     def launch(self, folder: Path, *words: str, limit: float = LIMIT) -> Any:
@@ -152,7 +151,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         except HostsNotPermitted as error:
             pytest.skip(f"hosts cannot be made here: {error}")
         head = stack.enter_context(ray_node(cpus=2, host=made[0]))
-        stack.enter_context(ray_node(cpus=2, join=head.address, host=made[1]))
+        stack.enter_context(ray_node(cpus=2, join=head, host=made[1]))
         yield Cluster(made, head)
 
 
@@ -245,7 +244,7 @@ def test_the_tasks_of_a_lost_node_are_placed_anew(cluster: Cluster, tmp_path: Pa
     (tmp_path / "job.py").write_text(TELLS)
     command = ["-m", "dtrain", "launch", "--ray", cluster.head.address, "--ray-placement", "spread"]
     with (
-        ray_node(cpus=2, join=cluster.head.address, host=cluster.made[2]),
+        ray_node(cpus=2, join=cluster.head, host=cluster.made[2]),
         cluster.popen([*command, "--workers", "3", "job.py", str(tmp_path)], tmp_path) as process,
     ):
         places = lambda attempt: [path.read_text() for path in sorted(tmp_path.glob(f"{attempt}-*"))]  # noqa: E731
@@ -260,4 +259,4 @@ def test_the_tasks_of_a_lost_node_are_placed_anew(cluster: Cluster, tmp_path: Pa
         finally:
             process.kill()
     assert process.returncode == 128 + signal.SIGTERM and "host2 (node 1) is gone" in err, err
-    wait_until(lambda: not processes_with(AGENT) and not processes_with(DRIVER), 15)
+    wait_until(lambda: not cluster.head.left(), 15)

@@ -46,6 +46,7 @@ _DRIVER = (sys.executable, "-m", "dtrain.launch.hosts.ray_driver")
 _LOOK = 0.2  # seconds between two looks for a signal
 _GOODBYE = 15.0  # seconds for Ray's driver to end the agents, and to leave the cluster
 _GO_ON = "Start the job again. With checkpoints (dtrain.BackupAndRestore) it goes on from the last one."
+_SILENT = 10.0  # seconds without a word of the cluster while tasks wait for places
 _ORDER = ("worker", "ps", "chief")
 
 
@@ -79,7 +80,7 @@ class RayLauncher(HostsLauncher):
         self._addresses: dict[int, str] = {}  # by node, of the newest agent
         self._assigned: dict[int, str] = {}  # likewise, when the tasks' addresses were chosen
         self._links: list[tuple[socket.socket, PipeConnection]] = []
-        self._cluster = ""
+        self._cluster, self._heard_at = "", 0.0  # what the cluster has, in words, and when that was said
         self._ended = threading.Event()
 
     @contextlib.contextmanager
@@ -176,7 +177,7 @@ class RayLauncher(HostsLauncher):
         elif kind == "said":
             self.session.say(about["line"])
         elif kind == "cluster":
-            self._cluster = about["text"]
+            self._cluster, self._heard_at = about["text"], time.monotonic()
 
     def _accept(self, server: socket.socket) -> None:
         """Meet the agents that Ray's driver connects, until the socket is closed."""
@@ -226,6 +227,9 @@ class RayLauncher(HostsLauncher):
         each = " and ".join(filter(None, [counted(self._wanted.cpus, "CPU"), self._gpus_in_words()]))
         if not self._cluster and not self._addresses:
             return f"Ray at {self._wanted.address} has not answered in {waited:.0f} s."
+        silent = time.monotonic() - self._heard_at
+        if self._cluster and silent > _SILENT:
+            return f"Ray at {self._wanted.address} has not answered for {silent:.0f} s: has its head ended?"
         return (
             f"Ray has placed {present} of {tasks} with {each} each ({self._wanted.placement}) in "
             f"{waited:.0f} s. {self._cluster}"
