@@ -103,17 +103,20 @@ print("steps:", int(model.optimizer.iterations.numpy()), flush=True)
 """
 # Each worker tells its steps until the file "end" is there, and notes its host and its attempt.
 TELLS = """
-import json, os, sys, time
+import json, os, signal, sys, time
 from pathlib import Path
 from dtrain import channel
 folder = Path(sys.argv[1])
-index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+config = json.loads(os.environ["TF_CONFIG"])
+place = f"{os.environ['DTRAIN_ATTEMPT']}-{config['task']['index']}-of-{len(config['cluster']['worker'])}"
+signal.signal(signal.SIGUSR1, lambda *arguments: sys.exit(channel.RUN_AGAIN))
+channel.tell_checkpoint(1, str(folder))
 step = 0
 while not (folder / "end").exists():
     time.sleep(0.05)
     step += 1
     channel.tell_progress(step, "step", train=True, done=step)
-    (folder / f"{os.environ['DTRAIN_ATTEMPT']}-{index}").write_text(os.uname().nodename)
+    (folder / place).write_text(os.uname().nodename)
 """
 
 
@@ -237,6 +240,32 @@ def test_parameter_servers_train(cluster: Cluster, tmp_path: Path) -> None:
     done = cluster.launch(tmp_path, "--workers", "2", "--ps", "1", "train.py")
     assert done.returncode == 0, done.stderr
     assert "[chief 0 on host" in done.stdout and "steps: 24" in done.stdout, done.stdout
+
+
+@pytest.mark.soak("test_lost_nodes.py shows it without Ray; the next test shows a lost node of Ray")
+def test_an_elastic_job_shrinks_and_grows_with_the_cluster(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(TELLS)
+    command = [sys.executable, "-m", "dtrain", "launch", "--workers", "1:2", "job.py", str(tmp_path)]
+
+    def there(pattern: str) -> int:
+        return len(list(tmp_path.glob(pattern)))
+
+    with contextlib.ExitStack() as stack, (tmp_path / "log").open("w") as log:
+        head = stack.enter_context(ray_node(cpus=1))
+        command[4:4] = ["--ray", head.address]
+        env = os.environ | ENVIRONMENT | {MARK: head.mark}
+        with ray_node(cpus=1, join=head) as second:
+            process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=log, stderr=log)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            wait_until(lambda: there("0-*-of-2") == 2)
+            second.kill()
+            wait_until(lambda: there("*-0-of-1") > 0)
+        with ray_node(cpus=1, join=head):
+            wait_until(lambda: there("[1-9]-*-of-2") == 2)
+            (tmp_path / "end").touch()
+            assert process.wait(60) == 0, (tmp_path / "log").read_text()
+        wait_until(lambda: not head.left(), 15)
 
 
 def test_the_tasks_of_a_lost_node_are_placed_anew(cluster: Cluster, tmp_path: Path) -> None:
