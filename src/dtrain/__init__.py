@@ -87,6 +87,7 @@ if TYPE_CHECKING:
         experimental as experimental,
         monitor as monitor,
         optim as optim,
+        ray as ray,
     )
 
     # isort: on
@@ -132,7 +133,7 @@ _FROM_TENSORFLOW = (
 
 
 # Public modules that are imported on first use.
-_MODULES = ("checkpoint", "data", "errors", "experimental", "monitor", "optim")
+_MODULES = ("checkpoint", "data", "errors", "experimental", "monitor", "optim", "ray")
 
 
 if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any name

@@ -133,6 +133,10 @@ class MPIError(DtrainError, RuntimeError):
     """MPI was asked for, but is not installed or cannot be used."""
 
 
+class RayError(DtrainError, RuntimeError):
+    """Ray was asked for, but does not answer, has ended, or cannot be used."""
+
+
 class ProcessEnd(SystemExit):
     """This process has done its part of the job, and must end without a traceback; nothing has failed.
 

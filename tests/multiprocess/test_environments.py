@@ -71,6 +71,10 @@ STARTS = {
         program="import sys\nfrom dtrain import cluster, topology\n"
         f"cluster.join(topology.Topology({JOB!r}, 'worker', int(sys.argv[1])), by_program=True)\n"
     ),
+    "ray": Start(
+        program="import sys\nfrom dtrain.cluster.ray import RAY\n"
+        f"RAY.join({JOB['worker']!r}, int(sys.argv[1]), b'0' * 32, run='first', attempt=0, cpus=1)\n"
+    ),
     "mpi": Start(
         ({"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": "9"}, {"PMI_RANK": "1", "PMI_SIZE": "2"}), by_mpi=True
     ),
@@ -192,7 +196,7 @@ def test_the_first_of_two_names_the_job_and_the_rule_is_said(monkeypatch: pytest
     about = cluster.describe()
     assert (about["environment"], about["also_found"]) == ("tf_config", ["acme"])
     after = ["mpi", "slurm", "jobset", "kubeflow", "tpu_vm"]
-    assert about["precedence"] == ["tf_config", "joined", "acme", *after]
+    assert about["precedence"] == ["tf_config", "joined", "ray", "acme", *after]
     assert cluster.origin() == "TF_CONFIG, which precedes an ACME job,"
 
 

@@ -33,6 +33,7 @@ from dtrain.launch.task_handle import TaskCommand
 from dtrain.topology import Task
 from mpi_jobs import needs_mpi, traces
 from processes import alive, processes_with, wait_until
+from ray_nodes import needs_ray, ray_node
 from restart_jobs import run
 
 LIMIT = 60.0
@@ -43,11 +44,13 @@ LAUNCHED = {
     "local": "",
     "mpi": "",
     "nodes": "import loopback_nodes",
+    "ray": "import loopback_ray",
     "ssh": "import loopback_ssh",
     "shell": "import shell_launcher",
 }
 # What `dtrain.local_rank()` is in each of three workers: two fit on a node, and one on the first SSH host.
 LOCAL_RANKS = {"nodes": [0, 1, 0], "ssh": [0, 0, 1]}
+MARKS = {"mpi": needs_mpi, "ray": (needs_ray, pytest.mark.long)}
 (EXAMPLE,) = (
     block.text
     for block in guide.files((guide.DOCS / "extending.md").read_text(encoding="utf-8"))
@@ -135,12 +138,21 @@ class Jobs:
         return {path.name.partition("-")[2]: json.loads(path.read_text()) for path in found}
 
 
-@pytest.fixture(params=[pytest.param(name, marks=needs_mpi if name == "mpi" else ()) for name in LAUNCHED])
-def jobs(request: pytest.FixtureRequest, tmp_path: Path) -> Jobs:
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=MARKS.get(name, ())) for name in LAUNCHED])
+def launcher(request: pytest.FixtureRequest) -> Iterator[str]:
+    with contextlib.ExitStack() as stack:
+        if request.param == "ray":
+            address = stack.enter_context(ray_node(cpus=4)).address
+            stack.enter_context(pytest.MonkeyPatch.context()).setenv("RAY_ADDRESS", address)
+        yield request.param
+
+
+@pytest.fixture
+def jobs(launcher: str, tmp_path: Path) -> Jobs:
     (tmp_path / "shell_launcher.py").write_text(EXAMPLE)
     for name in ("pids", "told"):
         (tmp_path / name).mkdir()
-    return Jobs(request.param, tmp_path)
+    return Jobs(launcher, tmp_path)
 
 
 def test_every_launcher_has_this_contract() -> None:

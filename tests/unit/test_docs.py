@@ -41,7 +41,7 @@ OUTSIDE = {
     "https://www.cs.toronto.edu/~kriz/cifar.html",
     "https://www.tensorflow.org/guide/distributed_training",
 }
-PACKAGES = ("checkpoint", "data", "monitor", "optim")
+PACKAGES = ("checkpoint", "data", "monitor", "optim", "ray")
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 # A name on the reference page, with its arguments where it is shown with some.
 NAME = re.compile(r"`(dtrain(?:\.\w+)+)(?:\(([^`]*)\))?`")

@@ -40,6 +40,7 @@ ORDER = (
     "monitor",
     "trainer_run",
     "trainer",
+    "ray",
     "dtrain",  # the public names: what stands below is written as a user would write it
     "experimental",  # more of them, under TensorFlow's own name for it
     "recipes",

@@ -16,6 +16,7 @@ from typing import Any
 
 from dtrain.cli import worker_counts
 from dtrain.cli.config_file import add_config_argument
+from dtrain.cli.ray_options import add_ray_arguments, ray_cluster
 from dtrain.cli.slurm_nodes import from_slurm
 from dtrain.cli.worker_counts import DEFAULT_WORKERS, Workers
 from dtrain.cluster.gpu_shares import gpu_shares
@@ -225,6 +226,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a variable of this machine that all workers get; can be given several times",
     )
+    add_ray_arguments(parser)
     parser.add_argument(
         "-m", dest="is_module", action="store_true", help="the script is the name of a module"
     )
@@ -256,6 +258,10 @@ def run(args: argparse.Namespace) -> int:
             hint="Leave it out: each task of such a job sees all GPUs of its machine.",
         )
     command = [sys.executable, *target, *args.args]
+    cluster = ray_cluster(args, said(args, own_fields(HostOptions)) | said(args, own_fields(NodeOptions)))
+    if cluster is not None:
+        options |= {"launcher": "ray", "ray": cluster, "devices_per_worker": args.devices_per_worker}
+        return launch(command, args.workers or Workers(DEFAULT_WORKERS, DEFAULT_WORKERS), **options)
     if said(args, own_fields(HostOptions)):
         return _launch_on_hosts(command, args, options)
     if args.env:

@@ -58,6 +58,7 @@ class Parser(argparse.ArgumentParser):
             ConfigurationError: the file of `--config` cannot be used.
         """
         if args is not None:
+            args = self._joined(args)
             # Checked before argparse, which would take an unknown option's value for a positional argument.
             self._check_options(args)
             args = with_config(self, args)
@@ -69,6 +70,26 @@ class Parser(argparse.ArgumentParser):
             message = re.sub(pattern, words, message)
         stop = "" if message.endswith(("?", ".")) else "."
         self.exit(2, f"{self.prog}: error: {message}{stop} See {self.prog} --help.\n")
+
+    def _joined(self, arguments: Sequence[str]) -> list[str]:
+        """The arguments, in which each option whose value may be left out (`nargs="?"`) has one after a `=`.
+
+        It takes the next word if its type accepts that. argparse would take any, such as the script.
+        """
+        owns_rest = any(action.nargs == argparse.REMAINDER for action in self._actions)
+        words, joined = list(arguments), list[str]()
+        while words:
+            word = words.pop(0)
+            if word == "--" or (owns_rest and not word.startswith("-")):
+                return [*joined, word, *words]
+            action = self._option_string_actions.get(word)
+            if action is not None and action.nargs == "?":
+                word = f"{word}={words.pop(0) if words and _accepts(action, words[0]) else action.const}"
+            elif action is not None and action.nargs is None and words:
+                joined.append(word)
+                word = words.pop(0)
+            joined.append(word)
+        return joined
 
     def _check_options(self, arguments: Sequence[str]) -> None:
         """Reject unknown options, up to the arguments of the user's own script."""
@@ -101,3 +122,10 @@ class Parser(argparse.ArgumentParser):
         begins = [option for text, option in known.items() if len(word) > 1 and text.startswith(word)]
         found = elsewhere or ([known[word]] if word in known else begins[:1]) or near
         return f". Did you mean {found[0]}?" if found else ""
+
+
+def _accepts(action: argparse.Action, word: str) -> bool:
+    try:
+        return callable(action.type) and action.type(word) is not None
+    except argparse.ArgumentTypeError:
+        return False

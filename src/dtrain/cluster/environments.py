@@ -14,6 +14,7 @@ from dtrain.cluster.environment import Environment
 from dtrain.cluster.jobset import JobSet
 from dtrain.cluster.kubeflow import KubeflowTrainJob
 from dtrain.cluster.mpi import MPIStart
+from dtrain.cluster.ray import RAY
 from dtrain.cluster.slurm import SlurmStep
 from dtrain.cluster.tf_config import TFConfig
 from dtrain.cluster.tpu_vm import TPUHosts
@@ -41,7 +42,7 @@ _JOINED = _Joined()
 
 ENVIRONMENTS: dict[str, Environment] = {
     each.name: each
-    for each in (TFConfig(), _JOINED, MPIStart(), SlurmStep(), JobSet(), KubeflowTrainJob(), TPUHosts())
+    for each in (TFConfig(), _JOINED, RAY, MPIStart(), SlurmStep(), JobSet(), KubeflowTrainJob(), TPUHosts())
 }
 """The environments by name, in the order of precedence: what is said explicitly comes first."""
 

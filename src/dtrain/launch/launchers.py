@@ -27,10 +27,17 @@ def _by_ssh(session: Session, spec: JobSpec | None = None) -> Launcher:
     return SSHLauncher(session, spec)
 
 
+def _on_ray(session: Session, spec: JobSpec | None = None) -> Launcher:
+    from dtrain.launch.hosts.ray import RayLauncher
+
+    return RayLauncher(session, spec)
+
+
 LAUNCHERS: dict[str, Callable[[Session, JobSpec], Launcher]] = {
     "local": LocalLauncher,
     "mpi": MPILauncher,
     "nodes": _on_nodes,
+    "ray": _on_ray,
     "ssh": _by_ssh,
 }
 

@@ -46,6 +46,7 @@ class Session:
         events: the queue of task exits, task messages and received signals.
         console: where lines are written.
         takes_reports: as given.
+        signalled: the last signal that this process received while the session was open; 0 for none.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Session:
         )
         self.takes_reports = takes_reports
         self._shared_secret = shared_secret
+        self.signalled = 0
         self._scratch: Path | None = None
         self._scratch_memory: Path | None = None
         self._signals = (*_FORWARDED, *notices)
@@ -135,6 +137,7 @@ class Session:
             return
 
         def note(signum: int, frame: FrameType | None) -> None:
+            self.signalled = signum
             self.events.put(signum)
 
         # A signal that was ignored when we started (nohup) stays ignored.

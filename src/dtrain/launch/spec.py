@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtrain.errors import ConfigurationError
+from dtrain.launch.ray_cluster import RayCluster
 from dtrain.topology import split_address
 
 MAX_RESTARTS = 3
@@ -135,6 +136,7 @@ class JobSpec:
             None for no files.
         nodes: the hosts of the job, of which this is node 0. Only with the launcher "nodes".
         hosts: the hosts of the job. Only with the launcher "ssh".
+        ray: the cluster of the job. Only with the launcher "ray".
 
     Raises:
         ConfigurationError: a number is out of range, the command is empty, or two options exclude each
@@ -157,6 +159,7 @@ class JobSpec:
     log_dir: str | Path | None = None
     nodes: Nodes | None = None
     hosts: SSHHosts | None = None
+    ray: RayCluster | None = None
 
     def __post_init__(self) -> None:
         if not self.command:

@@ -266,6 +266,7 @@ class _ForwardedConsole(Console):
 
 def main() -> int:
     """Be the agent of a coordinator that has started this process; returns the exit status."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray blocks SIGINT, and tasks would inherit that
     inbox, ended = Inbox(), threading.Event()
 
     def end() -> None:

@@ -59,6 +59,11 @@ class PipeConnection:
         self._writer.start()
         threading.Thread(target=self._read, name="dtrain-pipe-in", daemon=True).start()
 
+    @property
+    def ended(self) -> bool:
+        """Whether the other side has closed, or this one."""
+        return self._ended.is_set()
+
     def send(self, message: HostMessage) -> None:
         """Send a message; wait while over a thousand others wait; drop it when the pipe is closed."""
         line = encode(message) + b"\n"

@@ -17,7 +17,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO
 
 from dtrain import __version__, task_messages
@@ -123,13 +123,13 @@ class HostsLauncher(Launcher):
         for task, agent in zip(tasks, placed, strict=True):
             jobs[task.job] = (*jobs.get(task.job, ()), f"{self._address(agent)}:{next(ports[agent])}")
         self._places = dict(zip(tasks, placed, strict=True))
-        before: Counter[RemoteAgent] = Counter()
+        before: Counter[object] = Counter()
         assigned = []
-        for task, agent in zip(tasks, placed, strict=True):
+        for task, agent in self._places.items():
             own = {}
             if task.job == "worker":
-                own["DTRAIN_LOCAL_RANK"] = str(before[agent])
-                before[agent] += 1
+                own["DTRAIN_LOCAL_RANK"] = str(before[self._machine(agent)])
+                before[self._machine(agent)] += 1
             assigned.append(Assignment(Topology(jobs, task.job, task.index), own))
         yield assigned
 
@@ -184,6 +184,46 @@ class HostsLauncher(Launcher):
         errors.start()
         found: list[RemoteAgent] = []
 
+        def why() -> DtrainError:
+            status = process.wait()
+            errors.join(_GOODBYE)
+            last = said[-1] if said else "it said nothing"
+            return PeerMissingError(
+                f"dtrain could not be started on {invite.host} (status {status}): {last}",
+                hint=self._remedy(invite.host, status, "\n".join(said)),
+            )
+
+        reading, writing = os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno())
+        process.stdin.close()
+        process.stdout.close()
+        connection = self._invited(reading, writing, invite, found, why)
+        try:
+            yield
+        finally:
+            connection.close()
+            try:
+                process.wait(_GOODBYE if found else 0.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _invited(
+        self,
+        reading: int,
+        writing: int,
+        invite: Invite,
+        found: list[RemoteAgent],
+        why: Callable[[], DtrainError],
+    ) -> PipeConnection:
+        """Connect to an agent over two descriptors, and invite it.
+
+        Args:
+            reading, writing: the descriptors, which the connection closes.
+            invite: the first message.
+            found: gets the agent once it is part of the job.
+            why: the error if the connection ends before that.
+        """
+
         def receive(message: HostMessage | PeerMismatchError) -> None:
             if isinstance(message, PeerMismatchError):
                 self._fail(message)
@@ -201,31 +241,12 @@ class HostsLauncher(Launcher):
         def end() -> None:
             if found:
                 self._lose(found[0], f"its agent has ended, or nothing was heard of it for {LOST:g} s")
-                return
-            status = process.wait()
-            errors.join(_GOODBYE)
-            last = said[-1] if said else "it said nothing"
-            self._fail(
-                PeerMissingError(
-                    f"dtrain could not be started on {invite.host} (status {status}): {last}",
-                    hint=self._remedy(invite.host, status, "\n".join(said)),
-                )
-            )
+            else:
+                self._fail(why())
 
-        reading, writing = os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno())
-        process.stdin.close()
-        process.stdout.close()
         connection = PipeConnection(reading, writing, receive, end, LOST)
         connection.send(invite)
-        try:
-            yield
-        finally:
-            connection.close()
-            try:
-                process.wait(_GOODBYE if found else 0.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        return connection
 
     def _show_errors(self, pipe: IO[bytes], host: str, said: deque[str]) -> None:
         with pipe:
@@ -359,15 +380,19 @@ class HostsLauncher(Launcher):
         reason = answer.reason if isinstance(answer, Reserved) else "no answer"
         raise ConfigurationError(f"No ports could be reserved on {agent}: {reason}.")
 
+    def _machine(self, agent: RemoteAgent) -> object:
+        """What agents have in common if they are on one machine; here each has a machine of its own."""
+        return agent
+
     def _address(self, agent: RemoteAgent) -> str:
         """Where the other hosts reach the tasks of one."""
         own = [agent.hello.address]
         if not _beyond_loopback(agent.hello.address):  # the coordinator's host: what others call it
             own = [each.hello.reached for each in self._present()]
         found = next(filter(_beyond_loopback, own), "")
-        if not found:
-            return loopback_host()
-        return f"[{found}]" if ":" in found else found
+        if found:
+            return f"[{found}]" if ":" in found else found
+        return loopback_host()
 
 
 def _beyond_loopback(address: str) -> bool:

@@ -68,7 +68,7 @@ class SSHLauncher(HostsLauncher):
         self._first: DtrainError | None = None
         self._env = passed_environment(os.environ, spec.hosts.env)
         self._gpus: list[str] | None = [] if spec.ps else None
-        self._script = _script(spec.command)
+        self._script = script_of(spec.command)
         if not shutil.which("ssh") and not all(map(_is_here, self._hosts.slots)):
             raise ConfigurationError(
                 "There is no program ssh in PATH, which reaches the hosts.",
@@ -154,7 +154,7 @@ def _is_here(host: str) -> bool:
     return host in ("localhost", own, own.partition(".")[0])
 
 
-def _script(command: Sequence[str]) -> str:
+def script_of(command: Sequence[str]) -> str:
     """The script that a command runs with this Python; "" if it runs something else."""
     if len(command) > 1 and command[0] == sys.executable and not command[1].startswith("-"):
         return command[1]

@@ -1,0 +1,73 @@
+"""The job of a worker of Ray Train: `dtrain.ray` tells each worker its peers and their secret by Ray's calls.
+
+They stay in the process: no variable and no file has the secret. Nothing of Ray is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+
+from dtrain.cluster.environment import Environment
+from dtrain.cluster.sockets import bind_everywhere
+from dtrain.errors import ConfigurationError
+from dtrain.topology import Topology
+
+
+class RayWorkers(Environment):
+    """The workers of a run of Ray Train whose trainer is dtrain's."""
+
+    name = "ray"
+    label = "Ray Train"
+
+    def __init__(self) -> None:
+        self._job: Topology | None = None
+        self._secret: bytes | None = None
+        self._held: socket.socket | None = None  # reserves the port that the peers know
+
+    def detected(self) -> bool:
+        """Whether the trainer has told this process its peers."""
+        return self._job is not None
+
+    def topology(self) -> Topology:
+        """The workers of the run."""
+        if self._job is None:
+            raise ConfigurationError(
+                "No trainer has told this process its peers.", hint="Ask only if it is detected."
+            )
+        return self._job
+
+    def secret(self) -> bytes | None:
+        """The secret of the run."""
+        return self._secret
+
+    def reserve_port(self) -> int:
+        """Reserve a port of this machine for this worker, until its process ends.
+
+        Raises:
+            OSError: the system has none.
+        """
+        self._held = bind_everywhere(0)
+        return int(self._held.getsockname()[1])
+
+    def join(
+        self, addresses: Sequence[str], index: int, secret: bytes, *, run: str, attempt: int, cpus: int
+    ) -> None:
+        """Be a worker of a run.
+
+        Args:
+            addresses: of all workers, as `host:port`.
+            index: which of them this process is.
+            secret: what they share.
+            run: a name of the run that its attempts have in common.
+            attempt: how many times the run was started again.
+            cpus: the threads that each operation uses, if the environment does not say it.
+        """
+        self._job, self._secret = Topology({"worker": tuple(addresses)}, "worker", index), secret
+        os.environ |= {"DTRAIN_JOB": run, "DTRAIN_ATTEMPT": str(attempt)}
+        os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(cpus))
+
+
+RAY = RayWorkers()
+"""Of this process."""

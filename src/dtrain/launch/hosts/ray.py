@@ -1,0 +1,323 @@
+"""Jobs whose tasks are placed by Ray: this process is the coordinator, and Ray starts an agent for each task.
+
+Ray decides where a task runs, and finds another place when it loses a node. What a failure means, and what is
+started again, is decided by the same engine as everywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from dtrain import errors
+from dtrain.cluster import without_task
+from dtrain.errors import ConfigurationError, PeerMissingError, ProcessEnd, RayError
+from dtrain.launch.hosts.connection import HostConnection, PipeConnection
+from dtrain.launch.hosts.launcher import HostsLauncher
+from dtrain.launch.hosts.messages import Hello, Invite
+from dtrain.launch.hosts.ray_driver import Order, ordered
+from dtrain.launch.hosts.remote import RemoteAgent, RemoteTask
+from dtrain.launch.hosts.ssh import passed_environment, script_of
+from dtrain.launch.local_process import bound_to_launcher
+from dtrain.launch.session import Session
+from dtrain.launch.spec import JobSpec
+from dtrain.launch.task_handle import TaskCommand
+from dtrain.topology import Task
+from dtrain.words import counted
+
+OLDEST = (2, 51)
+"""The oldest version of Ray that is supported: the first in which Ray Train V2 is the usual one."""
+
+INSTALL = "Install it: pip install 'dtrain[ray]'."
+
+_DRIVER = (sys.executable, "-m", "dtrain.launch.hosts.ray_driver")
+_LOOK = 0.2  # seconds between two looks for a signal
+_GOODBYE = 15.0  # seconds for Ray's driver to end the agents, and to leave the cluster
+_GO_ON = "Start the job again. With checkpoints (dtrain.BackupAndRestore) it goes on from the last one."
+_SILENT = 10.0  # seconds without a word of the cluster while tasks wait for places
+_ORDER = ("worker", "ps", "chief")
+
+
+class RayLauncher(HostsLauncher):
+    """The coordinator of a job on Ray. Each task has an agent and a place in the cluster of its own.
+
+    Raises:
+        ConfigurationError: `JobSpec.ray` is missing, or a variable that tasks should get is not set.
+        UnsupportedVersionError: Ray is missing, or too old.
+    """
+
+    _own_name = "this machine"
+    _absent_hint = (
+        "Ask for less (--workers, --ray-cpus, --ray-gpus, --ray-placement), wait until other jobs have "
+        "ended, or add nodes; ray status shows what is free."
+    )
+
+    def __init__(self, session: Session, spec: JobSpec | None = None) -> None:
+        super().__init__(session, spec)
+        if spec is None or spec.ray is None:
+            raise ConfigurationError(
+                "The launcher is 'ray', and JobSpec.ray says nothing of the cluster.",
+                hint="Use dtrain launch --ray.",
+            )
+        check_version()
+        self._wanted = spec.ray
+        self._jobs = {"worker": spec.workers, "ps": spec.ps, "chief": int(spec.ps > 0)}
+        self._fewest = spec.min_workers or sum(self._jobs.values())
+        self._env = threads(spec.ray.cpus) | passed_environment(os.environ, spec.ray.env)
+        self._script = script_of(spec.command)
+        self._addresses: dict[int, str] = {}  # by node, of the newest agent
+        self._assigned: dict[int, str] = {}  # likewise, when the tasks' addresses were chosen
+        self._links: list[tuple[socket.socket, PipeConnection]] = []
+        self._cluster, self._heard_at = "", 0.0  # what the cluster has, in words, and when that was said
+        self._ended = threading.Event()
+
+    @contextlib.contextmanager
+    def _agents_called(self) -> Iterator[None]:
+        path = self.session.scratch() / "ray.socket"
+        with socket.socket(socket.AF_UNIX) as server, self._driver(path):
+            server.bind(str(path))
+            server.listen(128)
+            threading.Thread(target=self._accept, args=(server,), daemon=True).start()
+            try:
+                yield
+            finally:
+                with self._changed:
+                    links = list(self._links)
+                for link, connection in links:
+                    connection.close()
+                    with contextlib.suppress(OSError):
+                        link.shutdown(socket.SHUT_WR)
+                    link.close()
+
+    @contextlib.contextmanager
+    def _driver(self, path: Path) -> Iterator[None]:
+        """Run the process that uses Ray. At the end it has left the cluster, and no agent is left."""
+        process = subprocess.Popen(
+            [*bound_to_launcher(), *_DRIVER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env=without_task(os.environ),
+        )
+        if process.stdin is None or process.stdout is None or process.stderr is None:
+            raise RuntimeError("pipes were asked for")
+        said: deque[str] = deque(maxlen=50)
+        listener = threading.Thread(target=self._listen, args=(process.stderr, said), daemon=True)
+        listener.start()
+        about = process, process.stdout, listener, said
+        threading.Thread(target=self._follow, args=about, daemon=True).start()
+        wanted = self._wanted
+        order = Order(wanted.address, self._bundles(), self._fewest, wanted.placement.upper(), str(path))
+        with contextlib.suppress(OSError):  # it has ended: `_follow` says why
+            process.stdin.write(ordered(order))
+            process.stdin.flush()
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+            try:
+                process.wait(_GOODBYE if self._addresses else 0.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _bundles(self) -> list[dict[str, float]]:
+        wanted = self._wanted
+        gpus = {"GPU": wanted.gpus} if wanted.gpus else {}
+        return [
+            {"CPU": float(wanted.cpus), **(gpus if job == "worker" else {})}
+            for job in _ORDER
+            for _ in range(self._jobs[job])
+        ]
+
+    def _listen(self, pipe: IO[bytes], said: deque[str]) -> None:
+        with pipe:
+            for line in pipe:
+                said.append(line.decode(errors="replace").rstrip())
+
+    def _follow(
+        self,
+        process: subprocess.Popen[bytes],
+        notes: IO[bytes],
+        listener: threading.Thread,
+        said: deque[str],
+    ) -> None:
+        """Read the notes of Ray's driver until it ends."""
+        with notes:
+            for line in notes:
+                self._noted(**json.loads(line))
+        listener.join(_LOOK)
+        last = next(filter(None, reversed(said)), "it said nothing")
+        with self._changed:
+            self._ended.set()
+            self._fail(
+                RayError(
+                    f"The process that uses Ray has ended (status {process.wait()}): {last}",
+                    hint=f"Is the cluster still up (ray status)? When it is: {_GO_ON}",
+                )
+            )
+
+    def _noted(self, kind: str, **about: str) -> None:
+        if kind == "failed":
+            self._fail(getattr(errors, about["error"])(about["message"], hint=about["hint"]))
+        elif kind == "said":
+            self.session.say(about["line"])
+        elif kind == "cluster":
+            self._cluster, self._heard_at = about["text"], time.monotonic()
+
+    def _accept(self, server: socket.socket) -> None:
+        """Meet the agents that Ray's driver connects, until the socket is closed."""
+        with contextlib.suppress(OSError):
+            while True:
+                link, _ = server.accept()
+                header = b""
+                while not header.endswith(b"\n") and (byte := link.recv(1)):
+                    header += byte
+                if header.endswith(b"\n"):
+                    self._meet(link, **json.loads(header))
+
+    def _meet(self, link: socket.socket, node: int, host: str, address: str, moves: bool) -> None:
+        with self._changed:
+            if self._over:
+                link.close()
+                return
+            self._addresses[node] = address
+            folder = "" if moves else str(Path.cwd())  # Ray has brought the working directory itself
+            invite = Invite(node, host, 1, folder, self._env, [], self._script)
+            connection = self._invited(
+                os.dup(link.fileno()),
+                os.dup(link.fileno()),
+                invite,
+                [],
+                lambda: RayError(
+                    f"dtrain's agent on {host} ended before it began.",
+                    hint=f"See what it says above, and the logs of Ray on {host}.",
+                ),
+            )
+            self._links = [*(each for each in self._links if not each[1].ended), (link, connection)]
+
+    def _greet(self, connection: HostConnection, hello: Hello) -> RemoteAgent | None:
+        found = super()._greet(connection, hello)
+        self.session.events.put(0)  # an elastic job may grow
+        return found
+
+    def _missing(self, waited: float) -> str | None:
+        present, wanted = len(self._present()), sum(self._jobs.values())
+        limit = self._wanted.join_timeout
+        if present >= (wanted if waited < limit else self._fewest):
+            return None
+        return "" if waited < limit else self._unplaced(waited, present)
+
+    def _unplaced(self, waited: float, present: int) -> str:
+        tasks = counted(sum(self._jobs.values()), "task")
+        each = " and ".join(filter(None, [counted(self._wanted.cpus, "CPU"), self._gpus_in_words()]))
+        if not self._cluster and not self._addresses:
+            return f"Ray at {self._wanted.address} has not answered in {waited:.0f} s."
+        silent = time.monotonic() - self._heard_at
+        if self._cluster and silent > _SILENT:
+            return f"Ray at {self._wanted.address} has not answered for {silent:.0f} s: has its head ended?"
+        return (
+            f"Ray has placed {present} of {tasks} with {each} each ({self._wanted.placement}) in "
+            f"{waited:.0f} s. {self._cluster}"
+        )
+
+    def _gpus_in_words(self) -> str:
+        return f"{self._wanted.gpus:g} GPU for each worker" if self._wanted.gpus else ""
+
+    def _machine(self, agent: RemoteAgent) -> object:
+        return self._addresses[agent.hello.node]
+
+    def _address(self, agent: RemoteAgent) -> str:
+        address = self._assigned[agent.hello.node] = self._addresses[agent.hello.node]
+        return f"[{address}]" if ":" in address else address
+
+    def _place(self, tasks: Sequence[Task]) -> list[RemoteAgent]:
+        """The agent of each task. Ray has some time to find another place for what was on a lost node.
+
+        An elastic job has workers only; the last ones are left out while they have no place.
+        """
+        needed = min(len(tasks), self._fewest)
+        waited = self._wait(lambda: len(self._present()) >= needed)
+        present = self._present()
+        if len(present) < needed:
+            raise PeerMissingError(self._unplaced(waited, len(present)), hint=self._absent_hint)
+        ordered = sorted(tasks, key=lambda task: (_ORDER.index(task.job), task.index))
+        return [present[ordered.index(task)] for task in tasks[: len(present)]]
+
+    def start(self, commands: Sequence[TaskCommand]) -> list[RemoteTask]:
+        """Start tasks where they were assigned. With parameter servers Ray may have placed one anew since.
+
+        Raises:
+            OSError: an agent could not start a task.
+            PeerMissingError: Ray has no place for one, or has moved it to another host than the others know.
+        """
+        if self._jobs["ps"]:
+            nodes = {each.task: self._places[each.task].hello.node for each in commands}
+            there = set(nodes.values())
+            waited = self._wait(lambda: there <= {agent.hello.node for agent in self._present()})
+            for task, node in nodes.items():
+                before, now = self._assigned[node], self._addresses[node]
+                if self._agents[node].lost:
+                    why = self._unplaced(waited, len(self._present()))
+                    raise PeerMissingError(why, hint=self._absent_hint)
+                if now != before:
+                    raise PeerMissingError(
+                        f"Ray has lost the node of {task} ({before}) and placed it on {now}, and the other "
+                        "tasks know only its old address.",
+                        hint=_GO_ON,
+                    )
+        return super().start(commands)
+
+    def _wait(self, condition: Callable[[], bool]) -> float:
+        """Wait until a condition holds, as long as Ray has time to place tasks; returns the seconds.
+
+        Raises:
+            RayError: Ray is gone.
+            ProcessEnd: this process has received a signal.
+        """
+        began = time.monotonic()
+        with self._changed:
+            while not condition() and time.monotonic() - began < self._wanted.join_timeout:
+                if self._ended.is_set() and self._failure is not None:
+                    raise self._failure
+                if self.session.signalled:
+                    self._status = 128 + self.session.signalled
+                    raise ProcessEnd(self._status)
+                self._changed.wait(_LOOK)
+        return time.monotonic() - began
+
+
+def threads(cpus: int) -> dict[str, str]:
+    """The variables by which a task's operations use so many threads."""
+    return {"OMP_NUM_THREADS": f"{cpus}", "TF_NUM_INTRAOP_THREADS": f"{cpus}"}
+
+
+def check_version() -> None:
+    """Check the version of Ray that is installed, without importing it.
+
+    Raises:
+        UnsupportedVersionError: it is missing, or too old.
+    """
+    oldest = ".".join(map(str, OLDEST))
+    try:
+        found = importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError:
+        raise errors.UnsupportedVersionError("Ray is not installed.", hint=INSTALL) from None
+    if tuple(map(int, re.findall(r"\d+", found)[:2])) < OLDEST:
+        raise errors.UnsupportedVersionError(
+            f"Ray {found} is installed, and dtrain needs {oldest} or later.", hint=INSTALL
+        )

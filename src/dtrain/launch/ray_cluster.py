@@ -1,0 +1,63 @@
+"""What a job asks of a Ray cluster: where the cluster is, and what each task gets of it.
+
+The launcher that asks is in `hosts/ray.py`. Nothing of Ray is imported here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dtrain.errors import ConfigurationError
+from dtrain.words import check_word
+
+AUTO = "auto"
+"""The address that lets Ray find the cluster: RAY_ADDRESS, or that of which this machine is a node."""
+
+PLACEMENTS = ("pack", "spread", "strict_pack", "strict_spread")
+"""Ray's strategies of placement, in small letters."""
+
+_ADDRESS = re.compile(r"auto|(ray://)?([\w.-]+|\[[0-9A-Fa-f:.]+\]):\d+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayCluster:
+    """A Ray cluster, and what each task of a job gets of it.
+
+    Attributes:
+        address: `AUTO`, the `host:port` of the cluster's head, or `ray://host:port` of its Ray Client server.
+        cpus: the CPUs of each task, which are also the threads that one of its operations uses.
+        gpus: the GPUs of each worker, perhaps a part of one.
+        placement: one of `PLACEMENTS`.
+        env: the names of variables of this process that all tasks get, besides `ssh.PASSED`.
+        join_timeout: seconds for Ray to place the tasks; also after it has lost a node.
+
+    Raises:
+        ConfigurationError: the address is malformed, the placement is unknown, or a number is out of range.
+    """
+
+    address: str = AUTO
+    cpus: int = 1
+    gpus: float = 0.0
+    placement: str = "pack"
+    env: Sequence[str] = ()
+    join_timeout: float = 55.0
+
+    def __post_init__(self) -> None:
+        if not is_address(self.address):
+            raise ConfigurationError(
+                f"The address of Ray is {self.address!r}.",
+                hint="Write auto, or HOST:PORT of the cluster's head, or ray://HOST:PORT for Ray Client.",
+            )
+        check_word("placement", self.placement, PLACEMENTS)
+        if self.cpus < 1 or self.gpus < 0:
+            raise ConfigurationError(
+                f"Each task gets {self.cpus} CPUs and {self.gpus:g} GPUs of Ray.",
+                hint="A task needs at least one CPU.",
+            )
+
+
+def is_address(text: str) -> bool:
+    """Whether a text has the form of a Ray cluster's address."""
+    return _ADDRESS.fullmatch(text) is not None
