@@ -1,4 +1,4 @@
-"""`dtrain doctor --job` runs two steps of a script; `--tpu-ready` names what of its step a TPU would refuse."""
+"""`dtrain doctor` runs two steps of a script as a job, and names what a TPU would refuse of its step."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ model.fit(x, np.zeros(16, "int64"), batch_size=4, validation_split=0.25)
 def doctor(
     folder: Path, program: str, *options: str, arguments: tuple[str, ...] = ()
 ) -> tuple[int, Findings]:
-    """Runs the command on a script in a folder; its exit status, and the findings by the name of the check."""
+    """Runs the command on a script in a folder; its exit status, and the findings by their check."""
     (folder / "script.py").write_text(program)
     command = [sys.executable, "-m", "dtrain", "doctor", *options, "--json", "script.py", *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)

@@ -1,4 +1,4 @@
-"""What the examination for TPUs finds in single steps and in data; `test_doctor_scripts.py` has whole scripts."""
+"""What the examination for TPUs finds in steps and in data; whole scripts are in `test_doctor_scripts.py`."""
 
 from __future__ import annotations
 
