@@ -124,7 +124,7 @@ def test_two_steps_of_a_job(tmp_path: Path) -> None:
 def test_a_task_that_fails_is_named_with_its_error(tmp_path: Path) -> None:
     status, findings = doctor(tmp_path, RAISES, "--job")
     assert status == 1
-    assert findings["job"][0]["found"] == "worker 1: ValueError: the second one is not well"
+    assert findings["job"][0]["found"] == "worker 1: ValueError: the second one is not well (script.py:5)"
 
 
 def test_a_script_without_a_step_is_ended(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def printed(x: Any) -> Any:
         (reshaped, "constant"),
         (ranged, "constant"),
         (in_a_condition, "tf.numpy_function"),
-        (printed, "no operation PrintV2"),
+        (printed, "tf.print"),
         (lambda x: tf.strings.length(tf.strings.as_string(x)), "strings"),
         (lambda x: tf.RaggedTensor.from_row_lengths(x[0], [1, 2]).to_tensor(), ""),
     ],

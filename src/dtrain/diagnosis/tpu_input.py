@@ -34,7 +34,9 @@ class ReadBatches(NamedTuple):
 
 def read_batches(iterator: Any, strategy: Any) -> ReadBatches:
     """Reads the batches of one replica from an iterator of `fit` or `evaluate`."""
-    first, shapes, deadline = None, [], time.monotonic() + _SECONDS
+    first: Any = None
+    shapes: list[tuple[tuple[int, ...], ...]] = []
+    deadline = time.monotonic() + _SECONDS
     while len(shapes) < _MOST and (not shapes or time.monotonic() < deadline):
         try:
             batch = next(iterator)

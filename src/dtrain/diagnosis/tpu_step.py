@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from dtrain.diagnosis.check import CheckResult
 from dtrain.diagnosis.user_script import line_of_user
-from dtrain.keras_engine.input import without_optionals
+from dtrain.keras_engine.input import unconverted, without_optionals
 from dtrain.upstream import compilation
 from dtrain.upstream import keras as upstream_keras
 
@@ -41,6 +41,7 @@ _DYNAMIC = {
 # What has strings and is not computed: XLA leaves it out.
 _NO_STRINGS = {"Const", "Assert", "Identity", "NoOp", "Placeholder"}
 _HLO_DYNAMIC = re.compile(r'\[[\d,]*<=\d+[\d,<=]*\].*?op_type="(?P<type>[^"]*)" op_name="(?P<name>[^"]*)"')
+_NUMBER = re.compile(r"_\d+$")  # TensorFlow appends one to a scope that it has seen before
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 _MOVE = "do it in the input pipeline (dataset.map), which runs on the host"
 _STATIC = (
@@ -71,7 +72,7 @@ class StepExaminer:
             self._add("", "run_eagerly=True runs each operation from Python", "leave it out of compile")
         specs = [tf.type_spec_from_value(leaf) for leaf in self._leaves if leaf is not None]
         try:
-            traced = tf.function(self._of_leaves, autograph=False).get_concrete_function(*specs)
+            traced = tf.function(unconverted(self._of_leaves)).get_concrete_function(*specs)
         except Exception as error:
             return [_untraceable(error)]
         problem, hlo = self._compiled(specs)
@@ -79,6 +80,9 @@ class StepExaminer:
         compiles = compilation.operations_of_xla()
         for operation in operations:
             self._look_at(operation, compiles)
+        for operation in operations:  # at last, because they often serve another operation of the same line
+            if operation.type not in _NO_STRINGS and _has_strings(operation):
+                self._add_operation(operation, f"{operation.type} computes with strings", _MOVE)
         self._look_at_hlo(hlo, operations)
         if problem and not self._found:
             self._tell_problem(problem, operations)
@@ -88,7 +92,6 @@ class StepExaminer:
             return [CheckResult(status="ok", found=f"{text}; no TPU was asked")]
         return list(self._found.values())
 
-    @tf.autograph.experimental.do_not_convert
     def _of_leaves(self, *tensors: Any) -> Any:
         given = iter(tensors)
         leaves = [None if leaf is None else next(given) for leaf in self._leaves]
@@ -97,7 +100,7 @@ class StepExaminer:
 
     def _compiled(self, specs: list[Any]) -> tuple[str, str]:
         """Why XLA cannot compile the step, or ""; and the compiled program as text, or ""."""
-        function = tf.function(self._of_leaves, jit_compile=True, autograph=False)
+        function = tf.function(unconverted(self._of_leaves), jit_compile=True)
         try:
             return "", function.experimental_get_compiler_ir(*specs)(stage="hlo")
         except Exception as error:  # XLA's errors come as many classes
@@ -113,9 +116,11 @@ class StepExaminer:
             self._add_operation(operation, what, _STATIC)
         elif kind.startswith(("LookupTable", "MutableHashTable", "HashTable")):
             self._add_operation(operation, f"{kind} looks up in a table of the host", _MOVE)
-        elif kind not in _NO_STRINGS and _has_strings(operation):
-            self._add_operation(operation, f"{kind} computes with strings", _MOVE)
-        elif compiles and kind not in compiles | _NO_STRINGS and not compilation.called_functions(operation):
+        elif kind == "PrintV2":
+            self._add_operation(operation, f"{kind} (tf.print) writes on the host", "leave it out")
+        elif kind in _NO_STRINGS or _has_strings(operation) or compilation.called_functions(operation):
+            return
+        elif compiles and kind not in compiles:
             remedy = f"use operations that XLA has, or {_MOVE}"
             self._add_operation(operation, f"XLA has no operation {kind}", remedy)
 
@@ -123,7 +128,10 @@ class StepExaminer:
         """Finds a shape in XLA's program that has a bound only, if no operation was found before."""
         if self._found:
             return
+        kinds = {operation.type for operation in operations}  # XLA's program has also what nothing needs
         for match in _HLO_DYNAMIC.finditer(hlo):
+            if match["type"] not in kinds:
+                continue
             what = f"the shape of what {match['type']} returns depends on values"
             operation = _named(match["name"], operations)
             if operation is None:
@@ -146,8 +154,10 @@ class StepExaminer:
             self._add_operation(operation, what, remedy)
 
     def _add_operation(self, operation: Any, what: str, remedy: str) -> None:
-        segments = re.split("/", operation.name)
-        layer = next((each for each in reversed(segments) if each in self._layers), "")
+        scopes = [
+            scope for each in reversed(operation.name.split("/")) for scope in (each, _NUMBER.sub("", each))
+        ]
+        layer = next((each for each in scopes if each in self._layers), "")
         line = line_of_user(operation.traceback or ())
         place = ", ".join(filter(None, (f"in the layer {layer!r}" if layer else "", line)))
         self._add(place, f"{what} ({place or operation.name})", remedy)

@@ -20,7 +20,7 @@ import tensorflow as tf
 from dtrain.diagnosis.check import CheckResult
 from dtrain.diagnosis.tpu_input import look_at_input, read_batches
 from dtrain.diagnosis.tpu_step import StepExaminer
-from dtrain.diagnosis.user_script import described, ends_well, line_of_user, run_script
+from dtrain.diagnosis.user_script import described, ends_well, run_script
 from dtrain.errors import DtrainError, ProcessEnd
 from dtrain.keras_engine.protocol import datasets_in_place
 from dtrain.strategies import registry
@@ -54,7 +54,7 @@ def replace_strategies() -> None:
     for entry in registry.STRATEGIES.values():
         if entry.class_name.isidentifier():  # not `dtrain.get_strategy()`
             setattr(importlib.import_module(entry.module), entry.class_name, OneReplica)
-    registry.strategy = strategy  # type: ignore[assignment]
+    registry.strategy = strategy
     for holder in (tf.distribute, tf.distribute.experimental):
         holder.TPUStrategy = OneReplica
     for module, name in _TPU_CALLS:
@@ -110,11 +110,9 @@ class FitExaminer:
 
     def add_error(self, what: str, error: BaseException) -> None:
         """Adds the finding that an error ended the script or its `fit`."""
-        frames = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
-        line = line_of_user(frames)
         found = CheckResult(
             status="fail",
-            found=f"{described(error)}{f' ({line})' if line else ''}",
+            found=described(error),
             remedy=(error.hint if isinstance(error, DtrainError) else "")
             or "correct it until the script trains on this machine",
         )

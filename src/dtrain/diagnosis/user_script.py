@@ -9,6 +9,7 @@ import os
 import runpy
 import sys
 import sysconfig
+import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,13 @@ def ends_well(error: BaseException) -> bool:
 
 
 def described(error: BaseException) -> str:
-    """An exception that ends a script, in one sentence."""
+    """An exception that ends a script, in one sentence, with the line of the user's code that led to it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    line = line_of_user(frames)
+    return f"{_text_of(error)} ({line})" if line else _text_of(error)
+
+
+def _text_of(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"the script ended itself: {error.code}"
     text = getattr(error, "message", None) or next(iter(str(error).strip().splitlines()), "")
