@@ -50,9 +50,13 @@ def printed(x: Any) -> Any:
         (in_a_condition, "tf.numpy_function"),
         (printed, "tf.print"),
         (lambda x: tf.strings.length(tf.strings.as_string(x)), "strings"),
+        (
+            lambda x: tf.nn.fractional_avg_pool(x[None, :, :, None], [1.0, 1.5, 1.5, 1.0]),
+            "XLA has no operation",
+        ),
         (lambda x: tf.RaggedTensor.from_row_lengths(x[0], [1, 2]).to_tensor(), ""),
     ],
-    ids=["where", "reshape", "range", "condition", "print", "strings", "ragged"],
+    ids=["where", "reshape", "range", "condition", "print", "strings", "pool", "ragged"],
 )
 def test_a_step_with_one_fault(step: Callable[[Any], Any], words: str) -> None:
     found = examined(step)
@@ -78,13 +82,16 @@ def test_a_step_without_fault(step: Callable[[Any], Any]) -> None:
     assert [each.status for each in examined(step)] == ["ok"]
 
 
-def test_a_recurrent_layer_compiles() -> None:
-    model = keras.Sequential([keras.Input((5, 3)), keras.layers.LSTM(4), keras.layers.Dense(1)])
-    model.compile("adam", "mse")
-    batch = (tf.ones((4, 5, 3)), tf.ones((4, 1)))
-    model.optimizer.build(model.trainable_variables)
-    model.train_on_batch(*batch)
-    assert [each.status for each in StepExaminer(model, model.train_step, batch).examine()] == ["ok"]
+def test_a_recurrent_layer_compiles_and_a_sparse_update_does_not() -> None:
+    """Keras' RMSprop keeps an Embedding's gradient sparse, by a mask."""
+    layers = [keras.layers.Embedding(9, 3, mask_zero=True), keras.layers.LSTM(4), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((5,), dtype="int64"), *layers])
+    batch = (tf.ones((4, 5), tf.int64), tf.ones((4, 1)))
+    for optimizer, words in (("adam", "no TPU was asked"), ("rmsprop", "keras/src/optimizers/rmsprop.py:")):
+        model.compile(optimizer, "mse")
+        model.train_on_batch(*batch)
+        (found,) = StepExaminer(model, model.train_step, batch).examine()
+        assert words in found.found
 
 
 def data_findings(dataset: tf.data.Dataset) -> list[CheckResult]:

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.diagnosis.check import CheckResult
-from dtrain.diagnosis.user_script import line_of_user
+from dtrain.diagnosis.user_script import line_of_keras, line_of_user
 from dtrain.keras_engine.input import unconverted, without_optionals
 from dtrain.upstream import compilation
 from dtrain.upstream import keras as upstream_keras
@@ -158,8 +158,11 @@ class StepExaminer:
             scope for each in reversed(operation.name.split("/")) for scope in (each, _NUMBER.sub("", each))
         ]
         layer = next((each for each in scopes if each in self._layers), "")
-        line = line_of_user(operation.traceback or ())
-        place = ", ".join(filter(None, (f"in the layer {layer!r}" if layer else "", line)))
+        frames = list(operation.traceback or ())
+        inside = f"in the layer {layer!r}" if layer else line_of_keras(frames)
+        place = ", ".join(filter(None, (inside, line_of_user(frames))))
+        if inside and not layer:
+            remedy = "this is Keras' own code: take another of its optimizers, losses or metrics"
         self._add(place, f"{what} ({place or operation.name})", remedy)
 
     def _add(self, place: str, what: str, remedy: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import dtrain
+_NO_PARTS = tuple(f"src/{each}/" for each in ("backend", "utils", "ops", "trainers"))
 
 IS_MODULE = "-m"
 """The first word of a command line whose second word is the name of a module."""
@@ -60,17 +60,33 @@ def line_of_user(frames: Iterable[Any]) -> str:
     Args:
         frames: frames of a stack, the innermost last, with `filename` and `lineno`.
     """
+    others = _others()
     for frame in reversed(list(frames)):
-        if not frame.filename.startswith(("<", *_not_users())):
+        if not frame.filename.startswith(others):
             path = Path(frame.filename)
             return f"{os.path.relpath(path) if path.is_relative_to(Path.cwd()) else path}:{frame.lineno}"
     return ""
 
 
-def _not_users() -> tuple[str, ...]:
-    """The folders of Python's own library, TensorFlow, Keras and dtrain."""
-    found = [sysconfig.get_paths()["stdlib"], str(Path(dtrain.__file__).parent)]
-    for name in ("tensorflow", "keras"):
-        if file := getattr(sys.modules.get(name), "__file__", None):
-            found.append(str(Path(file).parent))
-    return tuple(f"{folder}{os.sep}" for folder in found)
+def line_of_keras(frames: Iterable[Any]) -> str:
+    """The innermost line of Keras' layers, losses, metrics or optimizers; "" if it calls the user's code."""
+    folder, others = _folder("keras"), _others()
+    for frame in reversed(list(frames)):
+        if not frame.filename.startswith(others):
+            return ""
+        name = frame.filename.removeprefix(folder)
+        if folder and name != frame.filename and not name.startswith(_NO_PARTS):
+            return f"keras/{name}:{frame.lineno}"
+    return ""
+
+
+def _others() -> tuple[str, ...]:
+    """How the files begin that are not the user's."""
+    folders = map(_folder, ("dtrain", "keras", "tensorflow"))
+    return ("<", sysconfig.get_paths()["stdlib"], *filter(None, folders))
+
+
+def _folder(package: str) -> str:
+    """The folder of a package that was imported, with a separator at its end; "" otherwise."""
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return f"{Path(file).parent}{os.sep}" if file else ""
