@@ -33,6 +33,7 @@ class StepWatch:
         self._folder = folder
         self._begun = time.perf_counter()
         self._found: dict[str, Any] = {"steps": 0}
+        self._written = False
 
     def _handle_step_begins(self, event: events.StepBegins) -> None:
         self._begun = time.perf_counter()
@@ -63,7 +64,10 @@ class StepWatch:
             raise ProcessEnd(0)
 
     def write(self, error: BaseException | None = None) -> None:
-        """Writes the report; `error` is what ended the script."""
+        """Writes the report, once; `error` is what ended the script."""
+        if self._written:
+            return
+        self._written = True
         task = _task_name()
         if error is not None:
             self._found |= {
@@ -125,8 +129,6 @@ def main(arguments: list[str]) -> None:
     events.listen_always(watch)
     try:
         run_script(arguments[1:])
-    except ProcessEnd:
-        raise
     except BaseException as error:
         watch.write(None if ends_well(error) else error)
         raise

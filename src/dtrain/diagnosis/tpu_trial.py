@@ -66,9 +66,13 @@ class FitExaminer:
 
     Args:
         report: the file for the findings.
+
+    Attributes:
+        ended: whether the findings were written.
     """
 
     def __init__(self, report: Path) -> None:
+        self.ended = False
         self._report = report
         self._found: list[tuple[str, CheckResult]] = []
 
@@ -78,6 +82,8 @@ class FitExaminer:
         Raises:
             ProcessEnd: always; the findings were written.
         """
+        if self.ended:
+            raise ProcessEnd(0)
         original = upstream_keras.trainer_class().fit
         call = inspect.signature(original).bind(model, *args, **kwargs)
         call.apply_defaults()
@@ -135,6 +141,7 @@ class FitExaminer:
         """
         found = [each.as_dict(check) for check, each in self._found]
         self._report.write_text(json.dumps(found), encoding="utf-8")
+        self.ended = True
         raise ProcessEnd(0)
 
 
@@ -149,16 +156,15 @@ def main(arguments: list[str]) -> None:
     keras.Model.fit = fit
     try:
         run_script(arguments[1:])
-    except ProcessEnd:
-        raise
     except BaseException as error:
-        if ends_well(error):
-            examiner.add_no_fit()
-        else:
+        if examiner.ended:  # a script may turn `ProcessEnd` into an exit of its own
+            raise
+        if not ends_well(error):
             examiner.add_error("script", error)
+            examiner.end()
+    if not examiner.ended:
+        examiner.add_no_fit()
         examiner.end()
-    examiner.add_no_fit()
-    examiner.end()
 
 
 if __name__ == "__main__":
