@@ -114,6 +114,7 @@ def line(program: str, mark: str) -> str:
     return f"script.py:{number}"
 
 
+@pytest.mark.long
 def test_two_steps_of_a_job(tmp_path: Path) -> None:
     status, findings = doctor(tmp_path, TRAIN, "--job", arguments=("--epochs", "9"))
     assert status == 0, findings
@@ -124,6 +125,7 @@ def test_two_steps_of_a_job(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["script.py"]  # the epoch has not ended
 
 
+@pytest.mark.long
 def test_a_task_that_fails_is_named_with_its_error(tmp_path: Path) -> None:
     status, findings = doctor(tmp_path, RAISES, "--job")
     assert status == 1
@@ -151,6 +153,7 @@ def test_a_signal_ends_the_job_and_the_command(tmp_path: Path) -> None:
     assert not processes_with("first_steps", str(tmp_path))
 
 
+@pytest.mark.long
 def test_what_a_tpu_refuses_is_named_with_its_place(tmp_path: Path) -> None:
     status, findings = doctor(tmp_path, FAULTY, "--tpu-ready")
     assert status == 1
@@ -170,6 +173,7 @@ def test_what_a_tpu_refuses_is_named_with_its_place(tmp_path: Path) -> None:
     assert "'words'" in tested["found"] and "test data" not in findings
 
 
+@pytest.mark.long
 def test_a_step_that_a_tpu_can_run(tmp_path: Path) -> None:
     status, findings = doctor(tmp_path, SOUND, "--tpu-ready")
     assert status == 0, findings
