@@ -20,6 +20,7 @@ from typing import Any, TextIO
 from dtrain.cluster.gpus import visible_gpus
 from dtrain.diagnosis.check import CheckResult
 from dtrain.diagnosis.first_steps import STEPS
+from dtrain.errors import ProcessEnd
 from dtrain.launch import launch_local
 from dtrain.words import counted
 
@@ -45,7 +46,7 @@ def check_job(
         The name of the check, and a finding.
 
     Raises:
-        SystemExit: this process received a signal that ended the job.
+        ProcessEnd: this process received a signal that ended the job.
     """
     with tempfile.TemporaryDirectory(prefix="dtrain-doctor-") as folder, tempfile.TemporaryFile("w+") as log:
         gpus = visible_gpus()
@@ -60,7 +61,7 @@ def check_job(
                 stderr=log,
             )
         if status in (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP) and not late.is_set():
-            raise SystemExit(status)
+            raise ProcessEnd(status)
         log.seek(0)
         lines = log.read().splitlines()
         found = list(

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 from dtrain.cluster.environments import plain_environment
 from dtrain.diagnosis.check import CheckResult
+from dtrain.errors import ProcessEnd
 from dtrain.launch.local_launcher import LocalLauncher
 from dtrain.launch.processes import Job, JobOutcome
 from dtrain.launch.reports import describe_exit
@@ -38,7 +39,7 @@ def check_tpu_ready(command: Sequence[str], limit: float, shown: TextIO) -> Iter
         The name of the check, and a finding.
 
     Raises:
-        SystemExit: this process received a signal.
+        ProcessEnd: this process received a signal.
     """
     with tempfile.TemporaryDirectory(prefix="dtrain-doctor-") as folder, tempfile.TemporaryFile("w+") as log:
         report = Path(folder) / "report.json"
@@ -46,7 +47,7 @@ def check_tpu_ready(command: Sequence[str], limit: float, shown: TextIO) -> Iter
             [sys.executable, "-m", "dtrain.diagnosis.tpu_trial", str(report), *command], limit, log
         )
         if outcome.signal is not None:
-            raise SystemExit(128 + outcome.signal)
+            raise ProcessEnd(128 + outcome.signal)
         found: list[dict[str, Any]] = []
         with contextlib.suppress(OSError, ValueError):
             found = json.loads(report.read_text(encoding="utf-8"))
