@@ -1,6 +1,7 @@
-"""`dtrain doctor`: checks this host, and on several hosts at once what lies between them.
+"""`dtrain doctor`: checks this host and the network between hosts, or a script: as a job, or for a TPU.
 
-It prints the findings of `diagnosis/checks.py`, as text or as JSON, and checks nothing itself.
+It prints the findings of `diagnosis/checks.py`, `script_job.py` or `tpu_ready.py`, as text or as JSON, and
+checks nothing itself.
 """
 
 from __future__ import annotations
@@ -8,42 +9,84 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from dtrain.errors import ConfigurationError
+from dtrain.option_fields import positive_integer, seconds
 from dtrain.plain_text import cleaned
 
-HELP = "check this host, and the network between the hosts of a job"
+if TYPE_CHECKING:
+    from dtrain.diagnosis.check import CheckResult
+
+HELP = "check this host and the network between the hosts of a job, or a script"
 
 
 _LONGEST = 1000  # characters of a line
+_WAIT, _TIME_LIMIT, _WORKERS = 30.0, 300.0, 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `dtrain doctor`."""
+    parser.usage = (
+        "dtrain doctor [--checkpoint-dir DIR] [--wait SECONDS] [--json]\n"
+        "       dtrain doctor --job [--workers N] [--time-limit SECONDS] [--json] script.py [args ...]\n"
+        "       dtrain doctor --tpu-ready [--time-limit SECONDS] [--json] script.py [args ...]"
+    )
     parser.add_argument(
         "--checkpoint-dir", type=Path, metavar="DIR", help="a directory that all hosts must share"
     )
     parser.add_argument(
         "--wait",
         type=_seconds,
-        default=30.0,
         metavar="SECONDS",
-        help="how long to wait for `dtrain doctor` on the other hosts of TF_CONFIG (30)",
+        help=f"how long to wait for `dtrain doctor` on the other hosts of TF_CONFIG ({_WAIT:g})",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    scripts = parser.add_argument_group(
+        "a script", "Give the options of `dtrain doctor` before the script; what follows it is the script's."
+    )
+    kind = scripts.add_mutually_exclusive_group()
+    kind.add_argument("--job", action="store_true", help="launch the script until `fit` has made two steps")
+    kind.add_argument(
+        "--tpu-ready",
+        action="store_true",
+        help="compile the step of its first `fit` by XLA on this CPU, and name what a TPU would refuse",
+    )
+    scripts.add_argument(
+        "--workers",
+        type=positive_integer,
+        metavar="N",
+        help=f"number of worker processes, with --job ({_WORKERS})",
+    )
+    scripts.add_argument(
+        "--time-limit",
+        type=seconds,
+        metavar="SECONDS",
+        help=f"seconds after which the script is ended ({_TIME_LIMIT:g})",
+    )
+    scripts.add_argument(
+        "-m", dest="is_module", action="store_true", help="the script is the name of a module"
+    )
+    scripts.add_argument("script", nargs="?", help="the Python script, or with -m the module")
+    scripts.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings; return 1 if a check has failed, else 0."""
-    from dtrain.diagnosis.checks import run_checks
+    """Print the findings; return 1 if a check has failed, else 0.
 
+    Raises:
+        ConfigurationError: two arguments exclude each other, or the script does not exist.
+    """
     failed, found = False, []
-    for check, finding in run_checks(args.checkpoint_dir, args.wait):
+    for check, finding in _findings(args):
         failed |= finding.status == "fail"
         if args.json:
             found.append(finding.as_dict(check))
             continue
-        print(f"{finding.status:<4}  {check}: {cleaned(finding.found, _LONGEST)}.", flush=True)
+        print(f"{finding.status:<4}  {check}: {cleaned(finding.found, _LONGEST).rstrip('.')}.", flush=True)
         if finding.remedy:
             print(f"      Remedy: {cleaned(finding.remedy, _LONGEST).rstrip('.')}.", flush=True)
     if args.json:
@@ -51,8 +94,51 @@ def run(args: argparse.Namespace) -> int:
     return int(failed)
 
 
+def _findings(args: argparse.Namespace) -> Iterator[tuple[str, CheckResult]]:
+    _check_arguments(args)
+    limit = args.time_limit or _TIME_LIMIT
+    command = [*(["-m"] if args.is_module else []), args.script, *args.args]
+    if args.job:
+        from dtrain.diagnosis.script_job import check_job
+
+        return check_job(command, args.workers or _WORKERS, limit, sys.stderr)
+    if args.tpu_ready:
+        from dtrain.diagnosis.tpu_ready import check_tpu_ready
+
+        return check_tpu_ready(command, limit, sys.stderr)
+    from dtrain.diagnosis.checks import run_checks
+
+    return run_checks(args.checkpoint_dir, _WAIT if args.wait is None else args.wait)
+
+
+def _check_arguments(args: argparse.Namespace) -> None:
+    """Check that the arguments belong together.
+
+    Raises:
+        ConfigurationError: they do not, or the script does not exist.
+    """
+    of_script = {"--time-limit": args.time_limit, "-m": args.is_module, "a script": args.script}
+    of_hosts = {"--checkpoint-dir": args.checkpoint_dir, "--wait": args.wait}
+    asked = "--job" if args.job else "--tpu-ready" if args.tpu_ready else ""
+    wrong = [name for name, value in (of_hosts if asked else of_script).items() if value not in (None, False)]
+    wrong += ["--workers"] if args.workers and not args.job else []
+    if wrong:
+        to = f"of `dtrain doctor {asked}`" if asked else "of a check of hosts"
+        raise ConfigurationError(
+            f"{wrong[0]} is no argument {to}.",
+            hint="Leave it out." if asked else "Give --job or --tpu-ready before the script.",
+        )
+    if asked and args.script is None:
+        raise ConfigurationError(f"{asked} needs a script.", hint=f"dtrain doctor {asked} script.py")
+    if asked and not args.is_module and not Path(args.script).exists():
+        raise ConfigurationError(
+            f"There is no script {args.script!r} in {Path.cwd()}.",
+            hint="Check the path, or write -m before the name of a module.",
+        )
+
+
 def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not (math.isfinite(seconds) and seconds >= 0):
+    found = float(text)
+    if not (math.isfinite(found) and found >= 0):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return seconds
+    return found

@@ -1,0 +1,139 @@
+"""The program of a task of `dtrain doctor --job`: runs the user's script until `fit` has made two steps.
+
+`python -m dtrain.diagnosis.first_steps FOLDER SCRIPT [ARGUMENT ...]` writes what it has seen into the folder,
+one file a task. `script_job.py` starts these processes, and judges.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from dtrain import cluster, events, task_hooks
+from dtrain.diagnosis.user_script import described, ends_well, run_script
+from dtrain.errors import DtrainError, ProcessEnd
+
+STEPS = 2
+"""The number of steps after which a task ends."""
+
+
+class StepWatch:
+    """Listens to the engine's events, and ends this process after `STEPS` training steps.
+
+    Args:
+        folder: where the report of this process goes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._begun = time.perf_counter()
+        self._found: dict[str, Any] = {"steps": 0}
+        self._written = False
+
+    def _handle_step_begins(self, event: events.StepBegins) -> None:
+        self._begun = time.perf_counter()
+
+    def _handle_steps_end(self, event: events.StepsEnd) -> None:
+        if event.train:
+            seconds = (time.perf_counter() - self._begun) / event.steps
+            self._found |= {"seconds": seconds, "usual": event.usual}
+            self._count(event.steps)
+
+    def _handle_batches_taken(self, event: events.BatchesTaken) -> None:
+        self._count(event.steps)
+
+    def _handle_between_steps(self, event: events.BetweenSteps) -> None:
+        self._end_if_done()
+
+    def _count(self, steps: int) -> None:
+        if not self._found["steps"]:
+            self._found |= _surroundings()
+        self._found["steps"] += steps
+        if not events.in_loop():  # `train_on_batch`, which has no moment between two steps
+            self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self._found["steps"] >= STEPS:
+            _await_workers()
+            self.write()
+            raise ProcessEnd(0)
+
+    def write(self, error: BaseException | None = None) -> None:
+        """Writes the report, once; `error` is what ended the script."""
+        if self._written:
+            return
+        self._written = True
+        task = _task_name()
+        if error is not None:
+            self._found |= {
+                "error": described(error),
+                "hint": error.hint if isinstance(error, DtrainError) else task_hooks.describe(error)["hint"],
+                "lost_peer": task_hooks.describe(error)["lost_peer"],
+            }
+        part = self._folder / f".{task}"
+        part.write_text(json.dumps(self._found | {"task": task}), encoding="utf-8")
+        part.rename(self._folder / f"{task}.json")
+
+
+def _task_name() -> str:
+    with contextlib.suppress(DtrainError):
+        if (topology := cluster.current()) is not None:
+            return str(topology.task)
+    return f"process {os.getpid()}"
+
+
+def _surroundings() -> dict[str, Any]:
+    """What the running `fit` trains under, as values that JSON can hold."""
+    import tensorflow as tf
+
+    from dtrain.keras_engine.loop import current_loop
+    from dtrain.keras_engine.protocol import layout_of
+
+    model = current_loop().model
+    strategy = tf.distribute.get_strategy() if model is None else model.distribute_strategy
+    layout = layout_of(strategy)
+    chosen = getattr(strategy, "dtrain_communication", None)
+    return {
+        "strategy": type(strategy).__name__,
+        "replicas": strategy.num_replicas_in_sync,
+        "workers": 1 if layout is None else layout.workers,
+        "devices": [":".join(each.rsplit(":", 2)[-2:]) for each in _devices(strategy)],
+        "transport": f"{chosen.name} ({chosen.library}): {chosen.reason}" if chosen is not None else "",
+    }
+
+
+def _devices(strategy: Any) -> list[str]:
+    import tensorflow as tf
+
+    found = list(getattr(strategy.extended, "worker_devices", ()))
+    return found or [each.name for each in tf.config.list_logical_devices()]
+
+
+def _await_workers() -> None:
+    """Waits until all workers have made these steps: the first one to end would be missed by the others."""
+    from dtrain import job
+    from dtrain.cluster import peers
+
+    if peers.connected() is not None:
+        job.barrier()
+
+
+def main(arguments: list[str]) -> None:
+    """Runs the script; ends like it, or with status 0 after two steps."""
+    watch = StepWatch(Path(arguments[0]))
+    events.listen_always(watch)
+    try:
+        run_script(arguments[1:])
+    except BaseException as error:
+        watch.write(None if ends_well(error) else error)
+        raise
+    watch.write()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

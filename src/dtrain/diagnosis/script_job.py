@@ -1,0 +1,188 @@
+"""`dtrain doctor --job`: starts the user's script as a real job, ends it after two steps, and judges it.
+
+What runs in each task is `first_steps.py`. No check of hosts is here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+from dtrain.cluster.gpus import visible_gpus
+from dtrain.diagnosis.check import CheckResult
+from dtrain.diagnosis.first_steps import STEPS
+from dtrain.errors import ProcessEnd
+from dtrain.launch import launch_local
+from dtrain.words import counted
+
+_GRACE = 1.0  # seconds between SIGTERM and SIGKILL
+_LAUNCHER = "[dtrain] "  # how the launcher's own lines begin
+_SHOWN = 20  # last lines of the output of a job that failed
+
+Report = dict[str, Any]
+
+
+def check_job(
+    command: Sequence[str], workers: int, limit: float, shown: TextIO
+) -> Iterator[tuple[str, CheckResult]]:
+    """Runs two steps of a script by the real launcher.
+
+    Args:
+        command: the script and its arguments.
+        workers: the number of processes.
+        limit: seconds after which the job is ended.
+        shown: where the last lines of a job go that has failed.
+
+    Yields:
+        The name of the check, and a finding.
+
+    Raises:
+        ProcessEnd: this process received a signal that ended the job.
+    """
+    with tempfile.TemporaryDirectory(prefix="dtrain-doctor-") as folder, tempfile.TemporaryFile("w+") as log:
+        gpus = visible_gpus()
+        with _time_limit(limit) as late:
+            status = launch_local(
+                [sys.executable, "-m", "dtrain.diagnosis.first_steps", folder, *command],
+                workers=workers,
+                gpus=gpus[:workers] if len(gpus) >= workers else [],
+                max_restarts=0,
+                grace=_GRACE,
+                stdout=log,
+                stderr=log,
+            )
+        if status in (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP) and not late.is_set():
+            raise ProcessEnd(status)
+        log.seek(0)
+        lines = log.read().splitlines()
+        found = list(
+            _judged(_reports(Path(folder)), status, limit if late.is_set() else None, workers, lines)
+        )
+        if any(finding.status == "fail" for _, finding in found):
+            shown.writelines(f"{line}\n" for line in lines[-_SHOWN:])
+            shown.flush()
+        yield from found
+
+
+@contextlib.contextmanager
+def _time_limit(limit: float) -> Iterator[threading.Event]:
+    """Ends the job that runs inside the context by SIGTERM after a time; yields whether it did."""
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def ignore(signum: int, frame: FrameType | None) -> None:
+        """Takes the signal that comes when the job has just ended."""
+
+    timer = threading.Timer(limit, end)
+    timer.daemon = True
+    before = signal.signal(signal.SIGTERM, ignore)
+    timer.start()
+    try:
+        yield late
+    finally:
+        timer.cancel()
+        timer.join()
+        signal.signal(signal.SIGTERM, before)
+
+
+def _reports(folder: Path) -> list[Report]:
+    return [json.loads(each.read_text(encoding="utf-8")) for each in sorted(folder.glob("[!.]*.json"))]
+
+
+def _judged(
+    reports: Sequence[Report], status: int, limit: float | None, workers: int, lines: Sequence[str]
+) -> Iterator[tuple[str, CheckResult]]:
+    """The findings.
+
+    Args:
+        reports: those of the tasks that have come to their end.
+        status: the exit status of the job.
+        limit: the seconds after which it was ended; None if it ended by itself.
+        workers: the number of processes.
+        lines: the output of the job.
+    """
+    failed = sorted((each for each in reports if "error" in each), key=lambda each: each["lost_peer"])
+    steps = min((each["steps"] for each in reports), default=0) if len(reports) == workers else 0
+    if limit is not None:
+        yield "job", _too_late(reports, limit, workers)
+    elif failed and not failed[0]["lost_peer"]:
+        yield "job", _fail(f"{failed[0]['task']}: {failed[0]['error']}", failed[0]["hint"])
+    elif status:
+        said = [line.removeprefix(_LAUNCHER) for line in lines if line.startswith(_LAUNCHER)]
+        told = failed[0]["error"] if failed else f"the job ended with status {status}"
+        yield "job", _fail((said or [told])[-1].rstrip("."), failed[0]["hint"] if failed else "")
+    elif not steps:
+        yield (
+            "job",
+            _fail(
+                "the script ended by itself, and no step of `fit` under a strategy of dtrain's was seen",
+                'make the strategy by dtrain.strategy("auto"), the model in its scope, and train by '
+                "model.fit; a training loop of your own cannot be checked here, so launch it",
+            ),
+        )
+    else:
+        early = "" if steps >= STEPS else "; then the script ended by itself"
+        made = f"{counted(workers, 'worker')} made {counted(steps, 'step')} each{early}"
+        yield "job", CheckResult(status="ok", found=made)
+    trained = [each for each in reports if each["steps"]]
+    if trained and not failed:
+        yield from _seen(trained, workers)
+
+
+def _too_late(reports: Sequence[Report], limit: float, workers: int) -> CheckResult:
+    came = (
+        f"{len(reports)} of {workers} workers made {counted(STEPS, 'step')}"
+        if reports
+        else "no step was seen"
+    )
+    return _fail(
+        f"{came} within {limit:g} s, and the job was ended",
+        "the last lines show where it was; give a script that only needs longer more (--time-limit); a "
+        "training loop of your own cannot be checked here, only `fit`",
+    )
+
+
+def _fail(found: str, remedy: str) -> CheckResult:
+    return CheckResult(
+        status="fail",
+        found=found,
+        remedy=remedy or "correct what the last lines of its output name, which are shown above",
+    )
+
+
+def _seen(reports: Sequence[Report], workers: int) -> Iterator[tuple[str, CheckResult]]:
+    first = reports[0]
+    under = f"{first['strategy']}, {counted(first['replicas'], 'replica')}"
+    if workers > 1 and first["workers"] == 1:
+        yield (
+            "strategy",
+            CheckResult(
+                status="warn",
+                found=f"each of the {workers} processes trains by itself, under {under}",
+                remedy='make the strategy by dtrain.strategy("auto") or ("multi_worker")',
+            ),
+        )
+    else:
+        yield "strategy", CheckResult(status="ok", found=under)
+    devices = "; ".join(f"{each['task']}: {', '.join(each['devices'])}" for each in reports)
+    yield "devices", CheckResult(status="ok", found=devices)
+    if first["transport"]:
+        yield "transport", CheckResult(status="ok", found=first["transport"])
+    slowest = max(
+        (each for each in reports if "seconds" in each), key=lambda each: each["seconds"], default=None
+    )
+    if slowest is not None:
+        traced = "" if slowest["usual"] else ", with tracing and compiling"
+        yield "step", CheckResult(status="ok", found=f"{slowest['seconds']:.4f} s a step{traced}")

@@ -1,0 +1,82 @@
+"""`dtrain doctor --tpu-ready`: what of a user's training step, and of its data, a TPU would refuse.
+
+It starts the process that examines the script, `tpu_trial.py`, and passes on what that has found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from dtrain.cluster.environments import plain_environment
+from dtrain.diagnosis.check import CheckResult
+from dtrain.errors import ProcessEnd
+from dtrain.launch.local_launcher import LocalLauncher
+from dtrain.launch.processes import Job, JobOutcome
+from dtrain.launch.reports import describe_exit
+from dtrain.launch.session import Session
+from dtrain.launch.task_handle import TaskCommand
+from dtrain.topology import Task
+
+_TASK = Task("script", 0)
+_VARIABLES = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1"}
+
+
+def check_tpu_ready(command: Sequence[str], limit: float, shown: TextIO) -> Iterator[tuple[str, CheckResult]]:
+    """Examines the first `fit` of a script.
+
+    Args:
+        command: the script and its arguments.
+        limit: seconds after which the script is ended.
+        shown: where the last lines of a script go that was not examined.
+
+    Yields:
+        The name of the check, and a finding.
+
+    Raises:
+        ProcessEnd: this process received a signal.
+    """
+    with tempfile.TemporaryDirectory(prefix="dtrain-doctor-") as folder, tempfile.TemporaryFile("w+") as log:
+        report = Path(folder) / "report.json"
+        outcome = _run(
+            [sys.executable, "-m", "dtrain.diagnosis.tpu_trial", str(report), *command], limit, log
+        )
+        if outcome.signal is not None:
+            raise ProcessEnd(128 + outcome.signal)
+        found: list[dict[str, Any]] = []
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads(report.read_text(encoding="utf-8"))
+        if not found:
+            shown.writelines(f"{line}\n" for line in outcome.tails[_TASK])
+            shown.flush()
+            yield "script", _unfinished(outcome, limit)
+    for each in found:
+        yield each.pop("check"), CheckResult(**each)
+
+
+def _run(command: Sequence[str], limit: float, log: TextIO) -> JobOutcome:
+    environment = plain_environment() | _VARIABLES
+    environment.pop("DTRAIN_DEVICES_PER_WORKER", None)
+    session = Session(stdout=log, stderr=log)
+    launcher = LocalLauncher(session)
+    with session.opened(), launcher.opened():
+        return Job([TaskCommand(_TASK, list(command), environment)], launcher, timeout=limit).run()
+
+
+def _unfinished(outcome: JobOutcome, limit: float) -> CheckResult:
+    if outcome.timed_out:
+        return CheckResult(
+            status="fail",
+            found=f"the script has not come to its first `fit`, or not through its data, within {limit:g} s",
+            remedy="give it less data, or more time (--time-limit)",
+        )
+    return CheckResult(
+        status="fail",
+        found=f"the process of the script {describe_exit(outcome.exit_codes[_TASK])}",
+        remedy="see its last lines above",
+    )

@@ -1,0 +1,171 @@
+"""The program of `dtrain doctor --tpu-ready`: runs the user's script up to its first `fit`, and examines it.
+
+`python -m dtrain.diagnosis.tpu_trial REPORT SCRIPT [ARGUMENT ...]` writes its findings into a file. Every
+strategy of the script stands for one replica on the CPU. No step runs, and no callback is called.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import keras
+import tensorflow as tf
+
+from dtrain.diagnosis.check import CheckResult
+from dtrain.diagnosis.tpu_input import look_at_input, read_batches
+from dtrain.diagnosis.tpu_step import StepExaminer
+from dtrain.diagnosis.user_script import described, ends_well, run_script
+from dtrain.errors import DtrainError, ProcessEnd
+from dtrain.keras_engine.protocol import datasets_in_place
+from dtrain.strategies import registry
+from dtrain.upstream import keras as upstream_keras
+
+_TPU_CALLS = (
+    (tf.config, "experimental_connect_to_cluster"),
+    (tf.tpu.experimental, "initialize_tpu_system"),
+    (tf.distribute.cluster_resolver, "TPUClusterResolver"),
+)
+
+
+class OneReplica:
+    """Stands for any strategy: making one gives TensorFlow's, of one device."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """As said; the arguments do not matter."""
+        return tf.distribute.OneDeviceStrategy("/cpu:0")
+
+
+def replace_strategies() -> None:
+    """Makes every strategy of dtrain's, and TensorFlow's for TPUs, stand for one replica on the CPU.
+
+    On a TPU, Keras and TensorFlow train without dtrain's engine; so here, too, it is left out.
+    """
+
+    def strategy(name: str = registry.AUTO, **options: Any) -> Any:
+        registry.resolve_name(name)
+        return OneReplica()
+
+    for entry in registry.STRATEGIES.values():
+        if entry.class_name.isidentifier():  # not `dtrain.get_strategy()`
+            setattr(importlib.import_module(entry.module), entry.class_name, OneReplica)
+    registry.strategy = strategy
+    for holder in (tf.distribute, tf.distribute.experimental):
+        holder.TPUStrategy = OneReplica
+    for module, name in _TPU_CALLS:
+        setattr(module, name, lambda *args, **kwargs: None)
+
+
+class FitExaminer:
+    """Takes the place of `keras.Model.fit`: examines what it would train, and ends the process.
+
+    Args:
+        report: the file for the findings.
+
+    Attributes:
+        ended: whether the findings were written.
+    """
+
+    def __init__(self, report: Path) -> None:
+        self.ended = False
+        self._report = report
+        self._found: list[tuple[str, CheckResult]] = []
+
+    def fit(self, model: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        """Lets Keras' own `fit` prepare model and data, with functions that examine in place of the steps.
+
+        Raises:
+            ProcessEnd: always; the findings were written.
+        """
+        if self.ended:
+            raise ProcessEnd(0)
+        original = upstream_keras.trainer_class().fit
+        call = inspect.signature(original).bind(model, *args, **kwargs)
+        call.apply_defaults()
+        datasets_in_place(call.arguments, "fit")
+        first = call.arguments["initial_epoch"]
+        call.arguments |= {"callbacks": None, "verbose": 0, "epochs": first + 1, "validation_freq": 1}
+        model.make_train_function = lambda force=False: setattr(
+            model, "train_function", self._examining("train", model, model.train_step)
+        )
+        model.make_test_function = lambda force=False: setattr(
+            model, "test_function", self._examining("test", model, model.test_step)
+        )
+        try:
+            original(*call.args, **call.kwargs)
+        except Exception as error:
+            self.add_error("fit", error)
+        self.end()
+
+    def _examining(self, name: str, model: Any, step: Callable[[Any], Any]) -> Callable[[Any], NoReturn]:
+        def examine(iterator: Any) -> NoReturn:
+            read = read_batches(iterator, model.distribute_strategy)
+            spec = getattr(iterator, "element_spec", None)
+            self._found += [(f"{name} data", each) for each in look_at_input(read, spec)]
+            if read.first is not None:
+                examined = StepExaminer(model, step, read.first).examine()
+                self._found += [(f"{name} step", each) for each in examined]
+            raise StopIteration  # Keras takes it for the end of the data
+
+        return examine
+
+    def add_error(self, what: str, error: BaseException) -> None:
+        """Adds the finding that an error ended the script or its `fit`."""
+        found = CheckResult(
+            status="fail",
+            found=described(error),
+            remedy=(error.hint if isinstance(error, DtrainError) else "")
+            or "correct it until the script trains on this machine",
+        )
+        self._found.append((what, found))
+
+    def add_no_fit(self) -> None:
+        """Adds the finding that nothing was examined."""
+        found = CheckResult(
+            status="fail",
+            found="the script ended without calling `fit`, so no step was examined",
+            remedy="train by model.fit; a training loop of your own cannot be examined",
+        )
+        self._found.append(("script", found))
+
+    def end(self) -> NoReturn:
+        """Writes the findings, and ends the process.
+
+        Raises:
+            ProcessEnd: always.
+        """
+        found = [each.as_dict(check) for check, each in self._found]
+        self._report.write_text(json.dumps(found), encoding="utf-8")
+        self.ended = True
+        raise ProcessEnd(0)
+
+
+def main(arguments: list[str]) -> None:
+    """Runs the script, and writes the findings of its first `fit`."""
+    examiner = FitExaminer(Path(arguments[0]))
+    replace_strategies()
+
+    def fit(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        examiner.fit(self, *args, **kwargs)
+
+    keras.Model.fit = fit
+    try:
+        run_script(arguments[1:])
+    except BaseException as error:
+        if examiner.ended:  # a script may turn `ProcessEnd` into an exit of its own
+            raise
+        if not ends_well(error):
+            examiner.add_error("script", error)
+            examiner.end()
+    if not examiner.ended:
+        examiner.add_no_fit()
+        examiner.end()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
