@@ -48,6 +48,13 @@ def bind_everywhere(port: int) -> socket.socket:
     return _bind(socket.AF_INET, "0.0.0.0", port)  # a machine without IPv6
 
 
+def beyond_loopback(address: str) -> bool:
+    """Whether this is an IP address that other machines may reach."""
+    with contextlib.suppress(ValueError):
+        return not ipaddress.ip_address(address).is_loopback
+    return False
+
+
 def loopback_host() -> str:
     """This machine's loopback address, in the form for `host:port`: 127.0.0.1, or [::1] without IPv4."""
     for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):

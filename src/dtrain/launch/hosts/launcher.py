@@ -7,7 +7,6 @@ for a job on one machine.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import platform
 import signal
@@ -22,7 +21,7 @@ from typing import IO
 
 from dtrain import __version__, task_messages
 from dtrain.cluster import without_task
-from dtrain.cluster.sockets import loopback_host
+from dtrain.cluster.sockets import beyond_loopback, loopback_host
 from dtrain.errors import ConfigurationError, DtrainError, PeerMismatchError, PeerMissingError, ProcessEnd
 from dtrain.launch.hosts.connection import HostConnection, PipeConnection
 from dtrain.launch.hosts.control_plane import LOST
@@ -387,15 +386,9 @@ class HostsLauncher(Launcher):
     def _address(self, agent: RemoteAgent) -> str:
         """Where the other hosts reach the tasks of one."""
         own = [agent.hello.address]
-        if not _beyond_loopback(agent.hello.address):  # the coordinator's host: what others call it
+        if not beyond_loopback(agent.hello.address):  # the coordinator's host: what others call it
             own = [each.hello.reached for each in self._present()]
-        found = next(filter(_beyond_loopback, own), "")
+        found = next(filter(beyond_loopback, own), "")
         if found:
             return f"[{found}]" if ":" in found else found
         return loopback_host()
-
-
-def _beyond_loopback(address: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return not ipaddress.ip_address(address).is_loopback
-    return False
