@@ -127,7 +127,7 @@ def all_reduce_in_groups(
     Returns:
         The sums, in the order of `tensors`.
     """
-    groups = _Groups(tensors)
+    groups = _TensorGroups(tensors)
     totals = groups.empty
     buckets: list[list[int]] = []
     filled = bucket
@@ -144,7 +144,7 @@ def all_reduce_in_groups(
     return [totals[i] for i in range(len(tensors))]
 
 
-class _Groups:
+class _TensorGroups:
     """Which of several tensors are all-reduced as they are, and which are packed.
 
     Attributes:
@@ -192,7 +192,7 @@ class CallLauncher(_Launcher):  # type: ignore[misc]
         tensors = [tf.convert_to_tensor(t) for pack in input_tensor_packs for t in pack]
         if self._overlap:
             return all_reduce_in_groups(tensors, self._sums, self._packed, bucket=BUCKET)
-        groups = _Groups(tensors)
+        groups = _TensorGroups(tensors)
         totals = groups.empty
         small = [[tensors[i] for i in numbers] for numbers in groups.small]
         with tf.device(self._device):
