@@ -27,6 +27,7 @@ class Cifar10Options(RecipeOptions):
             "small".
         data: the path of the archive or of its directory; None searches the usual places.
         limit: the number of examples of each part to use, for trials; None means all.
+        download: whether to download the archive if it is missing.
 
     Raises:
         ConfigurationError: a value is out of range or unknown, or two options contradict each other.
@@ -42,7 +43,8 @@ class Cifar10Options(RecipeOptions):
         None, "filters of the residual network's first convolution; by default 32", metavar="W", least=1
     )
     data: str | None = option(None, "the archive, or the folder that it is in", metavar="PATH")
-    limit: int | None = option(None, "examples of each part, for trials", metavar="N", least=1)
+    limit: int | None = option(None, "use at most N examples of each part, for a trial", metavar="N", least=1)
+    download: bool = option(False, "download the archive if it is missing (170 MB)")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,7 +66,7 @@ class Cifar10Options(RecipeOptions):
         """
         from dtrain.data import load_cifar10
 
-        load_cifar10(self.data, limit=self.limit)
+        load_cifar10(self.data, limit=self.limit, download=self.download)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +89,11 @@ class TextOptions(RecipeOptions):
         "embedding", "embedding or transformer", metavar="MODEL", words=("embedding", "transformer")
     )
     # At least 3: the padding, the unknown word, and one known word.
-    vocabulary: int = option(10_000, "words that are known", metavar="V", least=3)
+    vocabulary: int = option(10_000, "number of tokens, the unknown word included", metavar="V", least=3)
     sequence_length: int = option(250, "words after which a text is cut", metavar="L", least=1)
     data: str | None = option(None, "where the texts are", metavar="PATH")
-    limit: int | None = option(None, "texts of each part, for trials", metavar="N", least=1)
-    encoding: str = option("utf-8", "how the texts are written", metavar="NAME")
+    limit: int | None = option(None, "use at most N texts of each part, for a trial", metavar="N", least=1)
+    encoding: str = option("utf-8", "character encoding of the texts", metavar="NAME")
 
     def rate(self) -> float:
         """The highest learning rate, before scaling.
@@ -103,7 +105,13 @@ class TextOptions(RecipeOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ImdbOptions(TextOptions):
-    """The options of the recipe `imdb`: those of `TextOptions`; `data` is the archive or its folder."""
+    """The options of the recipe `imdb`: those of `TextOptions`; `data` is the archive or its folder.
+
+    Args:
+        download: whether to download the archive if it is missing.
+    """
+
+    download: bool = option(False, "download the archive if it is missing (84 MB)")
 
     def check_data(self) -> None:
         """Read the reviews once, to check them.
@@ -113,7 +121,7 @@ class ImdbOptions(TextOptions):
         """
         from dtrain.data import load_imdb
 
-        load_imdb(self.data, limit=self.limit, encoding=self.encoding)
+        load_imdb(self.data, limit=self.limit, encoding=self.encoding, download=self.download)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +137,7 @@ class TextCsvOptions(TextOptions):
         ConfigurationError: `data` is missing, or as for `TextOptions`.
     """
 
-    text_columns: str = option("title,text", "columns with the text, divided by commas", metavar="NAMES")
+    text_columns: str = option("title,text", "columns with the text, separated by commas", metavar="NAMES")
     label_column: str = option("label", "column with the label", metavar="NAME")
 
     def __post_init__(self) -> None:
@@ -185,7 +193,7 @@ class SyntheticOptions(RecipeOptions):
     model: str = option("cnn", "cnn or transformer", metavar="MODEL", words=("cnn", "transformer"))
     size: int = option(2000, "examples to train on", metavar="N", least=8)
     classes: int | None = option(
-        None, "how many to tell apart; by default 10 by the cnn, 2 by the transformer", metavar="C", least=2
+        None, "number of classes; by default 10 with the cnn, 2 with the transformer", metavar="C", least=2
     )
     image_size: int | None = option(
         None, "height and width of an image, for the cnn; by default 32", metavar="P", least=16
@@ -194,9 +202,9 @@ class SyntheticOptions(RecipeOptions):
         None, "words in a text, for the transformer; by default 128", metavar="L", least=1
     )
     vocabulary: int | None = option(
-        None, "words that there are, for the transformer; by default 10000", metavar="V", least=4
+        None, "number of tokens, for the transformer; by default 10000", metavar="V", least=4
     )
-    width: int = option(256, "of the widest convolution, or of a word's vector", metavar="W", least=8)
+    width: int = option(256, "filters of the widest convolution, or size of a token's vector", metavar="W", least=8)
 
     def __post_init__(self) -> None:
         super().__post_init__()
