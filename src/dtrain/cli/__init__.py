@@ -25,6 +25,7 @@ COMMANDS = {
     "train": "dtrain.cli.train",
     "strategies": "dtrain.cli.strategies",
     "bench": "dtrain.cli.bench",
+    "conformance": "dtrain.cli.conformance",
     "env": "dtrain.cli.env",
     "doctor": "dtrain.cli.doctor",
 }

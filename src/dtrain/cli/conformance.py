@@ -1,0 +1,197 @@
+"""`dtrain conformance`: ordinary training programs under TensorFlow's strategies and dtrain's, on this machine.
+
+This module parses the arguments, runs the programs, prints the progress and writes the files.
+`dtrain.conformance` has the programs, and compares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtrain.errors import ConfigurationError, known_are
+from dtrain.option_fields import positive_integer, seconds
+
+if TYPE_CHECKING:
+    from dtrain.conformance.corpus import Program
+    from dtrain.conformance.results import Conformance
+    from dtrain.conformance.runs import Answer, ProgramRunner
+
+HELP = "compare training programs under TensorFlow's and dtrain's strategies with one device"
+
+_NAMES = ("conformance.md", "conformance.json")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `dtrain conformance`."""
+    parser.add_argument("--strategies", metavar="S,...", help="divided by commas (default: all but TPUs)")
+    parser.add_argument("--programs", metavar="P,...", help="divided by commas (default: all; see --list)")
+    parser.add_argument("--only", choices=["stock", "dtrain"], help="run one side only (default: both)")
+    parser.add_argument("--limit", type=positive_integer, metavar="N", help="run the first N programs only")
+    parser.add_argument(
+        "--time-limit",
+        type=seconds,
+        default=120.0,
+        metavar="SECONDS",
+        help="the time that one program may take; then it counts as hung (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--output",
+        default="conformance",
+        metavar="DIR",
+        help=f"where {' and '.join(_NAMES)} are written (default: %(default)s/)",
+    )
+    parser.add_argument("--list", action="store_true", help="print the programs' names and end")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the programs, print the table and write the files.
+
+    Returns:
+        0 if every program that dtrain ran has one device's numbers, otherwise 1; 128 + the signal that
+        interrupted the run, which then writes nothing.
+
+    Raises:
+        ConfigurationError: an argument cannot be used, or the files cannot be written.
+        UnsupportedVersionError: TensorFlow cannot be imported.
+    """
+    from dtrain import cluster
+    from dtrain.conformance.corpus import chosen
+    from dtrain.conformance.layouts import DTRAIN, SIDES
+    from dtrain.conformance.page import summary_table
+    from dtrain.conformance.results import SAME
+    from dtrain.conformance.runs import ProgramRunner, SignalledError
+
+    programs = chosen(args.programs, args.limit)
+    strategies = _strategies(args.strategies)
+    if args.list:
+        for each in programs:
+            print(f"{each.name:34} {each.says}")
+        return 0
+    if (topology := cluster.current()) is not None:
+        raise ConfigurationError(
+            f"This process is {topology.task} of a job, but this command starts jobs of its own.",
+            hint="Run it by itself, without TF_CONFIG and outside of mpirun.",
+        )
+    folder = _folder(args.output)
+    results = _results(args, programs)
+    started = time.monotonic()
+    try:
+        with (folder / "conformance.log").open("w", encoding="utf-8") as log:
+            runner = ProgramRunner(args.time_limit, log)
+            with runner.opened():
+                _measure(results, runner, strategies, [args.only] if args.only else list(SIDES))
+    except SignalledError as stop:
+        _say(f"{stop}: all processes are ended, and no table is written")
+        return 128 + stop.signal
+    results.seconds = time.monotonic() - started
+    _write(results, folder)
+    print(f"\n{summary_table(results)}\n\n{' and '.join(_NAMES)} are in {folder}")
+    ours = [found.get(DTRAIN, {}) for found in results.verdicts.values()]
+    return 0 if all(each.outcome == SAME for found in ours for each in found.values()) else 1
+
+
+def _measure(results: Conformance, runner: ProgramRunner, strategies: list[str], sides: list[str]) -> None:
+    """Run one device, then each strategy on each side, and compare."""
+    from dtrain.conformance.layouts import REFERENCE, STOCK
+    from dtrain.conformance.results import compare
+
+    names = [each.name for each in results.programs]
+
+    def tell(name: str, answer: Answer) -> None:
+        if answer.error:
+            _say(f"  {name}: {answer.error}")
+
+    _say(f"one device, {len(names)} programs")
+    expected = runner.run(REFERENCE, STOCK, names, tell)
+    results.absent = {name: answer.error for name, answer in expected.items() if answer.error}
+    counted = results.counted()
+    for strategy in strategies:
+        results.verdicts[strategy] = {}
+        for side in sides:
+            _say(f"{strategy}, {side}")
+            found = runner.run(strategy, side, [each.name for each in counted], lambda name, answer: None)
+            verdicts = {each.name: compare(each, found[each.name], expected[each.name]) for each in counted}
+            results.verdicts[strategy][side] = verdicts
+            for name, verdict in verdicts.items():
+                if verdict.reason:
+                    _say(f"  {name}: {verdict.outcome}: {verdict.reason}")
+
+
+def _strategies(names: str | None) -> list[str]:
+    """The strategies to run.
+
+    Raises:
+        ConfigurationError: a name is unknown, or is that of a strategy that this command does not run.
+    """
+    from dtrain.conformance.layouts import STRATEGIES
+
+    if names is None:
+        return list(STRATEGIES)
+    asked = [name.strip().lower().replace("-", "_") for name in names.split(",") if name.strip()]
+    for name in asked:
+        if name not in STRATEGIES:
+            raise ConfigurationError(
+                f"The strategy {name!r} is not compared here.", hint=known_are(STRATEGIES, name)
+            )
+    return [name for name in STRATEGIES if name in asked]
+
+
+def _folder(path: str) -> Path:
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "conformance.log").touch()
+    except OSError as error:
+        raise ConfigurationError(
+            f"The output directory {folder} cannot be used: {error}.", hint="Choose another one (--output)."
+        ) from error
+    return folder
+
+
+def _results(args: argparse.Namespace, programs: list[Program]) -> Conformance:
+    """An empty run with this machine's facts."""
+    from dtrain import __version__
+    from dtrain.conformance.results import Conformance
+    from dtrain.strategies.machine import look_at_machine
+
+    machine = look_at_machine()
+    command = "dtrain conformance"
+    for name in ("strategies", "programs", "only", "limit"):
+        if getattr(args, name) is not None:
+            command += f" --{name} {shlex.quote(str(getattr(args, name)))}"
+    return Conformance(
+        programs=programs,
+        versions={
+            "TensorFlow": machine.tensorflow,
+            "Keras": machine.keras,
+            "dtrain": __version__,
+            "Python": platform.python_version(),
+        },
+        processor=machine.processor,
+        cores=len(machine.cores),
+        command=command,
+    )
+
+
+def _write(results: Conformance, folder: Path) -> None:
+    from dtrain.conformance.page import as_page
+    from dtrain.monitor.run_directory import to_json, write_whole
+
+    try:
+        write_whole(folder / _NAMES[0], as_page(results))
+        write_whole(folder / _NAMES[1], to_json(results.as_data()))
+    except OSError as error:
+        raise ConfigurationError(
+            f"The table cannot be written to {folder}: {error}.",
+            hint="Make space, or choose another --output.",
+        ) from error
+
+
+def _say(text: str) -> None:
+    print(f"conformance: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,113 @@
+"""The corpus: how a training program is declared, listed and found.
+
+It imports neither Keras nor TensorFlow: names, descriptions and tolerances are read from the source. Only
+`find` imports the file of a program.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dtrain.errors import ConfigurationError, known_are
+
+RTOL = 2e-4
+"""The largest relative difference from one device, in float32."""
+
+ATOL = 1e-6
+
+_FOLDER = Path(__file__).parent / "programs"
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ProgramRun:
+    """What a program is given.
+
+    Attributes:
+        strategy: a `tf.distribute.Strategy`.
+        folder: an empty folder, the same for all workers of the job.
+    """
+
+    strategy: Any
+    folder: Path
+
+
+Function = Callable[[ProgramRun], Values]
+
+
+class Program(NamedTuple):
+    """A program as its source declares it.
+
+    Attributes:
+        name: the name of its function.
+        says: the first line of its docstring.
+        theme: the name of its file.
+        rtol: the largest relative difference from one device.
+    """
+
+    name: str
+    says: str
+    theme: str
+    rtol: float
+
+
+def program(*, rtol: float = RTOL) -> Callable[[Function], Function]:
+    """Declare a function as a program of the corpus.
+
+    The function trains with ordinary Keras under `run.strategy` and returns named numbers: weights, losses,
+    metrics, predictions. They must be those of one device.
+
+    Args:
+        rtol: the largest relative difference. Programs in 16-bit precision need a larger one: halves of a
+            batch are rounded before they are summed.
+    """
+    return lambda function: function
+
+
+@cache
+def programs() -> tuple[Program, ...]:
+    """All programs, in the order of their files."""
+    found = []
+    for file in sorted(_FOLDER.glob("*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            for decorator in node.decorator_list:
+                if isinstance(decorator, ast.Call) and getattr(decorator.func, "id", "") == "program":
+                    says = (ast.get_docstring(node) or "").partition("\n")[0]
+                    keywords = {each.arg: ast.literal_eval(each.value) for each in decorator.keywords}
+                    found.append(Program(node.name, says, file.stem, keywords.get("rtol", RTOL)))
+    return tuple(found)
+
+
+def chosen(names: str | None, limit: int | None = None) -> list[Program]:
+    """The programs to run.
+
+    Args:
+        names: names divided by commas; None chooses all.
+        limit: the largest number of programs; None sets no limit.
+
+    Raises:
+        ConfigurationError: a name is unknown.
+    """
+    known = {each.name: each for each in programs()}
+    if names is None:
+        return list(known.values())[:limit]
+    asked = [name.strip() for name in names.split(",") if name.strip()]
+    for name in asked:
+        if name not in known:
+            raise ConfigurationError(f"There is no program {name!r}.", hint=known_are(known, name))
+    return [known[name] for name in dict.fromkeys(asked)][:limit]
+
+
+def find(name: str) -> Function:
+    """The function of a program; its file is imported, and with it Keras and TensorFlow."""
+    theme = next(each.theme for each in programs() if each.name == name)
+    return getattr(importlib.import_module(f"dtrain.conformance.programs.{theme}"), name)
