@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --numpr
 # Newer than the files that it depends on: the environment is as they ask, and setup has nothing to do.
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup demo test test-contract test-faults test-hosts test-soak same-bits test-matrix test-upstream bench docs count check clean
+.PHONY: setup demo test test-contract test-faults test-hosts test-soak same-bits test-matrix test-upstream bench docs pictures conformance dist count check clean
 
 setup: $(STAMP)
 
@@ -65,13 +65,28 @@ bench: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
+# The pictures of README.md, in docs/images: a run through `kill -9`, and the speed plot from benchmarks/results.
+pictures: setup
+	$(BIN)/python benchmarks/pictures.py
+
+# The table of docs/conformance.md: the corpus under stock and dtrain strategies; about half an hour.
+conformance: setup
+	$(BIN)/dtrain conformance --output docs
+
+# A wheel and an sdist in dist/, checked, and installed in a fresh environment, where a model is trained.
+dist: setup
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m pytest tests/multiprocess/test_wheel.py
+
 # Lines of code and of documentation in src/dtrain, by folder.
 count: setup
 	$(BIN)/python -m tests.count
 
 check: setup
-	$(BIN)/ruff check src tests examples benchmarks docs
-	$(BIN)/ruff format --check src tests examples benchmarks docs
+	$(BIN)/ruff check src tests examples benchmarks docs setup.py
+	$(BIN)/ruff format --check src tests examples benchmarks docs setup.py
 	$(BIN)/mypy
 
 clean:

@@ -1,4 +1,4 @@
-"""`dtrain strategies`: what it says of this machine and of others, and that the README says the same."""
+"""`dtrain strategies`: what it says of this machine and of others, and that docs/strategies.md says the same."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_every_strategy_has_a_rule_and_is_found_by_its_class() -> None:
         assert all((each.purpose, each.updates, each.replicas, each.failure, each.ease, each.limits))
 
 
-def readme_table() -> str:
-    """The table "The strategies" of the README, as Markdown."""
+def table_of_the_guide() -> str:
+    """The table of `docs/strategies.md`, as Markdown."""
     lines = [
         "| name | class | for | updates | replicas | when a process dies | what it does not do |",
         "|---|---|---|---|---|---|---|",
@@ -52,8 +52,8 @@ def readme_table() -> str:
     return "\n".join(lines)
 
 
-def test_the_readme_has_the_same_table() -> None:
-    assert readme_table() in (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_guide_has_the_same_table() -> None:
+    assert table_of_the_guide() in (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
 
 
 def test_a_machine_without_anything() -> None:

@@ -1,4 +1,4 @@
-"""`dtrain conformance`: ordinary training programs under TensorFlow's strategies and dtrain's, on this machine.
+"""`dtrain conformance`: compares programs under TensorFlow's and dtrain's strategies with one device.
 
 This module parses the arguments, runs the programs, prints the progress and writes the files.
 `dtrain.conformance` has the programs, and compares.

@@ -13,18 +13,18 @@ _MARKS = {SAME: "yes", WRONG: "**wrong**", ERROR: "error"}
 _INTRODUCTION = """\
 # Conformance
 
-Each program below is a few lines of ordinary Keras. It runs on one device without a strategy, and then under each
-strategy: with the class of `tf.distribute` ("stock") and with dtrain's class of the same name. All weights, losses,
-metrics, predictions and counts that it leaves are compared with those of one device, on the same global batches. The
-largest relative difference that counts as the same is {rtol} in float32. The stock side imports no part of dtrain that
-changes Keras.
+Each program below is a few lines of ordinary Keras. It runs on one device without a strategy, and then under
+each strategy: with the class of `tf.distribute` ("stock"), and with dtrain's class of the same name. All
+weights, losses, metrics, predictions and counts that it leaves are compared with those of one device on the
+same global batches. They are the same if they differ by at most {rtol} of their value, in float32. On the
+stock side, nothing of dtrain that changes Keras is imported.
 
 - **yes**: the numbers are those of one device.
 - **wrong**: the program ran without an error, and at least one number is another one.
 - **error**: the program raised an error, crashed, or hung longer than the time limit.
 
-No program has a layer that draws random numbers: replicas draw others, by design. All processes run on CPUs of one
-machine: {layouts}.
+No program has a layer that draws random numbers: replicas draw other ones, by design. All processes run on
+the CPU of one machine: {layouts}.
 """
 
 

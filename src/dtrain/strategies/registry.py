@@ -21,7 +21,7 @@ Span = Literal["device", "devices", "workers", "servers", "tpu"]
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyEntry:
-    """What is known of one strategy, on every machine; the README's table is made from it.
+    """What is known of one strategy, on every machine; the table of docs/strategies.md is made from it.
 
     Attributes:
         name: the canonical name.
@@ -159,7 +159,7 @@ _ENTRIES = (
         failure="nothing is promised: not tried",
         ease="the name is enough on a TPU VM; elsewhere the TPU's name",
         limits="no TPU was at hand: only finding one and its errors are tested; Keras and TensorFlow train "
-        "there as they are, without what follows below",
+        "there as they are, without what dtrain adds elsewhere",
         module="dtrain.strategies.tpu",
     ),
     StrategyEntry(
@@ -173,14 +173,14 @@ _ENTRIES = (
         failure="of a worker: the others go on, and its steps are done again; of a server or the chief: all "
         "go on from the last checkpoint",
         ease="a chief, workers and servers: `dtrain launch --workers N --ps M`",
-        limits="with several workers the numbers are not one device's; see [below](#asynchronous-training)",
+        limits="with several workers the numbers are not one device's; see [what is promised](parameter_servers.md#what-is-promised)",
         synonyms=("ps",),
         module="dtrain.strategies.parameter_server",
     ),
 )
 
 STRATEGIES = {entry.name: entry for entry in _ENTRIES}
-"""The registry: all strategies by name, in the order of the README's table."""
+"""The registry: all strategies by name, in the order of the table of docs/strategies.md."""
 
 AUTO = "auto"
 """The name that stands for the strategy that `dtrain.strategies.auto` chooses."""
