@@ -56,7 +56,12 @@ def convolutions(run: ProgramRun) -> Values:
     """Convolutions and pooling."""
     x, y = images()
     with run.strategy.scope():
-        layers = [L.Conv2D(4, 3, activation="tanh"), L.AveragePooling2D(), L.Flatten(), L.Dense(3, "softmax")]
+        layers = [
+            L.Conv2D(4, 3, activation="tanh"),
+            L.AveragePooling2D(2),
+            L.Flatten(),
+            L.Dense(3, "softmax"),
+        ]
         model = keras.Sequential([keras.Input((6, 6, 2)), *layers])
         model.compile(sgd(0.05), "sparse_categorical_crossentropy", metrics=["accuracy"])
     record = model.fit(dataset(x, y, batch=10), epochs=2, verbose=0)

@@ -107,8 +107,15 @@ def own_compute_loss(run: ProgramRun) -> Values:
     """A `compute_loss` that adds a term to Keras' loss."""
 
     class Net(keras.Model):  # type: ignore[misc]
-        def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, **others: Any) -> Any:
-            loss = super().compute_loss(x=x, y=y, y_pred=y_pred, **others)
+        def compute_loss(
+            self,
+            x: Any = None,
+            y: Any = None,
+            y_pred: Any = None,
+            sample_weight: Any = None,
+            training: Any = True,
+        ) -> Any:
+            loss = super().compute_loss(x, y, y_pred, sample_weight, training)
             return loss + 0.1 * ops.mean(ops.abs(y_pred))
 
     x, y = regression(44)
