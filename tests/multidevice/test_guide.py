@@ -22,7 +22,6 @@ import guide
 import small_archives
 
 README = guide.ROOT / "README.md"
-SECTION = "## When processes die"  # of the README
 FAULTS = guide.DOCS / "fault_tolerance.md"
 
 TEST_FILE = re.compile(r"\.\./(tests/[\w/]+\.py)")
@@ -95,11 +94,25 @@ def run_command(command: list[str]) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "title"), FILES, ids=[f"{name}-{title}" for name, title in FILES])
 def test_a_program_of_a_page_runs_by_its_commands(name: str, title: str, folder: Path) -> None:
-    text = TEXTS[name]
+    run_file_by_its_commands(TEXTS[name], title, folder)
+
+
+@pytest.mark.long
+def test_the_quickstart_of_the_readme_runs_by_its_commands(folder: Path) -> None:
+    text = README.read_text(encoding="utf-8")
+    assert not guide.programs(text), "a block without a title is not run"
+    (block,) = guide.files(text)
+    run_file_by_its_commands(text, block.title, folder)
+    # It has trained to its end: its checkpoints are deleted.
+    assert not list(folder.glob("backup*/**/COMMITTED.json"))
+
+
+def run_file_by_its_commands(text: str, title: str, folder: Path) -> None:
+    """Run a file of a page by each command of the page that names it."""
     for block in guide.files(text):
         (folder / block.title).write_text(block.text, encoding="utf-8")
     naming = [command for command in guide.commands(text) if title in command]
-    assert naming, f"no command of {name}.md runs {title}"
+    assert naming, f"no command runs {title}"
     for command in naming:
         run_command(command)
 
@@ -117,16 +130,6 @@ def test_a_recipe_of_a_page_runs_by_its_command(name: str, beginning: str, folde
     (command,) = (c for c in guide.commands(TEXTS[name]) if " ".join(c).startswith(beginning))
     run_command(command)
     assert list(folder.glob("runs/*/model.keras"))
-
-
-def test_the_program_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
-    text = README.read_text(encoding="utf-8")
-    assert text.count(SECTION) == 1
-    (block,) = guide.programs(text.partition(SECTION)[2].partition("\n## ")[0])
-    # As a user has it: in a process in which nothing of dtrain's has been used before.
-    (tmp_path / "train.py").write_text(block.text)
-    subprocess.run([sys.executable, "train.py"], timeout=280, check=True, cwd=tmp_path)
-    assert not list(tmp_path.glob("backup*/**/COMMITTED.json"))
 
 
 def test_every_test_that_the_guide_cites_is_there() -> None:

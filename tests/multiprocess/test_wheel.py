@@ -3,7 +3,9 @@
 Its dependencies are those of the environment of this test, so that nothing is downloaded.
 """
 
+import email
 import os
+import re
 import site
 import subprocess
 import sys
@@ -30,7 +32,7 @@ def wheel(tmp_path_factory):
     """The wheel, built from a copy of the files that belong to it: building writes beside what it builds."""
     source = tmp_path_factory.mktemp("source")
     out = tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         (source / name).write_bytes((_ROOT / name).read_bytes())
     for file in (_ROOT / "src" / "dtrain").rglob("*"):
         if file.is_file() and "__pycache__" not in file.parts:
@@ -82,6 +84,26 @@ def test_its_metadata(wheel):
     assert not any("tensorflow" in line for line in required), (
         "TensorFlow comes by extra: its wheels exclude each other"
     )
+
+
+def test_the_readme_of_a_package_index_has_links_that_lead_to_the_repository(wheel):
+    archive = zipfile.ZipFile(wheel)
+    (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    fields = email.message_from_string(archive.read(metadata).decode())
+    urls = dict(field.split(", ") for field in fields.get_all("Project-URL"))
+    assert {"Repository", "Issues", "Changelog", "Documentation"} <= set(urls)
+    assert all(urls[name].startswith(urls["Repository"]) for name in ("Issues", "Changelog"))
+    assert fields["Description-Content-Type"] == "text/markdown"
+    text = fields.get_payload()
+    links = re.findall(r"\]\(([^()\s]+)\)", text)
+    assert len(links) > 20 and all(link.startswith("https://") for link in links)
+    # Each leads to a file of the repository, pictures as the files themselves.
+    inside = [link.removeprefix(urls["Repository"]) for link in links if link.startswith(urls["Repository"])]
+    for link in inside:
+        kind, _, path = link.removeprefix("/").partition("/main/")
+        assert kind == ("raw" if path.endswith(".svg") else "blob")
+        assert (_ROOT / path.partition("#")[0]).exists(), link
+    assert "/raw/main/docs/images/kill.svg" in inside
 
 
 def test_it_is_the_installed_one_that_runs(installed, tmp_path):

@@ -1,4 +1,4 @@
-"""`dtrain strategies`: what it says of this machine and of others, and that docs/strategies.md says the same."""
+"""`dtrain strategies`: what it says of this machine and of others; docs/strategies.md has the same table."""
 
 from __future__ import annotations
 

@@ -173,7 +173,8 @@ _ENTRIES = (
         failure="of a worker: the others go on, and its steps are done again; of a server or the chief: all "
         "go on from the last checkpoint",
         ease="a chief, workers and servers: `dtrain launch --workers N --ps M`",
-        limits="with several workers the numbers are not one device's; see [what is promised](parameter_servers.md#what-is-promised)",
+        limits="with several workers the numbers are not one device's; see "
+        "[what is promised](parameter_servers.md#what-is-promised)",
         synonyms=("ps",),
         module="dtrain.strategies.parameter_server",
     ),

@@ -1,0 +1,50 @@
+"""README.md: how long it is, and that what it shows is what the commands of the repository made.
+
+That its quickstart runs is `tests/multidevice/test_guide.py`'s to show, and that its links work on a package
+index `tests/multiprocess/test_wheel.py`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+import guide
+from dtrain.conformance.page import as_page, short_table
+from dtrain.conformance.results import Conformance
+
+README = (guide.ROOT / "README.md").read_text(encoding="utf-8")
+MEASURED = Conformance.from_data(json.loads((guide.DOCS / "conformance.json").read_text(encoding="utf-8")))
+
+
+def test_it_can_be_read_to_its_end() -> None:
+    assert len(README.split()) <= 1200
+
+
+def test_four_lines_are_added_to_an_ordinary_script() -> None:
+    (diff,) = (block for block in guide.blocks(README) if block.language == "diff")
+    assert len([line for line in diff.text.splitlines() if line.startswith("+") and line != "+"]) == 4
+
+
+def test_its_table_of_conformance_is_the_measured_one() -> None:
+    assert short_table(MEASURED) in README
+    assert f"runs {len(MEASURED.counted())} short, ordinary programs" in README
+
+
+def test_the_page_of_conformance_is_the_measured_one() -> None:
+    assert (guide.DOCS / "conformance.md").read_text(encoding="utf-8") == as_page(MEASURED)
+
+
+@pytest.mark.parametrize("name", re.findall(r"!\[[^\]]+\]\((docs/images/[^)]+)\)", README))
+def test_its_pictures_load_nothing_from_elsewhere(name: str) -> None:
+    text = (guide.ROOT / name).read_text(encoding="utf-8")
+    assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
+    assert "http" not in text.replace('xmlns="http://www.w3.org/2000/svg"', "")
+    assert "url(" not in text
+
+
+def test_it_has_two_pictures() -> None:
+    assert len(re.findall(r"!\[[^\]]+\]\(docs/images/[^)]+\)", README)) == 2
