@@ -1,4 +1,4 @@
-"""`dtrain conformance` with real processes: the stock side is stock, and a failure is a cell with its reason."""
+"""`dtrain conformance` with real processes: the stock side is stock, and failures are cells with a reason."""
 
 from __future__ import annotations
 

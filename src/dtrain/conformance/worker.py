@@ -88,8 +88,9 @@ def _run(program: str, run: ProgramRun, file: Path) -> tuple[str, bool]:
         fatal = isinstance(found, tf.errors.OpError) and not isinstance(found, tf.errors.NotFoundError)
     else:
         error, fatal = "", False
+        arrays: dict[str, Any] = {key: np.asarray(value) for key, value in values.items()}
         with unfinished.open("wb") as opened:
-            np.savez(opened, **{key: np.asarray(value) for key, value in values.items()})
+            np.savez(opened, **arrays)
     unfinished.replace(file)
     return error, fatal
 

@@ -77,7 +77,7 @@ def py_dataset(run: ProgramRun) -> Values:
     """A `keras.utils.PyDataset` whose last batch is short."""
     x, y = regression(44)
 
-    class Batches(keras.utils.PyDataset):
+    class Batches(keras.utils.PyDataset):  # type: ignore[misc]
         def __len__(self) -> int:
             return math.ceil(len(x) / 16)
 

@@ -59,7 +59,7 @@ def metrics_of_regression(run: ProgramRun) -> Values:
 def metric_of_the_user(run: ProgramRun) -> Values:
     """A metric class of the user's, with variables for a sum and a count."""
 
-    class MeanCube(M.Metric):  # type: ignore[misc]
+    class MeanCube(keras.metrics.Metric):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__(name="cube")
             self.total = self.add_weight(name="total", initializer="zeros")

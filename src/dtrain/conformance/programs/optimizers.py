@@ -76,8 +76,7 @@ def moving_average(run: ProgramRun) -> Values:
 @program()
 def moving_average_overwritten(run: ProgramRun) -> Values:
     """`use_ema`, with the weights overwritten every second update."""
-    options = {"use_ema": True, "ema_momentum": 0.7, "ema_overwrite_frequency": 2}
-    return _fit(run, count=60, learning_rate=0.1, **options)
+    return _fit(run, count=60, learning_rate=0.1, use_ema=True, ema_momentum=0.7, ema_overwrite_frequency=2)
 
 
 @program()
