@@ -50,23 +50,26 @@ class Program(NamedTuple):
         says: the first line of its docstring.
         theme: the name of its file.
         rtol: the largest relative difference from one device.
+        atol: the difference that does not count, for numbers near zero.
     """
 
     name: str
     says: str
     theme: str
-    rtol: float
+    rtol: float = RTOL
+    atol: float = ATOL
 
 
-def program(*, rtol: float = RTOL) -> Callable[[Function], Function]:
+def program(*, rtol: float = RTOL, atol: float = ATOL) -> Callable[[Function], Function]:
     """Declare a function as a program of the corpus.
 
     The function trains with ordinary Keras under `run.strategy` and returns named numbers: weights, losses,
     metrics, predictions. They must be those of one device.
 
     Args:
-        rtol: the largest relative difference. Programs in 16-bit precision need a larger one: halves of a
-            batch are rounded before they are summed.
+        rtol, atol: the largest relative difference, and the difference that does not count for numbers near
+            zero. Programs in 16-bit precision need larger ones: halves of a batch are rounded before they are
+            summed.
     """
     return lambda function: function
 
@@ -83,7 +86,7 @@ def programs() -> tuple[Program, ...]:
                 if isinstance(decorator, ast.Call) and getattr(decorator.func, "id", "") == "program":
                     says = (ast.get_docstring(node) or "").partition("\n")[0]
                     keywords = {each.arg: ast.literal_eval(each.value) for each in decorator.keywords}
-                    found.append(Program(node.name, says, file.stem, keywords.get("rtol", RTOL)))
+                    found.append(Program(node.name, says, file.stem, **keywords))
     return tuple(found)
 
 

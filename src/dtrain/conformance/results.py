@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from dtrain.conformance.corpus import ATOL, Program
+from dtrain.conformance.corpus import Program
 from dtrain.conformance.runs import Answer
 
 SAME, WRONG, ERROR = "same", "wrong", "error"
@@ -118,7 +118,9 @@ def compare(program: Program, found: Answer, expected: Answer) -> ProgramVerdict
             if not np.array_equal(value, wanted):
                 return ProgramVerdict(WRONG, f"{name} is {str(value)[:40]} instead of {str(wanted)[:40]}")
             continue
-        far = _distance(value.astype(np.float64), wanted.astype(np.float64), floor=ATOL / program.rtol)
+        far = _distance(
+            value.astype(np.float64), wanted.astype(np.float64), floor=program.atol / program.rtol
+        )
         if far > worst:
             worst, where = far, name
     if worst > program.rtol:

@@ -10,6 +10,7 @@ import faulthandler
 import gc
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -30,6 +31,7 @@ READY = "ready"
 START_SECONDS = 240.0
 _LAG = 8.0  # seconds that a worker may lag behind one that has failed
 _SEED = 1234
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def main(name: str, side: str, folder: Path, limit: float, programs: list[str]) -> int:
@@ -97,8 +99,16 @@ def _run(program: str, run: ProgramRun, file: Path) -> tuple[str, bool]:
 
 def telling_line(message: str) -> str:
     """The line of an error that says what is wrong: a failed graph's message begins with where, at length."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()] or [""]
-    where = ("Graph execution error", "Detected at node", "File ", "<stack", "...", "in user code")
+    lines = [_COLOUR.sub("", line).strip() for line in message.splitlines() if line.strip()] or [""]
+    where = (
+        "Graph execution",
+        "Detected at",
+        "File ",
+        "<stack",
+        "...",
+        "in user code",
+        "Exception encountered",
+    )
     found = [line for line in lines if line.startswith("(0) ")]
     if not found and lines[0].startswith("in user code"):
         found = [line.partition(": ")[2] for line in lines if "Error: " in line.split("(")[0]]
