@@ -78,7 +78,7 @@ dist: setup
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation --outdir dist .
 	$(BIN)/python -m twine check --strict dist/*
-	$(BIN)/python -m pytest tests/multiprocess/test_wheel.py
+	WHEEL=$$(echo dist/*.whl) $(BIN)/python -m pytest tests/multiprocess/test_wheel.py
 
 # Lines of code and of documentation in src/dtrain, by folder.
 count: setup

@@ -29,7 +29,12 @@ def _run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The wheel, built from a copy of the files that belong to it: building writes beside what it builds."""
+    """The wheel, built from a copy of the files that belong to it: building writes beside what it builds.
+
+    `make dist` names one that it has built already.
+    """
+    if "WHEEL" in os.environ:
+        return Path(os.environ["WHEEL"]).resolve()
     source = tmp_path_factory.mktemp("source")
     out = tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):

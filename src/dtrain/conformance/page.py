@@ -17,8 +17,8 @@ Each program below is a few lines of ordinary Keras. It runs on one device witho
 each strategy: with the class of `tf.distribute` ("stock"), and with dtrain's class of the same name. All
 weights, losses, metrics, predictions and counts that it leaves are compared with those of one device on the
 same global batches. They are the same if they differ by at most {rtol} of their value, in float32. Programs
-in 16-bit precision have a larger tolerance: halves of a batch are rounded before they are summed. On the stock
-side, nothing of dtrain that changes Keras is imported.
+in 16-bit precision have a larger tolerance: halves of a batch are rounded before they are summed. On the
+stock side, nothing of dtrain that changes Keras is imported.
 
 - **yes**: the numbers are those of one device.
 - **wrong**: the program ran without an error, and at least one number is another one.
