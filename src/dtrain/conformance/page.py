@@ -85,7 +85,7 @@ def _sides(run: Conformance) -> list[str]:
 
 def _circumstances(run: Conformance) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
-    return f"{versions}; {run.cores} cores of {run.processor}; `{run.command}`, {run.seconds:.0f} s."
+    return f"{versions}; {run.cores} cores of {run.processor}; `{run.command}`, {run.seconds:.0f} s in all."
 
 
 def _columns(run: Conformance) -> list[tuple[str, str]]:
