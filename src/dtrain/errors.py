@@ -32,6 +32,14 @@ class DtrainError(Exception):
     Args:
         message: what was set and what was found.
         hint: what the user can do about it; shown on a line of its own.
+
+    Example:
+        ```python
+        try:
+            dtrain.strategy("horovod")
+        except dtrain.DtrainError as error:
+            print(error.hint)  # Choose from default, one_device, ...
+        ```
     """
 
     # Without this, TensorFlow would replace an error that is raised inside a user's `tf.function`.

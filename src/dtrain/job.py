@@ -21,6 +21,11 @@ def rank() -> int:
     Raises:
         ClusterConfigError: this process does not run the program, because it is a parameter server, a worker
             of a job with parameter servers, or an evaluator.
+
+    Example:
+        ```python
+        print(f"process {dtrain.rank()} of {dtrain.world_size()}")  # process 0 of 1, without a job
+        ```
     """
     topology = current()
     if topology is None:
@@ -45,6 +50,11 @@ def world_size() -> int:
 
     Raises:
         ClusterConfigError: this process serves the chief of a job with parameter servers.
+
+    Example:
+        ```python
+        rows = np.arange(100)[dtrain.rank() :: dtrain.world_size()]  # this process's part
+        ```
     """
     topology = current()
     if topology is None:
@@ -53,7 +63,14 @@ def world_size() -> int:
 
 
 def is_chief() -> bool:
-    """Whether this process is the chief, which writes files and logs that are written once per job."""
+    """Whether this process is the chief, which writes files and logs that are written once per job.
+
+    Example:
+        ```python
+        if dtrain.is_chief():
+            print("printed once per job")
+        ```
+    """
     topology = current()
     return topology is None or topology.is_chief
 
@@ -68,6 +85,16 @@ def barrier(*, timeout: float | None = None) -> None:
         PeerMissingError: a process did not call it in time.
         ConfigurationError: the job has several processes, but no strategy of dtrain's connects them yet; or
             this process serves the chief of a job with parameter servers.
+
+    Example:
+        ```python
+        from pathlib import Path
+
+        if dtrain.is_chief():
+            Path("prepared").mkdir()
+        dtrain.barrier(timeout=60)
+        assert Path("prepared").is_dir()  # in every process that sees the chief's disk
+        ```
     """
     _exchange(None, timeout)
 
@@ -88,6 +115,12 @@ def broadcast(value: Any, *, timeout: float | None = None) -> Any:
         AuthenticationError: the received value was not signed with the job's secret.
         ConfigurationError: the value cannot be sent; or the job has several processes, but no strategy of
             dtrain's connects them yet; or this process serves the chief of a job with parameter servers.
+
+    Example:
+        ```python
+        seed = dtrain.broadcast(np.random.randint(1000))  # the chief's number, in every process
+        keras.utils.set_random_seed(seed)
+        ```
     """
     return _exchange(value if is_chief() else None, timeout)[0]
 

@@ -55,6 +55,19 @@ class Trainer:
     Raises:
         ConfigurationError: a value is unknown or out of range, or the batch sizes do not fit each other or
             the number of replicas.
+
+    Example:
+        ```python
+        def make_model():
+            return keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
+
+        trainer = dtrain.Trainer(global_batch=64, scaling="linear", base_batch=32, seed=1)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        trainer.compile(make_model, loss=loss, optimizer="sgd", learning_rate=0.1, metrics=["accuracy"])
+        digits = dtrain.data.load_digits()
+        trainer.fit(digits.train, digits.validation, epochs=1)
+        print(trainer.evaluate(digits.test))
+        ```
     """
 
     def __init__(

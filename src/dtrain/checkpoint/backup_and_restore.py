@@ -64,6 +64,17 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
 
     Raises:
         ConfigurationError: an argument cannot be used.
+
+    Example:
+        ```python
+        strategy = dtrain.strategy("mirrored")
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+
+        backup = dtrain.BackupAndRestore("backup", save_seconds=300)
+        model.fit(np.ones((64, 4)), np.ones((64, 1)), epochs=2, callbacks=[backup], verbose=0)
+        ```
     """
 
     # Keras may call the batch hooks asynchronously, because they do nothing.

@@ -29,16 +29,6 @@ class Checkpoints:
     Every worker must create it, and call its methods at the same steps. Each worker writes a share of a
     checkpoint while training continues. A checkpoint is used only when all shares are complete.
 
-    ```python
-    checkpoints = dtrain.checkpoint.Checkpoints("backup", model, optimizer=optimizer)
-    begun = checkpoints.restore() or {"step": 0}
-    for step in range(begun["step"], steps):
-        train(batch(step))
-        if (step + 1) % 100 == 0:
-            checkpoints.save(step + 1)
-    checkpoints.close()
-    ```
-
     Args:
         folder: a folder for these checkpoints alone, on any path that TensorFlow can write.
         model: a built Keras model, created in the strategy's scope if there is a strategy.
@@ -49,6 +39,20 @@ class Checkpoints:
     Raises:
         ConfigurationError: the model or the optimizer is not built, or `keep` is less than 1.
         CheckpointError: another running job uses the folder.
+
+    Example:
+        ```python
+        with dtrain.strategy("mirrored").scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+            model.optimizer.build(model.trainable_variables)
+        checkpoints = dtrain.checkpoint.Checkpoints("backup", model)
+        begun = checkpoints.restore() or {"step": 0}
+        for step in range(begun["step"], 4):
+            model.train_on_batch(np.ones((8, 4)), np.ones((8, 1)))
+            checkpoints.save(step + 1)
+        checkpoints.close()
+        ```
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """CIFAR-10: 60000 real colour photographs in ten classes, from the files that its authors publish.
 
-It reads the archive for Python. It downloads nothing and does not scale pixels.
+It reads the archive for Python, and does not scale pixels.
 Source: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
 """
 
@@ -36,6 +36,11 @@ class Cifar10(NamedTuple):
         train: 50000 images, uint8 of shape (n, 32, 32, 3), red, green and blue from 0 to 255; labels int64 of
             shape (n,), from 0 to 9.
         test: 10000 images and labels of the same types.
+
+    Example:
+        ```python
+        (images, labels), (test_images, test_labels) = dtrain.data.load_cifar10()
+        ```
     """
 
     train: Examples
@@ -48,11 +53,14 @@ _PUBLISHED = PublishedArchive(
     url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
     size=170_498_071,
     md5="c58f30108f718f92721af3b95e74349a",
+    sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
     names_in_keras=("cifar-10-batches-py-target_archive",),
 )
 
 
-def load_cifar10(path: str | os.PathLike[str] | None = None, *, limit: int | None = None) -> Cifar10:
+def load_cifar10(
+    path: str | os.PathLike[str] | None = None, *, limit: int | None = None, download: bool = False
+) -> Cifar10:
     """Load CIFAR-10, in the order of its files; that order is the same on every machine.
 
     Args:
@@ -60,15 +68,22 @@ def load_cifar10(path: str | os.PathLike[str] | None = None, *, limit: int | Non
             (`data` in the current folder if it is not set) and in `~/.keras/datasets`. An archive of the
             published size must have the published MD5 sum.
         limit: load at most this many images of each part.
+        download: whether to download the archive (170 MB) into the first of these folders if it is in none.
 
     Returns:
         `Cifar10(train, test)`; smaller archives in the same format give fewer images.
 
     Raises:
-        DataError: the data is missing, cut off, damaged, or of another data set.
+        DataError: the data is missing, cannot be downloaded, is cut off, damaged, or of another data set.
         ConfigurationError: `limit` is not an integer of at least 1.
+
+    Example:
+        ```python
+        cifar10 = dtrain.data.load_cifar10(limit=4)  # reads data/cifar-10-python.tar.gz
+        print(cifar10.train.images.shape)  # (4, 32, 32, 3)
+        ```
     """
-    archive = locate(_PUBLISHED, path, limit)
+    archive = locate(_PUBLISHED, path, limit, may_download=download)
     with open_archive(archive) as files:
         train, test = _batch_files(files.names(), archive)
         data = Cifar10(train=_joined(files, train, archive, limit), test=_joined(files, test, archive, limit))

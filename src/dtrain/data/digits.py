@@ -24,6 +24,11 @@ class Examples(NamedTuple):
         images: of shape (n, height, width, channels). The digits are float32 of shape (n, 8, 8, 1), from 0
             (paper) to 1 (ink); other data sets state their own.
         labels: int64 of shape (n,), from 0; the digits' labels go to 9.
+
+    Example:
+        ```python
+        images, labels = dtrain.data.load_digits().train
+        ```
     """
 
     images: NDArray[np.float32]
@@ -37,6 +42,12 @@ class Digits(NamedTuple):
         train: examples to train on.
         validation: examples to evaluate during training.
         test: examples to evaluate once, at the end.
+
+    Example:
+        ```python
+        digits = dtrain.data.load_digits()
+        print([len(part.images) for part in digits])  # [1257, 180, 360]
+        ```
     """
 
     train: Examples
@@ -58,6 +69,12 @@ def load_digits(*, validation: int = 180, test: int = 360, split_seed: int = 0) 
 
     Raises:
         DataError: a part would hold fewer than ten images, one of each digit.
+
+    Example:
+        ```python
+        digits = dtrain.data.load_digits(test=100)
+        print(digits.test.images.shape)  # (100, 8, 8, 1)
+        ```
     """
     source = np.load(io.BytesIO((resources.files(__package__) / "digits.npz").read_bytes()))
     images = (source["images"] / _LARGEST_PIXEL).astype(np.float32)[..., np.newaxis]

@@ -31,6 +31,11 @@ class Imdb(NamedTuple):
     Attributes:
         train: 25000 reviews; label 0 is negative, 1 positive.
         test: 25000 reviews with the same labels.
+
+    Example:
+        ```python
+        (texts, labels), (test_texts, test_labels) = dtrain.data.load_imdb()
+        ```
     """
 
     train: Texts
@@ -43,11 +48,16 @@ _PUBLISHED = PublishedArchive(
     url="https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
     size=84_125_825,
     md5="7c2ac02c03563afcf9b574c7e56c153a",
+    sha256="c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",
 )
 
 
 def load_imdb(
-    path: str | os.PathLike[str] | None = None, *, limit: int | None = None, encoding: str = "utf-8"
+    path: str | os.PathLike[str] | None = None,
+    *,
+    limit: int | None = None,
+    encoding: str = "utf-8",
+    download: bool = False,
 ) -> Imdb:
     """Load the labelled reviews; reviews without a label (`unsup`) are left out.
 
@@ -60,16 +70,23 @@ def load_imdb(
             must have the published MD5 sum.
         limit: load at most this many reviews of each part.
         encoding: encoding of the texts.
+        download: whether to download the archive (84 MB) into the first of these folders if it is in none.
 
     Returns:
         `Imdb(train, test)`; smaller archives in the same format give fewer reviews.
 
     Raises:
-        DataError: the data is missing, cut off, damaged, in another encoding, or of another data set.
+        DataError: the data is missing, cannot be downloaded, is cut off, damaged, in another encoding, or of another data set.
         ConfigurationError: `limit` or `encoding` is malformed.
+
+    Example:
+        ```python
+        imdb = dtrain.data.load_imdb(limit=4)  # reads data/aclImdb_v1.tar.gz
+        print(imdb.train.labels)  # [0 1 0 1]
+        ```
     """
     check_encoding(encoding)
-    archive = locate(_PUBLISHED, path, limit)
+    archive = locate(_PUBLISHED, path, limit, may_download=download)
     with open_archive(archive) as files:
         reviews = _reviews(files.names(), archive)
         data = Imdb(*(_part(files, reviews[part][:limit], encoding, archive) for part in _PARTS))

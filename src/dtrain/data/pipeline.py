@@ -75,6 +75,12 @@ class Pipeline:
     Raises:
         ConfigurationError: an argument is malformed, or the source cannot be divided by that sharding.
         DataError: the source is empty, or its arrays do not fit together.
+
+    Example:
+        ```python
+        pipeline = dtrain.data.Pipeline(dtrain.data.load_digits().train, batch=64, seed=1)
+        print(pipeline.explain(workers=2))
+        ```
     """
 
     def __init__(

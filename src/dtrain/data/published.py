@@ -1,6 +1,7 @@
 """Finds the archive of a published data set on this machine, and compares it with the published sum.
 
-It does not read the archive's content; the file of the data set does that. It downloads nothing.
+It does not read the archive's content; the file of the data set does that. `download.py` downloads an archive that
+is missing, if the user asked for it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrain.cluster import settings
+from dtrain.data.download import download
 from dtrain.errors import DataError
 from dtrain.plain_text import cleaned
 from dtrain.words import whole_number
@@ -29,6 +31,7 @@ class PublishedArchive:
         url: where to download it.
         size: in bytes.
         md5: its MD5 sum, in lower-case hexadecimal digits.
+        sha256: its SHA-256 sum, likewise; a download must have it.
         names_in_keras: the file names under which Keras' own loaders keep the same archive.
     """
 
@@ -37,10 +40,17 @@ class PublishedArchive:
     url: str
     size: int
     md5: str
+    sha256: str
     names_in_keras: tuple[str, ...] = ()
 
 
-def locate(published: PublishedArchive, path: str | os.PathLike[str] | None, limit: int | None) -> Path:
+def locate(
+    published: PublishedArchive,
+    path: str | os.PathLike[str] | None,
+    limit: int | None,
+    *,
+    may_download: bool = False,
+) -> Path:
     """Finds a data set's archive, and compares its sum if it has the published size.
 
     An archive of another size is taken for a subset in the same format, and not compared.
@@ -49,10 +59,11 @@ def locate(published: PublishedArchive, path: str | os.PathLike[str] | None, lim
         published: the archive to find.
         path: the archive, or a folder that contains it; None looks in the usual folders.
         limit: how many examples of each part are to be loaded; None loads all.
+        may_download: whether to download an archive that is missing, into the first of the folders.
 
     Raises:
         DataError: the archive is not there (the message says where dtrain looked, the hint where to download
-            it), or its sum differs.
+            it), its sum differs, or it cannot be downloaded.
         ConfigurationError: `limit` is not an integer of at least 1.
     """
     if limit is not None:
@@ -60,6 +71,9 @@ def locate(published: PublishedArchive, path: str | os.PathLike[str] | None, lim
     folders = usual_folders() if path is None else [Path(path).expanduser()]
     places = [folder / name for folder in folders for name in (published.name, *published.names_in_keras)]
     found = next((place for place in (*folders, *places) if place.is_file()), None)
+    if found is None and may_download:
+        found = folders[0] if folders[0].name == published.name else folders[0] / published.name
+        download(published.title, published.url, published.sha256, found)
     if found is None:
         raise _missing(published, folders)
     if found.stat().st_size == published.size:
@@ -107,8 +121,9 @@ def _missing(published: PublishedArchive, folders: list[Path]) -> DataError:
     ]
     return DataError(
         f"{published.title} was not found. Looked for {published.name} in {' and in '.join(seen)}.",
-        hint=f"Fetch {published.url} and put {published.name} into {folders[0].absolute()}, as it is; or set "
-        "DTRAIN_DATA_DIR, or path=, to the folder that it is in. Nothing is fetched while training.",
+        hint=f"With a network, use --download or download=True. Without one, download {published.url} elsewhere "
+        f"and put {published.name} into {folders[0].absolute()}, as it is; or set DTRAIN_DATA_DIR, or path=, to "
+        "the folder that it is in.",
     )
 
 

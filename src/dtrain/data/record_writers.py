@@ -41,6 +41,13 @@ def write_tfrecords(
     Raises:
         DataError: the examples do not fit together, or cannot be written as features.
         ConfigurationError: `shards` is not an integer of at least 1, or the compression is not known.
+
+    Example:
+        ```python
+        values = dtrain.data.synthetic_values(100)
+        paths = dtrain.data.write_tfrecords(values, "values-*.tfrecord", shards=2)
+        print(paths)  # ['values-00000-of-00002.tfrecord', 'values-00001-of-00002.tfrecord']
+        ```
     """
     options = tf.io.TFRecordOptions(compression_type=check_compression(compression))
     return _write(examples, path_pattern, shards, lambda path: tf.io.TFRecordWriter(path, options))
@@ -53,6 +60,12 @@ def write_array_records(examples: Any, path_pattern: str | os.PathLike[str], sha
         UnsupportedVersionError: the package array-record is not installed.
         DataError: the examples do not fit together, or cannot be written as features.
         ConfigurationError: `shards` is not an integer of at least 1.
+
+    Example:
+        ```python
+        values = dtrain.data.synthetic_values(100)
+        dtrain.data.write_array_records(values, "values.array_record")
+        ```
     """
     module = array_record_module()
     # Groups of one record: a single record can then be read without its neighbours.
@@ -72,6 +85,12 @@ def record_features(examples: Any) -> dict[str, Any]:
     Raises:
         DataError: the examples do not fit together.
         ConfigurationError: `examples` is of another kind.
+
+    Example:
+        ```python
+        values = dtrain.data.synthetic_values(100)
+        print(dtrain.data.record_features(values))  # {'inputs': FixedLenFeature(shape=[10], ...
+        ```
     """
     return {name: _feature(column) for name, column in named_columns(columns_of(examples))}
 

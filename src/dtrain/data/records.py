@@ -35,6 +35,14 @@ class Records:
         random_access: whether records can be fetched in any order.
         compression: "", "GZIP" or "ZLIB".
         record_bytes: mean size of a decompressed record; 0 if not known.
+
+    Example:
+        ```python
+        values = dtrain.data.synthetic_values(100)
+        features = dtrain.data.record_features(values)
+        records = dtrain.data.tfrecords(dtrain.data.write_tfrecords(values, "values.tfrecord"), features)
+        print(records.counts)  # (100,)
+        ```
     """
 
     files: tuple[str, ...]
@@ -74,6 +82,16 @@ def tfrecords(
         DataError: a file is missing, listed twice or damaged (the message names the file and the record), all
             files are empty, or a record does not have the features.
         ConfigurationError: the compression is not known, or `features` is no dictionary or an empty one.
+
+    Example:
+        ```python
+        values = dtrain.data.synthetic_values(100)
+        dtrain.data.write_tfrecords(values, "values-*.tfrecord", shards=2)
+        records = dtrain.data.tfrecords("values-*.tfrecord", dtrain.data.record_features(values))
+        pipeline = dtrain.data.Pipeline(
+            records, batch=10, transform=lambda example: (example["inputs"], example["targets"])
+        )
+        ```
     """
     compression = check_compression(compression)
     if not isinstance(features, Mapping) or not features:
@@ -105,6 +123,14 @@ def array_records(
         DataError: a file is missing, listed twice or unreadable, its first or last record is damaged or does
             not have the features, or all files are empty.
         ConfigurationError: `parse` is neither a function nor a dictionary of features.
+
+    Example:
+        ```python
+        values = dtrain.data.synthetic_values(100)
+        dtrain.data.write_array_records(values, "values.array_record")
+        records = dtrain.data.array_records("values.array_record", dtrain.data.record_features(values))
+        print(records.examples)  # 100
+        ```
     """
     found = _found(files)
     if isinstance(parse, Mapping):

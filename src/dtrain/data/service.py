@@ -217,6 +217,17 @@ def distribute(
         ConfigurationError: an argument is malformed, or the job has several training processes and `data` is
             a dataset.
         DataError: the data cannot be made in another process.
+
+    Example:
+        ```python
+        def batches(context):  # runs in each reading process
+            numbers = tf.data.Dataset.range(16)
+            return numbers.shard(context.num_input_pipelines, context.input_pipeline_id).batch(4)
+
+        dataset = dtrain.data.distribute(batches, workers=1)
+        print([batch.numpy() for batch in dataset])
+        dataset.dtrain_service.close()
+        ```
     """
     if address is not None:
         return _from_running(data, address)

@@ -26,6 +26,11 @@ class Tokens(NamedTuple):
     Attributes:
         tokens: int32 of shape (n, length), from 1; 0 is reserved for padding.
         labels: int64 of shape (n,), from 0.
+
+    Example:
+        ```python
+        tokens, labels = dtrain.data.synthetic_texts(100)
+        ```
     """
 
     tokens: NDArray[np.int32]
@@ -38,6 +43,11 @@ class Values(NamedTuple):
     Attributes:
         inputs: float32 of shape (n, ...), normally distributed.
         targets: float32 of shape (n, 1).
+
+    Example:
+        ```python
+        inputs, targets = dtrain.data.synthetic_values(100)
+        ```
     """
 
     inputs: NDArray[np.float32]
@@ -63,6 +73,11 @@ def synthetic_images(
 
     Raises:
         ConfigurationError: a number is not positive.
+
+    Example:
+        ```python
+        images, labels = dtrain.data.synthetic_images(100, shape=(8, 8, 1), classes=3)
+        ```
     """
     _check(examples=examples, classes=classes, **{f"shape[{at}]": size for at, size in enumerate(shape)})
     patterns = np.random.default_rng([_RULE_SEED, classes, *shape]).random((classes, *shape), np.float32)
@@ -94,6 +109,12 @@ def synthetic_texts(
 
     Raises:
         ConfigurationError: a number is not positive, or the vocabulary is too small for the classes.
+
+    Example:
+        ```python
+        tokens, labels = dtrain.data.synthetic_texts(100, length=16, vocabulary=50)
+        print(tokens.shape)  # (100, 16)
+        ```
     """
     _check(examples=examples, length=length, vocabulary=vocabulary, classes=classes)
     # A tenth of the tokens belong to one class each; all classes use the others.
@@ -126,6 +147,12 @@ def synthetic_values(examples: int, shape: tuple[int, ...] = (10,), seed: int = 
 
     Raises:
         ConfigurationError: a number is not positive.
+
+    Example:
+        ```python
+        inputs, targets = dtrain.data.synthetic_values(100, shape=(4,))
+        validation = dtrain.data.synthetic_values(50, shape=(4,), seed=1)
+        ```
     """
     _check(examples=examples, **{f"shape[{at}]": size for at, size in enumerate(shape)})
     rule = np.random.default_rng([_RULE_SEED, *shape])

@@ -37,6 +37,15 @@ class TextCsv(NamedTuple):
         validation: texts to evaluate during training.
         test: texts to evaluate once, at the end.
         classes: the labels as the table has them; label n in the three parts means `classes[n]`.
+
+    Example:
+        ```python
+        with open("reviews.csv", "w") as file:
+            for row in ["title,text,label", *["Good,I laughed.,yes", "Bad,I slept.,no"] * 10]:
+                print(row, file=file)
+        train, validation, test, classes = dtrain.data.load_text_csv("reviews.csv")
+        print(classes)  # ('no', 'yes')
+        ```
     """
 
     train: Texts
@@ -94,6 +103,15 @@ def load_text_csv(
         DataError: the file is missing, in another encoding or without the columns; a row has a wrong number
             of fields or no label; there is only one class, or too few rows for the split.
         ConfigurationError: an argument is malformed.
+
+    Example:
+        ```python
+        with open("reviews.csv", "w") as file:
+            for row in ["title,text,label", *["Good,I laughed.,yes", "Bad,I slept.,no"] * 10]:
+                print(row, file=file)
+        table = dtrain.data.load_text_csv("reviews.csv", text="text", test=0.3)
+        print(len(table.test.texts))  # 6
+        ```
     """
     wanted = [text] if isinstance(text, str) else list(text)
     _check_arguments(wanted, validation, test, encoding, delimiter)

@@ -18,6 +18,11 @@ class Texts(NamedTuple):
     Attributes:
         texts: n strings.
         labels: int64 of shape (n,), from 0.
+
+    Example:
+        ```python
+        texts, labels = dtrain.data.load_imdb().train
+        ```
     """
 
     texts: list[str]

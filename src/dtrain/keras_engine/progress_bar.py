@@ -36,6 +36,16 @@ class ProgressBar(Stateless, keras.callbacks.ProgbarLogger):  # type: ignore[mis
     the time per step; the examples per second of the whole job; the share of the time in which training
     waited for data, if it is at least 1%; and the logs. `verbose=2` prints one line an epoch, `verbose=0`
     none.
+
+    Example:
+        ```python
+        strategy = dtrain.strategy("mirrored")
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+
+        model.fit(np.ones((64, 4)), np.ones((64, 1)), callbacks=[dtrain.monitor.ProgressBar()])
+        ```
     """
 
     async_safe = True

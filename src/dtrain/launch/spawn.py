@@ -68,6 +68,13 @@ def spawn(
             process, or returned an object that cannot be pickled or unpickled.
         TaskTimeoutError: a worker still ran after `timeout` seconds.
         KeyboardInterrupt: Ctrl-C was pressed.
+
+    Example:
+        ```python
+        def power(base):
+            return base ** (dtrain.rank() + 1)
+        print(dtrain.spawn(power, workers=2, args=[3]))  # [3, 9]
+        ```
     """
     if timeout is not None and timeout <= 0:
         raise ConfigurationError(f"timeout is {timeout!r}, not a positive number of seconds.")

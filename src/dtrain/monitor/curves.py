@@ -51,6 +51,14 @@ def plot_curves(history: Mapping[str, Sequence[float]], path: Path, *, title: st
 
     Raises:
         UnsupportedVersionError: matplotlib is not installed.
+
+    Example:
+        ```python
+        from pathlib import Path
+
+        history = {"loss": [0.9, 0.5, 0.3], "val_loss": [1.0, 0.7, 0.6]}
+        dtrain.monitor.plot_curves(history, Path("curves.png"), title="mine")
+        ```
     """
     try:
         from matplotlib.figure import Figure

@@ -55,6 +55,18 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
     Raises:
         ConfigurationError: an argument is invalid. When `fit` begins also: the directory holds another run or
             cannot be written to, or a second `fit` does not continue the first one.
+
+    Example:
+        ```python
+        strategy = dtrain.strategy("mirrored")
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+
+        monitor = dtrain.monitor.Monitor("runs/mine", notes={"rate": 0.01})
+        model.fit(np.ones((64, 4)), np.ones((64, 1)), callbacks=[monitor], verbose=0)
+        print(monitor.run.metrics)  # the path of metrics.csv
+        ```
     """
 
     def __init__(

@@ -43,6 +43,12 @@ def describe_run(
     Returns:
         A dictionary that JSON can hold, with `status` "running". `finish_record` makes the final record from
         it.
+
+    Example:
+        ```python
+        record = dtrain.monitor.describe_run("mine", dtrain.get_strategy(), {"epochs": 3})
+        print(record["status"], record["epochs"])  # running 3
+        ```
     """
     import keras
     import tensorflow as tf
@@ -96,6 +102,20 @@ def finish_record(
 
     Returns:
         A new dictionary, with `status` "finished".
+
+    Example:
+        ```python
+        record = dtrain.monitor.describe_run("mine", dtrain.get_strategy(), {"epochs": 3})
+        run = dtrain.monitor.open_run_directory("runs/mine", name="mine", record=record)
+        finished = dtrain.monitor.finish_record(
+            record,
+            examples_per_second=1000.0,
+            wall_time_seconds=60.0,
+            final_metrics={"test_loss": 0.1, "test_accuracy": 0.97},
+            xla=False,
+        )
+        run.write_record(finished)
+        ```
     """
     return {
         **record,
@@ -117,7 +137,22 @@ def parameters_of(model: keras.Model) -> int | None:
 
 
 def summarize(record: Mapping[str, Any], run: RunDirectory) -> str:
-    """A finished run in three lines, for the terminal: its test metrics, its speed and its files."""
+    """A finished run in three lines, for the terminal: its test metrics, its speed and its files.
+
+    Example:
+        ```python
+        record = dtrain.monitor.describe_run("mine", dtrain.get_strategy(), {"epochs": 3})
+        run = dtrain.monitor.open_run_directory("runs/mine", name="mine", record=record)
+        finished = dtrain.monitor.finish_record(
+            record,
+            examples_per_second=1000.0,
+            wall_time_seconds=60.0,
+            final_metrics={"test_loss": 0.1, "test_accuracy": 0.97},
+            xla=False,
+        )
+        print(dtrain.monitor.summarize(finished, run))
+        ```
+    """
     final = record["final_metrics"]
     where = counted(record["replicas"], "replica")
     if "parameter_servers" in record:

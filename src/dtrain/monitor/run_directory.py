@@ -36,6 +36,13 @@ class RunDirectory:
 
     Attributes:
         path: the directory, absolute.
+
+    Example:
+        ```python
+        record = dtrain.monitor.describe_run("mine", dtrain.get_strategy(), {"epochs": 3})
+        run = dtrain.monitor.open_run_directory("runs/mine", name="mine", record=record)
+        print(run.metrics.name, run.model.name)  # metrics.csv model.keras
+        ```
     """
 
     path: Path
@@ -99,6 +106,11 @@ def check_run_directory(path: str | os.PathLike[str] | None, *, again: bool = Fa
 
     Raises:
         ConfigurationError: `path` holds another run, is a file, or cannot be written to.
+
+    Example:
+        ```python
+        dtrain.monitor.check_run_directory("runs/mine")  # raises if a run is there
+        ```
     """
     directory = RunDirectory(Path(RUNS if path is None else checked_path("run_dir", path)).absolute())
     unfinished = again and (read_record(directory) or {}).get("status") == "running"
@@ -148,6 +160,13 @@ def open_run_directory(
     Raises:
         ConfigurationError: on every worker, if `path` holds another run, was interrupted with other settings,
             is in use by another process, or cannot be written to.
+
+    Example:
+        ```python
+        record = dtrain.monitor.describe_run("mine", dtrain.get_strategy(), {"epochs": 3})
+        run = dtrain.monitor.open_run_directory("runs/mine", name="mine", record=record)
+        print(run.path.is_dir())  # True
+        ```
     """
     # The chief also broadcasts its failure: an error raised on the chief alone would leave its peers waiting.
     outcome: tuple[str, str] | None = None
@@ -253,6 +272,13 @@ def lock_run_directory(directory: RunDirectory, *, sleep: Callable[[float], None
 
     Raises:
         ConfigurationError: another process holds the lock.
+
+    Example:
+        ```python
+        record = dtrain.monitor.describe_run("mine", dtrain.get_strategy(), {"epochs": 3})
+        run = dtrain.monitor.open_run_directory("runs/mine", name="mine", record=record)
+        dtrain.monitor.lock_run_directory(run)  # another process that locks it gets an error
+        ```
     """
     if directory.path in _locks:
         return
@@ -297,7 +323,15 @@ def is_locked(directory: RunDirectory) -> bool | None:
 
 
 def read_record(directory: RunDirectory) -> dict[str, Any] | None:
-    """The content of `run.json`; None if it is missing or cannot be read."""
+    """The content of `run.json`; None if it is missing or cannot be read.
+
+    Example:
+        ```python
+        record = dtrain.monitor.describe_run("mine", dtrain.get_strategy(), {"epochs": 3})
+        run = dtrain.monitor.open_run_directory("runs/mine", name="mine", record=record)
+        print(dtrain.monitor.read_record(run)["status"])  # running
+        ```
+    """
     try:
         record = json.loads(directory.record.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -25,5 +25,10 @@ def on_chief(make: Callable[[], Any]) -> Any:
 
     Returns:
         The result of `make` on the chief; on other workers a `keras.callbacks.Callback`.
+
+    Example:
+        ```python
+        tracker = dtrain.monitor.on_chief(lambda: keras.callbacks.CSVLogger("log.csv"))
+        ```
     """
     return make() if job.is_chief() else keras.callbacks.Callback()

@@ -71,6 +71,16 @@ def largest_batch(
         TaskTimeoutError: a trial took longer than `timeout`.
         TaskFailedError: a trial's process died for another reason than memory.
         Exception: any error that `make` or the training raised, with the trial's traceback as a note.
+
+    Example:
+        ```python
+        def make(size):
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+            return model, (np.ones((size, 4)), np.ones((size, 1)))
+
+        batch = dtrain.optim.largest_batch(make, start=64, limit=64)
+        ```
     """
     unit = whole_number(1 if granularity is None else granularity, "granularity", 1)
     for name, value in {"start": 1 if start is None else start, "limit": limit, "steps": steps}.items():

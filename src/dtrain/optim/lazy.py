@@ -21,6 +21,13 @@ class LazyAdam(keras.optimizers.Adam):  # type: ignore[misc]
     For dense gradients it equals Adam. For the gradients of an embedding lookup the numbers differ from
     Adam's: the moments of a row do not decay while no batch looks the row up. A row that a batch looks up
     twice is updated once, with the sum of its gradients. The arguments are those of `keras.optimizers.Adam`.
+
+    Example:
+        ```python
+        layers = [keras.layers.Embedding(1000, 8), keras.layers.Flatten(), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((5,)), *layers])
+        model.compile(dtrain.optim.LazyAdam(0.01), "mse")
+        ```
     """
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:

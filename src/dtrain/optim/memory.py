@@ -32,6 +32,14 @@ class Memory:
             that the forward pass keeps for the backward pass, and the temporary tensors of the backward pass.
         workspace: by how much the temporary memory of kernels raises the peak. It depends on the processor,
             and can only be measured: 0 in a prediction.
+
+    Example:
+        ```python
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        memory = dtrain.optim.predict_memory(model, 32)
+        print(memory.parameters, memory.activations, memory.total)
+        ```
     """
 
     parameters: int
@@ -81,6 +89,13 @@ def predict_memory(model: Any, batch: Any, *, batch_size: int | None = None) -> 
         ConfigurationError: the model is not compiled, its step passes no gradient to an optimizer, a batch
             size is below 1, or both a number of examples and `batch_size` were given.
         DataError: the batch's shapes are not known.
+
+    Example:
+        ```python
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        print(dtrain.optim.predict_memory(model, 1024).total)  # bytes, for a batch of 1024
+        ```
     """
     spec = batch_spec(model, batch, batch_size)
     step = trace_step(model, spec, update=False)

@@ -43,6 +43,13 @@ def measure_memory(model: Any, batch: Any, *, batch_size: int | None = None) -> 
     Raises:
         ConfigurationError: as for `predict_memory`; or the model was made under a strategy of several
         replicas. DataError: as for `predict_memory`.
+
+    Example:
+        ```python
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        print(dtrain.optim.measure_memory(model, (np.ones((32, 4)), np.ones((32, 1)))).workspace)
+        ```
     """
     replicas = model.distribute_strategy.num_replicas_in_sync
     if replicas > 1:

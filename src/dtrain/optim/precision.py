@@ -28,6 +28,11 @@ def precision_policy(word: str) -> str:
     Raises:
         ConfigurationError: the word is not known; the message lists the known words. Keras' "float16" and
             "bfloat16" are not among them, because they also keep weights in 16 bits.
+
+    Example:
+        ```python
+        layer = keras.layers.Dense(8, dtype=dtrain.optim.precision_policy("mixed_bfloat16"))
+        ```
     """
     return known_word("precision", word, PRECISIONS, near=SHORT_PRECISIONS)
 
@@ -48,6 +53,13 @@ def precision(word: str) -> Iterator[str]:
 
     Raises:
         ConfigurationError: the word is not known.
+
+    Example:
+        ```python
+        with dtrain.optim.precision("mixed_bfloat16"):
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        print(model.layers[0].compute_dtype)  # bfloat16
+        ```
     """
     policy = precision_policy(word)
     before = keras.config.dtype_policy()
@@ -71,6 +83,14 @@ def float32_outputs(model: keras.Model) -> keras.Model:
 
     Returns:
         The same model. A model that computes in float32 is not changed.
+
+    Example:
+        ```python
+        with dtrain.optim.precision("mixed_bfloat16"):
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+        model = dtrain.optim.float32_outputs(model)
+        print(model(np.ones((1, 4))).dtype)  # float32
+        ```
     """
     if not any(_computes_in_half(layer) for layer in upstream_keras.layers_of(model)):
         return model

@@ -30,6 +30,11 @@ def scaled_rate(rate: float, *, batch: int, base_batch: int, scaling: str = "lin
 
     Raises:
         ConfigurationError: the scaling is not known, or a number is not positive.
+
+    Example:
+        ```python
+        print(dtrain.optim.scaled_rate(0.1, batch=1024, base_batch=256))  # 0.4
+        ```
     """
     kind = known_word("scaling", scaling, SCALINGS)
     for name, value in (("rate", rate), ("batch", batch), ("base_batch", base_batch)):

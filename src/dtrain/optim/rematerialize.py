@@ -53,6 +53,12 @@ def rematerialize(
         ConfigurationError: the mode is not known, an argument that it needs is missing, or an argument does
             not belong to it. During training: a layer adds a loss or writes to its own weights in its call,
             or the strategy is ParameterServerStrategy.
+
+    Example:
+        ```python
+        with dtrain.optim.rematerialize("full"):
+            attention = keras.layers.MultiHeadAttention(num_heads=2, key_dim=8)
+        ```
     """
     word = MODES[known_word("mode", mode, MODES)]
     needs = {"larger_than": ("size", size is not None), "list_of_layers": ("layers", bool(layers))}

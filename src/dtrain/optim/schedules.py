@@ -37,6 +37,12 @@ class WarmUp(LearningRateSchedule):  # type: ignore[misc]
 
     Raises:
         ConfigurationError: a number is negative or not finite, or `after` is neither rate nor schedule.
+
+    Example:
+        ```python
+        rate = dtrain.optim.WarmUp(0.4, steps=500, start=0.1)
+        optimizer = keras.optimizers.SGD(rate, momentum=0.9)
+        ```
     """
 
     def __init__(self, after: float | LearningRateSchedule, steps: int, start: float = 0.0) -> None:
@@ -110,6 +116,12 @@ def cosine_restarts(
 
     Raises:
         ConfigurationError: a number is out of range.
+
+    Example:
+        ```python
+        rate = dtrain.optim.cosine_restarts(0.1, first_steps=1000, warmup=100)
+        optimizer = keras.optimizers.SGD(rate)
+        ```
     """
     _check_rate("rate", rate)
     if not _is_count(first_steps) or not (first_steps > 0 and growth > 0 and decay >= 0 and 0 <= lowest <= 1):

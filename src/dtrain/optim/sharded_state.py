@@ -62,6 +62,13 @@ def shard_state(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optim
     Raises:
         ConfigurationError: the optimizer has been used already, keeps moving averages of the weights
             (`use_ema`), or is not one of the above.
+
+    Example:
+        ```python
+        with dtrain.strategy("mirrored").scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile(dtrain.optim.shard_state(keras.optimizers.Adam()), "mse")
+        ```
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     classes = tuple(getattr(keras.optimizers, name) for name in DIVISIBLE)

@@ -40,6 +40,12 @@ class SparseLabelSmoothing(keras.losses.Loss):  # type: ignore[misc]
         ConfigurationError: `smoothing` is not between 0 and 1.
         DataError: when the loss is called: the shapes of labels and predictions do not fit, or (eagerly) a
             label is out of range.
+
+    Example:
+        ```python
+        loss = dtrain.optim.SparseLabelSmoothing(0.1, from_logits=True)
+        print(loss(np.array([0, 2]), np.zeros((2, 3), "float32")))  # log(3)
+        ```
     """
 
     def __init__(

@@ -27,6 +27,7 @@ class Cifar10Options(RecipeOptions):
             "small".
         data: the path of the archive or of its directory; None searches the usual places.
         limit: the number of examples of each part to use, for trials; None means all.
+        download: whether to download the archive if it is missing.
 
     Raises:
         ConfigurationError: a value is out of range or unknown, or two options contradict each other.
@@ -43,6 +44,7 @@ class Cifar10Options(RecipeOptions):
     )
     data: str | None = option(None, "the archive, or the folder that it is in", metavar="PATH")
     limit: int | None = option(None, "examples of each part, for trials", metavar="N", least=1)
+    download: bool = option(False, "download the archive if it is missing (170 MB)")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,7 +66,7 @@ class Cifar10Options(RecipeOptions):
         """
         from dtrain.data import load_cifar10
 
-        load_cifar10(self.data, limit=self.limit)
+        load_cifar10(self.data, limit=self.limit, download=self.download)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +105,13 @@ class TextOptions(RecipeOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ImdbOptions(TextOptions):
-    """The options of the recipe `imdb`: those of `TextOptions`; `data` is the archive or its folder."""
+    """The options of the recipe `imdb`: those of `TextOptions`; `data` is the archive or its folder.
+
+    Args:
+        download: whether to download the archive if it is missing.
+    """
+
+    download: bool = option(False, "download the archive if it is missing (84 MB)")
 
     def check_data(self) -> None:
         """Read the reviews once, to check them.
@@ -113,7 +121,7 @@ class ImdbOptions(TextOptions):
         """
         from dtrain.data import load_imdb
 
-        load_imdb(self.data, limit=self.limit, encoding=self.encoding)
+        load_imdb(self.data, limit=self.limit, encoding=self.encoding, download=self.download)
 
 
 @dataclass(frozen=True, kw_only=True)

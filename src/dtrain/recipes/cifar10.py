@@ -1,7 +1,8 @@
 """CIFAR-10: a residual network classifies small photographs into ten classes, with random flips and crops.
 
 Run it alone (`python -m dtrain.recipes.cifar10`), as `dtrain train cifar10`, or in many processes (`dtrain
-launch --workers 2 -m dtrain.recipes.cifar10`). `--data` names the published archive or its directory.
+launch --workers 2 -m dtrain.recipes.cifar10`). `--data` names the published archive or its directory,
+and `--download` downloads it.
 
 The defaults aim at a test accuracy above 0.9: `--model resnet`, 60 epochs of AdamW in batches of 128, a
 learning rate that rises to 0.001 in five epochs and falls to zero along a cosine, weight decay, and label
@@ -159,7 +160,7 @@ def train(options: Cifar10Options) -> str:
             directory cannot be used for the run.
     """
     run = TrainingRun("cifar10", options)
-    cifar10 = load_cifar10(options.data, limit=options.limit)
+    cifar10 = load_cifar10(options.data, limit=options.limit, download=options.download)
     data = make_data(cifar10, run.batches.micro_batch, options.seed)
     rate, replicas = run.schedule(len(data.train)), run.strategy.num_replicas_in_sync
     return run.train(data, lambda: build_model(options, rate, run.accumulation, replicas=replicas))

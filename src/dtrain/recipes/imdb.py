@@ -28,7 +28,9 @@ def train(options: ImdbOptions) -> str:
             directory cannot be used for the run.
     """
     run = TrainingRun("imdb", options)
-    reviews = load_imdb(options.data, limit=options.limit, encoding=options.encoding)
+    reviews = load_imdb(
+        options.data, limit=options.limit, encoding=options.encoding, download=options.download
+    )
     train, validation = (
         Texts([reviews.train.texts[place] for place in part], reviews.train.labels[part])
         for part in hold_out(reviews.train.labels)

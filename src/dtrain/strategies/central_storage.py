@@ -107,6 +107,15 @@ class CentralStorageStrategy(
     Raises:
         DeviceError: a device does not exist, or is named twice.
         ConfigurationError: there is no gradient hook of this name, or it averages the replicas' weights.
+
+    Example:
+        ```python
+        strategy = dtrain.CentralStorageStrategy()
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        model.fit(np.ones((64, 4)), np.ones((64, 1)), verbose=0)
+        ```
     """
 
     def __init__(

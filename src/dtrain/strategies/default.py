@@ -20,6 +20,12 @@ def get_strategy(*, memory_growth: bool = True) -> DistributionStrategy:
         DeviceError: TensorFlow has started with another number of logical CPUs than was asked for.
         UnsupportedVersionError: TensorFlow or Keras is missing or not supported.
         BackendError: Keras does not run on TensorFlow.
+
+    Example:
+        ```python
+        with dtrain.MirroredStrategy().scope():
+            print(dtrain.get_strategy().num_replicas_in_sync)  # as many as there are devices
+        ```
     """
     from dtrain.upstream.versions import check_versions
 

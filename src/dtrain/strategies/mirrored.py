@@ -41,6 +41,15 @@ class MirroredStrategy(common.ReplicaRunner, tf.distribute.MirroredStrategy):  #
     Raises:
         DeviceError: a device does not exist, or is named twice.
         ConfigurationError: there is no gradient hook of this name.
+
+    Example:
+        ```python
+        strategy = dtrain.MirroredStrategy()  # all devices of this machine
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        model.fit(np.ones((64, 4)), np.ones((64, 1)), verbose=0)
+        ```
     """
 
     def __init__(

@@ -118,6 +118,21 @@ class MultiWorkerMirroredStrategy(
         MPIError: the ranks of an MPI start cannot communicate, or MPI was asked for and cannot be used.
         ConfigurationError: TensorFlow has started already, and its own collectives are needed; the gradient
             hook or the communication is not known, or the communication was given twice.
+
+    Example:
+        ```python
+        # train.py, to be run by: dtrain launch --workers 2 train.py
+        import keras
+        import numpy as np
+
+        import dtrain
+
+        strategy = dtrain.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        model.fit(np.ones((64, 4)), np.ones((64, 1)), verbose=0)
+        ```
     """
 
     def __init__(

@@ -20,6 +20,15 @@ class OneDeviceStrategy(tf.distribute.OneDeviceStrategy):  # type: ignore[misc]
 
     Raises:
         DeviceError: the device does not exist.
+
+    Example:
+        ```python
+        strategy = dtrain.OneDeviceStrategy("/cpu:0")
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        model.fit(np.ones((64, 4)), np.ones((64, 1)), verbose=0)
+        ```
     """
 
     def __init__(self, device: str, *, memory_growth: bool = True) -> None:

@@ -148,6 +148,21 @@ class ParameterServerStrategy(
         PeerMissingError: a task did not answer in time.
         ConfigurationError: `max_staleness` is not an integer of at least 0 or is 0 with `overlap`,
             `overlap` is not a bool, or the gradient hook is not known or needs replicas.
+
+    Example:
+        ```python
+        # train.py, to be run by: dtrain launch --workers 1 --ps 1 train.py
+        import keras
+        import numpy as np
+
+        import dtrain
+
+        strategy = dtrain.ParameterServerStrategy(max_staleness=4)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        model.fit(np.ones((64, 4)), np.ones((64, 1)), verbose=0)
+        ```
     """
 
     def __init__(

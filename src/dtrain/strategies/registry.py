@@ -243,6 +243,15 @@ def strategy(name: str = AUTO, **options: Any) -> DistributionStrategy:
     Raises:
         UnknownStrategyError: the name is not known.
         ConfigurationError: the strategy does not take one of the options.
+
+    Example:
+        ```python
+        strategy = dtrain.strategy("mirrored", memory_growth=False)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        model.fit(np.ones((64, 4)), np.ones((64, 1)), verbose=0)
+        ```
     """
     canonical = resolve_name(name)
     check_versions()

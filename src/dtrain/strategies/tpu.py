@@ -49,6 +49,15 @@ class TPUStrategy(tf.distribute.TPUStrategy):  # type: ignore[misc]
     Raises:
         TPUNotFoundError: no TPU was found, reached or initialised in time, and there is no fallback.
         ConfigurationError: both a resolver and a name were given, or the fallback is not known.
+
+    Example:
+        ```python
+        strategy = dtrain.TPUStrategy(fallback="mirrored")  # without a TPU, the devices of this machine
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        model.fit(np.ones((64, 4)), np.ones((64, 1)), verbose=0)
+        ```
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
