@@ -49,7 +49,7 @@ same-bits: setup
 	$(BIN)/python -m tests.same_bits $(if $(BASE),--base $(BASE)) $(if $(LONG),--long)
 
 # What depends on the versions of TensorFlow and Keras, in each row of tests/rows: make test-matrix ROWS=tf218-k38
-# Half an hour for each row; PROGRAMS=4 runs every fourth program of the contract. It writes the table of docs/limits.md.
+# Half an hour for each row; PROGRAMS=4 runs every fourth program of the contract. It writes the table of docs/installation.md.
 test-matrix: setup
 	$(BIN)/python -m tests.rows $(if $(ROWS),--row $(ROWS)) $(if $(PROGRAMS),--programs $(PROGRAMS))
 

@@ -8,7 +8,7 @@
     python -m tests.rows --record                 # adds each row's versions to upstream/record.json
     python -m tests.rows --table                  # writes the table again, from results.json
 
-What holds goes into `results.json` and, as a table, into docs/limits.md; other cells stay as they were.
+What holds goes into `results.json` and, as a table, into docs/installation.md; other cells stay as they were.
 Environments and logs are in `build/rows`, or in the folder that ROWS_FOLDER names.
 """
 

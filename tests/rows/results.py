@@ -1,4 +1,4 @@
-"""What held in each row: read from logs, kept in `results.json`, shown as a table in docs/limits.md."""
+"""What held in each row: read from logs, kept in `results.json`, shown as a table in docs/installation.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from .environments import HERE, ROOT, rows
 
 FILE = HERE / "results.json"
-PAGE = ROOT / "docs" / "limits.md"
+PAGE = ROOT / "docs" / "installation.md"
 COLUMNS = {
     "names": "names",
     "checkpoints": "checkpoints",

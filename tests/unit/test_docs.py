@@ -1,4 +1,4 @@
-"""The guide as a site: it builds strictly, links lead somewhere, public names are on the reference page.
+"""The guide as a site: it builds strictly, links lead somewhere, every public name and every error is on a page.
 
 That its blocks run is `tests/multidevice/test_guide.py`'s to show.
 """
@@ -6,20 +6,21 @@ That its blocks run is `tests/multidevice/test_guide.py`'s to show.
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
-import inspect
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-import dtrain
 import guide
+import public_names
 from dtrain import cli
 from dtrain.cli.config_file import with_config
 
@@ -41,10 +42,7 @@ OUTSIDE = {
     "https://www.cs.toronto.edu/~kriz/cifar.html",
     "https://www.tensorflow.org/guide/distributed_training",
 }
-PACKAGES = ("checkpoint", "data", "monitor", "optim", "ray")
 LINK = re.compile(r"\]\(([^()\s]+)\)")
-# A name on the reference page, with its arguments where it is shown with some.
-NAME = re.compile(r"`(dtrain(?:\.\w+)+)(?:\(([^`]*)\))?`")
 
 
 def prose(path: Path) -> str:
@@ -85,34 +83,75 @@ def test_the_files_that_the_architecture_names_exist() -> None:
     assert missing <= {"NAME.py"}
 
 
-def test_the_site_builds_strictly_and_asks_no_other_host_for_anything(tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    done = build(guide.ROOT, site)
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built strictly."""
+    folder = tmp_path_factory.mktemp("site")
+    done = build(guide.ROOT, folder)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "WARNING" not in done.stderr
+    return folder
+
+
+def test_the_site_asks_no_other_host_for_anything(site: Path) -> None:
     pages = {path.stem for path in site.glob("*.html")} - {"404"}
     assert pages == {path.stem for path in guide.pages()}
     for html in site.rglob("*.html"):
         text = html.read_text(encoding="utf-8")
         assert not re.findall(r"<(?:script|img|iframe)[^>]*src=\"?https?:", text), html
-        assert not re.findall(r"<link[^>]*href=\"?https?:", text), html
-    assert (site / "repository" / "examples" / "custom_loop.py").is_file()
+        assert not re.findall(r"<link rel=\"?(?!canonical)[^>]*href=\"?https?:", text), html
+        assert "data-md-component=\"source\"" not in text, "Material would ask the repository's host"
+
+
+def test_every_example_is_a_page_with_its_code(site: Path) -> None:
+    for path in (guide.ROOT / "examples").glob("*.*"):
+        page = site / "repository" / "examples" / f"{path.stem}.html"
+        assert (page.parent / path.name).read_bytes() == path.read_bytes()
+        assert 'class="highlight"' in page.read_text(encoding="utf-8")
+
+
+def test_every_public_name_is_on_the_site_with_its_example(site: Path) -> None:
+    shown = "\n".join(path.read_text(encoding="utf-8") for path in site.glob("reference/*.html"))
+    parts = dict(re.findall(r'id="(dtrain\.[\w.]+)"(.*?)(?=id="dtrain\.|$)', shown, flags=re.DOTALL))
+    names = public_names.names()
+    assert not {*names, *public_names.error_names()} - {*parts}
+    assert not [name for name in names if name.startswith("dtrain.optim.") and "example" not in parts[name]]
+
+
+def test_links_to_the_repository_follow_one_setting(tmp_path: Path) -> None:
+    folder = small_site(tmp_path, "# Home\n")
+    urls = {"Repository": "https://host.example/a/dtrain", "Documentation": "https://docs.example/dtrain/"}
+    lines = ["[project.urls]", *(f'{name} = "{url}"' for name, url in urls.items())]
+    (folder / "pyproject.toml").write_text("\n".join(lines))
+    done = build(folder, folder / "site")
+    assert done.returncode == 0, done.stderr
+    home = (folder / "site" / "index.html").read_text(encoding="utf-8")
+    assert "https://host.example/a/dtrain/edit/main/docs/index.md" in home
+    assert '<link rel="canonical" href="https://docs.example/dtrain/index.html">' in home
+    inside = (folder / "site" / "repository" / "CONTRIBUTING.html").read_text(encoding="utf-8")
+    assert "https://host.example/a/dtrain/edit/main/CONTRIBUTING.md" in inside
+
+
+def small_site(folder: Path, home: str) -> Path:
+    """A folder with the site's settings and hooks and one page."""
+    settings = yaml.safe_load((guide.ROOT / "mkdocs.yml").read_text())
+    settings["nav"] = [{"Home": "index.md"}]
+    (folder / "mkdocs.yml").write_text(yaml.safe_dump(settings))
+    for name in ("hooks", "overrides", "stylesheets"):
+        shutil.copytree(guide.DOCS / name, folder / "docs" / name)
+    for name in ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md"):  # which the hook brings in
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("# A page\n")
+    (folder / "docs" / "index.md").write_text(home)
+    return folder
 
 
 def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
     """So that the test above can be believed."""
-    settings = yaml.safe_load((guide.ROOT / "mkdocs.yml").read_text())
-    settings["nav"] = [{"Home": "index.md"}]
-    (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(settings))
-    shutil.copytree(guide.DOCS / "hooks", tmp_path / "docs" / "hooks")
-    for name in ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md"):  # which the hook brings in
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("# A page\n")
     (tmp_path / "there.py").write_text("")
     dead = ("nowhere.md", "../nowhere.py", "index.md#none", "../CONTRIBUTING.md#nor-here")
     links = " ".join(f"[link]({target})" for target in ("../there.py", "../CONTRIBUTING.md#a-page", *dead))
-    (tmp_path / "docs" / "index.md").write_text(f"# Home\n\n{links}\n")
-    done = build(tmp_path, tmp_path / "site")
+    done = build(small_site(tmp_path, f"# Home\n\n{links}\n"), tmp_path / "site")
     assert done.returncode != 0
     warnings = [line for line in done.stderr.splitlines() if line.startswith("WARNING")]
     assert len(warnings) == len(dead), done.stderr
@@ -122,7 +161,7 @@ def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     text = (guide.ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    named = re.findall(r"^ +- [^:\n]+: (\S+\.md)$", text, flags=re.M)
+    named = re.findall(r"^ +- .+: (\S+\.md)$", text, flags=re.M)
     assert len(named) == len(set(named))
     assert {name for name in named if "/" not in name} == {path.name for path in guide.pages()}
 
@@ -177,30 +216,35 @@ def test_commands_are_found() -> None:
     assert len([command for command in found if "train" in command]) >= 10
 
 
-def test_every_public_name_is_on_the_reference_page() -> None:
-    shown = {name for name, _ in NAME.findall((guide.DOCS / "reference.md").read_text(encoding="utf-8"))}
-    public = {f"dtrain.{name}" for name in dtrain.__all__}
-    for package in PACKAGES:
-        module = importlib.import_module(f"dtrain.{package}")
-        public |= {f"dtrain.{package}.{name}" for name in module.__all__}
-    errors = importlib.import_module("dtrain.errors")
-    public |= {
-        f"dtrain.errors.{name}"
-        for name, each in inspect.getmembers(errors, inspect.isclass)
-        if each.__module__ == "dtrain.errors" and name != "DtrainError"
-    }
-    assert not public - shown, "not on the reference page"
+def test_every_error_is_on_the_page_of_troubleshooting() -> None:
+    text = (guide.DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"^### (\w+)$", text, flags=re.M))
+    assert not {name.rpartition(".")[2] for name in public_names.error_names()} - shown
 
 
-def test_what_the_reference_page_shows_is_there() -> None:
-    for name, arguments in NAME.findall((guide.DOCS / "reference.md").read_text(encoding="utf-8")):
-        found = dtrain
-        for part in name.split(".")[1:]:
-            try:
-                found = getattr(found, part)
-            except AttributeError:
-                found = importlib.import_module(f"{found.__name__}.{part}")
-        given = [each.strip().lstrip("*") for each in arguments.split(",") if each.strip() not in ("", "*")]
-        if given:
-            parameters = [*inspect.signature(found).parameters]
-            assert [each for each in parameters if each in given] == given, f"{name} takes {parameters}"
+def test_the_messages_of_the_page_of_troubleshooting_are_those_of_the_source() -> None:
+    """The words between what differs from case to case: `...`, and `/` between two messages."""
+    source = "\n".join(texts_of_the_source())
+    text = (guide.DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    own = text.partition("## dtrain's errors")[2].partition("## TensorFlow and Keras")[0]
+    cells = re.findall(r"^\| (.+?) \| .* \|$", own, flags=re.M)
+    messages = [cell for cell in cells if cell not in ("message", "words of the line")]
+    assert len(messages) > 30
+    parts = [part.strip(" ,.") for cell in messages for part in re.split(r"\.\.\.| / |\bN\b|\bM\b", cell)]
+    assert [part for part in parts if len(part) > 3 and part not in source] == []
+
+
+def texts_of_the_source() -> Iterator[str]:
+    """Every string of the package; what an f-string fills in is a null character."""
+    for path in (guide.ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(part.value if isinstance(part, ast.Constant) else "\0" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_every_example_is_in_the_gallery() -> None:
+    text = (guide.DOCS / "gallery.md").read_text(encoding="utf-8")
+    there = {path.name for path in (guide.ROOT / "examples").iterdir() if path.suffix in (".py", ".ipynb")}
+    assert {Path(target).name for target in LINK.findall(text) if "examples/" in target} == there

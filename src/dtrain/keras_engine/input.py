@@ -56,9 +56,12 @@ def split_of(element: Any, *, whole: bool) -> Split:
 
 
 def packed(element: tuple[Any, ...], spec: Any) -> Any:
-    """An element that `Dataset.map` has unpacked into arguments, in its own structure again."""
+    """An element that `Dataset.map` has unpacked into arguments, in its own structure again.
+
+    `Dataset.map` unpacks tuples, but no named tuples.
+    """
     if hasattr(spec, "_fields"):
-        return type(spec)(*element)
+        return type(spec)(*element) if len(element) != 1 else element[0]
     return element if isinstance(spec, tuple) else element[0]
 
 

@@ -228,7 +228,7 @@ def _normalised(name: str) -> str:
     return word.removesuffix("strategy") or word
 
 
-def strategy(name: str = AUTO, **options: Any) -> DistributionStrategy:
+def strategy(name: str = "auto", **options: Any) -> DistributionStrategy:
     """Creates a strategy from its name.
 
     Args:
