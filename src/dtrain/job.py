@@ -147,7 +147,7 @@ def _runs_alone(topology: Topology) -> bool:
         raise ClusterConfigError(
             f"{topology.task} serves the chief, which alone runs the program, so it does not train by itself "
             "and has no rank.",
-            hint="Make the strategy first: a worker or parameter server does not go on from there.",
+            hint="Make the strategy first: a worker or parameter server does not continue after it.",
         )
     return topology.is_chief
 

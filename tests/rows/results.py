@@ -98,15 +98,18 @@ def write(found: dict[str, Result]) -> None:
 
 
 def table(found: dict[str, Result]) -> str:
-    """The table of the page: a line for each row, a column for each part."""
+    """The table of the page: a line for each row, a column for each part; below it why versions are refused."""
     lines = [["TensorFlow", "Keras", *COLUMNS.values()], ["---"] * (2 + len(COLUMNS))]
+    refused = []
     for result in found.values():
         cells = [str(result.parts[part]) if part in result.parts else "not run" for part in COLUMNS]
         if result.refused:
-            cells[0] = f"refused: {result.refused}"
+            cells[0] = "refused"
+            refused.append(f"\nTensorFlow {result.tensorflow} with Keras {result.keras}: {result.refused}\n")
         note = ", may fail" if result.may_fail else ""
-        lines.append([result.tensorflow + note, result.keras, *cells])
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+        versions = [re.sub(r"\.dev\d{8,}$", ".dev", each) for each in (result.tensorflow, result.keras)]
+        lines.append([versions[0] + note, versions[1], *cells])
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines) + "".join(refused)
 
 
 def page(text: str) -> str:

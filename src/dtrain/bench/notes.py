@@ -26,7 +26,7 @@ def notes(results: Results) -> list[str]:
     if results.asked.rounds == 1:
         found.append(
             "One round: what else the machine did shows in the numbers. --rounds 3 takes the median of "
-            "three, measured by turns."
+            "three, measured in turn."
         )
     return found
 

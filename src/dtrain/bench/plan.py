@@ -105,7 +105,7 @@ class BenchOptions:
     global_batch: int = option(64, "examples of one update", metavar="B", least=1)
     size: int | None = option(None, "examples to train on, for synthetic models", metavar="N", least=1)
     rounds: int = option(
-        1, "how often all are measured, by turns", metavar="R", least=1, noun="number of rounds"
+        1, "number of rounds; each measures all strategies", metavar="R", least=1, noun="number of rounds"
     )
     seed: int = option(1, "of weights and data order", metavar="N")
     time_limit: float = option(180.0, "seconds that one run may take", metavar="S", type=seconds)

@@ -53,7 +53,7 @@ class JobOptions:
     )
     hang_timeout: float | None = option(
         None,
-        "seconds without progress after which the worker that is stuck has failed (default: auto, at least "
+        "seconds without progress after which the stuck worker counts as failed (default: auto, at least "
         "30 and 10 times the usual step)",
         metavar="S",
         type=worker_counts.auto_seconds,
@@ -88,7 +88,7 @@ class NodeOptions:
 
     nnodes: tuple[int, int] | None = option(
         None,
-        "number of machines (nodes); with MIN:MAX, at most MAX, and the job goes on as long as MIN are left. "
+        "number of machines (nodes); with MIN:MAX, at most MAX, and the job continues with at least MIN. "
         "Further nodes wait to take the place of one that is lost",
         metavar="N|MIN:MAX",
         type=worker_counts.workers,
@@ -143,7 +143,7 @@ def add_job_arguments(parser: argparse.ArgumentParser, *, workers_default: str) 
         type=worker_counts.workers,
         metavar="N|MIN:MAX",
         help=f"number of worker processes on this machine (default: {workers_default}); with MIN:MAX, MAX of "
-        "them, and the job goes on as long as MIN are left",
+        "them, and the job continues with at least MIN",
     )
     declare(parser, own_fields(JobOptions))
     parser.add_argument(

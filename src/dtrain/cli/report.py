@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "run_dir",
         nargs="+",
         metavar="RUN_DIR",
-        help="the directory of a run, or a folder of runs, which takes all that are in it; several are drawn "
-        "over each other",
+        help="the directory of a run, or a folder of runs, which stands for all runs in it; the "
+        "curves of several are drawn in the same charts",
     )
     parser.add_argument(
         "--output",

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help=f"logical CPUs in a worker (default: {_DEFAULT_DEVICES} with {' and '.join(_SEVERAL_DEVICES)})",
     )
-    group = parser.add_argument_group("options of single recipes; dtrain train RECIPE --help tells more")
+    group = parser.add_argument_group("options of single recipes (dtrain train RECIPE --help has those of one)")
     for name, by_recipe in options_of_single_recipes().items():
         declared |= declare(group, [next(iter(by_recipe.values()))])
         declared[name].help = f"of {', '.join(map(_with_words, by_recipe, by_recipe.values()))}"
@@ -142,7 +142,7 @@ def _check_alone(strategy: str, args: argparse.Namespace) -> None:
     """Check that no option of a job is given if the recipe trains in this process."""
     for option, value in _said_of_job(args):
         raise ConfigurationError(
-            f"{option} is {value}, but the recipe trains in one process, which nobody watches.",
+            f"{option} is {value}, but the recipe trains in one process, without a launcher.",
             hint=f"Use --strategy {_WORKERS}, or leave {option} out; the strategy is {strategy!r}.",
         )
 
@@ -174,7 +174,7 @@ def _check_cluster(topology: Topology, args: argparse.Namespace) -> None:
     for option, value in _said_of_job(args):
         raise ConfigurationError(
             f"{option} is {value}, but something else has started the processes.",
-            hint=f"Leave it out: who started them decides what is started again{unset}.",
+            hint=f"Leave it out: the program that started them decides about restarts{unset}.",
         )
 
 

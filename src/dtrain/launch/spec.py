@@ -217,7 +217,7 @@ class JobSpec:
         if self.ps:
             raise ConfigurationError(
                 f"min_workers is {fewest}, but with parameter servers a lost worker is started again alone.",
-                hint="Leave it out: such a job goes on with the workers that it has.",
+                hint="Leave it out: such a job continues with the workers that it has.",
             )
         if not self.restarts and fewest < self.workers:
             raise ConfigurationError(

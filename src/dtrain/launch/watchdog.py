@@ -240,7 +240,7 @@ class Watchdog:
             return task, f"{what} while others wait"
         each = ", ".join(f"{task} {_PHASES.get(r.last.phase, '')[3:]}" for task, r in everyone.items())
         gone = f"; {', '.join(map(str, self._ended))} ended before" if self._ended else ""
-        return task, f"nobody has, and who is to blame cannot be told ({each}{gone})"
+        return task, f"no worker has, and the log does not show which one is the cause ({each}{gone})"
 
     def _slow(self, now: float) -> Diagnosis | None:
         own = {

@@ -134,7 +134,7 @@ class EventLog(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
                 self._file.flush()
         except OSError as error:
             self._writes = False
-            logger.warning("%s cannot be written: %s. Training goes on without it.", self._path, error)
+            logger.warning("%s cannot be written: %s. Training continues without it.", self._path, error)
 
 
 def _rounded(value: float | None, places: int) -> float | None:

@@ -43,7 +43,7 @@ class Cifar10Options(RecipeOptions):
         None, "filters of the residual network's first convolution; by default 32", metavar="W", least=1
     )
     data: str | None = option(None, "the archive, or the folder that it is in", metavar="PATH")
-    limit: int | None = option(None, "examples of each part, for trials", metavar="N", least=1)
+    limit: int | None = option(None, "use at most N examples of each part, for a trial", metavar="N", least=1)
     download: bool = option(False, "download the archive if it is missing (170 MB)")
 
     def __post_init__(self) -> None:
@@ -89,11 +89,11 @@ class TextOptions(RecipeOptions):
         "embedding", "embedding or transformer", metavar="MODEL", words=("embedding", "transformer")
     )
     # At least 3: the padding, the unknown word, and one known word.
-    vocabulary: int = option(10_000, "words that are known", metavar="V", least=3)
+    vocabulary: int = option(10_000, "number of tokens, the unknown word included", metavar="V", least=3)
     sequence_length: int = option(250, "words after which a text is cut", metavar="L", least=1)
     data: str | None = option(None, "where the texts are", metavar="PATH")
-    limit: int | None = option(None, "texts of each part, for trials", metavar="N", least=1)
-    encoding: str = option("utf-8", "how the texts are written", metavar="NAME")
+    limit: int | None = option(None, "use at most N texts of each part, for a trial", metavar="N", least=1)
+    encoding: str = option("utf-8", "character encoding of the texts", metavar="NAME")
 
     def rate(self) -> float:
         """The highest learning rate, before scaling.
@@ -137,7 +137,7 @@ class TextCsvOptions(TextOptions):
         ConfigurationError: `data` is missing, or as for `TextOptions`.
     """
 
-    text_columns: str = option("title,text", "columns with the text, divided by commas", metavar="NAMES")
+    text_columns: str = option("title,text", "columns with the text, separated by commas", metavar="NAMES")
     label_column: str = option("label", "column with the label", metavar="NAME")
 
     def __post_init__(self) -> None:
@@ -193,7 +193,7 @@ class SyntheticOptions(RecipeOptions):
     model: str = option("cnn", "cnn or transformer", metavar="MODEL", words=("cnn", "transformer"))
     size: int = option(2000, "examples to train on", metavar="N", least=8)
     classes: int | None = option(
-        None, "how many to tell apart; by default 10 by the cnn, 2 by the transformer", metavar="C", least=2
+        None, "number of classes; by default 10 with the cnn, 2 with the transformer", metavar="C", least=2
     )
     image_size: int | None = option(
         None, "height and width of an image, for the cnn; by default 32", metavar="P", least=16
@@ -202,9 +202,9 @@ class SyntheticOptions(RecipeOptions):
         None, "words in a text, for the transformer; by default 128", metavar="L", least=1
     )
     vocabulary: int | None = option(
-        None, "words that there are, for the transformer; by default 10000", metavar="V", least=4
+        None, "number of tokens, for the transformer; by default 10000", metavar="V", least=4
     )
-    width: int = option(256, "of the widest convolution, or of a word's vector", metavar="W", least=8)
+    width: int = option(256, "filters of the widest convolution, or size of a token's vector", metavar="W", least=8)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -55,19 +55,19 @@ class RecipeOptions:
     )
     epochs: int = option(10, "passes over the training data", metavar="E", least=1, noun="number of epochs")
     global_batch: int | None = option(
-        None, "examples behind one update, over all replicas", metavar="B", least=1
+        None, "examples of one weight update, over all replicas", metavar="B", least=1
     )
     per_replica_batch: int | None = option(
         None,
-        "examples that one replica computes at a time; two of global batch, this and accumulation decide "
-        "the third",
+        "examples that one replica processes at once; any two of --global-batch, this and --accumulation "
+        "determine the third",
         metavar="B",
         least=1,
     )
     accumulation: int | None = option(
-        None, "micro-batches behind one update; divides the global batch", metavar="K", least=1
+        None, "micro-batches of one weight update; divides the global batch", metavar="K", least=1
     )
-    learning_rate: float | None = option(None, "the highest of the run, before scaling", metavar="R")
+    learning_rate: float | None = option(None, "the highest rate of the run, before scaling", metavar="R")
     scaling: str = option(
         "none",
         "how the rate grows with the global batch: none, linear or sqrt",
@@ -75,10 +75,10 @@ class RecipeOptions:
         words=SCALINGS,
     )
     base_batch: int | None = option(
-        None, "the global batch that the rate is meant for, with --scaling", metavar="B", least=1
+        None, "with --scaling, the global batch for which the rate is meant", metavar="B", least=1
     )
     warmup: float | None = option(
-        None, "epochs in which the rate rises to its highest, also parts of one", metavar="E"
+        None, "epochs in which the rate rises to its highest value; may be a fraction", metavar="E"
     )
     precision: str = option(
         "float32",
@@ -87,7 +87,7 @@ class RecipeOptions:
         words=PRECISIONS,
         near=SHORT_PRECISIONS,
     )
-    seed: int = option(1, "of weights and data order", metavar="N")
+    seed: int = option(1, "seed of the weights and of the data order", metavar="N")
     run_dir: str | None = option(
         None, "where the files go; by default a new directory under runs/", metavar="DIR"
     )
