@@ -16,7 +16,7 @@ _EXAMPLE = re.compile(r"^ *Example:\n+ *```python\n(?P<code>.*?)^ *```$", re.MUL
 
 
 def names() -> list[str]:
-    """Every public name but the errors, such as `dtrain.data.Pipeline`; of two names of an object the first."""
+    """Every public name but the errors, such as `dtrain.data.Pipeline`; of two names the first."""
     names = [f"dtrain.{name}" for name in dtrain.__all__]
     for package in PACKAGES:
         module = importlib.import_module(f"dtrain.{package}")

@@ -122,8 +122,8 @@ def _missing(published: PublishedArchive, folders: list[Path]) -> DataError:
     return DataError(
         f"{published.title} was not found. Looked for {published.name} in {' and in '.join(seen)}.",
         hint=f"With a network, use --download or download=True. Without one, download {published.url} "
-        f"elsewhere and put {published.name} into {folders[0].absolute()}, as it is; or set DTRAIN_DATA_DIR, or "
-        "path=, to the folder that it is in.",
+        f"elsewhere and put {published.name} into {folders[0].absolute()}, as it is; or set DTRAIN_DATA_DIR, "
+        "or path=, to the folder that it is in.",
     )
 
 
