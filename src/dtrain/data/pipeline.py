@@ -41,7 +41,7 @@ class Pipeline:
     shuffling then changes the order of the files each epoch, interleaves four files, and permutes records
     within blocks of about 64 MB. If the source is a function, its dataset decides the order.
 
-    Make it before or after the strategy. For a custom training loop, call `dataset()` after the strategy was made.
+    Make it before or after the strategy. For a loop of your own, call `dataset()` after the strategy is made.
 
     Args:
         source: arrays or lists of one length in a tuple, named tuple or dictionary; `tfrecords(...)` or
