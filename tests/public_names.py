@@ -1,4 +1,4 @@
-"""The public names of the package with their modules, and the examples in their docstrings. It runs none of them."""
+"""The public names of the package, and the examples in their docstrings. It runs none of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EXAMPLE = re.compile(r"^ *Example:\n+ *```python\n(?P<code>.*?)^ *```$", re.MUL
 
 
 def names() -> list[str]:
-    """Every public name but the errors, such as `dtrain.data.Pipeline`; an object with two names has its first one."""
+    """Every public name but the errors, such as `dtrain.data.Pipeline`; of two names the first."""
     names = [f"dtrain.{name}" for name in dtrain.__all__]
     for package in PACKAGES:
         module = importlib.import_module(f"dtrain.{package}")

@@ -1,6 +1,6 @@
 """Makes a page of each example, with its code in colours and a link to the file. It runs no example.
 
-It works on the files that `repository_files.py` has brought in because a page links to them, so it comes after it.
+It works on the files that `repository_files.py` has brought in, so it comes after it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def _of_program(path: Path) -> str:
     source = path.read_text(encoding="utf-8")
     tree = ast.parse(source)
     code = "\n".join(source.splitlines()[tree.body[0].end_lineno :]).strip("\n")
-    return f"# {path.name}\n\n{ast.get_docstring(tree)}\n\n[The file]({path.name})\n\n```python\n{code}\n```\n"
+    text = ast.get_docstring(tree)
+    return f"# {path.name}\n\n{text}\n\n[The file]({path.name})\n\n```python\n{code}\n```\n"
 
 
 def _of_notebook(path: Path) -> str:

@@ -1,7 +1,7 @@
 """Takes the addresses of the site and of the repository from `[project.urls]` of pyproject.toml.
 
-`Documentation` becomes the site's own address, `Repository` the links to the repository and to the source of each
-page. Without them the site has no such links.
+`Documentation` becomes the site's own address, `Repository` the links to the repository and to the source of
+each page. Without them the site has no such links.
 """
 
 from __future__ import annotations

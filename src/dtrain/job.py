@@ -40,7 +40,13 @@ def local_rank() -> int:
     own GPU already.
 
     Raises:
-        ClusterConfigError, MPIError: the description of the job is invalid.
+        ClusterConfigError: the description of the job is invalid.
+        MPIError: the ranks of an MPI start cannot be counted.
+
+    Example:
+        ```python
+        cache = f"cache-{dtrain.local_rank()}"  # a folder for each worker of the machine
+        ```
     """
     return cluster.local_rank()
 

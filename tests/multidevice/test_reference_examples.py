@@ -1,7 +1,7 @@
 """Every public name has an example in its docstring, and the example runs as it stands.
 
-Those of one process run in this one, with the imports that the reference's pages state; programs, which name their command
-in their first line, run by that command.
+Those of one process run in this one, with the imports that the reference's pages state; programs, which name
+their command in their first line, run by that command.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def write(found: dict[str, Result]) -> None:
 
 
 def table(found: dict[str, Result]) -> str:
-    """The table of the page: a line for each row, a column for each part; below it why versions are refused."""
+    """The table: a line for each row, a column for each part; below it why versions are refused."""
     lines = [["TensorFlow", "Keras", *COLUMNS.values()], ["---"] * (2 + len(COLUMNS))]
     refused = []
     for result in found.values():

@@ -1,4 +1,4 @@
-"""The guide as a site: it builds strictly, links lead somewhere, every public name and every error is on a page.
+"""The guide as a site: it builds strictly, links lead somewhere, public names and errors are on a page.
 
 That its blocks run is `tests/multidevice/test_guide.py`'s to show.
 """
@@ -113,7 +113,7 @@ def test_the_site_asks_no_other_host_for_anything(site: Path) -> None:
         text = html.read_text(encoding="utf-8")
         assert not re.findall(r"<(?:script|img|iframe)[^>]*src=\"?https?:", text), html
         assert not re.findall(r"<link rel=\"?(?!canonical)[^>]*href=\"?https?:", text), html
-        assert "data-md-component=\"source\"" not in text, "Material would ask the repository's host"
+        assert 'data-md-component="source"' not in text, "Material would ask the repository's host"
 
 
 def test_every_example_is_a_page_with_its_code(site: Path) -> None:

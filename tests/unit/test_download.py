@@ -1,4 +1,4 @@
-"""`--download`: from a real server, into place only when the sum is right; and a quick error without a network."""
+"""`--download`: from a real server, in place only if the sum is right; a quick error without a network."""
 
 from __future__ import annotations
 

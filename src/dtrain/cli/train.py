@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help=f"logical CPUs in a worker (default: {_DEFAULT_DEVICES} with {' and '.join(_SEVERAL_DEVICES)})",
     )
-    group = parser.add_argument_group("options of single recipes (dtrain train RECIPE --help has those of one)")
+    group = parser.add_argument_group("options of single recipes; see dtrain train RECIPE --help")
     for name, by_recipe in options_of_single_recipes().items():
         declared |= declare(group, [next(iter(by_recipe.values()))])
         declared[name].help = f"of {', '.join(map(_with_words, by_recipe, by_recipe.values()))}"

@@ -1,14 +1,13 @@
 """Downloads the archive of a published data set, once, and only if the user asked for it.
 
-It compares the file with the published sum before it is put in place, so that no half of a file is ever read. It
-does not look for archives that are there already; `published.py` does that.
+It compares the file with the published sum before it is put in place, so that no partial file is ever read.
+It does not look for archives that are there already; `published.py` does that.
 """
 
 from __future__ import annotations
 
 import contextlib
 import http.client
-import os
 import socket
 import tempfile
 import threading
@@ -42,7 +41,7 @@ def download(title: str, url: str, sha256: str, target: Path) -> None:
     if reason:
         raise DataError(
             f"{title} cannot be downloaded from {url}: {reason}.",
-            hint=f"If this machine has no network, {elsewhere}. A proxy is read from the variable https_proxy.",
+            hint=f"If this machine has no network, {elsewhere}. A proxy is read from https_proxy.",
         )
     import keras
 
@@ -52,7 +51,7 @@ def download(title: str, url: str, sha256: str, target: Path) -> None:
             found = keras.utils.get_file(
                 target.name, url, cache_dir=folder, file_hash=sha256, hash_algorithm="sha256"
             )
-            os.replace(found, target)
+            Path(found).replace(target)
     except ValueError as error:  # get_file's, for another sum
         raise DataError(
             f"The file at {url} is not the published one of {title}: its SHA-256 sum is not {sha256}.",
@@ -65,14 +64,13 @@ def download(title: str, url: str, sha256: str, target: Path) -> None:
 
 
 def _unreachable(url: str) -> str:
-    """Why the server does not give the file; "" if it answers. A name server that is silent counts as well."""
+    """Why the server does not give the file, a silent name server included; "" if it answers."""
     answers: list[str] = []
 
     def ask() -> None:
         try:
-            with urllib.request.urlopen(  # noqa: S310
-                urllib.request.Request(url, method="HEAD"), timeout=_ANSWER_SECONDS
-            ):
+            head = urllib.request.Request(url, method="HEAD")
+            with urllib.request.urlopen(head, timeout=_ANSWER_SECONDS):
                 answers.append("")
         except urllib.error.HTTPError as error:
             answers.append("" if error.code in _HEAD_REFUSED else f"the server answers {error}")

@@ -76,7 +76,8 @@ def load_imdb(
         `Imdb(train, test)`; smaller archives in the same format give fewer reviews.
 
     Raises:
-        DataError: the data is missing, cannot be downloaded, is cut off, damaged, in another encoding, or of another data set.
+        DataError: the data is missing, cannot be downloaded, is cut off, damaged, in another encoding, or of
+            another data set.
         ConfigurationError: `limit` or `encoding` is malformed.
 
     Example:

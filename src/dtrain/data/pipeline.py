@@ -41,8 +41,7 @@ class Pipeline:
     shuffling then changes the order of the files each epoch, interleaves four files, and permutes records
     within blocks of about 64 MB. If the source is a function, its dataset decides the order.
 
-    Make a pipeline before or after the strategy, and pass it to `fit`, `evaluate` and `predict`. For a custom
-    training loop, call `dataset()` after the strategy was made.
+    Make it before or after the strategy. For a loop of your own, call `dataset()` after the strategy is made.
 
     Args:
         source: arrays or lists of one length in a tuple, named tuple or dictionary; `tfrecords(...)` or
@@ -78,8 +77,7 @@ class Pipeline:
 
     Example:
         ```python
-        pipeline = dtrain.data.Pipeline(dtrain.data.load_digits().train, batch=64, seed=1)
-        print(pipeline.explain(workers=2))
+        print(dtrain.data.Pipeline(dtrain.data.load_digits().train, batch=64).explain(workers=2))
         ```
     """
 

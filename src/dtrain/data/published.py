@@ -1,7 +1,7 @@
 """Finds the archive of a published data set on this machine, and compares it with the published sum.
 
-It does not read the archive's content; the file of the data set does that. `download.py` downloads an archive that
-is missing, if the user asked for it.
+It does not read the archive's content; the file of the data set does that. `download.py` downloads an archive
+that is missing, if the user asked for it.
 """
 
 from __future__ import annotations
@@ -121,9 +121,9 @@ def _missing(published: PublishedArchive, folders: list[Path]) -> DataError:
     ]
     return DataError(
         f"{published.title} was not found. Looked for {published.name} in {' and in '.join(seen)}.",
-        hint=f"With a network, use --download or download=True. Without one, download {published.url} elsewhere "
-        f"and put {published.name} into {folders[0].absolute()}, as it is; or set DTRAIN_DATA_DIR, or path=, to "
-        "the folder that it is in.",
+        hint=f"With a network, use --download or download=True. Without one, download {published.url} "
+        f"elsewhere and put {published.name} into {folders[0].absolute()}, as it is; or set DTRAIN_DATA_DIR, "
+        "or path=, to the folder that it is in.",
     )
 
 

@@ -193,7 +193,7 @@ class SyntheticOptions(RecipeOptions):
     model: str = option("cnn", "cnn or transformer", metavar="MODEL", words=("cnn", "transformer"))
     size: int = option(2000, "examples to train on", metavar="N", least=8)
     classes: int | None = option(
-        None, "number of classes; by default 10 with the cnn, 2 with the transformer", metavar="C", least=2
+        None, "number of classes (10 of the cnn, 2 of the transformer)", metavar="C", least=2
     )
     image_size: int | None = option(
         None, "height and width of an image, for the cnn; by default 32", metavar="P", least=16
@@ -204,7 +204,9 @@ class SyntheticOptions(RecipeOptions):
     vocabulary: int | None = option(
         None, "number of tokens, for the transformer; by default 10000", metavar="V", least=4
     )
-    width: int = option(256, "filters of the widest convolution, or size of a token's vector", metavar="W", least=8)
+    width: int = option(
+        256, "filters of the widest convolution, or size of a token's vector", metavar="W", least=8
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
