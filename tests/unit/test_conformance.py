@@ -9,11 +9,13 @@ from dtrain import cli
 from dtrain.conformance.corpus import chosen, programs
 from dtrain.conformance.page import as_page, short_table
 from dtrain.conformance.results import ERROR, SAME, WRONG, Conformance, ProgramVerdict, compare
-from dtrain.conformance.runs import Answer
+from dtrain.conformance.runs import ProgramAnswer
 from dtrain.conformance.worker import telling_line
 from dtrain.errors import ConfigurationError
 
-EXPECTED = Answer({"weight": np.array([1.0, -2.0], "float32"), "count": np.array(3), "name": np.array(["a"])})
+EXPECTED = ProgramAnswer(
+    {"weight": np.array([1.0, -2.0], "float32"), "count": np.array(3), "name": np.array(["a"])}
+)
 (FIRST,) = chosen("arrays")
 
 
@@ -44,11 +46,11 @@ def test_programs_are_chosen_by_name() -> None:
     ],
 )
 def test_numbers_are_compared(changed: dict[str, np.ndarray], outcome: str, reason: str) -> None:
-    assert compare(FIRST, Answer(EXPECTED.values | changed), EXPECTED) == (outcome, reason)
+    assert compare(FIRST, ProgramAnswer(EXPECTED.values | changed), EXPECTED) == (outcome, reason)
 
 
 def test_an_error_is_an_outcome_with_its_reason() -> None:
-    assert compare(FIRST, Answer({}, "ValueError: x"), EXPECTED) == (ERROR, "ValueError: x")
+    assert compare(FIRST, ProgramAnswer({}, "ValueError: x"), EXPECTED) == (ERROR, "ValueError: x")
 
 
 @pytest.mark.parametrize(

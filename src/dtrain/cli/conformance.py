@@ -18,9 +18,9 @@ from dtrain.errors import ConfigurationError, known_are
 from dtrain.option_fields import positive_integer, seconds
 
 if TYPE_CHECKING:
-    from dtrain.conformance.corpus import Program
+    from dtrain.conformance.corpus import CorpusProgram
     from dtrain.conformance.results import Conformance
-    from dtrain.conformance.runs import Answer, ProgramRunner
+    from dtrain.conformance.runs import ProgramAnswer, ProgramRunner
 
 HELP = "compare training programs under TensorFlow's and dtrain's strategies with one device"
 
@@ -103,7 +103,7 @@ def _measure(results: Conformance, runner: ProgramRunner, strategies: list[str],
 
     names = [each.name for each in results.programs]
 
-    def tell(name: str, answer: Answer) -> None:
+    def tell(name: str, answer: ProgramAnswer) -> None:
         if answer.error:
             _say(f"  {name}: {answer.error}")
 
@@ -154,7 +154,7 @@ def _folder(path: str) -> Path:
     return folder
 
 
-def _results(args: argparse.Namespace, programs: list[Program]) -> Conformance:
+def _results(args: argparse.Namespace, programs: list[CorpusProgram]) -> Conformance:
     """An empty run with this machine's facts."""
     from dtrain import __version__
     from dtrain.conformance.results import Conformance

@@ -42,7 +42,7 @@ class ProgramRun:
 Function = Callable[[ProgramRun], Values]
 
 
-class Program(NamedTuple):
+class CorpusProgram(NamedTuple):
     """A program as its source declares it.
 
     Attributes:
@@ -75,7 +75,7 @@ def program(*, rtol: float = RTOL, atol: float = ATOL) -> Callable[[Function], F
 
 
 @cache
-def programs() -> tuple[Program, ...]:
+def programs() -> tuple[CorpusProgram, ...]:
     """All programs, in the order of their files."""
     found = []
     for file in sorted(_FOLDER.glob("*.py")):
@@ -85,12 +85,12 @@ def programs() -> tuple[Program, ...]:
             for decorator in node.decorator_list:
                 if isinstance(decorator, ast.Call) and getattr(decorator.func, "id", "") == "program":
                     says = (ast.get_docstring(node) or "").partition("\n")[0]
-                    keywords = {each.arg: ast.literal_eval(each.value) for each in decorator.keywords}
-                    found.append(Program(node.name, says, file.stem, **keywords))
+                    keywords = {str(each.arg): ast.literal_eval(each.value) for each in decorator.keywords}
+                    found.append(CorpusProgram(node.name, says, file.stem, **keywords))
     return tuple(found)
 
 
-def chosen(names: str | None, limit: int | None = None) -> list[Program]:
+def chosen(names: str | None, limit: int | None = None) -> list[CorpusProgram]:
     """The programs to run.
 
     Args:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from dtrain.conformance.corpus import Program
-from dtrain.conformance.runs import Answer
+from dtrain.conformance.corpus import CorpusProgram
+from dtrain.conformance.runs import ProgramAnswer
 
 SAME, WRONG, ERROR = "same", "wrong", "error"
 """The outcomes: one device's numbers; other numbers without an error; an error, a crash or a hang."""
@@ -42,7 +42,7 @@ class Conformance:
         seconds: how long it took.
     """
 
-    programs: list[Program]
+    programs: list[CorpusProgram]
     versions: dict[str, str]
     processor: str
     cores: int
@@ -51,7 +51,7 @@ class Conformance:
     absent: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
-    def counted(self) -> list[Program]:
+    def counted(self) -> list[CorpusProgram]:
         """The programs that run on one device."""
         return [each for each in self.programs if each.name not in self.absent]
 
@@ -83,7 +83,7 @@ class Conformance:
     def from_data(cls, data: dict[str, Any]) -> Conformance:
         """A run from the data that `as_data` gives."""
         return cls(
-            programs=[Program(**each) for each in data["programs"]],
+            programs=[CorpusProgram(**each) for each in data["programs"]],
             versions=data["versions"],
             processor=data["processor"],
             cores=data["cores"],
@@ -100,7 +100,7 @@ class Conformance:
         )
 
 
-def compare(program: Program, found: Answer, expected: Answer) -> ProgramVerdict:
+def compare(program: CorpusProgram, found: ProgramAnswer, expected: ProgramAnswer) -> ProgramVerdict:
     """Compare an answer with one device's: whole numbers and text exactly, others within the tolerance."""
     import numpy as np
 

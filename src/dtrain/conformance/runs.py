@@ -27,7 +27,7 @@ from dtrain.topology import Task
 _TIMEOUT = "Timeout ("  # what faulthandler writes before it ends a process
 
 
-class Answer(NamedTuple):
+class ProgramAnswer(NamedTuple):
     """What a program gave.
 
     Attributes:
@@ -71,8 +71,8 @@ class ProgramRunner:
             yield
 
     def run(
-        self, strategy: str, side: str, names: Sequence[str], tell: Callable[[str, Answer], None]
-    ) -> dict[str, Answer]:
+        self, strategy: str, side: str, names: Sequence[str], tell: Callable[[str, ProgramAnswer], None]
+    ) -> dict[str, ProgramAnswer]:
         """Run programs under one strategy.
 
         Args:
@@ -84,7 +84,7 @@ class ProgramRunner:
         Raises:
             SignalledError: a signal was received; all processes have ended.
         """
-        answers: dict[str, Answer] = {}
+        answers: dict[str, ProgramAnswer] = {}
         while left := [name for name in names if name not in answers]:
             folder = Path(tempfile.mkdtemp(prefix="conformance-", dir=self._session.scratch()))
             try:
@@ -96,7 +96,7 @@ class ProgramRunner:
             answers |= new
         return answers
 
-    def _attempt(self, strategy: str, side: str, names: list[str], folder: Path) -> dict[str, Answer]:
+    def _attempt(self, strategy: str, side: str, names: list[str], folder: Path) -> dict[str, ProgramAnswer]:
         """Start processes that run the programs until all are done or one fails in a way that ends them."""
         tasks = LAYOUTS[strategy].tasks
         arguments = [strategy, side, str(folder), str(self._time_limit), *names]
@@ -110,7 +110,7 @@ class ProgramRunner:
         if outcome.signal is not None:
             raise SignalledError(outcome.signal)
         trained = [task for task in tasks if LAYOUTS[strategy].trains(task)]
-        answers: dict[str, Answer] = {}
+        answers: dict[str, ProgramAnswer] = {}
         for name in names:
             answer = _read(folder, name, trained)
             if answer is None:
@@ -118,11 +118,11 @@ class ProgramRunner:
             answers[name] = answer
         if not (folder / READY).exists():
             problem = f"the strategy cannot be made: {_reason(outcome, START_SECONDS)}"
-            return dict.fromkeys(names, Answer({}, problem))
+            return dict.fromkeys(names, ProgramAnswer({}, problem))
         failed = outcome.first_failure
         restarts = failed is not None and outcome.exit_codes[failed] == RESTART
         if len(answers) < len(names) and not (restarts and answers):
-            answers[names[len(answers)]] = Answer({}, _reason(outcome, self._time_limit))
+            answers[names[len(answers)]] = ProgramAnswer({}, _reason(outcome, self._time_limit))
         return answers
 
 
@@ -133,7 +133,7 @@ def _environment(topology: Any) -> dict[str, str]:
     return found | {"KERAS_BACKEND": "tensorflow"}
 
 
-def _read(folder: Path, name: str, tasks: Sequence[Task]) -> Answer | None:
+def _read(folder: Path, name: str, tasks: Sequence[Task]) -> ProgramAnswer | None:
     """A program's answer; None if not all tasks have given one and none of them an error."""
     import numpy as np
 
@@ -144,7 +144,7 @@ def _read(folder: Path, name: str, tasks: Sequence[Task]) -> Answer | None:
             continue
         content = file.read_bytes()
         if content.startswith(b"{"):
-            return Answer({}, json.loads(content)["error"])
+            return ProgramAnswer({}, json.loads(content)["error"])
         with np.load(file, allow_pickle=False) as arrays:
             found.append({key: arrays[key] for key in arrays.files})
     if len(found) < len(tasks):
@@ -154,8 +154,8 @@ def _read(folder: Path, name: str, tasks: Sequence[Task]) -> Answer | None:
             key for key in found[0] if key not in other or found[0][key].tobytes() != other[key].tobytes()
         ]
         if apart:
-            return Answer({}, f"the workers have different numbers in {apart[0]}")
-    return Answer(found[0])
+            return ProgramAnswer({}, f"the workers have different numbers in {apart[0]}")
+    return ProgramAnswer(found[0])
 
 
 def _reason(outcome: JobOutcome, limit: float) -> str:

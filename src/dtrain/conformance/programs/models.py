@@ -84,7 +84,7 @@ def synchronized_batch_normalization(run: ProgramRun) -> Values:
 def subclassed(run: ProgramRun) -> Values:
     """A subclass of `keras.Model`, built by its first batch."""
 
-    class Net(keras.Model):  # type: ignore[misc]
+    class TwoLayers(keras.Model):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.hidden, self.head = L.Dense(6, activation="tanh"), L.Dense(1)
@@ -94,6 +94,6 @@ def subclassed(run: ProgramRun) -> Values:
 
     x, y = regression(44)
     with run.strategy.scope():
-        model = Net()
+        model = TwoLayers()
         model.compile(sgd(), "mse")
     return trained(model, model.fit(dataset(x, y), epochs=2, verbose=0))

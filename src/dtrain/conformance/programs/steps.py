@@ -18,7 +18,7 @@ ops = keras.ops
 def own_train_step(run: ProgramRun) -> Values:
     """A `train_step` with `compute_loss` and `optimizer.apply`, as Keras' guide has it."""
 
-    class Net(keras.Model):  # type: ignore[misc]
+    class OwnStep(keras.Model):  # type: ignore[misc]
         def train_step(self, data: Any) -> dict[str, Any]:
             x, y = data
             with tf.GradientTape() as tape:
@@ -35,7 +35,7 @@ def own_train_step(run: ProgramRun) -> Values:
     x, y = regression()
     with run.strategy.scope():
         inputs = keras.Input((4,))
-        model = Net(inputs, L.Dense(1)(L.Dense(6, "tanh")(inputs)))
+        model = OwnStep(inputs, L.Dense(1)(L.Dense(6, "tanh")(inputs)))
         model.compile(sgd(), "mse", metrics=["mae"])
     return trained(model, model.fit(dataset(x, y), epochs=3, verbose=0))
 
@@ -44,7 +44,7 @@ def own_train_step(run: ProgramRun) -> Values:
 def own_mean_of_the_batch(run: ProgramRun) -> Values:
     """A `train_step` that writes its loss as a mean over the batch."""
 
-    class Net(keras.Model):  # type: ignore[misc]
+    class OwnMean(keras.Model):  # type: ignore[misc]
         def train_step(self, data: Any) -> dict[str, Any]:
             x, y = data
             with tf.GradientTape() as tape:
@@ -55,7 +55,7 @@ def own_mean_of_the_batch(run: ProgramRun) -> Values:
     x, y = regression()
     with run.strategy.scope():
         inputs = keras.Input((4,))
-        model = Net(inputs, L.Dense(1)(L.Dense(6, "tanh")(inputs)))
+        model = OwnMean(inputs, L.Dense(1)(L.Dense(6, "tanh")(inputs)))
         model.compile(sgd())
     return trained(model, model.fit(dataset(x, y), epochs=3, verbose=0))
 
@@ -106,7 +106,7 @@ def _two_layers(inputs: int, outputs: int) -> keras.Model:
 def own_compute_loss(run: ProgramRun) -> Values:
     """A `compute_loss` that adds a term to Keras' loss."""
 
-    class Net(keras.Model):  # type: ignore[misc]
+    class OwnLoss(keras.Model):  # type: ignore[misc]
         def compute_loss(
             self,
             x: Any = None,
@@ -121,6 +121,6 @@ def own_compute_loss(run: ProgramRun) -> Values:
     x, y = regression(44)
     with run.strategy.scope():
         inputs = keras.Input((4,))
-        model = Net(inputs, L.Dense(1)(L.Dense(6, "tanh")(inputs)))
+        model = OwnLoss(inputs, L.Dense(1)(L.Dense(6, "tanh")(inputs)))
         model.compile(sgd(), "mse")
     return trained(model, model.fit(dataset(x, y), epochs=2, verbose=0))
