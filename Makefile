@@ -4,8 +4,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-# Several files at a time, in their order. Many tests of the suite wait for processes, so it runs three on two cores;
-# the long tests compute most of the time.
+# Several files at a time, in their order. Many tests wait for processes, so three run on two cores.
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --numprocesses
 # Newer than the files that it depends on: the environment is as they ask, and setup has nothing to do.
 STAMP := $(VENV)/.setup-done
@@ -34,7 +33,7 @@ test-contract: setup
 # The long tests: processes that are killed or stopped on purpose, the programs of the contract that `test`
 # leaves out, and what else it does.
 test-faults: setup
-	$(PYTEST) 2 tests --contract rest -m "long and not soak"
+	$(PYTEST) 3 tests --contract rest -m "long and not soak"
 
 # All tests on several hosts, which are network namespaces: it needs root. `test-faults` runs them but for the soak tests.
 test-hosts: setup
