@@ -233,7 +233,10 @@ def test_where_nothing_tells_all_are_shown() -> None:
     job.everybody(7)
     (diagnosis,) = job.wait(6)
     assert diagnosis.task == CHIEF
-    assert "does not show which one is the cause (worker 0 is in a step, worker 1 is in a step)" in diagnosis.line
+    assert (
+        "does not show which one is the cause (worker 0 is in a step, worker 1 is in a step)"
+        in diagnosis.line
+    )
 
 
 def test_a_task_that_ended_is_mentioned() -> None:
