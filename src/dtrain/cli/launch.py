@@ -345,7 +345,7 @@ def _launch_on_hosts(command: list[str], args: argparse.Namespace, options: dict
     name = "hosts" if "hosts" in given else "hostfile"
     shared = ("nnodes", "nproc_per_node", "join_timeout", "interface")
     others = [each for each in given if each not in (name, *shared)]
-    others += [each for each in ("workers", "mpi") if getattr(args, each, None)]
+    others += ["workers"] if args.workers else []
     if others:
         raise ConfigurationError(
             f"{flag(name)} and {', '.join(map(flag, others))} exclude each other.",

@@ -33,9 +33,17 @@ def _on_ray(session: Session, spec: JobSpec | None = None) -> Launcher:
     return RayLauncher(session, spec)
 
 
+def _by_mpi(session: Session, spec: JobSpec | None = None) -> Launcher:
+    if spec is None or spec.hosts is None:
+        return MPILauncher(session, spec)
+    from dtrain.launch.mpi_hosts import MPIHostsLauncher
+
+    return MPIHostsLauncher(session, spec)
+
+
 LAUNCHERS: dict[str, Callable[[Session, JobSpec], Launcher]] = {
     "local": LocalLauncher,
-    "mpi": MPILauncher,
+    "mpi": _by_mpi,
     "nodes": _on_nodes,
     "ray": _on_ray,
     "ssh": _by_ssh,

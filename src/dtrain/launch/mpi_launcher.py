@@ -30,7 +30,9 @@ from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec
 from dtrain.topology import Task
 
-_PATIENCE = 60.0  # seconds for all ranks to be started
+PATIENCE = 60.0
+"""Seconds for all ranks to be started."""
+
 _GOODBYE = 5.0  # seconds for srun to end its job step
 _OPEN_FILES = ("HYDI_CONTROL_FD",)  # variables that name file descriptors of the placeholder alone
 _TOLD = 8  # lines of a failed starter's output that the error message quotes
@@ -136,7 +138,7 @@ class _PlaceholderStart:
     def ranks(self) -> list[dict[str, str]]:
         """The variables that the starter has added to each rank's environment, in rank order."""
         found: dict[int, dict[str, str]] = {}
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + PATIENCE
         while len(found) < self._size:
             own = self._next_rank()
             if own is not None:
@@ -145,7 +147,7 @@ class _PlaceholderStart:
             elif self._process.poll() is not None:
                 raise self._failed(f"ended with exit status {self._process.returncode}")
             elif time.monotonic() > deadline:
-                raise self._failed(f"has started {len(found)} of {self._size} ranks in {_PATIENCE:g} s")
+                raise self._failed(f"has started {len(found)} of {self._size} ranks in {PATIENCE:g} s")
         return [found[number] for number in sorted(found)]
 
     def close(self) -> None:
@@ -173,7 +175,7 @@ class _PlaceholderStart:
         except TimeoutError:
             return None
         self._placeholders.append(connection)
-        connection.settimeout(_PATIENCE)
+        connection.settimeout(PATIENCE)
         with connection.makefile("rb") as lines:
             text = lines.readline()
         try:
@@ -183,30 +185,47 @@ class _PlaceholderStart:
         return own
 
     def _read(self, own: dict[str, str]) -> tuple[int, dict[str, str]]:
-        """The rank's number and its variables.
-
-        Args:
-            own: the variables that the placeholder sent, all of them set by the starter.
-        """
-        if "PMI_FD" in own:
-            raise self._failed("hands each rank a socket, which no other process can take over (use PMIx)")
-        for name in _OPEN_FILES:
-            own.pop(name, None)
-        if "PMI_ID" in own:  # with -pmi-port, Hydra sets PMI_ID instead of PMI_RANK
-            own |= {"PMI_RANK": own["PMI_ID"], "PMI_SIZE": f"{self._size}"}
-        start = mpi.start_in(own) or mpi.start_in({**self._env, **own})
-        if start is None or start[1] != self._size:
-            said = "says nothing of a rank" if start is None else f"says that it is one of {start[1]} ranks"
-            raise self._failed(f"was asked for {self._size} ranks, and the environment of one {said}")
-        return start[0], own
+        try:
+            return read_rank(own, self._size, self._env)
+        except ValueError as error:
+            raise self._failed(f"{error}") from None
 
     def _failed(self, what: str) -> MPIError:
         lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
-        told = [line for line in lines if line.strip(" -*=")][:_TOLD]
-        return MPIError(
-            "\n".join([f"The MPI starter {self._starter} {what}.", *told]),
-            hint="See what it says, or name another one (--mpi-starter PATH).",
-        )
+        return starter_failed(self._starter, what, lines)
+
+
+def read_rank(own: dict[str, str], size: int, env: Mapping[str, str]) -> tuple[int, dict[str, str]]:
+    """A rank's number and its variables.
+
+    Args:
+        own: the variables that the placeholder sent, all of them set by the starter.
+        size: the number of ranks that the starter was asked for.
+        env: the environment of the starter.
+
+    Raises:
+        ValueError: no task can become this rank; the message says what the starter did.
+    """
+    if "PMI_FD" in own:
+        raise ValueError("hands each rank a socket, which no other process can take over (use PMIx)")
+    for name in _OPEN_FILES:
+        own.pop(name, None)
+    if "PMI_ID" in own:  # with -pmi-port, Hydra sets PMI_ID instead of PMI_RANK
+        own |= {"PMI_RANK": own["PMI_ID"], "PMI_SIZE": f"{size}"}
+    start = mpi.start_in(own) or mpi.start_in({**env, **own})
+    if start is None or start[1] != size:
+        said = "says nothing of a rank" if start is None else f"says that it is one of {start[1]} ranks"
+        raise ValueError(f"was asked for {size} ranks, and the environment of one {said}")
+    return start[0], own
+
+
+def starter_failed(starter: Starter, what: str, said: Sequence[str]) -> MPIError:
+    """The error of a starter that failed, with the first lines of what it said."""
+    told = [line for line in said if line.strip(" -*=")][:_TOLD]
+    return MPIError(
+        "\n".join([f"The MPI starter {starter} {what}.", *told]),
+        hint="See what it says, or name another one (--mpi-starter PATH).",
+    )
 
 
 def _backing(memory: Path) -> dict[str, str]:

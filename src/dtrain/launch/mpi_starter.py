@@ -1,6 +1,6 @@
-"""Finds the MPI starter, such as `mpirun`, and builds the command that starts ranks on this machine.
+"""Finds the MPI starter, such as `mpirun`, and builds the command that starts ranks, on one host or several.
 
-It starts no rank; see `mpi_launcher`.
+It starts no rank; see `mpi_launcher` and `mpi_hosts`.
 """
 
 from __future__ import annotations
@@ -43,20 +43,44 @@ class Starter:
         """The command that runs `program` as `size` ranks of this machine, also as root and on few cores."""
         return [*self.command, *self._options(size), *program]
 
+    def start_on(self, hosts: Mapping[str, int], program: Sequence[str]) -> list[str]:
+        """The command that runs `program` as ranks on several hosts, which it reaches as `rank_host` says.
+
+        Args:
+            hosts: the number of ranks on each, in the order of the ranks.
+            program: the argument vector of every rank.
+
+        Raises:
+            MPIError: the starter takes its hosts from a batch system only.
+        """
+        size, places = sum(hosts.values()), ",".join(f"{host}:{count}" for host, count in hosts.items())
+        if self.kind == "slurm":
+            raise MPIError(
+                f"{self} starts ranks on the hosts of its own job, not on those of --hosts.",
+                hint="Name the mpirun of your MPI library (--mpi-starter PATH), or leave out --hosts.",
+            )
+        if self.kind == "hydra":
+            # Over a port, as below; without the environment, which would cross the network in clear text.
+            options = ["-launcher", "ssh", "-hosts", places, "-genvnone", "-pmi-port"]
+        else:
+            root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+            options = [*root, "--host", places, "--map-by", "slot", "--bind-to", "none"]
+        return [*self.command, *options, "-n", f"{size}", *program]
+
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """The environment of the starter's command: `env`, without batch-system variables unless Slurm's."""
         if self.kind == "slurm":
             return dict(env)
         return {name: value for name, value in env.items() if not name.startswith(_OF_BATCH_SYSTEMS)}
 
-    def for_ranks(self) -> dict[str, str]:
+    def for_ranks(self, *, of_one_host: bool = True) -> dict[str, str]:
         """The variables to set for the ranks, unless the user has set them."""
         found = {
             # By default, mpi4py calls MPI_Finalize in a failed process, which then waits for its peers while
             # they wait for it.
             "MPI4PY_RC_FINALIZE": "0",
             # Processes of one machine need no TCP, and searching its interfaces takes Open MPI a second.
-            "OMPI_MCA_btl": "self,sm",
+            "OMPI_MCA_btl": "self,sm" if of_one_host else "self,sm,tcp",
             # A waiting rank yields its core to TensorFlow's threads.
             "OMPI_MCA_mpi_yield_when_idle": "1",
         }

@@ -135,7 +135,7 @@ class JobSpec:
         log_dir: the folder where each task's lines are also written to files, one for each task and attempt;
             None for no files.
         nodes: the hosts of the job, of which this is node 0. Only with the launcher "nodes".
-        hosts: the hosts of the job. Only with the launcher "ssh".
+        hosts: the hosts of the job. Only with the launcher "ssh", or "mpi".
         ray: the cluster of the job. Only with the launcher "ray".
 
     Raises:

@@ -9,7 +9,7 @@ import itertools
 import signal
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from dtrain.launch.hosts.connection import HostConnection
 from dtrain.launch.hosts.messages import (
@@ -87,15 +87,18 @@ class RemoteAgent:
         self.connection.send(Reserve(number, count))
         return number
 
-    def start(self, command: TaskCommand, env: Variables) -> RemoteTask:
+    def start(
+        self, command: TaskCommand, env: Variables, make: Callable[..., RemoteTask] | None = None
+    ) -> RemoteTask:
         """Ask the agent to start a task; its id is the number for `answer`.
 
         Args:
             command: the task and its arguments.
             env: what its environment has more than the agent's.
+            make: makes the handle, if it is not a `RemoteTask`.
         """
         number = self._ask()
-        handle = self._tasks[number] = RemoteTask(self, number, command.task, self._session)
+        handle = self._tasks[number] = (make or RemoteTask)(self, number, command.task, self._session)
         task = command.task
         self.connection.send(Start(number, task.job, task.index, list(command.command), dict(env)))
         if self.lost:  # perhaps before `lose` could see this task
