@@ -45,6 +45,21 @@ def test_rank_and_size(env: dict[str, str], found: tuple[int, int] | None) -> No
     assert mpi.start_in(env) == found
 
 
+@pytest.mark.parametrize(
+    ("env", "kind"),
+    [
+        (OPEN_MPI, "Open MPI"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "PMI"),
+        ({**STEP, "PMIX_RANK": "2"}, "PMIx"),
+        ({}, None),
+    ],
+)
+def test_kind(monkeypatch: pytest.MonkeyPatch, env: dict[str, str], kind: str | None) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert mpi.kind() == kind
+
+
 def test_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (mpi.started_by_mpi(), mpi.rank(), mpi.size()) == (False, 0, 1)
     assert not mpi.MPIStart().detected() and cluster.current() is None
@@ -71,6 +86,7 @@ def test_where_the_job_was_found_and_the_rule_if_there_are_two(monkeypatch: pyte
         "environment": "tf_config",
         "also_found": ["mpi"],
         "precedence": [*ENVIRONMENTS],
+        "mpi": "Open MPI",
         "task": "worker 1",
         "jobs": {"worker": [f"127.0.0.1:{port}" for port in range(1, 5)]},
     }
@@ -120,7 +136,13 @@ def test_commands(monkeypatch: pytest.MonkeyPatch) -> None:
         "OMPI_MCA_btl": "self,sm",
         "OMPI_MCA_mpi_yield_when_idle": "1",
     }
+    assert " ".join(opened.start_on({"10.0.0.1": 2, "10.0.0.2": 1}, ["python"])) == (
+        "/usr/bin/mpirun --quiet --allow-run-as-root --host 10.0.0.1:2,10.0.0.2:1 --map-by slot "
+        "--bind-to none -n 3 python"
+    )
+    assert opened.for_ranks(of_one_host=False)["OMPI_MCA_btl"] == "self,sm,tcp"
     hydra = Starter(("mpiexec",), "hydra")
+    assert "-genvnone" in hydra.start_on({"a": 1}, ["python"])
     assert hydra.for_ranks() == {"MPI4PY_RC_FINALIZE": "0"}
     assert "-pmi-port -n 3 python" in " ".join(hydra.start(3, ["python"]))
     slurm = Starter(("srun",), "slurm")

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from dtrain.cluster import settings
+from dtrain.cluster import mpi, settings
 from dtrain.cluster.environment import Environment
 from dtrain.cluster.jobset import JobSet
 from dtrain.cluster.kubeflow import KubeflowTrainJob
@@ -138,10 +138,16 @@ def describe() -> dict[str, Any]:
 
     Returns:
         `environment` and `also_found` (names in `ENVIRONMENTS`), `precedence` (all names in order), and, with
-        a job, `task` and `jobs` (addresses by job).
+        a job, `task` and `jobs` (addresses by job). In an MPI start also `mpi`: "Open MPI", "PMI" or "PMIx".
     """
     names, topology = [each.name for each in found()], current()
-    about = {"environment": next(iter(names), None), "also_found": names[1:], "precedence": [*ENVIRONMENTS]}
+    about: dict[str, Any] = {
+        "environment": next(iter(names), None),
+        "also_found": names[1:],
+        "precedence": [*ENVIRONMENTS],
+    }
+    if MPIStart.name in names:
+        about["mpi"] = mpi.kind()
     if topology is None:
         return about
     return about | {"task": str(topology.task), "jobs": {job: [*each] for job, each in topology.jobs.items()}}

@@ -33,13 +33,13 @@ _PATIENCE = 5.0  # seconds after a rank's last message during which its earlier 
 
 INSTALL = "Install it: pip install 'dtrain[mpi]'."
 
-# The variables of the rank and of the size, by starter. Slurm sets its variables in every job step, so they
-# do not show an MPI start; PMIX_RANK does, but comes without a size.
+# The kind of a start, and its variables of the rank and of the size. Slurm sets its variables in every job
+# step, so they do not show an MPI start; PMIX_RANK does, but comes without a size.
 _STARTS = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI
-    ("PMI_RANK", "PMI_SIZE"),  # MPICH, Intel MPI and others with Hydra; srun --mpi=pmi2
-    ("PMIX_RANK", "SLURM_STEP_NUM_TASKS"),  # srun --mpi=pmix
-    ("PMIX_RANK", "SLURM_NTASKS"),
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI", "PMI_RANK", "PMI_SIZE"),  # MPICH, Intel MPI and others with Hydra; srun --mpi=pmi2
+    ("PMIx", "PMIX_RANK", "SLURM_STEP_NUM_TASKS"),  # srun --mpi=pmix
+    ("PMIx", "PMIX_RANK", "SLURM_NTASKS"),
 )
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 # The prefixes of the variables with which users, and not a starter, set an MPI library.
@@ -130,10 +130,21 @@ def before_leaving(function: Callable[[], None]) -> None:
 
 def start_in(env: Mapping[str, str]) -> tuple[int, int] | None:
     """The rank and the size of the MPI start that an environment describes, or None."""
-    for names in _STARTS:
+    found = _found_in(env)
+    return None if found is None else found[1:]
+
+
+def kind() -> str | None:
+    """How the starter tells this process its rank: "Open MPI", "PMI" or "PMIx"; None without a start."""
+    found = _found_in(os.environ) if settings.heeds_mpi() else None
+    return None if found is None else found[0]
+
+
+def _found_in(env: Mapping[str, str]) -> tuple[str, int, int] | None:
+    for kind, *names in _STARTS:
         found = [env.get(name, "").strip() for name in names]
         if all(text.isascii() and text.isdigit() for text in found) and int(found[0]) < int(found[1]):
-            return int(found[0]), int(found[1])
+            return kind, int(found[0]), int(found[1])
     return None
 
 

@@ -71,10 +71,11 @@ class MPIHostsLauncher(SSHLauncher):
                     Assignment(each.topology, {**each.variables, **rank})
                     for each, rank in zip(assigned, ranks, strict=True)
                 ]
-            finally:
-                ended = start.close()
+                ended = start.ended()
                 if ended:
                     self.session.say(f"The MPI starter ({self._starter}) {ended} before its ranks had ended.")
+            finally:
+                start.close()
 
 
 class _Start:
@@ -111,8 +112,8 @@ class _Start:
                 what = f"has started {len(found)} of {len(agents)} ranks in {PATIENCE:g} s"
                 raise self._failed(what) from None
             if said is None:
-                what = "" if host is self._started[0] else "could not start its daemon there: it "
-                raise self._failed(f"on {host.agent}: {what}{describe_exit(host.exit_code or 0)}", host)
+                what = "" if host is self._started[0] else "has a daemon that "
+                raise self._failed(f"{what}{describe_exit(host.exit_code or 0)} on {host.agent}", host)
             if isinstance(said, list):
                 name, *words = map(str, said)
                 if name not in first:
@@ -129,13 +130,16 @@ class _Start:
             found[number] = {**own, **self._common, **self._network(host.agent)}
         return [found[number] for number in sorted(found)]
 
-    def close(self) -> str:
-        """End the start on all hosts. Returns how the starter had ended by itself; "" if it had not."""
-        codes = [each.exit_code for each in self._started[:1]]
+    def ended(self) -> str:
+        """How the starter has ended by itself; "" if it has not."""
+        code = self._started[0].exit_code
+        # The agents kill this program when they end or kill the tasks, which is no failure.
+        return "" if code is None or code == -signal.SIGKILL else describe_exit(code)
+
+    def close(self) -> None:
+        """End the start on all hosts."""
         for each in self._started:
             each.signal(signal.SIGKILL)
-        # The agents kill this program when they end or kill the tasks, which is no failure.
-        return "".join(describe_exit(code) for code in codes if code not in (None, -signal.SIGKILL))
 
     def _run(self, agent: RemoteAgent, command: Sequence[str]) -> None:
         """Run a command of the MPI start on an agent's host."""
