@@ -23,6 +23,8 @@ from typing import Any
 
 import psutil
 
+from processes import processes_with
+
 _TOOLS = ("unshare", "nsenter", "ip", "tc", "bridge", "mount")
 _SECONDS = 30.0  # within which a tool answers, even on a busy machine
 _FOLDERS = ("/dev/shm", "/run")
@@ -291,6 +293,20 @@ def hosts(
                 _connect_second(host, switch)
             host.limit(rate)
         yield made
+
+
+def processes_on_hosts(folder: Path, *words: str) -> dict[int, str]:
+    """The processes with these words in their command lines on the hosts that `hosts` has made in a folder.
+
+    Other tests that run at the same time have hosts of their own.
+    """
+    files = {each.stat().st_ino for each in folder.glob("host*/hosts")}  # each host's /etc/hosts
+    found = {}
+    for pid, command in processes_with(*words).items():
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/root/etc/hosts").stat().st_ino in files:
+                found[pid] = command
+    return found
 
 
 def ssh_missing() -> str:

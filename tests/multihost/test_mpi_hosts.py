@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hosts import Host, MakeHosts
+from hosts import Host, MakeHosts, processes_on_hosts
 from mpi_jobs import STARTER, by_hand, needs_mpi, script
-from processes import processes_with, wait_until
+from processes import wait_until
 
 pytestmark = needs_mpi
 ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
@@ -65,7 +65,7 @@ def pair(with_ssh: None, make_hosts: MakeHosts) -> list[Host]:
 
 def assert_nothing_left(pair: list[Host], folder: Path) -> None:
     for name in (str(folder / "job.py"), "rank_host", "dtrain-mpi-", "DTRAIN_RANK_PLACEHOLDER", "prted"):
-        wait_until(lambda name=name: not processes_with(name), 15)  # type: ignore[misc]
+        wait_until(lambda name=name: not processes_on_hosts(folder / "hosts", name), 15)  # type: ignore[misc]
     for host in pair:
         wait_until(lambda host=host: not [*host.path("/dev/shm").iterdir()], 15)  # type: ignore[misc]
 

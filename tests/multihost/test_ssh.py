@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hosts import Host, HostProcess, MakeHosts
+from hosts import Host, HostProcess, MakeHosts, processes_on_hosts
 from processes import processes_with, wait_until
 
 LIMIT = 60.0  # seconds within which every mistake is an error
@@ -52,7 +53,8 @@ def made(with_ssh: None, make_hosts: MakeHosts) -> list[Host]:
 
 
 def assert_nothing_left(folder: Path) -> None:
-    wait_until(lambda: not processes_with(AGENT) and not processes_with(str(folder / "job.py")), 15)
+    agents = functools.partial(processes_on_hosts, folder / "hosts", AGENT)
+    wait_until(lambda: not agents() and not processes_with(str(folder / "job.py")), 15)
 
 
 def refused(host: Host, folder: Path, *words: str, **options: object) -> str:
@@ -101,7 +103,8 @@ def started(host: Host, folder: Path, *words: str) -> HostProcess:
 
 def test_nothing_is_left_when_the_launcher_is_killed(made: list[Host], tmp_path: Path) -> None:
     process = started(made[0], tmp_path)
-    assert "TOKEN" not in str(processes_with(AGENT))
+    agents = processes_on_hosts(tmp_path / "hosts", AGENT)
+    assert len(agents) >= 2 and "TOKEN" not in str(agents)
     process.kill()
     process.wait(10)
     assert_nothing_left(tmp_path)
