@@ -64,7 +64,7 @@ class MPIHostsLauncher(SSHLauncher):
         """
         with super().assign(tasks, env) as assigned:
             agents = [self._places[each.topology.task] for each in assigned]
-            start = _Start(self._starter, {each: self._address(each) for each in agents}, self._env)
+            start = _MPIStartOnHosts(self._starter, {each: self._address(each) for each in agents}, self._env)
             try:
                 ranks = start.ranks(agents)
                 yield [
@@ -78,7 +78,7 @@ class MPIHostsLauncher(SSHLauncher):
                 start.close()
 
 
-class _Start:
+class _MPIStartOnHosts:
     """One MPI start over several hosts.
 
     Args:
