@@ -204,12 +204,7 @@ def _trainjob(
         "containers": [{"name": _NODE, "securityContext": plan.security, "volumeMounts": plan.mounts}],
         "volumes": plan.volumes,
     }
-    if plan.node_selector:
-        spec["nodeSelector"] = plan.node_selector
-    if plan.tolerations:
-        spec["tolerations"] = plan.tolerations
-    if options.service_account:
-        spec["serviceAccountName"] = checked.subdomain("--service-account", options.service_account)
+    spec |= pods.placement(plan, options)
     job = {"name": _NODE, "template": {"spec": {"template": {"spec": spec}}}}
     return {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",

@@ -150,12 +150,7 @@ def jobset_pod(plan: PodPlan, options: KubernetesOptions, role: str, tasks: str)
         "containers": [container],
         "volumes": plan.volumes,
     }
-    if plan.node_selector:
-        spec["nodeSelector"] = plan.node_selector
-    if plan.tolerations:
-        spec["tolerations"] = plan.tolerations
-    if options.service_account:
-        spec["serviceAccountName"] = checked.subdomain("--service-account", options.service_account)
+    spec |= placement(plan, options)
     if options.image_pull_secret:
         spec["imagePullSecrets"] = [
             {"name": checked.subdomain("--image-pull-secret", options.image_pull_secret)}
@@ -163,6 +158,18 @@ def jobset_pod(plan: PodPlan, options: KubernetesOptions, role: str, tasks: str)
     if options.priority_class:
         spec["priorityClassName"] = checked.subdomain("--priority-class", options.priority_class)
     return {"spec": spec}
+
+
+def placement(plan: PodPlan, options: KubernetesOptions) -> Object:
+    """The part of a pod that says on which nodes it may run, and as which account."""
+    spec: Object = {}
+    if plan.node_selector:
+        spec["nodeSelector"] = plan.node_selector
+    if plan.tolerations:
+        spec["tolerations"] = plan.tolerations
+    if options.service_account:
+        spec["serviceAccountName"] = checked.subdomain("--service-account", options.service_account)
+    return spec
 
 
 def exit_rules(action: str) -> list[Object]:
