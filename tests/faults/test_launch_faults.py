@@ -67,6 +67,7 @@ class Faults(keras.callbacks.Callback):
         if attempt == 0 and fault == "absent" and place == 1 and int(self.model.optimizer.iterations) == 20:
             while not list(folder.glob("backup/**/COMMITTED.json")):
                 time.sleep(0.1)  # checkpoints are written beside the training
+            time.sleep(1)  # the writing thread tells the launcher
             os.kill(os.getpid(), signal.SIGKILL)
 
 x = np.random.RandomState(0).rand(480, 16).astype("float32")

@@ -68,6 +68,7 @@ class CheckpointFolder:
             writers=len(self._group.members),
             keep=keep,
             fence=self._lock.check,
+            announce=self.tell_launcher,
         )
         self._program = program_facts(optimizer)
         self._serial = 0
@@ -128,7 +129,7 @@ class CheckpointFolder:
         return written and (step is None or not self.leads or self.store.last_committed == step)
 
     def report(self) -> None:
-        """Logs a failed save; announces a newly committed checkpoint by an event and to the launcher."""
+        """Logs a failed save; announces a newly committed checkpoint by an event."""
         problem = self.store.take_problem()
         if problem:
             logger.warning("%s Training goes on, and the next checkpoint is tried as ever.", problem)
@@ -138,13 +139,14 @@ class CheckpointFolder:
         self._reported = committed
         text = f"The checkpoint of step {committed} is in {self.path}."
         events.emit(events.CheckpointSaved(committed, round(self._seconds, 6), text))
-        channel.tell_checkpoint(committed, self.path)
 
-    def begin(self, step: int) -> None:
-        """Tells the launcher the folder of the checkpoints, and the step from which training resumes.
+    def tell_launcher(self, step: int) -> None:
+        """Tells the launcher the folder of the checkpoints, and the step that training would resume from.
+
+        The writing thread calls it as soon as a checkpoint is committed: the next step may never come.
 
         Args:
-            step: how many steps are done; -1 for new training.
+            step: how many steps are done in the newest checkpoint; -1 for new training.
         """
         if self._layout.worker == 0:
             channel.tell_checkpoint(step, self.path)

@@ -207,7 +207,7 @@ class BackupSession:
         self._coordinator = SaveCoordinator(
             self._layout, every=plan.steps, seconds=plan.seconds, total=self._total
         )
-        self._folder.begin(self._total if isinstance(begun, Restoration) else -1)
+        self._folder.tell_launcher(self._total if isinstance(begun, Restoration) else -1)
 
     def _find(self) -> NewTraining:
         found = self._folder.find()

@@ -69,6 +69,7 @@ class CheckpointStore:
         patience: how many seconds the first writer waits for the others' shares, in addition to ten times
             the time that its own share took.
         fence: called before something is committed or removed; raises if this process may not do so any more.
+        announce: called with the step as soon as a checkpoint is committed, on the thread that wrote it.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class CheckpointStore:
         keep: int = 2,
         patience: float = 60.0,
         fence: Callable[[], None] = lambda: None,
+        announce: Callable[[int], None] = lambda step: None,
     ) -> None:
         self.last_committed: int | None = None
         self.last_written: Written | None = None
@@ -91,6 +93,7 @@ class CheckpointStore:
         self._keep = keep
         self._patience = patience
         self._fence = fence
+        self._announce = announce
         self._saves: queue.SimpleQueue[_Save | None] = queue.SimpleQueue()
         self._change = threading.Condition()
         self._unfinished = 0
@@ -285,6 +288,7 @@ class CheckpointStore:
         # The new directory's name must also be on the disk, so that the checkpoint survives a crash.
         self._storage.sync(self._directory)
         self.last_committed = save.name.step
+        self._announce(save.name.step)
 
     def _tidy(self, newest: layout.Name) -> None:
         try:
