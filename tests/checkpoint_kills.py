@@ -201,13 +201,14 @@ def life(directory: Path, kill: Kill | None) -> tuple[list[Process], list[int]]:
 
 
 def try_kill(directory: Path, kill: Kill) -> dict[str, Any]:
+    writers, statuses = life(directory, kill)
+    tries = 1
     # On a busy machine the first writer may give up a share that is late, and the victim then ends with fewer
     # operations than it was to be killed at: try again.
-    for _ in range(4):
-        writers, statuses = life(directory, kill)
-        if statuses[kill.writer] != 0:
-            break
+    while statuses[kill.writer] == 0 and tries < 4:
         shutil.rmtree(directory, ignore_errors=True)
+        writers, statuses = life(directory, kill)
+        tries += 1
     wrong = []
     if statuses[kill.writer] not in (-signal.SIGKILL, -signal.SIGXFSZ):
         wrong.append(f"the victim ended with {statuses[kill.writer]}: {writers[kill.writer].said[-9:]}")

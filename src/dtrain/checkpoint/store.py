@@ -69,7 +69,7 @@ class CheckpointStore:
         patience: how many seconds the first writer waits for the others' shares, in addition to ten times
             the time that its own share took.
         fence: called before something is committed or removed; raises if this process may not do so any more.
-        announce: called with the step as soon as a checkpoint is committed, on the thread that wrote it.
+        announce: called on the writing thread with the step of a committed checkpoint, after the fence.
     """
 
     def __init__(
@@ -216,6 +216,7 @@ class CheckpointStore:
             self._fence()
             self._commit(path, save, [share, *others])
             self._fence()
+            self._announce(save.name.step)
             self._tidy(save.name)
 
     def _write_share(self, path: str, tensors: Mapping[str, Any]) -> dict[str, dict[str, int]]:
@@ -288,7 +289,6 @@ class CheckpointStore:
         # The new directory's name must also be on the disk, so that the checkpoint survives a crash.
         self._storage.sync(self._directory)
         self.last_committed = save.name.step
-        self._announce(save.name.step)
 
     def _tidy(self, newest: layout.Name) -> None:
         try:
