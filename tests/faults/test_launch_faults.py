@@ -28,6 +28,7 @@ if fault == "absent" and place == 1 and attempt in (1, 2):
 import keras
 import numpy as np
 import dtrain
+from dtrain.launch import priority
 
 strategy = dtrain.MultiWorkerMirroredStrategy()
 keras.utils.set_random_seed(3)
@@ -49,8 +50,10 @@ def ready(pid):  # a spare that has imported everything closes the pipe over whi
     pipe = next(v for v in variables if v.startswith(b"DTRAIN_SPARE=")).rpartition(b":")[2].decode()
     return not Path(f"/proc/{pid}/fd/{pipe}").exists()
 
-def wait_for_spares():
+def wait_for_spares():  # at normal priority: at their low one, other tests' processes keep them from it for minutes
     while len(found := spares()) < 2 or not all(map(ready, found)):
+        for spare in found:
+            priority.restore(spare, 0, 0)
         time.sleep(0.2)
     time.sleep(0.5)  # until the launcher has read it
 
