@@ -50,7 +50,7 @@ def ready(pid):  # a spare that has imported everything closes the pipe over whi
     pipe = next(v for v in variables if v.startswith(b"DTRAIN_SPARE=")).rpartition(b":")[2].decode()
     return not Path(f"/proc/{pid}/fd/{pipe}").exists()
 
-def wait_for_spares():  # at normal priority: at their low one, other tests' processes keep them from it for minutes
+def wait_for_spares():  # At their low priority, other tests' processes keep them from it for minutes.
     while len(found := spares()) < 2 or not all(map(ready, found)):
         for spare in found:
             priority.restore(spare, 0, 0)
