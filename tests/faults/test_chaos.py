@@ -16,18 +16,17 @@ AT_WORK = 0.6  # of the kills, the part before which the job is let come to a st
 SEED = 20
 # Saved twice a second, so that many kills fall into a checkpoint.
 OPTIONS = {"epochs": 5, "pause": 0.05, "hold": True, "save": {"save_freq": 8}}
-IN_SOAK = pytest.mark.soak("the case with two kills, which CI runs")
 
 
-@pytest.mark.long
+@pytest.mark.soak("the tests of faults kill each process at a named step")
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("strategy", "workers", "kills"),
     [
         ("multi_worker", 2, 2),
-        pytest.param("multi_worker", 2, 10, marks=IN_SOAK),
-        pytest.param("mirrored", 1, 10, marks=IN_SOAK),
-        pytest.param("one", 1, 10, marks=IN_SOAK),
+        ("multi_worker", 2, 10),
+        ("mirrored", 1, 10),
+        ("one", 1, 10),
     ],
 )
 def test_kills_at_random_moments_change_no_bit(

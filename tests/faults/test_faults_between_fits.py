@@ -60,6 +60,7 @@ def test_several_fits_of_one_program_and_kills_in_and_between_them(tmp_path: Pat
     assert trainings["more"].steps()[0][1] == 61
 
 
+@pytest.mark.soak("test_launch_faults.py goes on with fewer workers, test_elastic.py with more")
 def test_another_number_of_workers_goes_on_at_the_same_step(tmp_path: Path) -> None:
     """From two to one and back: the same numbers but for the order of sums, and it is said."""
     options = {"strategy": "multi_worker", "policy": "float32", "dropout": 0.0, "normalize": False}

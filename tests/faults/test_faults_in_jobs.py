@@ -122,6 +122,7 @@ def test_each_task_two_at_once_the_guard_and_the_launcher_are_killed(
     assert_nothing_left(training)
 
 
+@pytest.mark.soak("kills test each kind of data, the next test an exception")
 def test_an_exception_that_is_raised_once_costs_nothing(tmp_path: Path, expected: Expected) -> None:
     """In a callback, where batches are read, in a function of tf.data's, and after the training."""
     kinds = [

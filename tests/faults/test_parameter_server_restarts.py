@@ -91,7 +91,7 @@ print("fresh:", counter.numpy() == done, flush=True)
 work(for_seconds(60))
 """
     )
-    patience = {"DTRAIN_CHIEF_TIMEOUT": "15"}
+    patience = {"DTRAIN_CHIEF_TIMEOUT": "40"}  # on a busy machine a chief takes more than 15 s to start
     servers = [by_hand.start(job, script, **patience) for job in ("worker", "ps")]
     for _ in range(2):
         chief = by_hand.start("chief", script)
@@ -109,7 +109,7 @@ work(for_seconds(60))
         assert status == 1
         assert f"PeerMissingError: The chief ({cluster['chief'][0]}) is gone" in output
         assert "DTRAIN_CHIEF_TIMEOUT" in output
-    assert time.monotonic() - start < 25
+    assert time.monotonic() - start < 60
 
 
 def test_a_worker_that_came_back_unnoticed_is_told_that_all_is_over(

@@ -207,11 +207,11 @@ def test_a_run_of_ray_train_resumes_exactly_after_a_failure(
 def test_what_the_cluster_cannot_place_is_an_error_in_time(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("print('began')\n")
     begun = time.monotonic()
-    done = cluster.launch(tmp_path, "--workers", "5", "--join-timeout", "6", "job.py", limit=60)
-    assert done.returncode == 2 and time.monotonic() - begun < 40 and "began" not in done.stdout
-    assert "Ray has placed 0 of 5 tasks with 1 CPU each (pack) in 6 s." in done.stderr, done.stderr
+    done = cluster.launch(tmp_path, "--workers", "5", "--join-timeout", "15", "job.py", limit=60)
+    assert done.returncode == 2 and time.monotonic() - begun < 50 and "began" not in done.stdout
+    assert "Ray has placed 0 of 5 tasks with 1 CPU each (pack) in 15 s." in done.stderr, done.stderr
     assert "The cluster has 2 nodes with 4 CPU" in done.stderr and "--ray-cpus" in done.stderr
-    done = cluster.launch(tmp_path, "--ray-gpus", "1", "--join-timeout", "6", "job.py", limit=60)
+    done = cluster.launch(tmp_path, "--ray-gpus", "1", "--join-timeout", "20", "job.py", limit=60)
     assert done.returncode == 2 and "1 CPU and 1 GPU for each worker" in done.stderr, done.stderr
     done = cluster.run(["-m", "dtrain", "launch", "--ray", "host1:9", "job.py"], tmp_path, 60)
     assert done.returncode == 2 and "Ray does not answer at host1:9: Connection refused" in done.stderr

@@ -206,6 +206,7 @@ def test_one_task_and_a_batch_script_are_no_job_and_tf_config_comes_first(
     assert [about["environment"] for about, _ in said(tmp_path)] == [None], (tmp_path / "batch").read_text()
 
 
+@pytest.mark.soak("launchers under srun, and a submitted job, are compared to the bit")
 def test_a_recipe_under_srun_gives_the_bits_of_the_local_launcher(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:

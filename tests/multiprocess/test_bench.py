@@ -90,6 +90,7 @@ def test_two_strategies_and_one_that_is_not_here(tmp_path: Path) -> None:
     assert again.returncode == 2 and "holds another bench" in again.stderr
 
 
+@pytest.mark.soak("the next test has rows that fail, with a shorter way to fail")
 def test_rows_that_fail_say_why_and_the_others_go_on(tmp_path: Path) -> None:
     """A variable that only jobs of several processes read makes them fail."""
     asked = ["--strategies", "default,multi_worker", "--transports", "ring", "--output", "out"]

@@ -33,9 +33,11 @@ if dtrain.is_chief():
     np.savez(sys.argv[2], *model.get_weights(), *model.optimizer.variables)
 """
 
+SOAK = pytest.mark.soak("sockets take the same path up to the transport; same-bits compares MPI's sums")
+
 
 @pytest.mark.long
-@pytest.mark.parametrize("transport", ["sockets", "mpi"])
+@pytest.mark.parametrize("transport", ["sockets", pytest.param("mpi", marks=SOAK)])
 def test_overlap_changes_no_bit(transport: str, tmp_path: Path) -> None:
     if transport == "mpi" and (reason := mpi_missing()):
         pytest.skip(reason)
