@@ -31,6 +31,8 @@ ENVIRONMENT = {
 }
 SAYS = """
 import json, os, sys
+if "WITHOUT_MPI4PY" in os.environ:
+    sys.modules["mpi4py"] = None
 from dtrain import cluster
 kept = {name: value for name, value in os.environ.items() if name.startswith(("SLURM", "PMI"))}
 folder = os.path.dirname(__file__)  # what two tasks print may get mixed
@@ -191,6 +193,13 @@ def test_the_tasks_of_a_step_are_a_job(
     assert [address.partition(":")[0] for address in addresses] == wanted
     assert places(found) == {f"worker {rank}": host for rank, host in enumerate(wanted)}
     assert len({*addresses}) == len(wanted)
+
+
+def test_a_cluster_that_starts_every_step_for_mpi(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """As `MpiDefault=pmi2` does: with mpi4py it is an MPI start, without it the step that it is too."""
+    found = described(slurm, tmp_path, "--nodes=2", "--mpi=pmi2", WITHOUT_MPI4PY="1")
+    assert all("PMI_RANK" in kept for _, kept in found), found
+    assert [(about["environment"], about["also_found"]) for about, _ in found] == [("slurm", [])] * 2
 
 
 def test_one_task_and_a_batch_script_are_no_job_and_tf_config_comes_first(

@@ -113,6 +113,20 @@ def test_no_world_without_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
         mpi.world()
 
 
+def test_a_step_that_srun_started_for_mpi_is_slurms_without_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**STEP, "PMIX_RANK": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert (mpi.kind(), mpi.rank(), mpi.size()) == ("PMIx", 2, 3)
+    monkeypatch.setitem(__import__("sys").modules, "mpi4py", None)
+    assert (mpi.kind(), mpi.started_by_mpi(), mpi.size()) == (None, False, 1)
+    monkeypatch.setenv("DTRAIN_SLURM", "0")
+    assert mpi.kind() == "PMIx", "nothing else describes the job"
+    monkeypatch.delenv("DTRAIN_SLURM")
+    for name, value in OPEN_MPI.items():
+        monkeypatch.setenv(name, value)
+    assert mpi.kind() == "Open MPI", "mpirun in an allocation"
+
+
 def test_the_tasks_of_a_rank_are_not_that_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     users = {"OMPI_MCA_btl": "self,tcp", "PMIX_MCA_gds": "hash", "SLURM_JOB_ID": "7"}
     for name, value in {**OPEN_MPI, **users, "PMIX_SERVER_URI4": "a", "PMI_FD": "3"}.items():

@@ -27,8 +27,6 @@ from dtrain.errors import MPIError, PeerMissingError
 from dtrain.topology import Topology
 
 _LEAVING = 7_061  # the MPI tag of a rank's last message, which says that its program ends
-_LOOK = 0.01  # seconds between two checks for the other ranks' last messages
-_NOTHING = bytearray()  # the empty content of the last message
 _PATIENCE = 5.0  # seconds after a rank's last message during which its earlier messages may still arrive
 
 INSTALL = "Install it: pip install 'dtrain[mpi]'."
@@ -48,7 +46,7 @@ _OF_USERS = ("OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_")
 
 def started_by_mpi() -> bool:
     """Whether an MPI starter started this process; False if DTRAIN_MPI is 0."""
-    return settings.heeds_mpi() and start_in(os.environ) is not None
+    return _own_start() is not None
 
 
 def rank() -> int:
@@ -136,7 +134,7 @@ def start_in(env: Mapping[str, str]) -> tuple[int, int] | None:
 
 def kind() -> str | None:
     """How the starter tells this process its rank: "Open MPI", "PMI" or "PMIx"; None without a start."""
-    found = _found_in(os.environ) if settings.heeds_mpi() else None
+    found = _own_start()
     return None if found is None else found[0]
 
 
@@ -166,8 +164,19 @@ _left: dict[int, float] = {}  # when a rank was first seen to have left, by `tim
 
 
 def _start() -> tuple[int, int]:
-    found = start_in(os.environ) if settings.heeds_mpi() else None
-    return found or (0, 1)
+    found = _own_start()
+    return (0, 1) if found is None else found[1:]
+
+
+def _own_start() -> tuple[str, int, int] | None:
+    """The kind, the rank and the size of this process's start.
+
+    Many clusters make every `srun` an MPI start (`MpiDefault`). Without mpi4py it is a Slurm step only.
+    """
+    found = _found_in(os.environ) if settings.heeds_mpi() else None
+    tasks = [settings.whole_number(name) for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")]
+    is_step = found in (("PMI", *tasks), ("PMIx", *tasks)) and settings.heeds_slurm()
+    return None if is_step and not installed() else found
 
 
 def _open() -> Any:
@@ -199,7 +208,8 @@ def _initialise() -> Any:
     try:
         import mpi4py
     except ImportError as error:
-        raise MPIError(f"An MPI starter has started this process, but {error}.", hint=_no_mpi4py()) from error
+        hint = f"{INSTALL} Or set DTRAIN_MPI=0, and every rank is a job of its own."
+        raise MPIError(f"An MPI starter has started this process, but {error}.", hint=hint) from error
     if "mpi4py.MPI" not in sys.modules:
         # Otherwise mpi4py would call MPI_Finalize at exit, also in a failed process, which would then wait
         # for peers that wait for it.
@@ -234,10 +244,6 @@ def _initialise() -> Any:
             "starter's MPI.",
         )
     return MPI
-
-
-def _no_mpi4py() -> str:
-    return f"{INSTALL} Or set DTRAIN_MPI=0, and every rank is a job of its own."
 
 
 def _finish_at_exit(mpi: Any, ours: bool) -> None:
@@ -315,11 +321,11 @@ def _take_leave(*, wait: bool) -> None:
     if _world is None:
         return
     others = [rank for rank in range(_world.Get_size()) if rank != _world.Get_rank()]
-    leaving = [_world.Isend(_NOTHING, rank, _LEAVING) for rank in others]
+    leaving = [_world.Isend(bytearray(), rank, _LEAVING) for rank in others]
     for rank in others if wait else []:
         while not _world.Iprobe(rank, _LEAVING):
-            time.sleep(_LOOK)
-        _world.Recv(_NOTHING, rank, _LEAVING)
+            time.sleep(0.01)
+        _world.Recv(bytearray(), rank, _LEAVING)
     for request in leaving if wait else []:
         request.Wait()
 
