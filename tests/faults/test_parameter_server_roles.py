@@ -167,7 +167,7 @@ def test_a_server_on_a_port_that_is_taken_and_a_signal(
     worker.terminate()
     start = time.monotonic()
     assert ended(worker)[0] == -signal.SIGTERM
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < 3
 
 
 def test_servers_that_are_missing_are_named(cluster: dict[str, list[str]]) -> None:

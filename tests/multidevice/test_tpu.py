@@ -70,14 +70,14 @@ def test_an_address_where_nobody_answers_is_given_up_in_time(mute: str, timeout:
     for address, why in (("127.0.0.1:1", "Connection refused"), (mute, "no answer")):
         error, seconds = look(tpu=f"grpc://{address}", timeout=timeout)
         assert f"nothing serves at {address} ({why}); waited {timeout:g} s" in error.message
-        assert timeout - 0.1 < seconds < timeout + 1
+        assert timeout - 0.1 < seconds < timeout + 4
 
 
 def test_the_limit_is_that_of_a_missing_peer(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("DTRAIN_PEER_TIMEOUT", "0.3")
     error, seconds = look(tpu="grpc://127.0.0.1:1")
     assert "waited 0.3 s" in error.message
-    assert seconds < 2
+    assert seconds < 5
 
 
 def test_a_resolver_is_looked_at(environment: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,7 @@ def test_a_worker_that_does_not_come_in_time(met: list[dict[str, Any]]) -> None:
     assert name == "PeerMissingError"
     assert "Worker 1 did not reach this point within 1 s" in text
     assert "must be called by every worker" in text
-    assert 0.9 < seconds < 2.5
+    assert 0.9 < seconds < 6
     assert [seen["after"] for seen in met] == ["again", "again"]
 
 

@@ -150,7 +150,7 @@ def test_a_chief_meets_workers_while_other_jobs_stay_away(
 def test_a_lone_worker_waits_for_nobody(ports: Callable[[int], list[int]]) -> None:
     start = time.monotonic()
     meet_peers(Topology({"worker": tuple(local(ports(1)))}, "worker", 0))
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 5
 
 
 @pytest.mark.long
@@ -179,7 +179,7 @@ def test_a_missing_worker_is_named_by_all(tasks: Tasks, ports: Callable[[int], l
         assert result["error"] == "PeerMissingError"
         assert f"Missing: worker 2 ({addresses[2]})." in result["message"]
         assert "DTRAIN_PEER_TIMEOUT" in result["message"]
-        assert 10 < result["seconds"] < 14
+        assert 10 < result["seconds"] < 20
         assert f"dtrain: waiting for worker 2 ({addresses[2]})" in result["stderr"]
 
 

@@ -294,7 +294,7 @@ def test_a_signal_between_two_attempts_ends_the_job(tmp_path: Path) -> None:
         start = time.monotonic()
         process.terminate()
         _, errors = process.communicate(timeout=LIMIT)
-        assert time.monotonic() - start < 1.0
+        assert time.monotonic() - start < 3
     finally:
         process.kill()
         process.wait()
