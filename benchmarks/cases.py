@@ -112,7 +112,9 @@ _ALL_REDUCE = Side(
 )
 
 
-def _workers(network: str, transport: str, aims: dict[str, float], *, peers: bool = True) -> Case:
+def _workers(
+    network: str, transport: str, aims: dict[str, float], *, peers: bool = True, steps: int | None = None
+) -> Case:
     ours = Side(
         title=f"fit, two workers, {transport}",
         starter="launch --mpi" if transport == "mpi" else "launch",
@@ -122,7 +124,8 @@ def _workers(network: str, transport: str, aims: dict[str, float], *, peers: boo
     sides = {"dtrain": ours, "pair": _PAIR, "60 lines": _ALL_REDUCE, "stock loop": _STOCK_LOOP}
     if peers:
         sides |= {"DDP": _DDP, "stock fit": _STOCK_FIT}
-    return Case(title=f"two workers over {transport}, {network}", network=network, sides=sides, aims=aims)
+    title = f"two workers over {transport}, {network}"
+    return Case(title=title, network=network, sides=sides, aims=aims, steps=steps)
 
 
 CASES = {
@@ -145,8 +148,8 @@ CASES = {
     # Of the pair's speed on "big" what MPI's own time for the bytes leaves is measured by transports.py.
     "small-mpi": _workers("small", "mpi", {"60 lines": 1 / 1.15, "stock loop": 5.0, "DDP": 6.0}),
     "mid-mpi": _workers("mid", "mpi", {"pair": 1 / 1.03, "stock loop": 1.0, "DDP": 2.0}),
-    "big-mpi": _workers("big", "mpi", {"stock loop": 3.0, "DDP": 1.6}),
+    "big-mpi": _workers("big", "mpi", {"stock loop": 3.0, "DDP": 1.6}, steps=120),
     "small-ring": _workers("small", "ring", {}, peers=False),
     "mid-ring": _workers("mid", "ring", {}, peers=False),
-    "big-ring": _workers("big", "ring", {"stock loop": 2.5}, peers=False),
+    "big-ring": _workers("big", "ring", {"stock loop": 2.5}, peers=False, steps=120),
 }  # fmt: skip
