@@ -42,10 +42,17 @@ np.savez(f"{folder}-{dtrain.rank()}.npz", *model.get_weights(), *model.optimizer
 # Without TensorFlow: what the ranks add up, and where they are.
 RANKS = """
 import os, socket, time
+from pathlib import Path
 from dtrain.cluster import mpi
 everyone = mpi.world()
-print("rank", mpi.rank(), "of", mpi.size(), "sum", everyone.allreduce(mpi.rank() + 1), "on",
-      socket.gethostname(), flush=True)
+sum_of_all = everyone.allreduce(mpi.rank() + 1)
+# A rank of the launcher ends without MPI_Finalize: what it has sent last may be lost with it.
+folder = Path(__file__).parent / os.environ.get("DTRAIN_JOB", "by-hand")
+folder.mkdir(exist_ok=True)
+(folder / f"rank-{mpi.rank()}").touch()
+while len([*folder.iterdir()]) < mpi.size():
+    time.sleep(0.05)
+print("rank", mpi.rank(), "of", mpi.size(), "sum", sum_of_all, "on", socket.gethostname(), flush=True)
 """
 WAIT = RANKS + "time.sleep(600)\n"
 LAUNCH = [sys.executable, "-m", "dtrain", "launch"]
