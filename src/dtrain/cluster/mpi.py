@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
-from dtrain.cluster import settings
+from dtrain.cluster import settings, slurm
 from dtrain.cluster.environment import Environment
 from dtrain.cluster.sockets import bind_everywhere, loopback_host
 from dtrain.cluster.tf_config import TFConfig
@@ -27,6 +27,7 @@ from dtrain.errors import MPIError, PeerMissingError
 from dtrain.topology import Topology
 
 _LEAVING = 7_061  # the MPI tag of a rank's last message, which says that its program ends
+_LOOK = 0.01  # seconds between two checks for the other ranks' last messages
 _PATIENCE = 5.0  # seconds after a rank's last message during which its earlier messages may still arrive
 
 INSTALL = "Install it: pip install 'dtrain[mpi]'."
@@ -174,8 +175,7 @@ def _own_start() -> tuple[str, int, int] | None:
     Many clusters make every `srun` an MPI start (`MpiDefault`). Without mpi4py it is a Slurm step only.
     """
     found = _found_in(os.environ) if settings.heeds_mpi() else None
-    tasks = [settings.whole_number(name) for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")]
-    is_step = found in (("PMI", *tasks), ("PMIx", *tasks)) and settings.heeds_slurm()
+    is_step = found is not None and found[0] != "Open MPI" and found[1:] == slurm.task()
     return None if is_step and not installed() else found
 
 
@@ -324,7 +324,7 @@ def _take_leave(*, wait: bool) -> None:
     leaving = [_world.Isend(bytearray(), rank, _LEAVING) for rank in others]
     for rank in others if wait else []:
         while not _world.Iprobe(rank, _LEAVING):
-            time.sleep(0.01)
+            time.sleep(_LOOK)
         _world.Recv(bytearray(), rank, _LEAVING)
     for request in leaving if wait else []:
         request.Wait()

@@ -67,7 +67,7 @@ class SlurmStep(Environment):
 
         A batch script and an interactive shell have a job but no step of several tasks.
         """
-        return settings.heeds_slurm() and _task_of(os.environ) is not None
+        return task() is not None
 
     def topology(self) -> Topology:
         """The topology: worker N is task N of the step.
@@ -85,6 +85,11 @@ class SlurmStep(Environment):
         with contextlib.suppress(RuntimeError):  # this user has no home
             return Path.home() / ".dtrain"
         return None
+
+
+def task() -> tuple[int, int] | None:
+    """The number of this task and the number of tasks of its step; None without a step of several."""
+    return _task_of(os.environ) if settings.heeds_slurm() else None
 
 
 def launchers() -> JobStep | None:
