@@ -139,6 +139,37 @@ def test_one_that_has_ended_after_the_last_value_is_no_loss(job: Callable[..., J
         worker.check()
 
 
+def test_no_worker_leaves_before_the_last_one(job: Callable[..., Job]) -> None:
+    ended = threading.Event()
+
+    def work(worker: Peers) -> bool:
+        worker.all_gather(b"")
+        if worker.rank == 1:
+            time.sleep(0.5)
+            ended.set()
+        worker.leave()
+        return ended.is_set()
+
+    assert job(3).run(work) == [True] * 3
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_worker_leaves_without_one_that_is_lost(job: Callable[..., Job], lost: int) -> None:
+    here = job(3)
+    begun = time.monotonic()
+    threading.Timer(0.3, here.workers[lost].close).start()
+    here.run(Peers.leave, *({0, 1, 2} - {lost}))
+    assert 0.2 < time.monotonic() - begun < 3
+
+
+def test_a_worker_that_leaves_is_not_taken_for_one_at_a_barrier(job: Callable[..., Job]) -> None:
+    def work(worker: Peers) -> list[bytes] | None:
+        return worker.leave() if worker.rank else worker.all_gather(b"", timeout=1.0)
+
+    first, second = job(2).run(work)
+    assert isinstance(first, PeerMissingError) and second is None
+
+
 def test_a_loss_ends_a_wait_elsewhere(job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "_GRACE", 0.2)
     here = job(3)

@@ -118,8 +118,8 @@ class MPIStart(Environment):
 
 def note_failure() -> None:
     """Let this failed process end without waiting for the other ranks, which may be waiting for it."""
-    global _failed
-    _failed = True
+    global failed
+    failed = True
 
 
 def before_leaving(function: Callable[[], None]) -> None:
@@ -159,7 +159,7 @@ _world: Any = None
 _topology: Topology | None = None
 _secret: bytes | None = None
 _held: socket.socket | None = None  # reserves the port that the other ranks know, until this process ends
-_failed = False
+failed = False  # whether this process failed, so it must not wait for the others at its end
 _before_leaving: list[Callable[[], None]] = []
 _left: dict[int, float] = {}  # when a rank was first seen to have left, by `time.monotonic`
 
@@ -266,7 +266,7 @@ def _finish_at_exit(mpi: Any, ours: bool) -> None:
     def finalize() -> None:
         if mpi.Is_finalized():
             return
-        if not _failed:
+        if not failed:
             for function in _before_leaving:
                 function()
             # If other code initialised MPI, that code decides whether to wait for the other ranks.

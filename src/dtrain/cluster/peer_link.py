@@ -19,6 +19,7 @@ from pathlib import Path
 
 from dtrain.cluster.rendezvous_lines import Connection
 from dtrain.cluster.sockets import notice_broken_link
+from dtrain.errors import AuthenticationError, PeerMissingError
 from dtrain.plain_text import cleaned
 
 _HEADER = struct.Struct("!BQQ")  # the kind, a number, and the size of the body
@@ -29,6 +30,11 @@ _LARGE = 1 << 16  # bytes; a body of as many is not copied to be sent
 _HOST = 100  # the most characters kept of the name of another worker's host
 _LARGEST = 1 << 34  # bytes of a body; without a limit, a forged size would be waited for
 _RUNNING = "RSDIW"  # states in /proc/PID/stat of processes that can go on by themselves
+
+HINT = (
+    "Another user or machine can change what the workers send to each other, or a process of another job has "
+    "their secret; see docs/security.md."
+)
 
 
 class ForgedFrameError(OSError):
@@ -153,6 +159,46 @@ class PeerLink:
         found = hmac.new(self._key, b"%b %d %b" % (end, count, header), "sha256")
         found.update(body)
         return found.digest()
+
+
+class LostPeers:
+    """The workers that this one has lost; it is true if there is one."""
+
+    def __init__(self) -> None:
+        self._lost: dict[int, tuple[float, str, bool]] = {}  # when, why, and whether a frame was forged
+
+    def __bool__(self) -> bool:
+        return bool(self._lost)
+
+    def note(self, worker: int, why: str, *, forged: bool = False) -> None:
+        """Adds a worker; the first reason stays."""
+        self._lost.setdefault(worker, (time.monotonic(), why, forged))
+
+    def reasons(self) -> dict[int, str]:
+        """Why each worker was lost."""
+        return {worker: why for worker, (_, why, _) in self._lost.items()}
+
+    def raise_if_any(self, grace: float) -> None:
+        """Returns if no worker was lost more than `grace` seconds ago.
+
+        Raises:
+            PeerMissingError: a worker was lost.
+            AuthenticationError: a frame in a worker's name was not signed by that worker.
+        """
+        now = time.monotonic()
+        for worker, (_, why, forged) in self._lost.items():
+            if forged:
+                raise AuthenticationError(f"Worker {worker} was disconnected: {why}.", hint=HINT)
+        lost = [
+            f"worker {worker} ({why})"
+            for worker, (since, why, _) in sorted(self._lost.items())
+            if now - since >= grace
+        ]
+        if lost:
+            raise PeerMissingError(
+                f"While this worker waited for the others, it lost {' and '.join(lost)}.",
+                hint="see why it ended; `dtrain launch --max-restarts N` starts all workers again",
+            )
 
 
 class Wakeup:

@@ -8,11 +8,13 @@ also while the program does something else. The tensors of a step do not travel 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import math
 import os
 import selectors
 import socket
 import struct
+import sys
 import threading
 import time
 from collections import deque
@@ -21,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dtrain.cluster import mpi
 from dtrain.cluster.peer_link import (
     ForgedFrameError,
+    LostPeers,
     PeerLink,
     Wakeup,
     joined,
@@ -47,12 +50,9 @@ _SILENT = 600.0  # seconds of silence after which a worker of another machine is
 _GRACE = 5.0  # seconds in which values that a lost worker sent before its end may still arrive elsewhere
 _ANSWER = 2.0  # seconds in which the first worker must say who is missing, and messages are sent
 _PAUSE = 0.005  # seconds between two checks whether all is sent
+_LEAVE = 5.0  # seconds in which all workers should end their programs
+_LAST_ROUND = (1 << 64) - 1  # of the end of the programs: no other round has this number
 _SHOWN = 300  # the most characters shown of a text from another worker
-
-HINT = (
-    "Another user or machine can change what the workers send to each other, or a process of another job has "
-    "their secret; see docs/security.md."
-)
 
 
 class Peers:
@@ -89,7 +89,7 @@ class Peers:
         self._abandoned: set[int] = set()  # rounds for which this worker does not wait any more
         self._missing: dict[int, list[int]] = {}  # answers about rounds, from the first worker
         self._notes: deque[tuple[int, bytes]] = deque()
-        self._lost: dict[int, tuple[float, str, bool]] = {}  # when, why, and whether a frame was forged
+        self._lost = LostPeers()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wakeup.reader, selectors.EVENT_READ)
         for link in self._links.values():
@@ -121,7 +121,7 @@ class Peers:
             else:
                 self._send(0, _VALUE, number, value)
             while number not in self._complete:
-                self._raise_if_lost(0.0)
+                self._lost.raise_if_any(0.0)
                 left = deadline - time.monotonic()
                 if left <= 0 and (missing := self._who_is_missing(number)):
                     self._abandoned.add(number)
@@ -137,7 +137,7 @@ class Peers:
             AuthenticationError: a frame in a worker's name was not signed by that worker.
         """
         with self._changed:
-            self._raise_if_lost(_GRACE)
+            self._lost.raise_if_any(_GRACE)
 
     def tell_first(self, note: bytes) -> None:
         """Sends a note to the first worker, and does not wait; it arrives before this worker's next value."""
@@ -150,6 +150,16 @@ class Peers:
             found = [*self._notes]
             self._notes.clear()
             return found
+
+    def leave(self) -> None:
+        """Waits until all workers end their programs, for at most five seconds.
+
+        What this worker sent last, for example by MPI, can be lost at its end while a peer waits for it.
+        """
+        self._round = _LAST_ROUND
+        if self._links and not self._lost:
+            with contextlib.suppress(PeerMissingError, AuthenticationError):
+                self.all_gather(b"", _LEAVE)
 
     def flush(self) -> None:
         """Waits until all that was sent is on its way, for at most two seconds."""
@@ -181,7 +191,7 @@ class Peers:
             lambda: number in self._missing or number in self._complete or self._lost, _ANSWER
         )
         if number not in self._missing and number not in self._complete:
-            self._raise_if_lost(0.0)
+            self._lost.raise_if_any(0.0)
         return self._missing.pop(number, [] if number in self._complete else [0])
 
     def _collect(self, worker: int, number: int, value: bytes) -> None:
@@ -268,7 +278,7 @@ class Peers:
             if self.rank == 0:
                 link.open = True
                 self._send(link.worker, _HELLO, body=this_process())
-                for worker, (_, why, _) in [*self._lost.items()]:
+                for worker, why in self._lost.reasons().items():
                     self._send(link.worker, _LOST, worker, why.encode())
         elif kind == _VALUE and self.rank == 0:
             self._collect(link.worker, number, body)
@@ -282,7 +292,7 @@ class Peers:
         elif kind == _ALL:
             self._keep(number, split(body, self.size))
         elif kind == _LOST:
-            self._note_lost(number, cleaned(body.decode("utf-8", "replace"), _SHOWN))
+            self._lost.note(number, cleaned(body.decode("utf-8", "replace"), _SHOWN))
         self._changed.notify_all()
 
     def _look(self, now: float) -> None:
@@ -303,27 +313,11 @@ class Peers:
             return
         self._selector.unregister(link.sock)
         link.close()
-        self._note_lost(worker, why, forged=forged)
+        self._lost.note(worker, why, forged=forged)
         for other in [*self._links.values()] if self.rank == 0 else []:
             if other.open:
                 self._send(other.worker, _LOST, worker, why.encode())
         self._changed.notify_all()
-
-    def _note_lost(self, worker: int, why: str, *, forged: bool = False) -> None:
-        self._lost.setdefault(worker, (time.monotonic(), why, forged))
-
-    def _raise_if_lost(self, grace: float) -> None:
-        now = time.monotonic()
-        lost = {w: why for w, (since, why, _) in sorted(self._lost.items()) if now - since >= grace}
-        for worker, (_, why, forged) in self._lost.items():
-            if forged:
-                raise AuthenticationError(f"Worker {worker} was disconnected: {why}.", hint=HINT)
-        if lost:
-            raise PeerMissingError(
-                "While this worker waited for the others, it lost "
-                f"{' and '.join(f'worker {worker} ({why})' for worker, why in lost.items())}.",
-                hint="see why it ended; `dtrain launch --max-restarts N` starts all workers again",
-            )
 
 
 def _late(missing: Sequence[int], timeout: float) -> PeerMissingError:
@@ -375,9 +369,11 @@ def check() -> None:
         _current[1].check()
 
 
-def _flush() -> None:
+def _end() -> None:
     # The connections stay open: whoever waits for this worker must not end before this process.
     if _current is not None:
+        if not mpi.failed and not hasattr(sys, "last_value"):  # others may wait for a worker that failed
+            _current[1].leave()
         _current[1].flush()
 
 
@@ -393,6 +389,6 @@ def _close_in_child() -> None:
     _current = None
 
 
-atexit.register(_flush)
+atexit.register(_end)
 mpi.before_leaving(_close)  # MPI waits for ranks that may wait for this one
 os.register_at_fork(after_in_child=_close_in_child)

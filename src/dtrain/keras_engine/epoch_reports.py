@@ -19,7 +19,7 @@ import keras
 
 from dtrain import channel, events
 from dtrain.cluster import peers
-from dtrain.cluster.peers import HINT
+from dtrain.cluster.peer_link import HINT
 from dtrain.errors import AuthenticationError
 from dtrain.events import PARTS
 from dtrain.keras_engine import messages

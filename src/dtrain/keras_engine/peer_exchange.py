@@ -14,7 +14,7 @@ import cloudpickle
 
 from dtrain import events
 from dtrain.cluster import peers
-from dtrain.cluster.peers import HINT
+from dtrain.cluster.peer_link import HINT
 from dtrain.errors import AuthenticationError, ConfigurationError
 from dtrain.keras_engine import messages
 from dtrain.keras_engine.protocol import ReplicaLayout
