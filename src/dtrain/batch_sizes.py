@@ -76,7 +76,7 @@ def plan_batches(
     ):
         if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__")):
             raise ConfigurationError(
-                f"The {name} is {value!r}, which is no integer.", hint="Set it to 1 or more."
+                f"The {name} is {value!r}, which is not an integer.", hint="Set it to 1 or more."
             )
         if value is not None and value < 1:
             raise ConfigurationError(f"The {name} is {value}, which is below 1.", hint="Set it to 1 or more.")
@@ -128,6 +128,7 @@ def _divided(global_batch: int, by: int, what: str) -> int:
     below, above = global_batch // by * by, (global_batch // by + 1) * by
     near = f"{below} or {above}" if below else str(above)
     raise ConfigurationError(
-        f"The global batch is {global_batch}, which {what} cannot share evenly: it is no multiple of {by}.",
+        f"The global batch is {global_batch}, which {what} cannot share evenly: it is not a multiple of "
+        f"{by}.",
         hint=f"Set it to {near}, or change the other sizes.",
     )

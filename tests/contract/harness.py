@@ -377,7 +377,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="run the one-device reference again")
     parser.add_argument("--traceback", action="store_true", help="print the errors' whole tracebacks")
     parser.add_argument("--timeout", type=float, default=PROGRAM_SECONDS, help="seconds for one program")
-    parser.add_argument("--list", action="store_true", help="print the programs' names and end")
+    parser.add_argument("--list", action="store_true", help="print the programs' names and exit")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""`dtrain doctor` runs two steps of a script as a job, and names what a TPU would refuse of its step."""
+"""`dtrain doctor` runs two steps of a script as a job, and reports what of its step cannot run on a TPU."""
 
 from __future__ import annotations
 

@@ -125,7 +125,10 @@ def test_the_digits_are_as_many_as_the_plan_says() -> None:
     ("arguments", "said"),
     [
         (["--strategies", "mirored"], ["There is no strategy 'mirored'", "'mirrored'"]),
-        (["--strategies", "auto"], ["'auto', which is one of the others", "dtrain strategies"]),
+        (
+            ["--strategies", "auto"],
+            ["'auto', which stands for one of the other strategies", "dtrain strategies"],
+        ),
         (["--strategies", ","], ["The strategies are ',': none"]),
         (["--transports", "rings"], ["The transport 'rings'", "Did you mean 'ring'?", "nccl"]),
         (["--model", "digit"], ["The model 'digit'", "Did you mean 'digits'?", "synthetic-cnn"]),

@@ -112,8 +112,8 @@ def test_the_table_has_a_row_for_each_and_says_why_not(whole: Results) -> None:
     assert "yes, 1e-5" in text and "NO, 1e-2" in text and "asynchronous, 0.4" in text
     assert "1.65" in text and "82%" in text
     assert "Synchronous against asynchronous" in text
-    assert "An asynchronous update is of one worker's batch" in " ".join(text.split())
-    assert "0.60 in the mean" in " ".join(text.split())
+    assert "An asynchronous update uses one worker's batch" in " ".join(text.split())
+    assert "0.60 on average" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 125
     page = as_markdown(whole)
     rows = [line for line in page.splitlines() if line.startswith("|")]

@@ -188,10 +188,10 @@ TRAIN = ["train", "synthetic", "--strategy", "multi_worker"]
         ([*TRAIN, "--width", "20"], ["The width is 20", "multiple of 8"]),
         ([*TRAIN, "--size", "0"], ["The size is 0"]),
         ([*TRAIN, "--accumulation", "0"], ["The accumulation is 0"]),
-        ([*TRAIN, "--global-batch", "64", "--accumulation", "3"], ["no multiple of 3", "3 micro-batches"]),
+        ([*TRAIN, "--global-batch", "64", "--accumulation", "3"], ["not a multiple of 3", "3 micro-batches"]),
         (
             [*TRAIN, "--global-batch", "64", "--per-replica-batch", "16", "--accumulation", "3"],
-            ["no multiple of 48", "16 examples a replica"],
+            ["not a multiple of 48", "16 examples a replica"],
         ),
         ([*TRAIN, "--base-batch", "64"], ["the scaling is 'none'", "--scaling linear"]),
         ([*TRAIN, "--epochs", "3", "--warmup", "3"], ["The warm-up is 3 epochs, and the whole training 3"]),

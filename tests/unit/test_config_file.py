@@ -91,7 +91,7 @@ def test_a_recipe_and_its_options_are_keys_too(tmp_path: Path) -> None:
         ("env = 'TOKEN'", ["env is 'TOKEN', a string", "a list of strings"]),
         ("args = ['--epochs', 3]", ["args is ['--epochs', 3], a list", "a list of strings"]),
         ("script = 2020-01-01", ["a date or time"]),
-        ("workers 2", ["is no TOML", "workers = 2"]),
+        ("workers 2", ["is not valid TOML", "workers = 2"]),
         ("workers = 2", ["the following arguments are required: script"]),
         ("args = ['a']", ["the following arguments are required: script"]),
         ("script = '/no/such.py'", ["There is no script '/no/such.py'"]),

@@ -84,7 +84,7 @@ def test_the_command_line(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--ps", "1"], "--gpus-per-worker is for jobs of workers alone"),
+        (["--ps", "1"], "--gpus-per-worker is for jobs without parameter servers"),
         (["-n", "2"], "this machine has 0 GPUs for 2 workers"),
         (["-n", "2", "--gpus-per-worker", "all"], "this machine has 2 workers"),
         (["--gpus-per-worker", "0"], "'0' is not an integer of at least 1"),

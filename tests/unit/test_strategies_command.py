@@ -105,7 +105,7 @@ def test_the_text_fits_and_marks_the_choice_of_auto(width: int) -> None:
     lines = as_text(judge(machine), machine, width=width).splitlines()
     assert max(map(len, lines)) <= width
     assert any(line.startswith("mirrored *") for line in lines)
-    assert "* auto takes mirrored: this machine has 2 GPUs." in lines
+    assert "* auto chooses mirrored: this machine has 2 GPUs." in lines
 
 
 def test_the_command_on_this_machine() -> None:

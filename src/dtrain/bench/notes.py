@@ -20,13 +20,13 @@ def notes(results: Results) -> list[str]:
     busy = max((run.others or 0.0 for outcome in measured for run in outcome.measured), default=0.0)
     if busy > _QUIET:
         found.append(
-            f"Other programs took up to {100 * busy:.0f}% of the cores while a row ran (column 'others'): "
-            "speeds are not to be relied on. Measure again when the machine is quiet."
+            f"Other programs took up to {100 * busy:.0f}% of the cores while a row ran (column 'others'), "
+            "so the speeds are not reliable. Measure again when the machine is idle."
         )
     if results.asked.rounds == 1:
         found.append(
-            "One round: what else the machine did shows in the numbers. --rounds 3 takes the median of "
-            "three, measured in turn."
+            "Only one round was measured, so other load on the machine affects the numbers. "
+            "--rounds 3 takes the median of three rounds."
         )
     return found
 
@@ -60,12 +60,12 @@ def _what_an_update_is(results: Results, others: list[RowResult]) -> list[str]:
     batch, workers = results.asked.global_batch, results.asked.workers
     outcome = results.of("parameter_server")
     staleness = outcome.median(lambda run: run.staleness) if outcome is not None else None
-    late = "" if staleness is None else f" ({staleness:.2f} in the mean here)"
+    late = "" if staleness is None else f" ({staleness:.2f} on average here)"
     return [
-        f"A synchronous update is of {batch} examples, of which each of {workers} workers computes its part, "
-        f"and all wait for each other. An asynchronous update is of one worker's batch, also of {batch} "
+        f"A synchronous update uses {batch} examples, of which each of {workers} workers computes its part, "
+        f"and all wait for each other. An asynchronous update uses one worker's batch, also of {batch} "
         f"examples, computed by that worker alone, on weights that may lack updates of others{late}. "
-        "Both make as many updates an epoch."
+        "Both make the same number of updates per epoch."
     ]
 
 
@@ -84,7 +84,7 @@ def _bases(results: Results) -> list[str]:
         return ["Speed-up and efficiency are over one device, one GPU; efficiency is speed-up over replicas."]
     cores = len(results.machine.cores)
     if cores == 1:
-        return ["This machine gives us one core: all processes share it, and no efficiency can be told."]
+        return ["Only one core is available: all processes share it, so no efficiency is computed."]
     return [
         "Speed-up is over one device on one core, and efficiency is speed-up over replicas: each worker is "
         "bound to one core and one thread. 'All cores' is the speed over that of one device with all "
@@ -96,12 +96,12 @@ def _same(results: Results) -> str:
     random = results.asked.what.random
     if random:
         return (
-            f"The model has {random}, so replicas differ from one device by design, and what rounding "
-            "differs by, with the number of threads too, grows fast: numbers are not compared."
+            f"The model has {random}, so replicas differ from one device by design, "
+            "and differences of rounding grow fast: numbers are not compared."
         )
     return (
         "Same as one device: how far the training loss of the first epoch is from one device's, relative to "
-        f"it; yes up to {TOLERANCE:g}. Later epochs enlarge what rounding differs by."
+        f"it; yes up to {TOLERANCE:g}. Differences of rounding grow in later epochs."
     )
 
 
@@ -110,8 +110,8 @@ def _of_row(outcome: RowResult, results: Results) -> list[str]:
     if not results.machine.gpus:
         if row.replicas > 1 and not row.own_core:
             found.append(
-                f"{row.title}: {row.replicas} replicas share {len(results.machine.cores)} cores, so no "
-                "efficiency is told."
+                f"{row.title}: {row.replicas} replicas share {len(results.machine.cores)} cores, so "
+                "no efficiency is computed."
             )
         if row.replicas > 1 and not row.workers:
             found.append(

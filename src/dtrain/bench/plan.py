@@ -73,7 +73,7 @@ class BenchOptions:
 
     strategies: str | None = option(
         None,
-        f"of {', '.join(STRATEGIES)}, divided by commas; one device is always measured (default: all)",
+        f"of {', '.join(STRATEGIES)}, separated by commas; one device is always measured (default: all)",
         metavar="S,...",
     )
     model: str = option("digits", " or ".join(MODELS), metavar="MODEL", words=tuple(MODELS))
@@ -93,11 +93,11 @@ class BenchOptions:
         noun="number of devices",
     )
     transports: str | None = option(
-        None, f"of multi_worker: {', '.join(TRANSPORTS)} (default: all that are here)", metavar="T,..."
+        None, f"of multi_worker: {', '.join(TRANSPORTS)} (default: all that are available)", metavar="T,..."
     )
     epochs: int | None = option(
         None,
-        "at least 2, for the first is not measured (default: 10, or 4 of synthetic models)",
+        "at least 2, because the first is not measured (default: 10, or 4 for synthetic models)",
         metavar="E",
         least=1,
         noun="number of epochs",
@@ -160,7 +160,7 @@ class BenchOptions:
         found = {resolve_name(name) for name in _listed("strategies", self.strategies)}
         if AUTO in found:
             raise ConfigurationError(
-                "The strategies name 'auto', which is one of the others.",
+                "--strategies names 'auto', which stands for one of the other strategies.",
                 hint="`dtrain strategies` says which of them it is on this machine.",
             )
         return tuple(name for name in STRATEGIES if name in found)
@@ -310,7 +310,7 @@ def _transport_problem(way: str, machine: Machine) -> str:
     if machine.gpus:
         return "" if way == "nccl" else "workers on GPUs all-reduce over NCCL"
     if way == "nccl":
-        return "NCCL is for GPUs, and there is none"
+        return "NCCL needs GPUs, and this machine has none"
     return machine.mpi_problem if way == "mpi" else ""
 
 
@@ -357,5 +357,5 @@ def _binding(kind: str, numbers: Sequence[int]) -> str:
 def _listed(what: str, text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise ConfigurationError(f"The {what} are {text!r}: none.", hint="Name them, divided by commas.")
+        raise ConfigurationError(f"The {what} are {text!r}: none.", hint="Name them, separated by commas.")
     return names

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             hint="Run it by itself, without TF_CONFIG and outside of mpirun.",
         )
     output.check_output(args.output)
-    _say("looking at this machine ...")
+    _say("examining this machine ...")
     machine = look_at_machine()
     results = Results(asked, machine, [RowResult(row) for row in rows_of(asked, machine)])
     directory = output.open_output(args.output)
@@ -86,7 +86,7 @@ def _measure(results: Results, directory: Path) -> int:
                     results.status = "finished"
                 except StoppedError as stop:
                     status, results.status = 128 + stop.signal, "interrupted"
-                    _say(f"{stop}: all processes are ended; what was measured is kept")
+                    _say(f"{stop}: all processes were ended; the results so far are kept")
         results.seconds = time.monotonic() - started
         write_data(results, directory)
         write_pages(results, directory)
@@ -96,7 +96,8 @@ def _measure(results: Results, directory: Path) -> int:
         print(as_text(results, width=_NARROWEST))
         raise ConfigurationError(
             f"{directory} cannot be written to any more: {error}.",
-            hint="Make space, or choose another directory (--output). What was measured stands above.",
+            hint="Free some space, or choose another directory (--output). The results so far are shown "
+            "above.",
         ) from error
     _show(results, directory)
     return status

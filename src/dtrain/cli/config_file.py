@@ -21,8 +21,8 @@ def add_config_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         _FLAG,
         metavar="FILE.toml",
-        help="a TOML file of arguments: each option is a key, without the dashes in front. What is typed "
-        "takes precedence over it",
+        help="a TOML file of options: each key is an option without its leading dashes. Options on "
+        "the command line take precedence",
     )
 
 
@@ -116,7 +116,7 @@ def _read(path: Path) -> Mapping[str, Any]:
         ) from error
     except ValueError as error:  # also of the encoding
         raise ConfigurationError(
-            f"The file of {_FLAG}, {path}, is no TOML: {error}.",
+            f"The file of {_FLAG}, {path}, is not valid TOML: {error}.",
             hint='Write one option on a line, such as workers = 2 or script = "train.py".',
         ) from error
 
@@ -142,9 +142,11 @@ def _as_words(action: argparse.Action, value: Any, place: str) -> list[str]:
         try:
             parsed = action.type(text)
         except (argparse.ArgumentTypeError, TypeError, ValueError) as error:
-            problem = str(error) if isinstance(error, argparse.ArgumentTypeError) else "it is no such number"
+            problem = (
+                str(error) if isinstance(error, argparse.ArgumentTypeError) else "it is not such a number"
+            )
             raise ConfigurationError(
-                f"{place} is {value!r}: {problem}.", hint=f"Give what {flag or action.dest} takes."
+                f"{place} is {value!r}: {problem}.", hint=f"Give a value that {flag or action.dest} accepts."
             ) from None
         if isinstance(value, str) and isinstance(parsed, int | float) and _is_number(value):
             raise _wrong(place, value, "a number, without quotes")

@@ -29,8 +29,8 @@ _NAMES = ("conformance.md", "conformance.json")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `dtrain conformance`."""
-    parser.add_argument("--strategies", metavar="S,...", help="divided by commas (default: all but TPUs)")
-    parser.add_argument("--programs", metavar="P,...", help="divided by commas (default: all; see --list)")
+    parser.add_argument("--strategies", metavar="S,...", help="separated by commas (default: all but TPUs)")
+    parser.add_argument("--programs", metavar="P,...", help="separated by commas (default: all; see --list)")
     parser.add_argument("--only", choices=["stock", "dtrain"], help="run one side only (default: both)")
     parser.add_argument("--limit", type=positive_integer, metavar="N", help="run the first N programs only")
     parser.add_argument(
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help=f"where {' and '.join(_NAMES)} are written (default: %(default)s/)",
     )
-    parser.add_argument("--list", action="store_true", help="print the programs' names and end")
+    parser.add_argument("--list", action="store_true", help="print the programs' names and exit")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
             with runner.opened():
                 _measure(results, runner, strategies, [args.only] if args.only else list(SIDES))
     except SignalledError as stop:
-        _say(f"{stop}: all processes are ended, and no table is written")
+        _say(f"{stop}: all processes were ended, and no table is written")
         return 128 + stop.signal
     results.seconds = time.monotonic() - started
     _write(results, folder)
@@ -189,7 +189,7 @@ def _write(results: Conformance, folder: Path) -> None:
     except OSError as error:
         raise ConfigurationError(
             f"The table cannot be written to {folder}: {error}.",
-            hint="Make space, or choose another --output.",
+            hint="Free some space, or choose another --output.",
         ) from error
 
 

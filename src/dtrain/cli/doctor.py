@@ -46,14 +46,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     scripts = parser.add_argument_group(
-        "a script", "Give the options of `dtrain doctor` before the script; what follows it is the script's."
+        "a script",
+        "Give the options of `dtrain doctor` before the script; the script gets all words after it.",
     )
     kind = scripts.add_mutually_exclusive_group()
     kind.add_argument("--job", action="store_true", help="launch the script until `fit` has made two steps")
     kind.add_argument(
         "--tpu-ready",
         action="store_true",
-        help="compile the step of its first `fit` by XLA on this CPU, and name what a TPU would refuse",
+        help="compile the step of its first `fit` with XLA on this CPU, and report what cannot run on a TPU",
     )
     scripts.add_argument(
         "--workers",
@@ -125,7 +126,7 @@ def _check_arguments(args: argparse.Namespace) -> None:
     if wrong:
         to = f"of `dtrain doctor {asked}`" if asked else "of a check of hosts"
         raise ConfigurationError(
-            f"{wrong[0]} is no argument {to}.",
+            f"{wrong[0]} is not an argument {to}.",
             hint="Leave it out." if asked else "Give --job or --tpu-ready before the script.",
         )
     if asked and args.script is None:

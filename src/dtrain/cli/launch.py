@@ -32,52 +32,54 @@ class JobOptions:
 
     ps: int | None = option(
         None,
-        "number of parameter servers, beside a chief and the workers (default: none, and no chief; 1 where "
-        "the strategy is parameter_server)",
+        "number of parameter servers, in addition to a chief and the workers (default: 0, without a "
+        "chief; 1 with the strategy parameter_server)",
         metavar="M",
         type=positive_integer,
     )
     max_restarts: int | None = option(
         None,
-        "restarts within an hour before giving up: of all workers together, or with parameter servers also "
-        "of single ones (default: 3)",
+        "the most restarts within any hour; with parameter servers, a restart of a single "
+        "task counts too (default: 3)",
         metavar="R",
         type=count,
     )
     spares: int | None = option(
         None,
-        "processes that wait with TensorFlow imported, to take part in the next attempt: a number, none, or "
-        "auto, which is one for each worker (default: auto)",
+        "processes kept ready, with TensorFlow imported, for a fast restart: a number, none, "
+        "or auto, which is one for each worker (default: auto)",
         metavar="K",
         type=worker_counts.spares,
     )
     hang_timeout: float | None = option(
         None,
-        "seconds without progress after which the stuck worker counts as failed (default: auto, at least "
-        "30 and 10 times the usual step)",
+        "seconds without progress after which a worker counts as failed (default: auto, which is "
+        "10 times the usual step, but at least 30)",
         metavar="S",
         type=worker_counts.auto_seconds,
     )
     grace: float | None = option(
         None,
-        "seconds between asking processes to end and killing them (default: 5, or 30 where they save)",
+        "seconds between asking processes to end and killing them (default: 5, or 30 if they save "
+        "checkpoints)",
         metavar="S",
         type=seconds,
     )
     mpi: bool = option(
         False,
-        "let MPI's own starter make the workers the ranks of an MPI start, so that they can talk over MPI "
-        "(pip install 'dtrain[mpi]')",
+        "start the workers with MPI's own starter, such as mpirun, so that they can communicate "
+        "over MPI (pip install 'dtrain[mpi]')",
     )
     mpi_starter: str | None = option(
         None,
-        "that starter, with --mpi: a path, srun, or a command with options (default: the mpirun beside this "
+        "the MPI starter for --mpi: a path, srun, or a command with options (default: the mpirun beside this "
         "Python, or the one in PATH)",
         metavar="PATH",
     )
     log_dir: str | None = option(
         None,
-        "folder where the lines of each task are also written to files, one for each task and attempt",
+        "folder for log files: the output of each task is also written to a file, one for each task and "
+        "attempt",
         metavar="DIR",
     )
 
@@ -94,10 +96,12 @@ class NodeOptions:
         type=worker_counts.workers,
     )
     node_rank: int | None = option(
-        None, "the number of this one, from 0; node 0 decides for all, and shows their output", type=count
+        None,
+        "the number of this machine, from 0; node 0 coordinates the job and shows the output of all nodes",
+        type=count,
     )
     rendezvous: str | None = option(
-        None, "where node 0 listens, the same on all nodes: a name or address of it, and a free port",
+        None, "the name or address of node 0 and a free port on it; the same on all nodes",
         metavar="HOST:PORT",
     )  # fmt: skip
     nproc_per_node: int | None = option(
@@ -116,8 +120,8 @@ class NodeOptions:
     )
     interface: str | None = option(
         None,
-        "the network interface at whose address the tasks of this machine are reached; with --hosts, of each "
-        "(default: the one that leads to the coordinator)",
+        "the network interface over which other machines reach the tasks of this one; with --hosts, the "
+        "tasks of each machine (default: the one that reaches the coordinator)",
         metavar="NAME",
     )
 
@@ -130,7 +134,7 @@ class HostOptions:
         None, "the machines, each with its number of workers (default: 1)", metavar="HOST:N,..."
     )
     hostfile: str | None = option(
-        None, "file that names them, one on a line: HOST slots=N", metavar="FILE"
+        None, "file with the machines, one on a line: HOST slots=N", metavar="FILE"
     )  # fmt: skip
 
 
@@ -149,7 +153,7 @@ def add_job_arguments(parser: argparse.ArgumentParser, *, workers_default: str) 
     parser.add_argument(
         "--log-device-placement",
         action="store_true",
-        help="have TensorFlow say where it puts each operation, from the making of the strategy on",
+        help="log the device of each TensorFlow operation, once the strategy is made",
     )
 
 
@@ -194,8 +198,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_job_arguments(
         parser,
-        workers_default="one for each GPU of this machine, which no other sees; without GPUs "
-        f"{DEFAULT_WORKERS}",
+        workers_default=f"one for each GPU, which no other worker sees; without GPUs {DEFAULT_WORKERS}",
     )
     parser.add_argument(
         "--devices-per-worker",
@@ -211,12 +214,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     nodes = parser.add_argument_group(
         "several machines",
-        "Run the same command on each, with its --node-rank. The job's other options count on node 0 only.",
+        "Run the same command on each machine, with its own --node-rank. The job's other options are "
+        "read on node 0 only.",
     )
     declare(nodes, own_fields(NodeOptions))
     hosts = parser.add_argument_group(
         "several machines, from one",
-        "Run the command on one machine; it starts the workers of all by ssh.",
+        "Run the command on one machine; it starts the workers of all machines over SSH.",
     )
     declare(hosts, own_fields(HostOptions))
     hosts.add_argument(
@@ -224,7 +228,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="a variable of this machine that all workers get; can be given several times",
+        help="an environment variable of this machine that all workers get; can be given several times",
     )
     add_ray_arguments(parser)
     parser.add_argument(
@@ -254,7 +258,7 @@ def run(args: argparse.Namespace) -> int:
     options = job_options(args)
     if "ps" in options and args.gpus_per_worker is not None:
         raise ConfigurationError(
-            "--gpus-per-worker is for jobs of workers alone, and --ps was given.",
+            "--gpus-per-worker is for jobs without parameter servers, but --ps was given.",
             hint="Leave it out: each task of such a job sees all GPUs of its machine.",
         )
     command = [sys.executable, *target, *args.args]
@@ -296,12 +300,12 @@ def _launch_node(command: list[str], args: argparse.Namespace, options: dict[str
     for name in ("nnodes", "node_rank", "rendezvous"):
         if name not in given:
             raise ConfigurationError(
-                f"{', '.join(map(flag, written))} is of a job on several machines.",
+                f"{', '.join(map(flag, written))} is for a job on several machines.",
                 hint="Give --nnodes N --node-rank R --rendezvous HOST:PORT on each of them.",
             )
     if args.workers or options.get("mpi"):
         raise ConfigurationError(
-            f"{'--workers' if args.workers else '--mpi'} is for one machine, and --nnodes was given.",
+            f"{'--workers' if args.workers else '--mpi'} is for one machine, but --nnodes was given.",
             hint="Leave it out; --nproc-per-node says how many workers each machine runs.",
         )
     gpus = [] if "ps" in options else visible_gpus()

@@ -27,7 +27,9 @@ def address(text: str) -> str:
     from dtrain.launch.ray_cluster import is_address
 
     if not is_address(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no address such as HOST:PORT, ray://HOST:PORT or auto")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not an address such as HOST:PORT, ray://HOST:PORT or auto"
+        )
     return text
 
 
@@ -50,7 +52,7 @@ class RayOptions:
         type=positive_integer,
     )  # fmt: skip
     ray_gpus: float | None = option(
-        None, "GPUs that Ray gives each worker, perhaps a part of one (default: 0)", metavar="N", type=_gpus
+        None, "GPUs that Ray gives each worker; may be a fraction (default: 0)", metavar="N", type=_gpus
     )
     ray_placement: str | None = option(
         None,

@@ -27,13 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "run_dir",
         nargs="+",
         metavar="RUN_DIR",
-        help="the directory of a run, or a folder of runs, which stands for all runs in it; the "
-        "curves of several are drawn in the same charts",
+        help="the directory of a run, or a folder with several runs; the curves "
+        "of several runs are drawn in the same charts",
     )
     parser.add_argument(
         "--output",
         metavar="FILE",
-        help=f"where to write the page (default: {_NAME} in the run's directory; of several runs, here)",
+        help=f"where to write the page (default: {_NAME} in the run's directory; for several runs, in "
+        "the current folder)",
     )
     parser.add_argument("--title", default="", help="heading of the page (default: the run's name)")
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dtrain.strategies.feasibility import Feasibility
     from dtrain.strategies.machine import Machine
 
-HELP = "compare the strategies, and say which of them this machine can run"
+HELP = "compare the strategies, and show which of them this machine can run"
 
 # The fields of an entry that the JSON shows as they are.
 _SHOWN = ("name", "made_by", "purpose", "updates", "replicas", "failure", "ease", "limits")
@@ -92,7 +92,7 @@ def as_text(here: dict[str, Feasibility], machine: Machine, *, width: int) -> st
             "",
             *lines_of(("", "class", "replicas", "here"), on_this, width=width, right=[2], wrapped=[3]),
             "",
-            f"* auto takes {machine.auto}: {machine.auto_reason}.",
+            f"* auto chooses {machine.auto}: {machine.auto_reason}.",
             "",
             "What they are for:",
             "",

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help=f"logical CPUs in a worker (default: {_DEFAULT_DEVICES} with {' and '.join(_SEVERAL_DEVICES)})",
     )
-    group = parser.add_argument_group("options of single recipes; see dtrain train RECIPE --help")
+    group = parser.add_argument_group("options of some recipes; see dtrain train RECIPE --help")
     for name, by_recipe in options_of_single_recipes().items():
         declared |= declare(group, [next(iter(by_recipe.values()))])
         declared[name].help = f"of {', '.join(map(_with_words, by_recipe, by_recipe.values()))}"
@@ -174,7 +174,7 @@ def _check_cluster(topology: Topology, args: argparse.Namespace) -> None:
     for option, value in _said_of_job(args):
         raise ConfigurationError(
             f"{option} is {value}, but something else has started the processes.",
-            hint=f"Leave it out: the program that started them decides about restarts{unset}.",
+            hint=f"Leave it out: the program that started them decides on restarts{unset}.",
         )
 
 

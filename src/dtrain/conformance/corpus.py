@@ -94,7 +94,7 @@ def chosen(names: str | None, limit: int | None = None) -> list[CorpusProgram]:
     """The programs to run.
 
     Args:
-        names: names divided by commas; None chooses all.
+        names: names separated by commas; None chooses all.
         limit: the largest number of programs; None sets no limit.
 
     Raises:
