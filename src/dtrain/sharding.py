@@ -159,7 +159,7 @@ def steps_of(examples: int, batch: int, *, drop_remainder: bool) -> int:
         DataError: there are no examples, or dropping the remainder leaves no batch.
     """
     if examples == 0:
-        raise DataError("The source has no examples.", hint="look at what was read or filtered before")
+        raise DataError("The source has no examples.", hint="check what was read or filtered before")
     if not drop_remainder:
         return -(-examples // batch)
     if examples < batch:

@@ -64,13 +64,13 @@ def test_damaged_checkpoints_are_passed_over(tmp_path: Path) -> None:
         damage(newest)
         made = len(training.steps())
         job = run([training], status=KILLED, options=NOT_AGAIN)
-        assert re.search(rf"{newest}.*( is not used|The checkpoint before it is used)", job.text), job.text
+        assert re.search(rf"{newest}.*( is not used|The previous checkpoint is used)", job.text), job.text
         assert training.steps()[made][1] == step_of(before) + 1
     for checkpoint in newest_first(training):
         flip(checkpoint)
     made = len(training.steps())
     job = run([training], options=NOT_AGAIN)
-    assert "raining begins anew" in job.text, job.text
+    assert "raining starts from the beginning" in job.text, job.text
     assert training.steps()[made][1] == 1
     assert_same(training, expected)
     assert_nothing_left(training)
@@ -102,7 +102,7 @@ def test_a_full_disk_and_a_folder_that_vanishes(tmp_path: Path, disk: Path) -> N
     training = Training(tmp_path / "job", {**options, "save": {"save_freq": 4}})
     job = run([training], workers=2)
     assert "was not written to" in job.text, job.text
-    assert "Training goes on, and the next checkpoint is tried as ever." in job.text
+    assert "Training continues, and the next checkpoint will be tried as usual." in job.text
     for number, since in ((2, 27), (4, 45)):
         assert training.fault(number)["committed"] > since, "it was not saved again"
         assert_recovered(job, training, number)

@@ -107,7 +107,7 @@ work(for_seconds(60))
     for server in servers:
         status, output = ended(server)
         assert status == 1
-        assert f"PeerMissingError: The chief ({cluster['chief'][0]}) is gone" in output
+        assert f"PeerMissingError: The chief ({cluster['chief'][0]}) is lost" in output
         assert "DTRAIN_CHIEF_TIMEOUT" in output
     assert time.monotonic() - start < 60
 

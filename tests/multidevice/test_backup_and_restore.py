@@ -236,7 +236,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogC
     data.write_bytes(content)
     with caplog.at_level(logging.WARNING, logger="dtrain"):
         model, history = runs.train(save_freq=2)
-    assert str(newest) in caplog.text and "The checkpoint before it is used" in caplog.text
+    assert str(newest) in caplog.text and "The previous checkpoint is used" in caplog.text
     same(model, history, whole, expected)
 
 

@@ -446,7 +446,7 @@ def test_record_files_that_are_missing_damaged_or_others_are_named(tmp_path: Pat
     unreadable(cut, cut, "record 36")
     unreadable(flipped, flipped, "record 20", "checksum")
     unreadable(empty, "1 files")
-    unreadable(packed, packed, "no TFRecord file")
+    unreadable(packed, packed, "not a TFRecord file")
     unreadable(shortened, shortened, "cut off", compression="GZIP")
     unreadable(good, "Record 0", good, "'z'", "0, 1", z=tf.io.FixedLenFeature([], tf.int64))
     fixed = {"0": tf.io.FixedLenFeature([5], tf.float32)}

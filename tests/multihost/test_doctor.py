@@ -86,7 +86,7 @@ def test_two_sound_hosts_then_a_slow_network_and_a_port_in_use(make_hosts: MakeH
     (first, second) = doctors(made, tmp_path, "--wait", "3", port=PORT + 1)
     assert second[0] == 1 and "port 20301" in told(second[1], "port", "fail")
     assert "Address already in use" in told(second[1], "port", "fail")
-    assert first[0] == 1 and "no doctor of this job" in told(first[1], "peers", "fail")
+    assert first[0] == 1 and "no `dtrain doctor` of this job" in told(first[1], "peers", "fail")
 
 
 def test_the_index_of_another_host(make_hosts: MakeHosts, tmp_path: Path) -> None:

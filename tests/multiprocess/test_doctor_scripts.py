@@ -177,8 +177,8 @@ def test_what_a_tpu_refuses_is_named_with_its_place(tmp_path: Path) -> None:
 def test_a_step_that_a_tpu_can_run(tmp_path: Path) -> None:
     status, findings = doctor(tmp_path, SOUND, "--tpu-ready")
     assert status == 0, findings
-    assert "no TPU was asked" in findings["train step"][0]["found"]
-    assert "no TPU was asked" in findings["test step"][0]["found"]
+    assert "this was not tried on a TPU" in findings["train step"][0]["found"]
+    assert "this was not tried on a TPU" in findings["test step"][0]["found"]
 
 
 @pytest.mark.parametrize("kind", ["--job", "--tpu-ready"])

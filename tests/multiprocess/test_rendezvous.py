@@ -299,7 +299,7 @@ def test_the_first_tasks_port_in_use(tasks: Tasks, ports: Callable[[int], list[i
         first, second = tasks.results()
     assert first["error"] == "PortInUseError" and taken in first["message"]
     assert second["error"] == "PeerMissingError"
-    assert "something answers that is not dtrain" in second["message"]
+    assert "something answers that is not a dtrain process" in second["message"]
 
 
 def test_a_port_that_gets_free_in_time_is_no_error(ports: Callable[[int], list[int]]) -> None:
@@ -404,7 +404,7 @@ def test_without_a_secret_a_process_that_does_not_fit_is_told_and_named(
     assert wrong["error"] == "PeerMismatchError" and wrong["seconds"] < 5
     assert f"a process was refused: worker 0 (process {tasks.started[0].pid}" in first["stderr"]
     for result in (first, second):
-        assert result["error"] == "PeerMissingError" and "Refused were: worker 0" in result["message"]
+        assert result["error"] == "PeerMissingError" and "These were refused: worker 0" in result["message"]
         assert "it at '127.0.0.1:9'" in result["message"] and "Missing: worker 2" in result["message"]
 
 

@@ -142,7 +142,7 @@ def test_shares_of_another_attempt_do_not_count(tmp_path: Path, open_store: Any)
     first.save(5, tensors())
     assert first.wait(PATIENCE)
     assert steps(tmp_path) == []
-    assert "the shares of writers 1 of 2 did not come" in (first.take_problem() or "")
+    assert "the shares of writers 1 of 2 did not arrive" in (first.take_problem() or "")
 
 
 def test_the_first_writer_hears_of_another_ones_failure_at_once(

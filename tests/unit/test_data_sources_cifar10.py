@@ -157,7 +157,7 @@ def test_an_archive_that_is_cut_off_anywhere(tmp_path):
     path = tmp_path / "cut.tar.gz"
     for part in (1, 12, len(whole) // 2, len(whole) - 8, len(whole) - 1):
         path.write_bytes(whole[:part])
-        with refused(DataError, path, f"{part} bytes", "no whole tar archive"):
+        with refused(DataError, path, f"{part} bytes", "not a complete tar archive"):
             load_cifar10(path)
     # What was packed may be cut off too, also between two files and within a header, where tarfile is silent.
     plain = gzip.decompress(whole)

@@ -117,7 +117,7 @@ def test_an_archive_that_is_cut_off(tmp_path):
     path = write_archive(tmp_path / "aclImdb_v1.tar.gz", reviews())
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) * 2 // 3])
-    with refused(DataError, path, f"{len(whole) * 2 // 3} bytes", "no whole tar archive"):
+    with refused(DataError, path, f"{len(whole) * 2 // 3} bytes", "not a complete tar archive"):
         load_imdb(path)
 
 

@@ -138,7 +138,7 @@ def test_a_malformed_list_of_hosts_is_a_typed_error(text: str) -> None:
 def test_counts_are_expanded() -> None:
     assert slurm.expand_counts("2(x3),1") == [2, 2, 2, 1]
     for text in ("", "2(x", "two", "1,,2", "-1"):
-        with refused(ClusterConfigError, "no list of counts"):
+        with refused(ClusterConfigError, "not a list of counts"):
             slurm.expand_counts(text)
 
 

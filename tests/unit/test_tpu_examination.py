@@ -87,7 +87,10 @@ def test_a_recurrent_layer_compiles_and_a_sparse_update_does_not() -> None:
     layers = [keras.layers.Embedding(9, 3, mask_zero=True), keras.layers.LSTM(4), keras.layers.Dense(1)]
     model = keras.Sequential([keras.Input((5,), dtype="int64"), *layers])
     batch = (tf.ones((4, 5), tf.int64), tf.ones((4, 1)))
-    for optimizer, words in (("adam", "no TPU was asked"), ("rmsprop", "keras/src/optimizers/rmsprop.py:")):
+    for optimizer, words in (
+        ("adam", "this was not tried on a TPU"),
+        ("rmsprop", "keras/src/optimizers/rmsprop.py:"),
+    ):
         model.compile(optimizer, "mse")
         model.train_on_batch(*batch)
         (found,) = StepExaminer(model, model.train_step, batch).examine()

@@ -143,8 +143,8 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
         """
         if not model.built:
             raise ConfigurationError(
-                f"The model {model.name!r} is not built, so it has no weights to restore yet.",
-                hint="Begin it with keras.Input, or call it on a batch first.",
+                f"The model {model.name!r} is not built, so its weights cannot be restored yet.",
+                hint="Start it with a keras.Input layer, or call it on a batch first.",
             )
         found, epochs = self._newest(model)
         if found is not None:

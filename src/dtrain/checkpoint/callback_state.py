@@ -80,7 +80,7 @@ class CallbackStates:
                 _restore(callback, found.pop(0))
             else:
                 logger.info(
-                    "The checkpoint knows nothing of the callback %s: it begins anew.",
+                    "The checkpoint holds no state of the callback %s: it starts from its initial state.",
                     type(callback).__name__,
                 )
         if history is not None:
@@ -127,8 +127,9 @@ def _state(callback: Any, baseline: dict[str, bytes]) -> dict[str, Any]:
         own = callback.get_state()
         if not is_plain(own):
             raise ConfigurationError(
-                f"{type(callback).__name__}.get_state() gave a {type(own).__name__} that cannot be kept.",
-                hint="Numbers, text, NumPy arrays, and lists, tuples, sets and dictionaries of them.",
+                f"{type(callback).__name__}.get_state() gave a {type(own).__name__}, which cannot be saved.",
+                hint="Only numbers, text, NumPy arrays, and lists, tuples, sets and dictionaries of them "
+                "can be saved.",
             )
         return {"own": own}
     found = {name: value for name, value in _attributes(callback).items() if baseline.get(name) != value}

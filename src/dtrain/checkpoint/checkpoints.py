@@ -69,7 +69,8 @@ class Checkpoints:
             if part is not None and not part.built:
                 raise ConfigurationError(
                     f"The {name} is not built, so it has nothing to save or restore yet.",
-                    hint="Begin it with keras.Input; build optimizers by build(model.trainable_variables).",
+                    hint="Start it with a keras.Input layer; build optimizers by "
+                    "build(model.trainable_variables).",
                 )
         check_keep(keep)
         folder = checked_path("folder", folder)
@@ -118,7 +119,8 @@ class Checkpoints:
             if not is_plain(value) or name == "step":
                 raise ConfigurationError(
                     f"{name}={value!r} cannot be saved.",
-                    hint="Numbers, text, NumPy arrays, and lists, tuples, sets and dictionaries of them.",
+                    hint="Only numbers, text, NumPy arrays, and lists, tuples, sets and dictionaries of "
+                    "them can be saved.",
                 )
         self.wait()
         self._folder.save(step, {"values": values})

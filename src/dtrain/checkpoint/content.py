@@ -149,12 +149,15 @@ def find_newest(folder: str, layout: ReplicaLayout, group: Group) -> Found | Non
     found_problem = next(filter(None, exchange(layout, problem)), "")
     if found_problem:
         raise CheckpointError(
-            f"The checkpoints in {folder} cannot be listed: {found_problem}", hint="See to the folder first."
+            f"The checkpoints in {folder} cannot be listed: {found_problem}",
+            hint="Check that the folder exists and may be read.",
         )
     everyone = exchange(layout, sorted(mine))
     common = set(everyone[0]).intersection(*everyone[1:])
     if not common and any(everyone):
-        logger.warning("No checkpoint in %s is there for all workers: training begins anew.", folder)
+        logger.warning(
+            "No checkpoint in %s is complete for all workers: training starts from the beginning.", folder
+        )
     for name in sorted(common, reverse=True):
         found, problem = _read(mine[name])
         problems = exchange(layout, problem)
@@ -164,18 +167,19 @@ def find_newest(folder: str, layout: ReplicaLayout, group: Group) -> Found | Non
             return found
         if group.leads:
             logger.warning(
-                "%s The checkpoint before it is used.", next(problem for problem in problems if problem)
+                "%s The previous checkpoint is used instead.",
+                next(problem for problem in problems if problem),
             )
     if common and group.leads:
-        logger.warning("There is no other checkpoint in %s: training begins anew.", folder)
+        logger.warning("There is no other checkpoint in %s: training starts from the beginning.", folder)
     return None
 
 
 def _warn_of_other_sums(found: Found, layout: ReplicaLayout) -> None:
     if found.sums and layout.sums and found.sums != layout.sums and found.workers == layout.workers:
         logger.warning(
-            "The workers that wrote %s all-reduced over %s; now they all-reduce over %s. The training is as "
-            "good, but its last bits may differ from those of a run that was not interrupted.",
+            "The workers that wrote %s all-reduced over %s; now they all-reduce over %s. Training is still "
+            "correct, but its results may differ in the last bits from those of an uninterrupted run.",
             found.path,
             found.sums,
             layout.sums,

@@ -132,7 +132,7 @@ class CheckpointFolder:
         """Logs a failed save; announces a newly committed checkpoint by an event."""
         problem = self.store.take_problem()
         if problem:
-            logger.warning("%s Training goes on, and the next checkpoint is tried as ever.", problem)
+            logger.warning("%s Training continues, and the next checkpoint will be tried as usual.", problem)
         committed = self.store.last_committed
         if committed is None or committed == self._reported or self._layout.worker > 0:
             return

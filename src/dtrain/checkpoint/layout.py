@@ -23,7 +23,7 @@ VERSION = 2
 COMMITTED = "COMMITTED.json"
 
 _DIRECTORY = re.compile(r"step-(\d{10,})-(\d{3,})-([A-Za-z0-9]+)")
-HINT = "Use an older checkpoint; the next ones are written anew."
+HINT = "Use an older checkpoint, or start again in an empty folder."
 
 
 class Name(NamedTuple):
@@ -101,7 +101,7 @@ def decode(marker: bytes, path: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError):
         whole = False
     if not whole:
-        raise CheckpointError(f"{path} is torn or was changed: its checksum is wrong.", hint=HINT)
+        raise CheckpointError(f"{path} is incomplete or was changed: its checksum is wrong.", hint=HINT)
     if content.get("version") != VERSION:
         raise CheckpointError(
             f"{path} has the format {content.get('version')!r}; this dtrain knows {VERSION}.",

@@ -134,7 +134,7 @@ class Restoration(NewTraining):
         if found.workers != self._layout.workers:
             line += (
                 f" It was written by {found.workers} workers; now there are {self._layout.workers}, with the "
-                "same global batches: each worker's part of them has another size."
+                "same global batches: each worker's part of them has a different size."
             )
         return line
 

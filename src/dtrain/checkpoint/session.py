@@ -332,9 +332,9 @@ class BackupSession:
         size, rate = written.size / 1e6, written.size / max(written.seconds, 1e-6) / 1e6
         line = (
             f"Writing the checkpoint of step {written.step} to {self._plan.folder} took "
-            f"{written.seconds:.1f} s ({size:.1f} MB at {rate:.1f} MB/s), and the next was due before it was "
-            "there: checkpoints come later than they are asked for. Hint: a faster disk, or a larger "
-            "save_freq."
+            f"{written.seconds:.1f} s ({size:.1f} MB at {rate:.1f} MB/s), and the next one was due before "
+            "it was complete: checkpoints are written less often than was set. Hint: use a faster disk "
+            "or a larger save_freq."
         )
         logger.warning("%s", line)
         events.emit(events.Alarm("slow_checkpoint", written.seconds, line, {"step": self._total}))

@@ -131,7 +131,8 @@ class CheckpointStore:
         """
         if self._closing.is_set():
             raise ConfigurationError(
-                f"The checkpoint of step {step} comes after the store was closed.", hint="make another store"
+                f"The checkpoint of step {step} was requested after the store was closed.",
+                hint="make another store",
             )
         stored_notes = json.dumps(dict(notes))  # may raise, before anything is counted or queued
         name = layout.Name(step, serial, self._token)
@@ -248,8 +249,8 @@ class CheckpointStore:
                 raise CheckpointError(f"{path} has vanished")
             if self._closing.is_set() or time.monotonic() > deadline:
                 raise CheckpointError(
-                    f"the shares of writers {', '.join(map(str, missing))} of {self._writers} did not come; "
-                    f"all must see the directory {self._directory}"
+                    f"the shares of writers {', '.join(map(str, missing))} of {self._writers} did not "
+                    f"arrive; all writers must see the directory {self._directory}"
                 )
             self._closing.wait(pause)
             pause = min(1.5 * pause, _LONGEST_PAUSE)
@@ -328,7 +329,7 @@ class CheckpointStore:
                 for share in range(checkpoint.writers):
                     read_share(checkpoint, share)
             except CheckpointError as error:
-                logger.warning("The checkpoint %s is not whole: %s", checkpoint.path, error.message)
+                logger.warning("The checkpoint %s is incomplete: %s", checkpoint.path, error.message)
                 continue
             stored.prune(
                 self._directory, layout.Name(checkpoint.step, checkpoint.serial, checkpoint.token), keep=1

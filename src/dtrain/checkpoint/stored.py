@@ -15,7 +15,7 @@ from dtrain.checkpoint.storages import join, storage_of
 from dtrain.errors import CheckpointError
 from dtrain.log import logger
 
-_HINT = "Use an older checkpoint; if it is always so, the disk or the network loses data."
+_HINT = "Use an older checkpoint. If this happens again, check the disk and the network, which may lose data."
 
 _reported: set[str] = set()
 
@@ -62,7 +62,7 @@ def committed(directory: str) -> list[StoredCheckpoint]:
     except (OSError, tf.errors.OpError) as error:
         raise CheckpointError(
             f"The checkpoints in {directory} cannot be listed: {one_line(error)}",
-            hint="Begin again when it can be read, or with another directory.",
+            hint="Start again when it can be read, or use another directory.",
         ) from error
     for name in names:
         path = join(directory, str(name))
@@ -197,7 +197,7 @@ def _look_at(path: str) -> StoredCheckpoint:
     except (tf.errors.OpError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read: {one_line(error)}", hint=_HINT) from error
     except (KeyError, TypeError, AttributeError) as error:  # not written by dtrain, despite its checksum
-        raise CheckpointError(f"{marker} says something else than a checkpoint's.", hint=_HINT) from error
+        raise CheckpointError(f"{marker} does not describe a checkpoint.", hint=_HINT) from error
 
 
 def check_sizes(path: str, expected: Mapping[str, Mapping[str, int]]) -> None:

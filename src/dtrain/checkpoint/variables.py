@@ -124,7 +124,8 @@ class TrainingVariables:
         mine = self.table()[:count]
         table = table[:count]
         hint = (
-            "Give this run another directory, or go on with the model, metrics and optimizer that wrote it."
+            "Give this run another directory, or continue with the model, metrics and optimizer that "
+            "wrote it."
         )
         if len(mine) != len(table):
             raise CheckpointError(
@@ -292,7 +293,8 @@ def _required(tensors: Mapping[str, Any], name: str, variable: str) -> Any:
     if name not in tensors:
         raise CheckpointError(
             f"The checkpoint holds no value of {variable}.",
-            hint="It is of another version, or not whole: delete it, or give this run another directory.",
+            hint="It was written by another version, or is incomplete: delete it, or give this run "
+            "another directory.",
         )
     return tensors[name]
 

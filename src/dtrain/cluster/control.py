@@ -187,7 +187,7 @@ def finish(topology: Topology, *, failed: bool, reason: str = "") -> None:
             stock.append(task)
         except Exception as error:  # the server is gone, or ended before its answer arrived
             complete = False
-            logger.debug("%s did not answer the farewell: %s", task, error)
+            logger.debug("%s did not confirm the end of the job: %s", task, error)
     _tell_of_stock(topology, stock)
     if not (_end_threads() and complete):
         processes.abandon_servers()
@@ -198,9 +198,9 @@ def _tell_of_stock(topology: Topology, stock: list[Task]) -> None:
     left = [t for t in stock if not this_process_listens_on(split_address(topology.address_of(t))[1])]
     if left:
         logger.warning(
-            "%s run TensorFlow's own server (tf.distribute.Server), which is not told that the program has "
-            "ended: end them yourself, or make a dtrain.ParameterServerStrategy() there, which ends with its "
-            "chief.",
+            "%s run TensorFlow's own server (tf.distribute.Server), which does not learn that the program "
+            "has ended: end these processes yourself, or make a dtrain.ParameterServerStrategy() there, "
+            "which ends with its chief.",
             ", ".join(map(str, left)),
         )
 
@@ -310,7 +310,7 @@ def _call(task: Task, text: str) -> dict[str, Any]:
     address = _addresses.get(task)
     if address is not None and not answers_at(address):
         # TensorFlow would wait for the server without a time limit.
-        raise ConnectionError(f"nobody answers at {address}")
+        raise ConnectionError(f"nothing answers at {address}")
     try:
         # TensorFlow holds Python's global lock while it copies a constant to another process's device, or a
         # value from it, so a hung server would block this whole process. Operations that fetch their inputs

@@ -34,7 +34,9 @@ class _Joined(Environment):
 
     def topology(self) -> Topology:
         if self.job is None:
-            raise ConfigurationError("No strategy has joined a job.", hint="Ask only if it was detected.")
+            raise ConfigurationError(
+                "No strategy has joined a job.", hint="Call topology() only if the environment was detected."
+            )
         return self.job
 
 

@@ -29,7 +29,7 @@ def interface_address(name: str, *, six: bool = False) -> str:
     if name not in there:
         raise ConfigurationError(
             f"There is no network interface {name!r} on {socket.gethostname()}.",
-            hint=f"It has {', '.join(there)}. See ip address.",
+            hint=f"It has {', '.join(there)}. `ip address` lists them.",
         )
     for family in reversed(_FAMILIES) if six else _FAMILIES:
         for each in there[name]:
@@ -38,5 +38,5 @@ def interface_address(name: str, *, six: bool = False) -> str:
                 return address
     raise ConfigurationError(
         f"The network interface {name!r} of {socket.gethostname()} has no IP address.",
-        hint="Name another one, or give it an address. See ip address.",
+        hint="Name another one, or give it an address. `ip address` lists them.",
     )

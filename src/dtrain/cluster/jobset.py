@@ -51,7 +51,7 @@ class JobSet(Environment):
         index = _whole(_POD_INDEX, os.environ.get(_POD_INDEX, ""))
         if _whole(_JOB_INDEX, os.environ.get(_JOB_INDEX, "0")):
             raise ClusterConfigError(
-                f"{_JOB_INDEX} is {os.environ[_JOB_INDEX]}, but a replicated job has one Job here.",
+                f"{_JOB_INDEX} is {os.environ[_JOB_INDEX]}, but here each replicated job has one Job.",
                 hint=_HINT,
             )
         jobs = {
@@ -82,7 +82,7 @@ def _numbers(text: str) -> dict[str, int]:
         name, equals, number = part.strip().partition("=")
         if not equals or name in found:
             raise ClusterConfigError(
-                f"{TASKS_VARIABLE} is {text!r}, which is no list of names with numbers.",
+                f"{TASKS_VARIABLE} is {text!r}, which is not a list of names with numbers.",
                 hint="It should look like worker=4 or chief=1,worker=4,ps=2.",
             )
         found[name] = _whole(TASKS_VARIABLE, number)
@@ -92,5 +92,5 @@ def _numbers(text: str) -> dict[str, int]:
 def _whole(name: str, text: str) -> int:
     text = text.strip()
     if not (text.isascii() and text.isdigit() and len(text) < 7):
-        raise ClusterConfigError(f"{name} has {text!r} where a whole number should be.", hint=_HINT)
+        raise ClusterConfigError(f"{name} is {text!r}, not a whole number.", hint=_HINT)
     return int(text)

@@ -43,7 +43,9 @@ class KubeflowTrainJob(Environment):
         """
         first = _FIRST_HOST.fullmatch(os.environ[_FIRST].strip())
         if first is None:
-            raise ClusterConfigError(f"{_FIRST} names no first node.", hint="Ask only if it was detected.")
+            raise ClusterConfigError(
+                f"{_FIRST} names no first node.", hint="Call topology() only if the environment was detected."
+            )
         port = _whole(_PORT, os.environ.get(_PORT, "29500"))
         hosts = [f"{first['stem']}{node}{first['domain']}" for node in range(_whole(_NUMBER))]
         try:

@@ -34,7 +34,8 @@ class RayWorkers(Environment):
         """The workers of the run."""
         if self._job is None:
             raise ConfigurationError(
-                "No trainer has told this process its peers.", hint="Ask only if it is detected."
+                "No trainer has told this process its peers.",
+                hint="Call topology() only if the environment was detected.",
             )
         return self._job
 

@@ -261,7 +261,11 @@ class _Rendezvous:
         return [cleaned(name) for name in names[: self._topology.world_size] if isinstance(name, str)]
 
     def _describe_first(self) -> str:
-        note = ", where something answers that is not dtrain waiting for its peers" if self._foreign else ""
+        note = (
+            ", where something answers that is not a dtrain process waiting for its peers"
+            if self._foreign
+            else ""
+        )
         note += " with this job's secret" if note and self._secret is not None else ""
         if not resolves(split_address(self._first_address)[0]):
             note = ", a name that does not resolve here yet"  # such as a pod's that has not started

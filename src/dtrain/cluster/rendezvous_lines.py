@@ -67,10 +67,10 @@ def missing_error(missing: list[str], seconds: float, refused: str = "") -> Verd
     """
     return Verdict(
         "missing",
-        f"Not every process of the job is there after {seconds:.3g} s. Missing: {', '.join(missing)}."
+        f"Not every process of the job has appeared after {seconds:.3g} s. Missing: {', '.join(missing)}."
         f"{' ' if refused else ''}{refused}",
-        "Start all processes of the job, see why those ended or cannot be reached, or set "
-        "DTRAIN_PEER_TIMEOUT to a longer time in seconds.",
+        "Start all processes of the job, see why the missing ones ended or cannot be reached, "
+        "or set DTRAIN_PEER_TIMEOUT to a longer time in seconds.",
     )
 
 

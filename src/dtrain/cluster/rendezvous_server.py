@@ -261,7 +261,7 @@ class RendezvousServer:
             self._log(f"a process was refused: {message}{more}")
 
     def _missing_error(self, seconds: float) -> Verdict:
-        refused = f"Refused were: {' '.join(self._refused)}" if self._refused else ""
+        refused = f"These were refused: {' '.join(self._refused)}" if self._refused else ""
         return missing_error(self._described(self._missing()), seconds, refused)
 
     def _dismiss(self, verdict: Verdict) -> NoReturn:

@@ -201,7 +201,7 @@ class _ChiefWatch:
     def _error(self, away: float) -> PeerMissingError:
         if self._seen:
             return PeerMissingError(
-                f"The chief ({self._control.chief}) is gone: nobody has answered there for {away:.0f} s.",
+                f"The chief ({self._control.chief}) is lost: nothing has answered there for {away:.0f} s.",
                 hint="See why it ended; DTRAIN_CHIEF_TIMEOUT is how long to wait for one that is started "
                 "again, in seconds.",
             )
@@ -257,9 +257,9 @@ def wait_for_servers(
         names = ", ".join(f"{task} ({topology.address_of(task)})" for task in missing)
         if waited >= timeout:
             raise PeerMissingError(
-                f"Not every server of the job is there after {timeout:.3g} s. Missing: {names}.",
-                hint="Start all processes of the job, see why those ended or cannot be reached, or set "
-                "DTRAIN_PEER_TIMEOUT to a longer time in seconds.",
+                f"Not every server of the job has appeared after {timeout:.3g} s. Missing: {names}.",
+                hint="Start all processes of the job, see why the missing ones ended or cannot be "
+                "reached, or set DTRAIN_PEER_TIMEOUT to a longer time in seconds.",
             )
         if time.monotonic() >= next_log:
             next_log += log_every

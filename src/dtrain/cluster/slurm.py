@@ -153,7 +153,7 @@ def read_step(env: Mapping[str, str]) -> JobStep:
     if task is None:
         raise ClusterConfigError(
             "SLURM_PROCID and SLURM_STEP_NUM_TASKS describe no task of a step.",
-            hint="Ask only if it was detected.",
+            hint="Call topology() only if the environment was detected.",
         )
     rank, size = task
     nodes = expand_hosts(_text(env, "SLURM_STEP_NODELIST"))
@@ -191,7 +191,7 @@ def expand_hosts(text: str) -> list[str]:
     for word in _split(text):
         parts = re.split(r"\[([^][]*)\]", word)  # outside and inside of brackets, in turns
         if any(set(part) & set("[]") for part in parts) or not word.strip("[]"):
-            raise _wrong(f"{text!r} is no list of hosts")
+            raise _wrong(f"{text!r} is not a list of hosts")
         choices = [_ranges(part, text) if number % 2 else [part] for number, part in enumerate(parts)]
         found += ["".join(each) for each in itertools.product(*choices)]
         if len(found) > _MOST_HOSTS:
@@ -209,7 +209,7 @@ def expand_counts(text: str) -> list[int]:
     for word in text.split(","):
         match = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", word)
         if match is None or len(found) > _MOST_HOSTS:
-            raise _wrong(f"{text[:80]!r} is no list of counts, such as 2(x3),1")
+            raise _wrong(f"{text[:80]!r} is not a list of counts, such as 2(x3),1")
         found += [int(match[1])] * int(match[2] or 1)
     return found
 
@@ -224,7 +224,7 @@ def _ranges(text: str, whole: str) -> list[str]:
     for word in text.split(","):
         match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", word)
         if match is None or not int(match[1]) <= int(match[2] or match[1]) < int(match[1]) + _MOST_HOSTS:
-            raise _wrong(f"{whole[:80]!r} is no list of hosts: {word[:40]!r} is no range of numbers")
+            raise _wrong(f"{whole[:80]!r} is not a list of hosts: {word[:40]!r} is not a range of numbers")
         numbers = range(int(match[1]), int(match[2] or match[1]) + 1)
         found += [f"{number:0{len(match[1])}}" for number in numbers]
     return found

@@ -33,5 +33,7 @@ class TFConfig(Environment):
         """
         found = Topology.from_tf_config(os.environ.get("TF_CONFIG"))
         if found is None:
-            raise ClusterConfigError("TF_CONFIG describes no job.", hint="Ask only if it was detected.")
+            raise ClusterConfigError(
+                "TF_CONFIG describes no job.", hint="Call topology() only if the environment was detected."
+            )
         return found

@@ -44,7 +44,7 @@ class Ring(Transport):
             if layout.worker == 0:
                 logger.warning(
                     "The workers could not be connected by sockets of their own (a firewall, perhaps): "
-                    "values travel by TensorFlow's collectives, which are slower."
+                    "values are sent by TensorFlow's collectives, which are slower."
                 )
             return None, ""
         kinds = sorted({"local" if each.family == socket.AF_UNIX else "TCP" for each in sockets.values()})

@@ -90,8 +90,8 @@ def choose(facts: Sequence[Facts]) -> tuple[str, str]:
     if len({each.asked for each in facts}) > 1:
         told = ", ".join(f"{each.asked} (worker {i})" for i, each in enumerate(facts))
         raise PeerMismatchError(
-            f"The workers were given different communications: {told}.",
-            hint="give all of them the same, or none",
+            f"The workers were given different values of communication: {told}.",
+            hint="give all of them the same value, or none",
         )
     wanted = facts[0].asked
     if wanted == AUTO:

@@ -208,7 +208,7 @@ def _damage_reported(path: Path) -> Iterator[None]:
         with path.open("rb") as file:
             start = file.read(24)
         raise DataError(
-            f"{path} ({path.stat().st_size} bytes, beginning {start!r}) is no whole tar archive: "
+            f"{path} ({path.stat().st_size} bytes, beginning {start!r}) is not a complete tar archive: "
             f"{cleaned(error)}.",
-            hint="It is cut off, damaged, or something else, such as a web page. Fetch it again.",
+            hint="It is incomplete, damaged, or another kind of file, such as a web page. Download it again.",
         ) from error

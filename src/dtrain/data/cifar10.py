@@ -119,7 +119,7 @@ def _batch_files(names: list[str], path: Path) -> tuple[list[str], list[str]]:
         lacking = "training batches (data_batch_1, ...)" if not train else "test batch (test_batch)"
         raise DataError(
             f"{path} has no CIFAR-10 {lacking}; it holds {listing(names)}.",
-            hint=f"What is read is laid out as {_PUBLISHED.url} is.",
+            hint=f"The archive must have the layout of {_PUBLISHED.url}.",
         )
     numbers = [int(match[2]) for match, _ in found if match[2]]
     if sorted(numbers) != list(range(1, len(numbers) + 1)) or len(test) > 1:
@@ -146,8 +146,8 @@ def _pickled_batch(raw: bytes, where: str) -> tuple[NDArray[Any], NDArray[np.int
         data, labels = _array(fields.get("data")), _array(fields.get("labels"))
     except Exception as error:  # a damaged pickle may raise anything
         raise DataError(
-            f"{where} is no pickle of arrays by name: {type(error).__name__}: {cleaned(error)}.",
-            hint="It is damaged or something else; nothing but arrays, lists and text is ever unpickled.",
+            f"{where} is not a pickle of arrays by name: {type(error).__name__}: {cleaned(error)}.",
+            hint="It is damaged or another kind of file. Only arrays, lists and text are unpickled.",
         ) from error
     good = data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == _PIXELS and len(data) > 0
     names = sorted(name for name in fields if isinstance(name, str))

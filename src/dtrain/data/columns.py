@@ -63,10 +63,10 @@ def columns_of(source: Any) -> Any:
         found = ", ".join(f"{name}: {length}" for name, length in lengths.items())
         raise DataError(
             f"The arrays of the source have different lengths ({found}).",
-            hint="each needs one row an example, in the same order",
+            hint="each needs one row for each example, in the same order",
         )
     if named[0][1].examples == 0:
-        raise DataError("The source has no examples.", hint="look at what was read or filtered before")
+        raise DataError("The source has no examples.", hint="check what was read or filtered before")
     return columns
 
 
@@ -134,7 +134,7 @@ class ColumnTable:
 def _check_kind(source: Any) -> None:
     if isinstance(source, tf.data.Dataset):
         raise ConfigurationError(
-            "The source is a tf.data.Dataset, whose order nothing can compute.",
+            "The source is a tf.data.Dataset, whose order cannot be computed.",
             hint="give its arrays or files, or a function InputContext -> tf.data.Dataset of single examples",
         )
     usable = isinstance(source, tuple | Mapping | np.ndarray | list | tf.Tensor | tf.RaggedTensor)
@@ -174,7 +174,7 @@ def _column(leaf: Any, name: str) -> Column:
     try:
         array = np.asarray(leaf)
     except (TypeError, ValueError) as error:
-        raise DataError(f"{name} is no array: {error}", hint="give NumPy arrays or lists") from error
+        raise DataError(f"{name} is not an array: {error}", hint="give NumPy arrays or lists") from error
     return _dense(array, name)
 
 
@@ -214,7 +214,7 @@ def _from_rows(rows: Any, name: str) -> Column:
 
 def _dense(array: np.ndarray, name: str) -> Column:
     if array.ndim == 0:
-        raise DataError(f"{name} is a single value, {array!r}.", hint="one row an example is needed")
+        raise DataError(f"{name} is a single value, {array!r}.", hint="one row for each example is needed")
     if array.dtype.kind in "SU":
         array = array.astype(object)
     elif array.dtype.kind not in "biufcO" and array.dtype.name != "bfloat16":

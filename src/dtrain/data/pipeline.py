@@ -99,7 +99,7 @@ class Pipeline:
     ) -> None:
         if batch is not None and batch_size is not None:
             raise ConfigurationError(
-                f"batch={batch!r} and batch_size={batch_size!r} were both given; they are one thing.",
+                f"batch={batch!r} and batch_size={batch_size!r} were both given, but they mean the same.",
                 hint="leave one of them out",
             )
         name = "batch" if batch_size is None else "batch_size"
@@ -194,7 +194,8 @@ class Pipeline:
         """
         if used_by == "predict" and self._shuffle:
             raise ConfigurationError(
-                "predict was given a Pipeline that shuffles: nobody could tell which prediction is whose.",
+                "predict was given a Pipeline that shuffles: the predictions could not be matched with "
+                "the examples.",
                 hint="make it with shuffle=False",
             )
         return self.dataset()
@@ -348,7 +349,7 @@ class Pipeline:
                 each = "; ".join(f"worker {worker}: {value}" for worker, value in enumerate(found))
                 raise DataError(
                     f"The workers' pipelines differ in {what} ({each}).",
-                    hint="every worker makes the same pipeline, and goes through it as often as the others",
+                    hint="make the same pipeline in every worker, and iterate over it equally often",
                 )
         return [count for _, count in everyone]
 

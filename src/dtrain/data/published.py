@@ -83,7 +83,7 @@ def locate(
             raise DataError(
                 f"{found} has the md5 {md5}, but the published {published.name}, which has the same size, "
                 f"has {published.md5}.",
-                hint="The file is damaged or another one: fetch it again.",
+                hint="The file is damaged or another one: download it again.",
             )
     return found
 

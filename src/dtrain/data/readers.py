@@ -262,7 +262,7 @@ def cached(reader: Any, prepare: Callable[[Any], Any] | None) -> ColumnTable:
 
     batches = list(elements.map(unconverted(measured)).padded_batch(_CACHED_AT_ONCE).as_numpy_iterator())
     if not batches:
-        raise DataError("The source has no examples.", hint="look at what was read or filtered before")
+        raise DataError("The source has no examples.", hint="check what was read or filtered before")
     columns = [
         _column([b[0][i] for b in batches], [b[1][i] for b in batches] if ragged[i] else None)
         for i in range(len(specs))

@@ -154,7 +154,8 @@ def open_array_record(path: str) -> Any:
     reader = array_record_module().ArrayRecordReader(path, _READER_OPTIONS)
     if not reader.ok():
         raise DataError(
-            f"{path} is no array-record file, or is cut off or damaged.", hint="copy or write the file again"
+            f"{path} is not an array-record file, or is incomplete or damaged.",
+            hint="copy or write the file again",
         )
     return reader
 
@@ -280,7 +281,7 @@ def _check_features(record: bytes, features: Mapping[str, Any], where: str) -> N
         present = dict(tf.train.Example.FromString(record).features.feature)
     except Exception as error:  # the class of protobuf's error depends on its implementation
         raise DataError(
-            f"{where} is no tf.train.Example: {error}.", hint="array_records(...) takes a parse function"
+            f"{where} is not a tf.train.Example: {error}.", hint="array_records(...) takes a parse function"
         ) from error
     for name, wanted in features.items():
         key = getattr(wanted, "key", None) or name
@@ -288,14 +289,16 @@ def _check_features(record: bytes, features: Mapping[str, Any], where: str) -> N
         if kind is None:
             if isinstance(wanted, tf.io.FixedLenFeature) and wanted.default_value is None:
                 held = ", ".join(sorted(present)) or "nothing"
-                raise DataError(f"{where} has no feature {key!r}; it has {held}.", hint="name what it has")
+                raise DataError(
+                    f"{where} has no feature {key!r}; it has {held}.", hint="name a feature that it has"
+                )
             continue
         values = getattr(present[key], kind).value
         if len(values) and wanted.dtype != _KINDS[kind]:
             raise DataError(
                 f"{where} holds {_KINDS[kind].name} in the feature {key!r}, not "
                 f"{tf.as_dtype(wanted.dtype).name}.",
-                hint=f"say {_KINDS[kind].name}; cast it in transform",
+                hint=f"use {_KINDS[kind].name}, and cast it in transform",
             )
         if isinstance(wanted, tf.io.FixedLenFeature):
             _check_count(values, wanted, f"{where} has {len(values)} values in the feature {key!r}")

@@ -112,7 +112,7 @@ class DataService:
         elif tf.data.INFINITE_CARDINALITY in lengths:
             raise DataError(
                 "The function's dataset has no end.",
-                hint="repeat() what distribute gives, not what it is given",
+                hint="call repeat() on the result of distribute, not on its input",
             )
         return dataset
 
@@ -139,7 +139,7 @@ class DataService:
         wrong = [answer["error"] for answer in answers if "error" in answer]
         if wrong:
             self.close()
-            raise DataError(f"A process that is to read data failed: {wrong[0]}", hint=_hint(wrong[0]))
+            raise DataError(f"A process that reads data failed: {wrong[0]}", hint=_hint(wrong[0]))
         return answers
 
     def _watch(self) -> None:
@@ -153,9 +153,9 @@ class DataService:
                 status = process.poll()
                 if status is not None and not self._closed:
                     logger.error(
-                        "Process %d, which reads data, %s. What it had not handed over is lost, so this "
-                        "epoch cannot be finished, and reading fails. Hint: look for its last lines above; "
-                        "with BackupAndRestore training goes on when it is started again.",
+                        "Process %d, which reads data, %s. The data that it had not yet sent is "
+                        "lost, so this epoch cannot be completed, and reading fails. Hint: look for its "
+                        "last lines above. With BackupAndRestore, training resumes when it is started again.",
                         process.pid,
                         describe_exit(status),
                     )

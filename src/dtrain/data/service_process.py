@@ -57,8 +57,8 @@ def _serve(order: dict[str, Any]) -> tuple[dict[str, Any], Any]:
 
     if has_unseeded_shuffle(dataset):
         raise ValueError(
-            "the function's dataset shuffles without a seed, so each process would deal out another order; "
-            "shuffle what dtrain.data.distribute gives"
+            "the function's dataset shuffles without a seed, so each process would have a different "
+            "order; shuffle the result of dtrain.data.distribute"
         )
     number = service.register_dataset(dispatcher.target, dataset, compression=None)
     answer = {

@@ -141,7 +141,7 @@ def _check_arguments(
         raise ConfigurationError("text=() names no column.", hint="Name at least one, such as text='text'.")
     if not (0 <= validation < 1 and 0 <= test < 1 and validation + test < 1):
         raise ConfigurationError(
-            f"validation={validation!r} and test={test!r} are no shares that leave rows to train on.",
+            f"validation={validation!r} and test={test!r} leave no rows to train on.",
             hint="Give two numbers from 0 whose sum is less than 1, such as 0.1 and 0.2.",
         )
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n'):
@@ -222,7 +222,8 @@ def _rows(content: io.StringIO, file: Path, delimiter: str, width: int) -> Itera
                 if fields and len(fields) != width:
                     raise DataError(
                         f"{file}: the row in line {line} has {len(fields)} fields, the header {width}.",
-                        hint="Put a field with a delimiter or line end in quotes, and double quotes in it.",
+                        hint="Put a field that contains a delimiter or a line end in quotes, and double "
+                        "the quotes inside it.",
                     )
                 if fields and below_header:
                     yield _TableRow(line, fields)
@@ -252,7 +253,7 @@ def _classes(words: list[str], file: Path, name: str) -> tuple[str, ...]:
     if len(different) < 2:
         raise DataError(
             f"{file}: {len(words)} rows have {listing(sorted(different))} as {name!r}; "
-            "there is nothing to tell apart.",
+            "there is nothing to classify.",
             hint="A table needs rows of at least two classes.",
         )
     if all(_is_integer(word) for word in different):

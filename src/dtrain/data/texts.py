@@ -55,6 +55,6 @@ def wrong_encoding(where: Path | str, error: UnicodeDecodeError, *, line: int | 
     place = f"byte {error.start}" if line is None else f"line {line}, byte {error.start} of the file"
     return DataError(
         f"{where} is not {error.encoding}: {place}, is {byte:#04x}, which cannot be decoded.",
-        hint="Say its encoding, such as encoding='latin-1', or convert it: "
+        hint="Give its encoding, such as encoding='latin-1', or convert it: "
         "iconv -f latin1 -t utf-8 OLD > NEW.",
     )

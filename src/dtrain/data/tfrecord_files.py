@@ -82,8 +82,8 @@ def _length(header: bytes, path: str, record: int) -> int:
     # Checked before the length is used: a damaged length could lead anywhere in the file.
     if masked_crc32c(header[:8]) != checksum:
         raise DataError(
-            f"{path} is no TFRecord file, or is damaged: record {record} has a wrong checksum.",
-            hint="write it again; if it is compressed, say compression='GZIP' or 'ZLIB'",
+            f"{path} is not a TFRecord file, or is damaged: record {record} has a wrong checksum.",
+            hint="write it again; if it is compressed, set compression='GZIP' or 'ZLIB'",
         )
     if length > _LONGEST_RECORD:
         raise DataError(

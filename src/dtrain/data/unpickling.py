@@ -42,7 +42,7 @@ def _check_growth(raw: bytes) -> None:
         if name in _STORES:
             number = seen if name == "MEMOIZE" else argument
             if not (isinstance(number, int) and 0 <= number <= seen + _SKIPPED):
-                raise pickle.UnpicklingError(f"it gives its object {seen} another number, beyond all bounds")
+                raise pickle.UnpicklingError(f"it numbers its object {seen} out of range")
             if last.startswith("TUPLE"):
                 tuples.add(number)
             else:

@@ -91,17 +91,17 @@ class _Conversation:
         line = self.file.readline(_LINE)
         signature, _, body = line.rstrip(b"\n").partition(b" ")
         if not line:
-            raise MeetingError("it ended the connection; its secret may be another one")
+            raise MeetingError("it ended the connection; its secret may be a different one")
         try:
             signed = bytes.fromhex(signature.decode("ascii"))
         except ValueError:
             signed = b""
         if not self._secret.has_signed(signed, self._roles[1], self._received, body):
-            raise MeetingError("it has another secret")
+            raise MeetingError("it has a different secret")
         self._received += 1
         message = json.loads(body)
         if not isinstance(message, dict):
-            raise MeetingError("it sent a message of another form")
+            raise MeetingError("it sent a message in an unexpected form")
         return message
 
 

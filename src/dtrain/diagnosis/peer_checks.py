@@ -40,7 +40,8 @@ def check_peers(situation: Situation) -> Iterator[CheckResult]:
         elif peer.problem and not situation.alone:
             yield CheckResult(
                 status="warn" if "refused" in peer.problem else "fail",
-                found=f"the host of {task} answers, but no doctor of this job at {address}: {peer.problem}",
+                found=f"the host of {task} answers, but no `dtrain doctor` of this job answers at "
+                f"{address}: {peer.problem}",
                 remedy=f"run `dtrain doctor` there at the same time, as {task} and with the same secret",
             )
         elif not situation.alone and peer.facts.get("task") != str(task):
@@ -60,8 +61,8 @@ def check_same_cluster(situation: Situation) -> Iterator[CheckResult]:
         if peer.facts.get("cluster") != mine:
             yield CheckResult(
                 status="fail",
-                found=f'{name} has another "cluster" in its TF_CONFIG',
-                remedy="give all tasks the same, with the addresses in the same order",
+                found=f'{name} has a different "cluster" in its TF_CONFIG',
+                remedy='give all tasks the same "cluster", with the addresses in the same order',
             )
 
 

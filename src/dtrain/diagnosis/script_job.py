@@ -158,7 +158,7 @@ def _fail(found: str, remedy: str) -> CheckResult:
     return CheckResult(
         status="fail",
         found=found,
-        remedy=remedy or "correct what the last lines of its output name, which are shown above",
+        remedy=remedy or "correct the error in the last lines of its output, which are shown above",
     )
 
 

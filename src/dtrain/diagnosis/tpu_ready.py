@@ -72,7 +72,8 @@ def _unfinished(outcome: JobOutcome, limit: float) -> CheckResult:
     if outcome.timed_out:
         return CheckResult(
             status="fail",
-            found=f"the script has not come to its first `fit`, or not through its data, within {limit:g} s",
+            found="the script did not reach its first `fit`, or did not finish reading its data, within "
+            f"{limit:g} s",
             remedy="give it less data, or more time (--time-limit)",
         )
     return CheckResult(

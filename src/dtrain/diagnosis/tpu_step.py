@@ -89,7 +89,7 @@ class StepExaminer:
         if not self._found:
             shapes = ", ".join(str(tuple(getattr(each, "shape", None) or ())) for each in specs)
             text = f"XLA for CPUs compiles its {len(operations)} operations for batches of shapes {shapes}"
-            return [CheckResult(status="ok", found=f"{text}; no TPU was asked")]
+            return [CheckResult(status="ok", found=f"{text}; this was not tried on a TPU")]
         return list(self._found.values())
 
     def _of_leaves(self, *tensors: Any) -> Any:

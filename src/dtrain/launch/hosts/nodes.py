@@ -212,7 +212,7 @@ def join_nodes(nodes: Nodes, command: Sequence[str]) -> int:
 
     Raises:
         PeerMissingError: no coordinator answers, or it has ended, or this node was cut off from it.
-        AuthenticationError: it has another secret.
+        AuthenticationError: it has a different secret.
         PeerMismatchError: it refuses this node, and says why.
         ConfigurationError: there is no secret, or no such interface.
     """
