@@ -25,7 +25,9 @@ def checked_path(name: str, path: str | os.PathLike[str]) -> str:
     """
     found: object = path.__fspath__() if isinstance(path, os.PathLike) else path
     if not isinstance(found, str) or not found or "\0" in found:
-        raise ConfigurationError(f"{name}={path!r} is no path.", hint=f"set {name} to the path of a folder")
+        raise ConfigurationError(
+            f"{name}={path!r} is not a path.", hint=f"set {name} to the path of a folder"
+        )
     return found
 
 

@@ -224,7 +224,7 @@ def split_address(address: str) -> tuple[str, int]:
     if not host:
         raise ClusterConfigError(f"{address!r} is an address without a host.", hint=hint)
     if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
-        raise ClusterConfigError(f"{address!r} has the port {port!r}, which is not one.", hint=hint)
+        raise ClusterConfigError(f"{address!r} has the port {port!r}, which is not a port number.", hint=hint)
     return host, int(port)
 
 
@@ -266,7 +266,7 @@ def _check_addresses(jobs: Mapping[str, tuple[str, ...]]) -> None:
             task = Task(job, index)
             if not isinstance(address, str):
                 raise ClusterConfigError(
-                    f"the address of {task} is {address!r}, not a text.", hint='Write it as "host:port".'
+                    f"the address of {task} is {address!r}, not a string.", hint='Write it as "host:port".'
                 )
             try:
                 host, port = split_address(address)

@@ -56,8 +56,8 @@ class NoRun:
             ConfigurationError: always.
         """
         raise ConfigurationError(
-            "The trainer has no run directory, so there is nothing to go on from.",
-            hint="Give it one: dtrain.Trainer(run_dir=...), when the run begins and when it goes on.",
+            "The trainer has no run directory, so there is nothing to resume.",
+            hint="Set one, dtrain.Trainer(run_dir=...), for the first run and for the one that resumes it.",
         )
 
     def begin(self, strategy: Any, settings: Mapping[str, Any]) -> None:
@@ -105,7 +105,7 @@ class TrainerRun:
         earlier, problem = job.broadcast(_earlier(run, settings) if job.is_chief() else None)
         if problem:
             raise ConfigurationError(
-                problem, hint="Set what it was then, or give another run directory for a new run."
+                problem, hint="Use the earlier value, or give another run directory for a new run."
             )
         if earlier is None:  # no run yet
             return 0
@@ -114,7 +114,7 @@ class TrainerRun:
         backup = self._backup
         self.done = backup.restore_weights(model) if model.built else backup.epochs_done(model)
         if self.done:
-            logger.info("%s is gone on with after epoch %d.", run.path, self.done)
+            logger.info("The run in %s resumes after epoch %d.", run.path, self.done)
         return self.done
 
     def order_seed(self) -> int:
@@ -184,7 +184,7 @@ def _earlier(run: monitor.RunDirectory, settings: Mapping[str, Any]) -> tuple[di
     if record is None:
         return None, f"{run.record} cannot be read: it is not the record of a run."
     if record.get("recipe") != _NAME:
-        return None, f"The run in {run.path} is not a Trainer's."
+        return None, f"The run in {run.path} was not written by a Trainer."
     for name in _SAME:
         if record.get(name) != settings[name]:
             was, now = record.get(name), settings[name]

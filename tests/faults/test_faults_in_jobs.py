@@ -115,7 +115,7 @@ def test_each_task_two_at_once_the_guard_and_the_launcher_are_killed(
         assert_recovered(job, training, number)
     before = len(training.steps())
     job = run([training], workers=2, options=MANY)
-    assert "Training goes on in epoch" in job.text
+    assert "Training resumes in epoch" in job.text
     step = training.steps()[before][1]
     assert training.fault(5)["committed"] < step <= 45
     assert_same(training, expected("multi_worker", "arrays"))

@@ -129,5 +129,5 @@ def test_the_job_goes_on_with_fewer_on_the_same_batches(tmp_path: Path, undistur
     result, errors = launch(tmp_path, "absent", "--workers", "1:2", "--spares", "none")
     assert (result["workers"], result["iterations"]) == (1, undisturbed["iterations"])
     assert len(result["loss"]) == len(undisturbed["loss"])
-    assert "It does not come up: the absent one (place 1) is tried again after 100 s." in errors
-    assert re.search(r"The job goes on with 1 of 2 workers, from the checkpoint of step [0-9]+ in", errors)
+    assert "It does not start: the absent one (place 1) is tried again after 100 s." in errors
+    assert re.search(r"The job continues with 1 of 2 workers, from the checkpoint of step [0-9]+ in", errors)

@@ -510,7 +510,7 @@ def test_what_a_monitor_cannot_do(options: dict[str, Any], says: str) -> None:
 def test_a_monitor_that_fit_cannot_put_others_in_the_place_of() -> None:
     model = make()
     told = keras.callbacks.CallbackList([Monitor()], add_history=True, model=model)
-    with pytest.raises(ConfigurationError, match="does not know it"):
+    with pytest.raises(ConfigurationError, match="that dtrain does not handle"):
         model.fit(X, Y, verbose=0, callbacks=told)
 
 

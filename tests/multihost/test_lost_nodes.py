@@ -143,7 +143,7 @@ def test_a_job_goes_on_smaller_and_grows_when_the_node_is_back(
         wait_until((tmp_path / "0-1-of-2").exists, 40)
         second.kill()
         wait_until((tmp_path / "1-0-of-1").exists, 30)
-        assert nodes.says("There is room for 1 of 2 workers: the job goes on with 1.")
+        assert nodes.says("There is room for 1 of 2 workers: the job continues with 1.")
         again = nodes.start(1)
         wait_until((tmp_path / "2-1-of-2").exists, 30)
         assert nodes.says("Tasks are asked to save")
@@ -160,7 +160,7 @@ def test_a_node_that_is_started_again_at_once_is_taken_in(
         second.kill()
         again = nodes.start(1)
         wait_until((tmp_path / "1-1-of-2").exists, 30)
-        assert nodes.says("waits until host2 (node 1) is gone")
+        assert nodes.says("waits until host2 (node 1) counts as lost")
         (tmp_path / "end").touch()
         assert [first.wait(20), again.wait(20)] == [0, 0]
 
@@ -195,4 +195,4 @@ def test_a_job_with_too_few_nodes_ends(make_hosts: MakeHosts, tmp_path: Path, te
         for process in others:
             process.kill()
         assert first.wait(30) == 2
-        assert nodes.says("The job needs 2 workers, and the hosts that are left have room for 1")
+        assert nodes.says("The job needs 2 workers, but the remaining hosts have room for 1")

@@ -160,4 +160,4 @@ def test_the_tasks_of_a_lost_ssh_host_go_to_a_spare_or_are_left_out(
         process.kill()
         print((tmp_path / "log").read_text())
     said = (tmp_path / "log").read_text()
-    assert "Connection refused" in said and "The job does without that host." in said
+    assert "Connection refused" in said and "The job continues without that host." in said

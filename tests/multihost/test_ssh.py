@@ -115,7 +115,7 @@ def test_nothing_is_left_when_the_link_is_cut(made: list[Host], tmp_path: Path) 
     made[1].cut()
     assert process.wait(LIMIT) not in (0, -signal.SIGKILL)
     log = (tmp_path / "log").read_text()
-    assert "host2 (node 1) is gone" in log and "Gone: host2 (node 1)." in log, log
+    assert "host2 (node 1) is lost" in log and "Lost: host2 (node 1)." in log, log
     assert_nothing_left(tmp_path)
 
 
@@ -162,7 +162,10 @@ def test_hosts_without_what_the_job_needs(with_ssh: None, make_hosts: MakeHosts,
     job = str(tmp_path / "work" / "job.py")
     command = [sys.executable, "-c", code, *own[3:], job]
     cases = {
-        "": ("status 127", f"Install Python and dtrain on host2 as on this machine: as {own[0]}"),
+        "": (
+            "status 127",
+            f"Install Python and dtrain on host2 at the same path as on this machine: {own[0]}",
+        ),
         'exec /usr/bin/python3 -I "$@"': ("No module named", "Install the same version of dtrain on host2"),
         f"shift; exec {sys.executable} -c \"import runpy, dtrain; dtrain.__version__ = '0.0'; "
         "runpy.run_module('$1', run_name='__main__')\"": (

@@ -53,8 +53,8 @@ def test_one_that_does_not_come_up_is_left_out_and_taken_in_again(
     assert 3.0 < time.monotonic() - start < 20, "1 s until the first try, 2 until the second"
     indices = {name.split("-")[0]: name.split("-")[1] for name in ended.lives if name.split("-")[2] == "3"}
     assert indices == {"1": "0", "2": "1"}
-    assert "It does not come up: the absent one (place 0) is tried again after 1 s." in ended.err
-    assert "The job goes on with 2 of 3 workers, from the checkpoint of step 5 in /usr." in ended.err
+    assert "It does not start: the absent one (place 0) is tried again after 1 s." in ended.err
+    assert "The job continues with 2 of 3 workers, from the checkpoint of step 5 in /usr." in ended.err
     assert "the absent one (place 0) is tried again after 2 s" in ended.err
     assert ended.err.count("Tasks are asked to save and to end") == 2
     assert ended.err.count("wants to be run again") == 2

@@ -73,7 +73,10 @@ def test_without_a_secret_nothing_is_unpickled_and_a_warning_says_so(tmp_path: P
     for status, output in workers:
         assert status == 0, output
         assert "heard {'a': (1, b'x')}" in output
-        assert "no object: broadcast was given what must be pickled (a function is no plain value)" in output
+        assert (
+            "no object: broadcast was given a value that must be pickled (a function is no plain "
+            "value)" in output
+        )
         assert "Hint: Name one file of mode 600 with a secret in DTRAIN_SECRET_FILE" in output
     assert "share no secret, so others in the network can take a worker's place" in workers[0][1]
 

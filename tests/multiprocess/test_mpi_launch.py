@@ -156,7 +156,7 @@ def test_a_job_goes_on_with_fewer_ranks(launch: Callable[..., Ended]) -> None:
         min_workers=1,
     )
     assert ended.status == 0, ended.err
-    assert "The job goes on with 1 of 2 workers" in ended.err
+    assert "The job continues with 1 of 2 workers" in ended.err
     assert "[worker 0] rank 0 of 1 sum 1" in ended.out
 
 

@@ -67,8 +67,8 @@ def test_without_checkpoints_it_is_said_and_without_progress_there_is_a_pause(
     assert time.monotonic() - start > 1.0
     assert ended.err.splitlines() == [
         "[dtrain] worker 0 was killed by signal 9 (SIGKILL) before its first step. All are started again in "
-        "1 s (1 of at most 3 restarts in an hour), from the beginning: it has saved nothing yet, nor "
-        "come to a step (checkpoints: dtrain.BackupAndRestore)."
+        "1 s (1 of at most 3 restarts in an hour), from the beginning: it has saved nothing yet, "
+        "and completed no step (checkpoints: dtrain.BackupAndRestore)."
     ]
 
 
@@ -76,14 +76,19 @@ def test_without_checkpoints_it_is_said_and_without_progress_there_is_a_pause(
     ("text", "status", "attempts", "line"),
     [
         ("raise ValueError('broken')", 1, 1, "No step was ever completed before this error"),
-        ("step(1); time.sleep(0.2); sys.exit(2)", 2, 1, "It was called wrongly, so the job is not started"),
+        (
+            "step(1); time.sleep(0.2); sys.exit(2)",
+            2,
+            1,
+            "It was called with wrong arguments, so the job is not started",
+        ),
         (
             "step(7); time.sleep(0.2)\nif index: raise ValueError('bad row')\nhang()",
             *(1, 2, "It is the same error as before, at step 7, so the job is not started again."),
         ),
         (
             "step(7); die(signal.SIGSEGV) if index else hang()",
-            *(128 + signal.SIGSEGV, 3, "It is the same death 3 times in a row, at step 7"),
+            *(128 + signal.SIGSEGV, 3, "It has ended in the same way 3 times in a row, at step 7"),
         ),
         (
             "step(7 + attempt); die() if index else hang()",

@@ -228,7 +228,7 @@ def test_nothing_is_restarted_where_that_was_asked_for(launch: Callable[..., End
 def test_a_command_that_was_called_wrongly_is_not_tried_again(launch: Callable[..., Ended]) -> None:
     ended = launch("sys.exit(2) if job == 'chief' else time.sleep(100)")
     assert (ended.status, ended.count("chief-0-")) == (2, 1)
-    assert "It was called wrongly, so the job is not started again" in ended.err
+    assert "It was called with wrong arguments, so the job is not started again" in ended.err
 
 
 def test_the_chief_has_a_stuck_worker_killed_and_started_again(launch: Callable[..., Ended]) -> None:

@@ -153,7 +153,7 @@ def test_spares_that_die_are_replaced_a_few_times(launch: Callable[..., Ended], 
     """
     )
     assert ended.status == 0, ended.err
-    assert ended.out.count("started: 3") == 2, "and the job goes on without"
+    assert ended.out.count("started: 3") == 2, "and the job continues without"
     assert "tensorflow: False attempt 1" in ended.out
 
 

@@ -379,7 +379,7 @@ def own_steps_overlap_or_say_why_not(job: Job) -> None:
         "once": None,
         "twice": "it calls optimizers 2 times, not once",
         "in a condition": "it calls its optimizer inside a condition, a loop or a function of its own",
-        "writes to weights": "it writes itself to '.*kernel', which its optimizer has or updates",
+        "writes to weights": "the step itself writes to '.*kernel', which its optimizer holds or updates",
     }
     for kind, reason in reasons.items():
         heard = Heard()

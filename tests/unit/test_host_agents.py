@@ -106,7 +106,7 @@ def coordinator() -> NodesLauncher:
     ("node", "slots", "command", "part"),
     [
         (-1, 2, ["train.py", "--token=ours"], "nodes are numbered from 0"),
-        (1, 3, ["train.py", "--token=ours"], "starts 3 workers, and node 0 2"),
+        (1, 3, ["train.py", "--token=ours"], "starts 3 workers, but node 0 starts 2"),
         (1, 2, ["train.py", "--token=theirs"], "word 2 differs"),
         (1, 2, ["train.py"], "word 2 differs"),
         (1, 2, ["train.py", "--token=ours", "more"], "word 3 differs"),
@@ -231,7 +231,7 @@ def test_a_node_whose_coordinator_is_gone_says_so() -> None:
     server = ControlServer("127.0.0.1", 0, nodes_secret(nodes), receive, print)
     server.start()
     nodes = dataclasses.replace(nodes, rendezvous=f"127.0.0.1:{server.port}")
-    with pytest.raises(PeerMissingError, match=r"\(node 0\) has ended without a word"):
+    with pytest.raises(PeerMissingError, match=r"\(node 0\) has ended without a message"):
         join_nodes(nodes, [sys.executable, "train.py"])
     assert heard == [hello(1, "", 2, "127.0.0.1", "127.0.0.1", ["train.py"])]
 

@@ -60,7 +60,10 @@ def test_hostfiles_that_cannot_be(tmp_path: Path, text: str, part: str) -> None:
         ("--hosts a --hostfile b", "--hosts and --hostfile exclude each other"),
         ("--hosts a --node-rank 0", "--hosts and --node-rank exclude each other"),
         ("--hosts a -n 2", "--hosts and --workers exclude each other"),
-        ("--hosts a --env NOT_SET_AT_ALL", "NOT_SET_AT_ALL should go to all hosts, and is not set here"),
+        (
+            "--hosts a --env NOT_SET_AT_ALL",
+            "NOT_SET_AT_ALL is to be copied to all hosts, but it is not set here",
+        ),
         ("--env HOME", "--env is for workers on other machines"),
     ],
 )

@@ -71,7 +71,7 @@ def test_a_ray_that_is_missing_or_too_old(version: str | None, monkeypatch: pyte
 
 
 def test_a_cluster_is_needed_and_threads_are_those_of_the_cpus() -> None:
-    with pytest.raises(ConfigurationError, match=r"JobSpec\.ray says nothing"):
+    with pytest.raises(ConfigurationError, match=r"JobSpec\.ray is not set"):
         launch_local([sys.executable, "-c", ""], workers=1, launcher="ray")
     assert launcher.threads(3) == {"OMP_NUM_THREADS": "3", "TF_NUM_INTRAOP_THREADS": "3"}
 

@@ -109,9 +109,9 @@ def _no_version(path: Path) -> None:
     ("make", "said"),
     [
         (_nothing, ["There is no directory", "Hint:"]),
-        (_file, ["is a file, no run directory"]),
+        (_file, ["is a file, not a run directory"]),
         (_empty, ["is empty", "run.json, events.jsonl, metrics.csv or tensorboard/"]),
-        (_no_run, ["is no run directory: it holds none of run.json, events.jsonl"]),
+        (_no_run, ["is not a run directory: it holds none of run.json, events.jsonl"]),
         (_newer, ["has format version 2; this dtrain reads 0 and 1"]),
         (_no_version, ["has format version True; this dtrain reads 0 and 1"]),
     ],
@@ -220,7 +220,7 @@ def _empty_metrics(path: Path) -> None:
 
 
 DAMAGES: list[tuple[Callable[[Path], None], str]] = [
-    (_half_record, "run.json is no JSON, or only a part of it"),
+    (_half_record, "run.json is not valid JSON, or is incomplete"),
     (_listed_record, "run.json holds list, not an object"),
     (_no_record, "run.json is missing"),
     (_odd_record, ""),
@@ -299,7 +299,7 @@ def test_a_run_at_work_is_no_error(tmp_path: Path) -> None:
     [
         (None, "left", "ended without finishing"),
         ("failed", "failed", "failed, last event"),
-        ("finished", "left", "trained to the end, but not its program"),
+        ("finished", "left", "training is complete, but its program ended early"),
     ],
 )
 def test_a_run_that_nobody_works_on(end: str | None, state: str, said: str, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_a_full_disk_is_warned_of_once_and_lines_are_counted(tmp_path: Path) -> 
     for number in range(3):
         logs.put(Task("worker", 0), 0, f"{number}")
     wait_until(lambda: logs._left_out.get(path) == 3)
-    assert warned == [f"The log file {path} lacks lines: No space left on device. Training goes on."]
+    assert warned == [f"The log file {path} has missing lines: No space left on device. Training continues."]
     path.unlink()
     logs.put(Task("worker", 0), 0, "room again")
     logs.close()

@@ -166,7 +166,7 @@ def test_round_trip_hash_and_pickle() -> None:
         (config({"worker": "a:1"}), "a JSON string, not a list"),
         (config({"worker": {"0": "a:1"}}), "a JSON object, not a list"),
         (config({"worker": None}), "a JSON null, not a list"),
-        (config({"worker": [1]}), "address of worker 0 is 1, not a text"),
+        (config({"worker": [1]}), "address of worker 0 is 1, not a string"),
         (config({"worker": ["a:1", "b"]}), "address of worker 1: 'b' is an address without a port"),
         (config({"worker": ["::1"]}), "without a port"),
         (config({"worker": [":1"]}), "without a host"),

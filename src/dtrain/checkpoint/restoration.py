@@ -130,7 +130,7 @@ class Restoration(NewTraining):
         place = f"epoch {self.epoch + 1} of {self._epochs}"
         if self.done:
             place += f", after {self.done} of its steps"
-        line = f"Training goes on in {place} ({found.step} steps in all), from {found.path}."
+        line = f"Training resumes in {place} ({found.step} steps in all), from {found.path}."
         if found.workers != self._layout.workers:
             line += (
                 f" It was written by {found.workers} workers; now there are {self._layout.workers}, with the "

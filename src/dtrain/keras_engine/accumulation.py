@@ -114,7 +114,9 @@ class MicroBatchSums(LocalState):
         if self._layout.workers == 1:
             self.close()
             return
-        logger.warning("fit was left in the middle of an accumulation; its gradients so far are dropped.")
+        logger.warning(
+            "fit ended in the middle of an accumulation; the gradients accumulated so far are dropped."
+        )
         self._everywhere(self._drop)()
         self._whole = True
 
@@ -150,8 +152,8 @@ def abandon(state: LocalState) -> None:
         state.abandon()
     except Exception as error:
         logger.warning(
-            "fit failed, and so did tidying up what each replica had for itself: %s: %s. "
-            "Make model and optimizer anew before the next fit.",
+            "fit failed, and so did the cleanup of what each replica held: %s: %s. "
+            "Create the model and the optimizer again before the next fit.",
             type(error).__name__,
             error,
         )

@@ -122,7 +122,8 @@ class LossAlarm(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         where = f"step {last}" if first >= last else f"steps {first} to {last}"
         line = (
             f"The loss jumped to {recent:.4g} in {where} of epoch {self._epoch + 1}; before it was "
-            f"{usual:.4g} (the median of the last looks). Hint: look at the data of those steps; a lower "
+            f"{usual:.4g} (the median of the last observations). Hint: look at the data of those "
+            "steps; a lower "
             "rate, a warm-up or global_clipnorm help against jumps."
         )
         self._lines += 1
@@ -138,7 +139,7 @@ class LossAlarm(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
             return
         self._said_nan = True
         # Where jumps are not looked for, no step is known at which the loss still was a number.
-        before = f"; after step {self._seen[0]} it was not" if self._jumps_seen else ""
+        before = f"; after step {self._seen[0]} it was still finite" if self._jumps_seen else ""
         since = "" if steps is None else f" (first seen after step {steps}{before})"
         line = (
             f"The loss of epoch {self._epoch + 1} is {loss}{since}: the weights are most likely lost. "

@@ -220,7 +220,7 @@ def _can_compile(model: Any, layout: ReplicaLayout, name: str) -> bool:
         return True
     logger.warning(
         "jit_compile=True was set, but the model overrides %s; under several replicas only Keras' own "
-        "step is compiled by XLA, since the reduction stands in the middle of it. It runs without XLA.",
+        "step is compiled by XLA, because the reduction is in the middle of the step. It runs without XLA.",
         name,
     )
     return False

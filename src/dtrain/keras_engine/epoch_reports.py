@@ -42,8 +42,9 @@ _LEAST_SECONDS = {"checkpoint": 0.25, "callbacks": 1.0, "input": 0.25}
 """The seconds of an epoch below which it is not: in a short `fit`, any callback takes a large share."""
 
 _HINTS = {
-    "checkpoint": "save less often (save_freq), or to a faster disk",
-    "callbacks": "do less in them, or less often; what they do at every batch makes each call one step",
+    "checkpoint": "save less often (save_freq), or on a faster disk",
+    "callbacks": "do less in them, or less often; a callback that acts at every batch limits each call "
+    "to one step",
 }
 
 
@@ -354,4 +355,4 @@ def _decoded(text: str, worker: int) -> dict[str, Any]:
         found = messages.decode(text)
         if isinstance(found, dict) and set(found) == _FIELDS:
             return found
-    raise AuthenticationError(f"What came from worker {worker} are no worker's times.", hint=HINT)
+    raise AuthenticationError(f"The message of worker {worker} does not hold step times.", hint=HINT)

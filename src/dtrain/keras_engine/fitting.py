@@ -273,7 +273,7 @@ def _check_counts(arguments: Mapping[str, Any]) -> None:
         if value is not None and not _is_count(value, least):
             hint = f"set {name} to a whole number of at least {least}"
             raise ConfigurationError(
-                f"{name}={value!r} was set, which is no number to count with.",
+                f"{name}={value!r} was set, which is not a valid number.",
                 hint=hint if name in ("epochs", "initial_epoch") else f"{hint}, or leave it out",
             )
 
@@ -294,8 +294,8 @@ def _check_batch(arguments: dict[str, Any], layout: ReplicaLayout) -> None:
     if size is not None and size < layout.replicas:
         warnings.warn(
             f"batch_size={size} is the global batch, but there are {layout.replicas} replicas: "
-            f"{layout.replicas - size} of them have nothing to do. The numbers are right all the same. "
-            f"Hint: set batch_size to a multiple of {layout.replicas}.",
+            f"{layout.replicas - size} of them have nothing to do. The results are still "
+            f"correct. Hint: set batch_size to a multiple of {layout.replicas}.",
             stacklevel=7,
         )
 

@@ -160,7 +160,7 @@ def _check_place(metric: Any, step: ReplicaStep | None) -> None:
         check_not_compiled()
     except CompilationError:
         raise CompilationError(
-            f"{what}, and XLA cannot compile what replicas exchange.",
+            f"{what}, and XLA cannot compile communication between replicas.",
             hint="update it outside of the function with jit_compile=True, inside strategy.run",
         ) from None
     if not upstream_tf.merge_possible():
@@ -220,9 +220,9 @@ def _warn_of_workers(metric: Any, args: Any, kwargs: Any) -> None:
     known.is_additive = calls_are_additive(metric, arguments)
     if not known.is_additive:
         warnings.warn(
-            f"What update_state of the metric {metric.name!r} changes depends on what was there, and several "
-            "workers update it at the same time: their changes are summed, which gives another number than "
-            "one device does. Hint: sum what each batch gives and divide in result.",
+            f"What update_state of the metric {metric.name!r} changes depends on the values before, and "
+            "several workers update it at the same time: their changes are summed, so the result differs "
+            "from that of one device. Hint: sum what each batch gives, and divide in result.",
             stacklevel=2,
         )
 

@@ -76,8 +76,8 @@ def _written(value: Any, *, signed: bool, objects: bool) -> str:
     if not signed:
         return _REFUSED + messages.encode(
             [
-                f"broadcast was given what must be pickled ({problem}), but the processes of this job share "
-                "no secret: whoever changes their messages could have them run code.",
+                f"broadcast was given a value that must be pickled ({problem}), but the processes of "
+                "this job share no secret: anyone who changes their messages could make them run code.",
                 "Name one file of mode 600 with a secret in DTRAIN_SECRET_FILE for all of them, or broadcast "
                 "numbers, text, arrays, and containers of them.",
             ]
@@ -112,4 +112,4 @@ def _read(text: str, worker: int, *, pickled: bool) -> Any:
     if kind == _REFUSED and isinstance(found, list) and len(found) == 2:
         problem, hint = (cleaned(str(each), _SHOWN) for each in found)  # without a secret, it may be forged
         raise ConfigurationError(problem, hint=hint)
-    raise AuthenticationError(f"What came from worker {worker} is no worker's value.", hint=HINT)
+    raise AuthenticationError(f"The message of worker {worker} does not hold a value.", hint=HINT)

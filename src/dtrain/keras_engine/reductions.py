@@ -26,7 +26,7 @@ def check_not_compiled() -> None:
         raise CompilationError(
             "A function with jit_compile=True needs what the other replicas have: gradients that "
             "optimizer.apply reduces, a loss over the whole batch or synchronized moments. XLA cannot "
-            "compile what replicas exchange.",
+            "compile communication between replicas.",
             hint=(
                 "let the function with jit_compile=True only compute the loss and its gradients, and call "
                 "optimizer.apply_gradients outside of it, still inside strategy.run; in a train_step "

@@ -110,8 +110,8 @@ def _rematerialized(f: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -
         return f(*args, **kwargs)
     if current_block() is not None:
         raise ConfigurationError(
-            "rematerialize was used under ParameterServerStrategy, whose workers compute with copies of the "
-            "weights that TensorFlow's gradients of a second computation do not find.",
+            "rematerialize was used under ParameterServerStrategy, whose workers compute with copies of "
+            "the weights. TensorFlow's gradient of a second computation does not find these copies.",
             hint="leave rematerialize out, or use another strategy",
         )
 
@@ -199,7 +199,7 @@ class _Repeated:
             if scope.get_current_value(weight) is not None:
                 raise ConfigurationError(
                     f"The layer {self._layer.name!r} is to be rematerialized, but it writes to its weight "
-                    f"{weight.path!r} while it is computed, so that it cannot be computed a second time.",
+                    f"{weight.path!r} while it is computed, so it cannot be computed a second time.",
                     hint=_ELSEWHERE,
                 )
 

@@ -88,7 +88,7 @@ def check_optimizer_left_out(optimizer: Any) -> None:
     logger.warning(
         "The optimizer %r updates variables outside of any strategy's scope, but this process made %s: "
         "nothing is reduced over the workers, so each trains a model of its own. Hint: make the model and "
-        "the optimizer inside `with strategy.scope():`, and take the step by `strategy.run`.",
+        "the optimizer inside `with strategy.scope():`, and run the step by `strategy.run`.",
         optimizer.name,
         _with_workers,
     )
@@ -131,7 +131,7 @@ def check_model(model: Any) -> None:
         raise ScopeError(
             f"fit was called inside the scope of a {type(strategy).__name__}, but the model {model.name!r} "
             "was made outside of it: it would train on one device only.",
-            hint="build and compile the model inside `with strategy.scope():`; fit may stand outside",
+            hint="build and compile the model inside `with strategy.scope():`; fit may be called outside",
         )
     layout = layout_of(strategy)
     if layout is None or layout.replicas == 1:

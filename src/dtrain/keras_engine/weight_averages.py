@@ -84,7 +84,7 @@ class WeightAverages(LocalState):
             self.close()
         elif self._since:
             logger.warning(
-                "fit was left between two averagings of local SGD: each worker has weights of its own."
+                "fit ended between two averagings of local SGD: each worker has weights of its own."
             )
 
     def _average(self) -> Callable[[], Any]:

@@ -218,7 +218,9 @@ class LocalSpare:
         """Raise the priority of a spare that still imports, because the job now waits for it."""
         own = os.getpriority(os.PRIO_PROCESS, 0)
         if not self.ready and not priority.restore(self.handle.pid, own, priority.of_session(os.getpid())):
-            logger.warning("Process %d keeps a low priority: the system refuses.", self.handle.pid)
+            logger.warning(
+                "Process %d keeps a low priority: the system refuses to raise it.", self.handle.pid
+            )
 
     def _close(self) -> None:
         # A spare that has received no order ends then.

@@ -214,7 +214,7 @@ def read_rank(own: dict[str, str], size: int, env: Mapping[str, str]) -> tuple[i
         own |= {"PMI_RANK": own["PMI_ID"], "PMI_SIZE": f"{size}"}
     start = mpi.start_in(own) or mpi.start_in({**env, **own})
     if start is None or start[1] != size:
-        said = "says nothing of a rank" if start is None else f"says that it is one of {start[1]} ranks"
+        said = "names no rank" if start is None else f"says that it is one of {start[1]} ranks"
         raise ValueError(f"was asked for {size} ranks, and the environment of one {said}")
     return start[0], own
 
@@ -224,7 +224,7 @@ def starter_failed(starter: Starter, what: str, said: Sequence[str]) -> MPIError
     told = [line for line in said if line.strip(" -*=")][:_TOLD]
     return MPIError(
         "\n".join([f"The MPI starter {starter} {what}.", *told]),
-        hint="See what it says, or name another one (--mpi-starter PATH).",
+        hint="See its output, or name another one (--mpi-starter PATH).",
     )
 
 

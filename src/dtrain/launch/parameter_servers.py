@@ -86,7 +86,7 @@ class ServerRestartRules(RestartRules):
     def hopeless(self, failure: Failure) -> str:
         """Why another attempt cannot succeed, or ""; see the class."""
         if failure.code == USAGE:
-            return "It was called wrongly"
+            return "It was called with wrong arguments"
         last = self.before[-1].exception if self.before else None
         same = failure.exception is not None and failure.exception == last
         return "It is the same exception as before" if same else ""

@@ -135,9 +135,9 @@ class RestartRules:
     def hopeless(self, failure: Failure) -> str:
         """Why another attempt cannot succeed, as the start of a line; "" if it may succeed."""
         if failure.code == USAGE:
-            return "It was called wrongly"
+            return "It was called with wrong arguments"
         if failure.code == 0:
-            return "It would end so again"
+            return "It would end in the same way again"
         if failure.code > 0 and not failure.stepped:
             return "No step was ever completed before this error"
         if failure.code > 0 and self.before and _same(failure, self.before[-1]):
@@ -147,7 +147,7 @@ class RestartRules:
         # A task that dies before its first step may have been killed from outside; the budget limits that.
         often = len(last) == deaths - 1 and all(_same(failure, other) for other in last)
         if failure.code < 0 and failure.step is not None and often:
-            return f"It is the same death {deaths} times in a row, {_where(failure)}"
+            return f"It has ended in the same way {deaths} times in a row, {_where(failure)}"
         return ""
 
 

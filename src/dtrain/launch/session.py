@@ -125,8 +125,8 @@ class Session:
                     stack.callback(shutil.rmtree, self._scratch_memory, ignore_errors=True)
             except OSError as error:
                 raise ConfigurationError(
-                    f"The launcher cannot make a folder of its own for this job: {error}.",
-                    hint="Name another place in TMPDIR, or make room there.",
+                    f"The launcher cannot create a temporary folder for this job: {error}.",
+                    hint="Set TMPDIR to another folder, or free some space there.",
                 ) from error
             yield
 

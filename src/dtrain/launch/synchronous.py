@@ -235,7 +235,7 @@ class SynchronousJob(RestartedJob):
         with self.launcher.assign(tasks, self.common) as assigned:
             if len(assigned) < len(places):
                 line = f"There is room for {len(assigned)} of {len(places)} workers"
-                self.session.say(f"{line}: the job goes on with {len(assigned)}.")
+                self.session.say(f"{line}: the job continues with {len(assigned)}.")
                 places = places[: len(assigned)]
             attempt = SynchronousPolicy(
                 self.spec,
@@ -279,12 +279,12 @@ class SynchronousJob(RestartedJob):
             return Judgement(True, delay, f"It is tried once more: all are started again in {delay:g} s")
         if not members.can_lose_one():
             left = len(members.present()) - 1
-            line = f"It does not come up, and without it {left} of at least {members.fewest} workers are left"
+            line = f"It does not start, and {left} workers are left, of at least {members.fewest}"
             return Judgement(False, 0.0, f"{line} (--workers {members.fewest}:{members.most}).")
         seconds = members.give_up(place)
         number = f"{len(members.present())} of {members.most} workers"
         later = f"the absent one (place {place}) is tried again after {seconds:g} s"
-        return Judgement(True, 0.0, f"It does not come up: {later}. The job goes on with {number}")
+        return Judgement(True, 0.0, f"It does not start: {later}. The job continues with {number}")
 
     def introduced(self, outcome: JobOutcome, failure: Failure) -> str:
         """Show the failed task's last lines if it exited by itself; returns the start of the restart line."""
@@ -296,11 +296,11 @@ class SynchronousJob(RestartedJob):
         record = self.record
         if record.folder is None and not record.reported:
             return (
-                ", from the beginning: it has saved nothing yet, nor come to a step "
-                "(checkpoints: dtrain.BackupAndRestore)"
+                ", from the beginning: it has saved nothing yet, and "
+                "completed no step (checkpoints: dtrain.BackupAndRestore)"
             )
         if record.folder is None:
-            return ", from the beginning: the program keeps no checkpoints (dtrain.BackupAndRestore)"
+            return ", from the beginning: the program saves no checkpoints (dtrain.BackupAndRestore)"
         if record.checkpoint < 0:
             return f", from the beginning: there is no checkpoint in {record.folder} yet"
         checkpoint = f"from the checkpoint of step {record.checkpoint} in {record.folder}"

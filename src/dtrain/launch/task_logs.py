@@ -97,7 +97,7 @@ class TaskLogs:
         self._left_out[path] = self._left_out.get(path, 0) + lines
         if not self._warned:
             self._warned = True
-            self._warn(f"The log file {path} lacks lines: {why}. Training goes on.")
+            self._warn(f"The log file {path} has missing lines: {why}. Training continues.")
 
 
 @contextlib.contextmanager

@@ -118,7 +118,8 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
             raise ConfigurationError(
                 f"A Monitor that has {self._done} epochs on record was given to a fit that begins with epoch "
                 f"{int(arguments['initial_epoch']) + 1}.",
-                hint=f"another Monitor for another run, or go on: fit(initial_epoch={self._done}, ...)",
+                hint="use another Monitor for another run, or continue this one: "
+                f"fit(initial_epoch={self._done}, ...)",
             )
         if self.run is None:
             self._record = describe_run(_NAME, model.distribute_strategy, self._settings(model, arguments))
@@ -149,7 +150,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
             ConfigurationError: always.
         """
         raise ConfigurationError(
-            "A Monitor was given to a fit that does not know it.",
+            "A Monitor was given to a fit that dtrain does not handle.",
             hint="make the model under a strategy of dtrain's: with dtrain.strategy('default').scope(); "
             "give it to fit in a list, not in a CallbackList",
         )

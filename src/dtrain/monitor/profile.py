@@ -49,7 +49,7 @@ class Profile(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         try:
             tf.profiler.experimental.start(str(self._directory))
         except tf.errors.AlreadyExistsError:  # the user started the profiler
-            logger.warning("TensorFlow's profiler is at work already: steps are not profiled by the Monitor.")
+            logger.warning("TensorFlow's profiler is already running: the Monitor does not profile steps.")
             return
         self._state = "runs"
 

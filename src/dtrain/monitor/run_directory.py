@@ -193,7 +193,7 @@ def _claim(
     directory = RunDirectory(new_directory(name) if given is None else given)
     if path is not None and same and _interrupted(directory, record, same):
         lock_run_directory(directory)
-        logger.info("The run in %s was interrupted: it goes on.", directory.path)
+        logger.info("The run in %s was interrupted and resumes.", directory.path)
         return directory
     check_run_directory(directory.path)
     directory.path.mkdir(parents=True, exist_ok=True)

@@ -117,7 +117,7 @@ def _check(directory: RunDirectory) -> None:
             raise ConfigurationError(f"There is no directory {path}.", hint=f"Give that of a run; {_HOLDS}.")
         if not path.is_dir():
             raise ConfigurationError(
-                f"{path} is a file, no run directory.", hint=f"Give its directory; {_HOLDS}."
+                f"{path} is a file, not a run directory.", hint=f"Give its directory; {_HOLDS}."
             )
         entries = sorted(path.iterdir())
         if is_run(path):
@@ -130,7 +130,7 @@ def _check(directory: RunDirectory) -> None:
     if not entries:
         raise ConfigurationError(f"The directory {path} is empty.", hint=f"Give another one; {_HOLDS}.")
     raise ConfigurationError(
-        f"{path} is no run directory: it holds none of {', '.join(_LOOKED_FOR)}.",
+        f"{path} is not a run directory: it holds none of {', '.join(_LOOKED_FOR)}.",
         hint="Give the directory that dtrain train, or Trainer(run_dir=...), wrote to.",
     )
 
@@ -149,11 +149,11 @@ def _record(directory: RunDirectory) -> tuple[dict[str, Any], list[str]]:
     problems: list[str] = []
     content = _read(directory.record, problems)
     if content is None:
-        return {}, problems or ["run.json is missing: what was run, and how, is not known."]
+        return {}, problems or ["run.json is missing: the program and its settings are not known."]
     try:
         record = json.loads(content)
     except (ValueError, RecursionError) as error:
-        return {}, [f"run.json is no JSON, or only a part of it: {error}."]
+        return {}, [f"run.json is not valid JSON, or is incomplete: {error}."]
     if not isinstance(record, dict):
         return {}, [f"run.json holds {type(record).__name__}, not an object, and was left out."]
     version = record.get("version", 0)
@@ -241,9 +241,9 @@ def _state(
     if not record and not summary.attempts:
         return "unknown", "not known: there is no record of the run"
     if process is None:
-        return "unknown", f"running or left, which this file system does not tell{since}"
+        return "unknown", f"running or interrupted (this file system does not show which){since}"
     if summary.end == "finished":
-        return "left", f"trained to the end, but not its program{since}"
+        return "left", f"training is complete, but its program ended early{since}"
     return "left", f"ended without finishing{since}"
 
 

@@ -117,7 +117,7 @@ def free_memory(cgroup: Path = _CGROUP) -> int:
         free = psutil.virtual_memory().available
     except OSError as error:
         raise ConfigurationError(
-            f"How much memory is free cannot be read: {error}.", hint="Give memory_limit, in bytes."
+            f"The amount of free memory cannot be read: {error}.", hint="Give memory_limit, in bytes."
         ) from error
     return min([free, *_free_in_cgroups(cgroup)])
 
@@ -255,7 +255,7 @@ class Finder:
         if trial.outcome == "no start":
             raise ConfigurationError(
                 f"TensorFlow alone holds {_gb(trial.resident)}; memory_limit is {_gb(self.memory_limit)}.",
-                hint="Give a higher memory_limit, or end what else takes the machine's memory.",
+                hint="Give a higher memory_limit, or end other programs that use the machine's memory.",
             )
         held = f"it held {_gb(trial.resident)} of {_gb(self.memory_limit)}"
         if trial.outcome == "fits":

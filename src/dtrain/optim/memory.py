@@ -130,8 +130,8 @@ def _activations(step: TracedStep, spec: Any) -> int:
     loops = [op.name for op in operations if op.type in LOOPS]
     if loops:
         logger.warning(
-            "The train step has loops (%s): what they keep of each turn is not in the predicted activations. "
-            "measure_memory sees it.",
+            "The train step has loops (%s): what they keep of each iteration is not in the predicted "
+            "activations. measure_memory includes it.",
             ", ".join(loops),
         )
     peak = peak_bytes(

@@ -55,7 +55,8 @@ def measure_memory(model: Any, batch: Any, *, batch_size: int | None = None) -> 
     if replicas > 1:
         raise ConfigurationError(
             f"{model.name!r} was made under a strategy of {replicas} replicas; one is measured.",
-            hint="Make the model outside of the strategy's scope: a replica takes what one device takes.",
+            hint="Make the model outside of the strategy's scope: a replica takes as much memory as one "
+            "device.",
         )
     spec = batch_spec(model, batch, batch_size)
     step = trace_step(model, spec, update=True)

@@ -58,7 +58,7 @@ def batch_spec(model: Any, batch: Any, batch_size: int | None) -> Any:
     if isinstance(batch, Integral) and not isinstance(batch, bool):
         if batch_size is not None:
             raise ConfigurationError(
-                f"The batch is given as {batch} examples, and batch_size={batch_size} besides.",
+                f"The batch has {batch} examples, but batch_size={batch_size} was given too.",
                 hint="Give the number once.",
             )
         batch, batch_size = _spec_of_model(model), int(batch)
@@ -145,7 +145,8 @@ def trace_step(model: Any, spec: Any, *, update: bool) -> TracedStep:
     if not gradients:
         raise ConfigurationError(
             f"The train step of {model.name!r} gives no optimizer a gradient.",
-            hint="An own train_step must call apply or apply_gradients of an optimizer that the model holds.",
+            hint="A train_step of your own must call apply or apply_gradients of an optimizer that the "
+            "model holds.",
         )
     return TracedStep(function=function, gradients=gradients, optimizers=optimizers, updates=updates)
 

@@ -51,7 +51,7 @@ def base_optimizer(optimizer: OptimizerLike, learning_rate: Any = None) -> keras
         )
     if not isinstance(found, keras.optimizers.Optimizer):
         raise ConfigurationError(
-            f"{optimizer!r} gave {found!r}, which is no optimizer of keras.optimizers.",
+            f"{optimizer!r} gave {found!r}, which is not an optimizer of keras.optimizers.",
             hint="Give a function that returns a keras.optimizers.Optimizer.",
         )
     if found.built:
@@ -103,8 +103,8 @@ def _no_rate(optimizer: keras.optimizers.Optimizer, found: str) -> Configuration
     return ConfigurationError(
         f"The learning rate of the optimizer {optimizer.name!r} is neither a number nor a schedule that "
         f"Keras can make anew: {found}",
-        hint="Give a number or a schedule of keras.optimizers.schedules; an own schedule's class must have "
-        "get_config and be registered with keras.saving.register_keras_serializable.",
+        hint="Give a number or a schedule of keras.optimizers.schedules; the class of a schedule of your "
+        "own must have get_config and be registered with keras.saving.register_keras_serializable.",
     )
 
 

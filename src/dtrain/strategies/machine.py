@@ -111,7 +111,7 @@ def probe_devices(patience: float = _PATIENCE) -> dict[str, Any]:
         seen, last = None, str(error)
     if seen is None:
         raise UnsupportedVersionError(
-            f"TensorFlow was to tell which devices this machine has, but: {last}.",
+            f"TensorFlow could not list the devices of this machine: {last}.",
             hint="See what `python -c 'import tensorflow'` says; pip install 'dtrain[cpu]' installs it.",
         )
     if "problem" in seen:

@@ -188,7 +188,7 @@ def _options(options: Any, communication: Any) -> tuple[str, Any]:
     """The transport's name and TensorFlow's options, from whichever of both arguments was given."""
     if options is not None and communication is not None:
         raise ConfigurationError(
-            "communication and communication_options were both given; they say the same thing.",
+            "communication and communication_options were both given, but they mean the same.",
             hint="give communication_options=CommunicationOptions(implementation=...)",
         )
     if options is not None:

@@ -230,7 +230,7 @@ def _check_staleness(bound: Any, overlap: Any) -> None:
     if not isinstance(overlap, bool):
         raise ConfigurationError(
             f"overlap is {overlap!r}, not True or False.",
-            hint="True lets a step compute while what the one before it sent is on its way",
+            hint="with True, a step computes while the gradients of the one before it are still being sent",
         )
     if bound is None:
         return

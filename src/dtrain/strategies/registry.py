@@ -67,7 +67,7 @@ class StrategyEntry:
         return getattr(importlib.import_module(self.module), self.factory or self.class_name)
 
 
-_RESUMES = "started again, it goes on from its last checkpoint, to the bit"
+_RESUMES = "started again, it resumes from its last checkpoint, to the bit"
 
 _ENTRIES = (
     StrategyEntry(
@@ -119,10 +119,10 @@ _ENTRIES = (
         purpose="several machines, or several processes of one",
         updates="synchronous: an all-reduce every step, over MPI, sockets or NCCL",
         replicas="those of all workers",
-        failure="all workers go on from the last checkpoint, to the bit; "
-        "with `--workers MIN:MAX` also without those that do not come up",
+        failure="all workers resume from the last checkpoint, to "
+        "the bit; with `--workers MIN:MAX` also without those that do not start",
         ease="one process a worker: `dtrain launch --workers N`, `TF_CONFIG` or an MPI start",
-        limits="it does not train on without a worker: when one dies, all go on from the last checkpoint",
+        limits="it does not continue without a worker: when one dies, all resume from the last checkpoint",
         synonyms=("multiworkermirrored", "collectiveallreduce"),
         suggested_for=(
             "allreduce",
@@ -170,8 +170,8 @@ _ENTRIES = (
         purpose="huge embeddings; workers of unequal speed, or that come and go",
         updates="asynchronous: each worker updates the servers' weights with its own batch",
         replicas="1: each worker trains on whole batches by itself",
-        failure="of a worker: the others go on, and its steps are done again; of a server or the chief: all "
-        "go on from the last checkpoint",
+        failure="of a worker: the others continue, and its steps are done again; of a server or the "
+        "chief: all resume from the last checkpoint",
         ease="a chief, workers and servers: `dtrain launch --workers N --ps M`",
         limits="with several workers the numbers are not one device's; see "
         "[what is promised](parameter_servers.md#what-is-promised)",

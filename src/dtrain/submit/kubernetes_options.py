@@ -185,7 +185,7 @@ def quantity(name: str, text: str, example: str) -> Decimal:
             amount = number.scaleb(int(suffix[1:]))
     if amount <= 0:
         raise ConfigurationError(
-            f"{name} is {text!r}, which is no positive quantity of Kubernetes.", hint=f"Write {example}."
+            f"{name} is {text!r}, which is not a positive quantity of Kubernetes.", hint=f"Write {example}."
         )
     return amount
 
@@ -199,7 +199,7 @@ def variable_name(text: str) -> str:
     """Check the name of an environment variable; returns it."""
     if not _VARIABLE.fullmatch(text):
         raise ConfigurationError(
-            f"--env names {text!r}, which is no name of a variable.",
+            f"--env names {text!r}, which is not a valid name of a variable.",
             hint="Write NAME=VALUE; a name has letters, digits and '_', and begins with no digit.",
         )
     return text
@@ -233,7 +233,7 @@ def path(what: str, text: str) -> str:
         or text.strip("/") == ""
     ):
         raise ConfigurationError(
-            f"{what} is {text!r}, which is no absolute path below '/'.",
+            f"{what} is {text!r}, which is not an absolute path below '/'.",
             hint="Write a path such as /data, without '..' and ':'.",
         )
     return text.rstrip("/")

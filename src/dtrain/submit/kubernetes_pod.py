@@ -282,7 +282,7 @@ def _volume(text: str) -> tuple[str, Object, bool]:
     if kind == "emptydir" and len(rest) == 1 and not read_only:
         return checked.path("The path of --volume", rest[0]), {"emptyDir": {}}, False
     raise ConfigurationError(
-        f"--volume is {text!r}, which is no volume.",
+        f"--volume is {text!r}, which is not a volume.",
         hint="Write pvc:NAME:/PATH, pvc:NAME:/PATH:ro, configmap:NAME:/PATH or emptydir:/PATH.",
     )
 

@@ -109,7 +109,7 @@ def submit(request: JobRequest, options: SlurmOptions) -> int:
     if shutil.which("sbatch") is None:
         raise ConfigurationError(
             "There is no sbatch in PATH, and it submits jobs to Slurm.",
-            hint="Type this on a login host of the cluster; --dry-run prints the batch script.",
+            hint="Run this on a login host of the cluster; --dry-run prints the batch script.",
         )
     folder = Path(options.output_dir or ".").expanduser()
     try:

@@ -30,7 +30,7 @@ class StalenessReport(keras.callbacks.Callback):  # type: ignore[misc]
             logs["staleness"] = totals.mean_staleness
             logs["staleness_max"] = totals.most
         logger.info(
-            "Epoch %d: %d updates; staleness %.2f in the mean, %d at most.",
+            "Epoch %d: %d updates; staleness %.2f on average, %d at most.",
             epoch + 1,
             totals.updates,
             totals.mean_staleness,

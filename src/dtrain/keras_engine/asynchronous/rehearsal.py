@@ -183,7 +183,7 @@ class Rehearsal:
         }
         both = next((v for v in written if id(v) in updated), None)
         if both is not None:
-            return f"it writes itself to {name_of(both)!r}, which its optimizer has or updates"
+            return f"the step itself writes to {name_of(both)!r}, which its optimizer holds or updates"
         return None
 
     @contextlib.contextmanager

@@ -90,7 +90,10 @@ class StuckAlarm:
                 continue
             if taken > max(watched.timeout, _TIMES_SLOWER * usual):
                 self._told.add((block.worker, block.since))
-                what = f"it has had {block.steps} step{'s' if block.steps > 1 else ''} for {taken:.0f} s"
+                what = (
+                    f"it has been at work on {block.steps} step{'s' if block.steps > 1 else ''} for "
+                    f"{taken:.0f} s"
+                )
                 _alarm(block.worker, what, known=step_seconds is not None)
 
     def _look_at_workers(self, watched: _Watched, *, idle: bool) -> None:
@@ -119,12 +122,12 @@ def _alarm(worker: int, what: str, *, known: bool) -> None:
     reason = f"{what}; {_state(answer)}"
     logger.warning("worker %d is stuck: %s.", worker, reason)
     if answer is not None and not known:
-        logger.warning("It is left alone: its first steps may just be slow.")
+        logger.warning("It is not restarted: its first steps may just be slow.")
     elif channel.request_restart("worker", worker, reason, pid=(answer or {}).get("pid")):
         logger.warning("worker %d will be started again; its steps go to another one.", worker)
     else:
         logger.warning(
-            "Nobody is there to start worker %d again: end it, and its steps go on elsewhere.", worker
+            "Nothing restarts worker %d here: end it, and other workers take over its steps.", worker
         )
 
 
@@ -132,7 +135,7 @@ def _state(answer: dict[str, Any] | None) -> str:
     if answer is None:
         return "it does not answer"
     return (
-        "it answers, but does not get on"
+        "it answers, but makes no progress"
         if answer
         else "it is TensorFlow's own server, which cannot be asked"
     )

@@ -360,7 +360,7 @@ class DataFeed(_Base):  # type: ignore[misc]
     def _replay(self, position: DataPosition) -> Iterator[Any]:
         """As `_begin_at`, for a source that must be read again from its beginning, in the same order."""
         logger.info(
-            "%s cannot begin elsewhere than at its beginning: it is replayed; %d batches are read again.",
+            "%s can only be read from its beginning: %d batches are read again.",
             self._source.kind.capitalize(),
             position.batches,
         )

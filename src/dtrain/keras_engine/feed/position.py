@@ -76,6 +76,7 @@ def restored(saved: dict[str, Any], fingerprint: dict[str, Any]) -> DataPosition
             raise DataError(
                 f"The checkpoint was written in the middle of other data: {what} was {then!r}, and is "
                 f"{now!r} now.",
-                hint="Give fit the same data and the same batch size as before, or begin anew elsewhere.",
+                hint="Give fit the same data and the same batch size as before, or start a new run in "
+                "another folder.",
             )
     return DataPosition(**saved["place"])

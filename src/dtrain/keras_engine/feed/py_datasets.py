@@ -77,7 +77,10 @@ class PyDatasetSource:
         states = exchange(layout, hash(random.getstate()[1]))
         if all(state == states[0] for state in states):
             return random
-        logger.info("Python's random numbers differ by worker, so all shuffle the PyDataset as the first.")
+        logger.info(
+            "Python's random numbers differ by worker, so all workers shuffle the PyDataset as "
+            "the first one does."
+        )
         return random.Random(states[0])
 
     @property

@@ -159,8 +159,8 @@ class ReplayedSource:
         """
         if not self._warned and not self._distributed and upstream_data.has_unseeded_shuffle(self.dataset):
             logger.warning(
-                "The dataset shuffles without a seed, so a run that goes on from a checkpoint will not get "
-                "the same batches. Call keras.utils.set_random_seed, or give shuffle a seed."
+                "The dataset shuffles without a seed, so a run that resumes from a checkpoint "
+                "will not get the same batches. Call keras.utils.set_random_seed, or give shuffle a seed."
             )
         self._warned = True
         return {"seed": self._seed}
@@ -170,8 +170,8 @@ class ReplayedSource:
         """As `Source.open`; the value is None. Warns if the global seed has changed."""
         if state["seed"] != self._seed:
             logger.warning(
-                "TensorFlow's global seed is %s, but was %s when the checkpoint was written: if the data is "
-                "shuffled by it, its order is another one. Call keras.utils.set_random_seed at the top of "
+                "TensorFlow's global seed is %s, but was %s when the checkpoint was written: if the data "
+                "is shuffled by it, its order is different. Call keras.utils.set_random_seed at the top of "
                 "the program.",
                 self._seed,
                 state["seed"],

@@ -312,7 +312,7 @@ def _enter(invite: Invite) -> Refused | None:
     except OSError as error:
         return Refused(
             f"The working directory {invite.folder} cannot be used: {error.strerror}.",
-            "Make it there, or start the job in a folder that all hosts have.",
+            "Create it there, or start the job in a folder that all hosts have.",
         )
     if invite.script and not Path(invite.script).exists():
         return Refused(

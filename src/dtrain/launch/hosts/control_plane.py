@@ -212,7 +212,8 @@ class ControlServer(_Endpoint):
             super()._release(linger=0)
             raise PortInUseError(
                 f"The coordinator of the job cannot listen at {host}:{port}: {error.strerror}.",
-                hint="Is another job there, perhaps this one's earlier start? Choose another port.",
+                hint="Another job may use this port, or an earlier start of this job. End it, or choose "
+                "another port.",
             ) from error
         self.port = self._listener.getsockname()[1]
         self._socket.setsockopt(zmq.USE_FD, os.dup(self._listener.fileno()))

@@ -57,8 +57,8 @@ class HostsLauncher(Launcher):
 
     _own_name = "node 0"  # of this machine, in messages
     _absent_hint = (
-        "See what those nodes say. Are they started, with the same --rendezvous, and does a firewall let "
-        "them through to it?"
+        "See the output of those nodes. Are they started, with the same --rendezvous, and does "
+        "a firewall let them reach it?"
     )
 
     def __init__(self, session: Session, spec: JobSpec | None = None) -> None:
@@ -255,7 +255,7 @@ class HostsLauncher(Launcher):
 
     def _remedy(self, host: str, status: int, said: str) -> str:
         """What to do when the agent of a host has ended with a status before it began, and said this."""
-        return f"See what it says above of {host}."
+        return f"See its messages about {host} above."
 
     def _fail(self, error: DtrainError) -> None:
         with self._changed:
@@ -286,7 +286,7 @@ class HostsLauncher(Launcher):
         other = self._agents.get(hello.node)
         if other is not None and not other.lost:
             return Refused(
-                f"Node {hello.node} is there already, from {other.hello.host}; this one is {hello.host}.",
+                f"Node {hello.node} has joined already, from {other.hello.host}; this one is {hello.host}.",
                 "Give each node its own rank, and each job its own port and secret.",
             )
         return None
@@ -323,7 +323,7 @@ class HostsLauncher(Launcher):
         with self._changed:
             if agent.lost or self._over:
                 return
-            self.session.say(f"{agent} is gone: {why}.")
+            self.session.say(f"{agent} is lost: {why}.")
             agent.lose()
             self._changed.notify_all()
 
@@ -364,10 +364,10 @@ class HostsLauncher(Launcher):
         if len(slots) < min(workers, least or workers):
             gone = ", ".join(str(agent) for _, agent in sorted(self._agents.items()) if agent.lost)
             raise PeerMissingError(
-                f"The job needs {least or workers} workers, and the hosts that are left have room for "
-                f"{len(slots)}. Gone: {gone or 'none'}.",
-                hint="Start the job again when enough hosts are there. With checkpoints "
-                "(dtrain.BackupAndRestore) it goes on from the last one.",
+                f"The job needs {least or workers} workers, but the remaining hosts have "
+                f"room for {len(slots)}. Lost: {gone or 'none'}.",
+                hint="Start the job again when enough hosts are available. With "
+                "checkpoints (dtrain.BackupAndRestore) it resumes from the last one.",
             )
         ordered = {"worker": slots, "ps": present, "chief": present}
         left = tasks if workers <= len(slots) else tasks[: len(slots)]

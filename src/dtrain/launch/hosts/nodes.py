@@ -70,7 +70,7 @@ class NodesLauncher(HostsLauncher):
         super().__init__(session, spec)
         if spec is None or spec.nodes is None:
             raise ConfigurationError(
-                "The launcher is 'nodes', and JobSpec.nodes says nothing of them.",
+                "The launcher is 'nodes', but JobSpec.nodes is not set.",
                 hint="Use dtrain launch --nnodes N --node-rank R --rendezvous HOST:PORT.",
             )
         self._nodes = spec.nodes
@@ -111,7 +111,7 @@ class NodesLauncher(HostsLauncher):
         needed = f"at least {nodes.fewest}" if nodes.fewest < nodes.most else nodes.most
         other = f" {strangers} connections did not know the job's secret." if strangers else ""
         return (
-            f"{len(present)} of {needed} nodes have come to {nodes.rendezvous} in {waited:.0f} s; "
+            f"{len(present)} of {needed} nodes have joined at {nodes.rendezvous} in {waited:.0f} s; "
             f"missing: node {absent}.{other}"
         )
 
@@ -119,10 +119,10 @@ class NodesLauncher(HostsLauncher):
         nodes = self._nodes
         name = f"Node {hello.node} ({hello.host})"
         if hello.node < 0:
-            return Refused(f"{name} came, and nodes are numbered from 0.", "Correct --node-rank.")
+            return Refused(f"{name} wants to join, but nodes are numbered from 0.", "Correct --node-rank.")
         if hello.slots != nodes.per_node:
             return Refused(
-                f"{name} starts {hello.slots} workers, and node 0 {nodes.per_node}.",
+                f"{name} starts {hello.slots} workers, but node 0 starts {nodes.per_node}.",
                 "Give all nodes the same --nproc-per-node.",
             )
         if hello.command and list(hello.command) != self._command:
@@ -135,7 +135,7 @@ class NodesLauncher(HostsLauncher):
             )
         if hello.node and not hello.address and not secret.on_loopback(_rendezvous(nodes)):
             return Refused(
-                f"{name} cannot tell at which address the other nodes reach it.",
+                f"{name} cannot determine at which address the other nodes reach it.",
                 f"Can it resolve the name in {nodes.rendezvous}? Else give an address there, on all nodes.",
             )
         return super()._problem(hello)
@@ -157,7 +157,7 @@ class NodesLauncher(HostsLauncher):
                 late.daemon = True
                 late.start()
                 self._late.append(late)
-                self.session.say(f"Node {hello.node} ({hello.host}) waits until {other} is gone.")
+                self.session.say(f"Node {hello.node} ({hello.host}) waits until {other} counts as lost.")
                 return
             found = self._greet(_NodeConnection(server, peer), hello)
             if found is not None:
@@ -235,11 +235,11 @@ def join_nodes(nodes: Nodes, command: Sequence[str]) -> int:
         return end.status
     if agent.signals:
         return 128 + agent.signals[-1]
-    what = "has ended without a word" if watch.gone else f"was silent for {control_plane.LEASE:g} s"
+    what = "has ended without a message" if watch.gone else f"was silent for {control_plane.LEASE:g} s"
     raise PeerMissingError(
         f"The coordinator of the job at {nodes.rendezvous} (node 0) {what}; the tasks of node {nodes.rank} "
         "were ended.",
-        hint="See what node 0 says, and start the job again on all nodes.",
+        hint="See the output of node 0, and start the job again on all nodes.",
     )
 
 

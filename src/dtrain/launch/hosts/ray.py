@@ -45,7 +45,7 @@ INSTALL = "Install it: pip install 'dtrain[ray]'."
 _DRIVER = (sys.executable, "-m", "dtrain.launch.hosts.ray_driver")
 _LOOK = 0.2  # seconds between two looks for a signal
 _GOODBYE = 15.0  # seconds for Ray's driver to end the agents, and to leave the cluster
-_GO_ON = "Start the job again. With checkpoints (dtrain.BackupAndRestore) it goes on from the last one."
+_GO_ON = "Start the job again. With checkpoints (dtrain.BackupAndRestore) it resumes from the last one."
 _SILENT = 10.0  # seconds without a word of the cluster while tasks wait for places
 _ORDER = ("worker", "ps", "chief")
 
@@ -68,7 +68,7 @@ class RayLauncher(HostsLauncher):
         super().__init__(session, spec)
         if spec is None or spec.ray is None:
             raise ConfigurationError(
-                "The launcher is 'ray', and JobSpec.ray says nothing of the cluster.",
+                "The launcher is 'ray', but JobSpec.ray is not set.",
                 hint="Use dtrain launch --ray.",
             )
         check_version()
@@ -204,8 +204,8 @@ class RayLauncher(HostsLauncher):
                 invite,
                 [],
                 lambda: RayError(
-                    f"dtrain's agent on {host} ended before it began.",
-                    hint=f"See what it says above, and the logs of Ray on {host}.",
+                    f"dtrain's agent on {host} ended before it was ready.",
+                    hint=f"See its messages above, and the logs of Ray on {host}.",
                 ),
             )
             self._links = [*(each for each in self._links if not each[1].ended), (link, connection)]

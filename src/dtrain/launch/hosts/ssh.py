@@ -59,7 +59,7 @@ class SSHLauncher(HostsLauncher):
         super().__init__(session, spec)
         if spec is None or spec.hosts is None:
             raise ConfigurationError(
-                "The launcher is 'ssh', and JobSpec.hosts says nothing of the hosts.",
+                "The launcher is 'ssh', but JobSpec.hosts is not set.",
                 hint="Use dtrain launch --hosts a:2,b:2.",
             )
         self._hosts = spec.hosts
@@ -105,7 +105,7 @@ class SSHLauncher(HostsLauncher):
             return ""
         if len(present) >= self._fewest:
             return None
-        return f"Nothing was heard in {waited:.0f} s of: {', '.join(absent)}."
+        return f"There was no answer in {waited:.0f} s from: {', '.join(absent)}."
 
     def _fail(self, error: DtrainError) -> None:
         """An agent cannot be part of the job. The error is a `PeerMissingError` when it has ended."""
@@ -114,13 +114,15 @@ class SSHLauncher(HostsLauncher):
             self._first = self._first or error
             spared = len(self._hosts.slots) > self._fewest
             if spared and len(self._hosts.slots) - self._unusable >= self._fewest:
-                self.session.say(f"{error} The job does without that host.")
+                self.session.say(f"{error} The job continues without that host.")
                 return
         super()._fail(self._first)
 
     def _remedy(self, host: str, status: int, said: str) -> str:
         if status in _NOT_FOUND:
-            return f"Install Python and dtrain on {host} as on this machine: as {sys.executable}."
+            return (
+                f"Install Python and dtrain on {host} at the same path as on this machine: {sys.executable}."
+            )
         for words, remedy in _REMEDIES.items():
             if words in said:
                 return remedy.format(host=host, python=sys.executable)
@@ -138,7 +140,7 @@ def passed_environment(env: Mapping[str, str], names: Sequence[str]) -> dict[str
     for name in names:
         if name not in env:
             raise ConfigurationError(
-                f"The variable {name} should go to all hosts, and is not set here.",
+                f"The variable {name} is to be copied to all hosts, but it is not set here.",
                 hint=f"Set it (export {name}=...), or leave out --env {name}.",
             )
     usual = without_task(env)

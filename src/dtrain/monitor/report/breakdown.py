@@ -188,5 +188,5 @@ _EXPLAINED = {
     "callbacks": "between steps, in callbacks",
     "validation": "evaluation at the epoch's end",
     "start": "tracing and compiling",
-    "other": "what is none of these",
+    "other": "everything else",
 }
