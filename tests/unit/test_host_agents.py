@@ -203,7 +203,7 @@ def test_a_node_whose_rank_stays_taken_is_refused(elastic: tuple[NodesLauncher, 
     timer = launcher._late[0]
     timer.function(*timer.args)
     (refused,) = server.sent[b"other"]
-    assert isinstance(refused, Refused) and "Node 1 is there already" in refused.reason
+    assert isinstance(refused, Refused) and "Node 1 has joined already" in refused.reason
     assert not launcher._waiting
 
 

@@ -546,7 +546,7 @@ def test_only_a_report_is_written_over(tmp_path: Path) -> None:
     (run / "report.html").write_text("<html>my own</html>")
     done = command(run)
     assert done.returncode == 2
-    assert "is there already and is no report of dtrain's" in done.stderr and "--output" in done.stderr
+    assert "already exists and is not a report of dtrain" in done.stderr and "--output" in done.stderr
     assert (run / "report.html").read_text() == "<html>my own</html>"
     assert sorted(file.name for file in run.iterdir()) == [
         "events.jsonl",

@@ -43,7 +43,7 @@ def _check_place(output: Path) -> None:
             hint="Make it, or choose another file with --output.",
         )
     if output.exists() and not is_report(output):
-        raise ConfigurationError(f"{output} is there already and is no report of dtrain's.", hint=_HINT)
+        raise ConfigurationError(f"{output} already exists and is not a report of dtrain.", hint=_HINT)
 
 
 def is_report(path: Path) -> bool:
