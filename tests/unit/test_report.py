@@ -561,7 +561,7 @@ def test_only_a_report_is_written_over(tmp_path: Path) -> None:
     [
         ("no/such/page.html", "there is no directory"),
         ("it", "is a directory"),
-        ("/dev/null", "is no report"),
+        ("/dev/null", "is not a report"),
         ("x" * 300 + ".html", "File name too long"),
     ],
 )

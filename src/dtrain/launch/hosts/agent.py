@@ -79,7 +79,7 @@ class Inbox:
         self.wake: Callable[[], None] = lambda: None
 
     def put(self, found: HostMessage | PeerMismatchError | None) -> None:
-        """Take something in; any thread may call this."""
+        """Put a message in; any thread may call this."""
         self._queue.put(found)
         self.wake()
 
@@ -265,7 +265,7 @@ class _ForwardedConsole(Console):
 
 
 def main() -> int:
-    """Be the agent of a coordinator that has started this process; returns the exit status."""
+    """Run as the agent of a coordinator that has started this process; returns the exit status."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray blocks SIGINT, and tasks would inherit that
     inbox, ended = Inbox(), threading.Event()
 

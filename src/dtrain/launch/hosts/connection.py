@@ -23,7 +23,7 @@ _GOODBYE = 3.0  # seconds to write the last messages
 
 
 class HostConnection(Protocol):
-    """Sends messages to the other side; what it receives goes where its maker said."""
+    """Sends messages to the other side; received messages go to the callback that its creator gave."""
 
     def send(self, message: HostMessage) -> None:
         """Send a message; it arrives after those sent before."""

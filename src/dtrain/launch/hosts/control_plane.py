@@ -352,7 +352,7 @@ class ControlClient(_Endpoint):
         self._put(b"", message)
 
     def lease_left(self, lease: float = LEASE) -> float:
-        """The seconds for which the coordinator surely does not give this agent up."""
+        """The seconds for which the coordinator surely does not give up this agent."""
         return self._own.lease_from + lease - time.monotonic()
 
     def _link(self, peer: bytes, body: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A limit to the connections of strangers on a listening socket whose connections another library accepts."""
+"""Limits unauthenticated connections on a listening socket whose connections another library accepts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _RETURN_0 = (0x06, 0, 0, 0)  # the instruction of a packet filter that drops eve
 
 
 class Door:
-    """Accepts no further connections while too many are open that have not proved themselves.
+    """Accepts no further connections while too many unauthenticated ones are open.
 
     ZeroMQ cannot stop accepting without closing all connections, so the kernel drops new ones: by a packet
-    filter on the listening socket, which those that exist do not have. Who comes meanwhile tries again.
+    filter on the listening socket, which existing connections do not have. A refused client tries again.
 
     Args:
         listener: the listening socket.

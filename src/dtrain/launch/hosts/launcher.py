@@ -1,6 +1,6 @@
 """The coordinator of a job on several hosts: a launcher whose tasks are started by an agent on each host.
 
-How agents come to the coordinator is in its subclasses. What a failure means is decided by the same engine as
+How agents reach the coordinator is in its subclasses. What a failure means is decided by the same engine as
 for a job on one machine.
 """
 
@@ -73,7 +73,7 @@ class HostsLauncher(Launcher):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Wait for the agents. At the end they are told the exit status of the job.
+        """Wait for the agents. At the end they receive the exit status of the job.
 
         Raises:
             PeerMissingError: too few agents have come.
@@ -89,7 +89,7 @@ class HostsLauncher(Launcher):
                     agent.connection.send(End(self._status))
 
     def room(self) -> int:
-        """The number of workers for which the hosts that are there have room."""
+        """The number of workers for which the present hosts have room."""
         return sum(agent.hello.slots for agent in self._present())
 
     def host(self, task: Task) -> str:

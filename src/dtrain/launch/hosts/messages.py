@@ -211,7 +211,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class KillRest:
-    """Kill what ended tasks have left behind."""
+    """Kill processes that ended tasks have left behind."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ _FIELDS = {name: typing.get_type_hints(kind) for name, kind in _KINDS.items()}
 
 
 class Malformed(ValueError):  # noqa: N818 - it does not leave this package
-    """What arrived is no message of the schema."""
+    """What arrived is not a message of the schema."""
 
 
 def encode(message: HostMessage) -> bytes:

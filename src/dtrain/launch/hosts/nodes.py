@@ -200,7 +200,7 @@ class _NodeConnection:
 
 
 def join_nodes(nodes: Nodes, command: Sequence[str]) -> int:
-    """Be a node other than the first: run what the coordinator says, until the job ends.
+    """Run as a node other than the first: follow the coordinator until the job ends.
 
     Args:
         nodes: the job's nodes, and which of them this is.

@@ -1,6 +1,6 @@
-"""An agent and its tasks, as their coordinator knows them: commands go there, exits and answers come back.
+"""The coordinator's view of an agent and its tasks: it sends commands, and receives exits and answers.
 
-What a message of an agent leads to is in `launcher`.
+The reaction to an agent's messages is in `launcher`.
 """
 
 from __future__ import annotations
