@@ -222,6 +222,7 @@ def test_a_run_goes_without_its_picture_where_matplotlib_is_not_installed(tmp_pa
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     assert "curves.png is left out" in done.stderr and "pip install 'dtrain[charts]'" in done.stderr
+    assert "files: model.keras, metrics.csv, events.jsonl, tensorboard/, run.json in " in done.stdout
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
     assert not (tmp_path / "run" / "curves.png").exists()
 

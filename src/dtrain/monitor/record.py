@@ -160,7 +160,7 @@ def summarize(record: Mapping[str, Any], run: RunDirectory) -> str:
         where = f"{counted(record['workers'], 'worker')} and {servers}"
     elif record["workers"] > 1:
         where += f" in {counted(record['workers'], 'worker')}"
-    files = ", ".join(file.name + ("/" if file.is_dir() else "") for file in run.files())
+    files = ", ".join(file.name + ("/" if file.is_dir() else "") for file in run.existing_files())
     result = f"test accuracy {final['test_accuracy']:.4f}, test loss {final['test_loss']:.4f}"
     return (
         f"{record['recipe']}: {result}\n"

@@ -82,9 +82,10 @@ class RunDirectory:
         """The record of the run: program, settings and results. It is written before training begins."""
         return self.path / "run.json"
 
-    def files(self) -> tuple[Path, ...]:
-        """The paths of all files that a finished run leaves."""
-        return self.model, self.metrics, self.events, self.tensorboard, self.curves, self.record
+    def existing_files(self) -> list[Path]:
+        """The paths of the run's files that exist: without matplotlib, for instance, it has no picture."""
+        files = self.model, self.metrics, self.events, self.tensorboard, self.curves, self.record
+        return [file for file in files if file.exists()]
 
     def write_record(self, record: dict[str, Any]) -> None:
         """Writes `record` to `run.json` atomically. Numbers that JSON lacks (NaN) become null.
@@ -370,7 +371,7 @@ def new_directory(name: str, now: datetime.datetime | None = None) -> Path:
 
 
 def _check_vacant(directory: RunDirectory) -> None:
-    found = [file.name for file in directory.files() if file.exists()]
+    found = [file.name for file in directory.existing_files()]
     if found:
         raise ConfigurationError(
             f"The run directory is {directory.path}, but it holds another run: {', '.join(found)}.",
