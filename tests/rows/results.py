@@ -105,7 +105,8 @@ def table(found: dict[str, Result]) -> str:
         cells = [str(result.parts[part]) if part in result.parts else "not run" for part in COLUMNS]
         if result.refused:
             cells[0] = "refused"
-            refused.append(f"\nTensorFlow {result.tensorflow} with Keras {result.keras}: {result.refused}\n")
+            both = f"TensorFlow {result.tensorflow} with Keras {result.keras}"
+            refused.append(f"\n{both}: `{result.refused}`\n")
         note = ", may fail" if result.may_fail else ""
         versions = [re.sub(r"\.dev\d{8,}$", ".dev", each) for each in (result.tensorflow, result.keras)]
         lines.append([versions[0] + note, versions[1], *cells])

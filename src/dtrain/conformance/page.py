@@ -93,7 +93,7 @@ def _columns(run: Conformance) -> list[tuple[str, str]]:
 
 
 def _program_table(run: Conformance) -> str:
-    heads = ["program", *(f"{strategy} {side}" for strategy, side in _columns(run))]
+    heads = ["program", *(f"{strategy.replace('_', ' ')} {side}" for strategy, side in _columns(run))]
     rows = []
     for program in run.counted():
         found = [run.verdicts[strategy][side].get(program.name) for strategy, side in _columns(run)]
