@@ -10,7 +10,7 @@ from typing import Any
 
 import dtrain
 
-PACKAGES = ("checkpoint", "data", "monitor", "optim")
+PACKAGES = ("checkpoint", "data", "monitor", "optim", "ray")
 
 _EXAMPLE = re.compile(r"^ *Example:\n+ *```python\n(?P<code>.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
@@ -29,6 +29,11 @@ def error_names() -> list[str]:
     errors = importlib.import_module("dtrain.errors")
     classes = inspect.getmembers(errors, inspect.isclass)
     return [f"dtrain.errors.{name}" for name, each in classes if each.__module__ == errors.__name__]
+
+
+def errors_with_examples() -> list[str]:
+    """The errors that have an example; `DtrainError` is among `names()`."""
+    return [name for name in error_names() if name != "dtrain.errors.DtrainError" and examples(name)]
 
 
 def found(name: str) -> Any:

@@ -56,7 +56,16 @@ class ConfigurationError(DtrainError, ValueError):
 
 
 class UnknownStrategyError(ConfigurationError):
-    """A strategy name that is not known."""
+    """A strategy name that is not known.
+
+    Example:
+        ```python
+        try:
+            dtrain.strategy("mirored")
+        except dtrain.errors.UnknownStrategyError as error:
+            print(error.hint)  # Did you mean 'mirrored'? Choose from ...
+        ```
+    """
 
 
 class ClusterConfigError(ConfigurationError):
@@ -84,7 +93,16 @@ class TPUNotFoundError(DtrainError, RuntimeError):
 
 
 class DeviceError(ConfigurationError):
-    """A device was named that this machine does not have."""
+    """A device was named that this machine does not have.
+
+    Example:
+        ```python
+        try:
+            strategy = dtrain.MirroredStrategy(["GPU:97"])
+        except dtrain.errors.DeviceError as error:
+            print(error)  # with the devices that there are
+        ```
+    """
 
 
 class UnsupportedVersionError(DtrainError, ImportError):
@@ -96,7 +114,19 @@ class BackendError(DtrainError, RuntimeError):
 
 
 class ScopeError(DtrainError, ValueError):
-    """Objects made outside the strategy's scope, or in two different ones, were mixed."""
+    """Objects made outside the strategy's scope, or in two different ones, were mixed.
+
+    Example:
+        ```python
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])  # move it into the scope
+        model.compile("sgd", "mse")
+        try:
+            with dtrain.OneDeviceStrategy("/cpu:0").scope():
+                model.fit(np.ones((8, 4)), np.ones((8, 1)), verbose=0)
+        except dtrain.errors.ScopeError as error:
+            print(error)
+        ```
+    """
 
 
 class StepError(DtrainError, ValueError):

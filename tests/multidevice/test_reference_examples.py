@@ -22,7 +22,7 @@ import dtrain
 import public_names
 import small_archives
 
-NAMES = public_names.names()
+NAMES = [*public_names.names(), *public_names.errors_with_examples()]
 PROGRAM = re.compile(r"# (?P<file>\w+\.py), to be run by: dtrain (?P<arguments>.*)\n")
 # They start processes that import TensorFlow.
 LONG = {
@@ -43,6 +43,8 @@ def test_names_that_are_long_are_public() -> None:
 def test_the_example_of_a_public_name_runs(
     name: str, tmp_path: Path, environment: pytest.MonkeyPatch
 ) -> None:
+    if name.startswith("dtrain.ray."):
+        pytest.importorskip("ray")
     found = public_names.examples(name)
     assert found, f"the docstring of {name} has no Example"
     environment.chdir(tmp_path)

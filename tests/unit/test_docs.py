@@ -128,7 +128,7 @@ def test_every_public_name_is_on_the_site_with_its_example(site: Path) -> None:
     names = public_names.names()
     wanted = {*names, *public_names.error_names()} - {"dtrain.errors.DtrainError"}  # it is dtrain.DtrainError
     assert not wanted - {*re.findall(r'id="(dtrain\.[\w.]+)"', shown)}
-    assert shown.count("<summary>Example</summary>") == len(names)
+    assert shown.count("<summary>Example</summary>") == len(names) + len(public_names.errors_with_examples())
 
 
 def test_links_to_the_repository_follow_one_setting(tmp_path: Path) -> None:

@@ -91,7 +91,9 @@ def test_a_table_says_why_versions_are_refused() -> None:
         "nightly": Result("2.22", "3.16", "3.11.7", may_fail=True, refused="dtrain uses x, which is gone.")
     }
     assert "| refused | not run |" in results.table(found)
-    assert results.table(found).endswith("\nTensorFlow 2.22 with Keras 3.16: `dtrain uses x, which is gone.`\n")
+    assert results.table(found).endswith(
+        "\nTensorFlow 2.22 with Keras 3.16: `dtrain uses x, which is gone.`\n"
+    )
     assert not found["nightly"].holds
 
 

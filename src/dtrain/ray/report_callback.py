@@ -26,6 +26,12 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     Raises:
         ConfigurationError: the number is negative.
+
+    Example:
+        ```python
+        report = dtrain.ray.ReportCallback(model_every=5)
+        # In a worker: model.fit(x, y, epochs=20, callbacks=[report])
+        ```
     """
 
     def __init__(self, model_every: int = 0) -> None:

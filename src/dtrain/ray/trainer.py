@@ -35,6 +35,22 @@ class TensorflowTrainer(DataParallelTrainer):  # type: ignore[misc]
 
     Raises:
         ValueError: Ray Train V2 is turned off (RAY_TRAIN_V2_ENABLED), or a configuration is not one of V2's.
+
+    Example:
+        ```python
+        from ray.train import ScalingConfig
+
+
+        def train():
+            with dtrain.strategy("multi_worker").scope():
+                model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+                model.compile("sgd", "mse")
+            model.fit(np.ones((64, 4)), np.ones((64, 1)), verbose=0)
+
+
+        trainer = dtrain.ray.TensorflowTrainer(train, scaling_config=ScalingConfig(num_workers=2))
+        # On a Ray cluster: trainer.fit()
+        ```
     """
 
     def __init__(
@@ -54,7 +70,18 @@ class TensorflowTrainer(DataParallelTrainer):  # type: ignore[misc]
 
 
 class DtrainConfig(BackendConfig):  # type: ignore[misc]
-    """Makes the workers of any trainer of Ray Train V2 a job of dtrain (`backend_config`)."""
+    """Makes the workers of any trainer of Ray Train V2 a job of dtrain (`backend_config`).
+
+    Example:
+        ```python
+        from ray.train import ScalingConfig
+        from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+        config = dtrain.ray.DtrainConfig()
+        workers = ScalingConfig(num_workers=2)
+        trainer = DataParallelTrainer(print, backend_config=config, scaling_config=workers)
+        ```
+    """
 
     @property
     def backend_cls(self) -> type[Backend]:
