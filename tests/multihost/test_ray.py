@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +20,7 @@ import numpy as np
 import pytest
 
 import guide
+from engine_variables import RAY_ACTOR, assert_as_recorded
 from hosts import Host, HostProcess, HostsNotPermitted, hosts
 from processes import wait_until
 from ray_nodes import ENVIRONMENT, MARK, RayNode, needs_ray, ray_node
@@ -61,6 +64,10 @@ SCRIPT = (
     + """
 import sys
 train({"out": sys.argv[1], "kill": "kill" in sys.argv, "callbacks": []})
+import json
+from dtrain import cluster
+of_ray = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+print("engine:", json.dumps([cluster.describe()["schedulers"], of_ray]), flush=True)
 """
 )
 TRAINER = (
@@ -74,7 +81,8 @@ from dtrain.ray import TensorflowTrainer
 def loop(config):
     from dtrain.ray import ReportCallback
     from dtrain import cluster
-    assert cluster.describe()["environment"] == "ray", cluster.describe()
+    about = cluster.describe()
+    assert about["environment"] == "ray" and "Ray" in about["schedulers"], about
     train({**config, "callbacks": [ReportCallback(model_every=2)]})
 
 if __name__ == "__main__":
@@ -185,11 +193,16 @@ def test_two_nodes_give_the_bits_of_one_machine_although_a_worker_dies(
     assert done.returncode == 0, done.stderr
     assert "worker 1 was killed by signal 9 (SIGKILL)" in done.stderr, done.stderr
     for rank in (0, 1):
-        places = [line for line in done.stdout.splitlines() if line.startswith(f"[worker {rank} on host")]
+        places = re.findall(rf"\[worker {rank} on host.*\] place: .*", done.stdout)
         attempt, steps, *threads = places[0].split()[-4:]
         assert len(places) == 1 and (attempt, threads) == ("1", ["1", "1"]), done.stdout
         assert 24 - 17 < int(steps) < 24, done.stdout  # from a checkpoint in the middle of an epoch on
     assert "on host1] place: host1" in done.stdout and "on host2] place: host2" in done.stdout
+    engines = [json.loads(line) for line in re.findall(r"engine: (.*)", done.stdout)]
+    for schedulers, variables in engines:
+        assert "Ray" in schedulers
+        assert_as_recorded(variables, RAY_ACTOR, varying=["RAY_JOB_ID", "RAY_RAYLET_PID"])
+    assert len(engines) == 2
     assert_same(tmp_path / "ray", wanted)
 
 

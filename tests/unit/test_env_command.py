@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from dtrain.cluster.variables import HIDDEN, shown_variables
+from dtrain import cluster
+from dtrain.cluster.variables import HIDDEN, schedulers, shown_variables
 from dtrain.diagnosis import installation
+from engine_variables import RAY_ACTOR
 
 
 def env_command(*arguments: str, **variables: str) -> str:
@@ -64,3 +66,20 @@ def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown["TF_STORE"] == HIDDEN
     assert shown["TF_PROXY"] == "http://host/" and shown["TF_CONFIG"] == "{}"
     assert "HOME_TOKEN" not in shown
+
+
+@pytest.mark.parametrize("variables", [RAY_ACTOR, {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}])
+def test_ray_is_named_where_it_runs_the_process(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")  # of a user, who may be outside of the cluster
+    assert schedulers() == []
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert schedulers() == cluster.describe()["schedulers"] == ["Ray"]
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "word")
+    # The variables of a submitted job's runtime environment, among them the user's secrets.
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", '{"runtime_env": {"env_vars": {"A": "word"}}}')
+    assert "word" not in f"{shown_variables()}"
+    assert shown_variables()["RAY_ADDRESS"] == "head:6379"

@@ -9,6 +9,7 @@ import pytest
 from dtrain import cluster
 from dtrain.cluster import mpi
 from dtrain.cluster.environments import ENVIRONMENTS
+from dtrain.cluster.variables import schedulers
 from dtrain.errors import MPIError
 from dtrain.launch.environment import task_environment
 from dtrain.launch.mpi_starter import Starter
@@ -86,6 +87,7 @@ def test_where_the_job_was_found_and_the_rule_if_there_are_two(monkeypatch: pyte
         "environment": "tf_config",
         "also_found": ["mpi"],
         "precedence": [*ENVIRONMENTS],
+        "schedulers": schedulers(),
         "mpi": "Open MPI",
         "task": "worker 1",
         "jobs": {"worker": [f"127.0.0.1:{port}" for port in range(1, 5)]},

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from dtrain.cluster import mpi, settings
+from dtrain.cluster import mpi, settings, variables
 from dtrain.cluster.environment import Environment
 from dtrain.cluster.jobset import JobSet
 from dtrain.cluster.kubeflow import KubeflowTrainJob
@@ -139,14 +139,16 @@ def describe() -> dict[str, Any]:
     """What is known of this process's place, as values that JSON can hold. Collective where `current` is.
 
     Returns:
-        `environment` and `also_found` (names in `ENVIRONMENTS`), `precedence` (all names in order), and, with
-        a job, `task` and `jobs` (addresses by job). In an MPI start also `mpi`: "Open MPI", "PMI" or "PMIx".
+        `environment` and `also_found` (names in `ENVIRONMENTS`), `precedence` (all names in order),
+        `schedulers` (such as "Slurm" or "Ray", which run this process whoever describes its job), and, with a
+        job, `task` and `jobs` (addresses by job). In an MPI start also `mpi`: "Open MPI", "PMI" or "PMIx".
     """
     names, topology = [each.name for each in found()], current()
     about: dict[str, Any] = {
         "environment": next(iter(names), None),
         "also_found": names[1:],
         "precedence": [*ENVIRONMENTS],
+        "schedulers": variables.schedulers(),
     }
     if MPIStart.name in names:
         about["mpi"] = mpi.kind()

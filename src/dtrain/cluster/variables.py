@@ -10,10 +10,12 @@ import re
 
 _PREFIXES = (
     "CUDA_", "DTRAIN_", "JOBSET_", "KERAS_", "KUBERNETES_SERVICE_HOST", "LSB_", "NCCL_", "OMPI_", "PBS_",
-    "PET_", "PMI_", "SLURM_", "TF_", "TPU_", "XLA_",
+    "PET_", "PMI_", "RAY_", "SLURM_", "TF_", "TPU_", "XLA_",
 )  # fmt: skip
-_SECRET_NAME = re.compile(  # Open MPI names a program's arguments and its transports' key
-    r"SECRET|TOKEN|PASS|CREDENTIAL|KEY|AUTH|COOKIE|COMMAND|JWT|ARGV|ARGS|PRECONDITION", re.IGNORECASE
+# Open MPI names a program's arguments and its transports' key, Ray the variables of a submitted job.
+_SECRET_NAME = re.compile(
+    r"SECRET|TOKEN|PASS|CREDENTIAL|KEY|AUTH|COOKIE|COMMAND|JWT|ARGV|ARGS|PRECONDITION|CONFIG_JSON",
+    re.IGNORECASE,
 )
 _SECRET_IN_URL = re.compile(r"[?&][\w-]*(token|key|sig\w*|password)=", re.IGNORECASE)
 _USER_IN_URL = re.compile(r"(://)[^/@\s]+@")
@@ -22,6 +24,8 @@ _SCHEDULERS = {
     "PBS_JOBID": "PBS",
     "LSB_JOBID": "LSF",
     "KUBERNETES_SERVICE_HOST": "Kubernetes",
+    "RAY_RAYLET_PID": "Ray",  # in a task or an actor, and in what it starts
+    "RAY_JOB_CONFIG_JSON_ENV_VAR": "Ray",  # in a program that ray job submit starts
 }
 HIDDEN = "(set, not shown)"
 
@@ -34,7 +38,7 @@ def shown_variables() -> dict[str, str]:
 
 def schedulers() -> list[str]:
     """The schedulers that run this process, by name."""
-    return [name for variable, name in _SCHEDULERS.items() if os.environ.get(variable)]
+    return [*dict.fromkeys(name for variable, name in _SCHEDULERS.items() if os.environ.get(variable))]
 
 
 def _shown(name: str, value: str) -> str:
