@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import guide
+from engine_variables import SLURM_NO_STEP, SLURM_STEPS, assert_as_recorded
 from hosts import HostsNotPermitted, hosts
 from processes import wait_until
 from slurm_cluster import SlurmCluster, slurm_cluster, slurm_missing
@@ -36,7 +37,7 @@ if "WITHOUT_MPI4PY" in os.environ:
 from dtrain import cluster
 kept = {name: value for name, value in os.environ.items() if name.startswith(("SLURM", "PMI"))}
 folder = os.path.dirname(__file__)  # what two tasks print may get mixed
-with open(f"{folder}/said-{os.environ['SLURM_PROCID']}", "w") as file:
+with open(f"{folder}/said-{os.environ.get('SLURM_PROCID', 0)}", "w") as file:
     json.dump([cluster.describe(), kept], file)
 """
 TRAINS = """
@@ -136,12 +137,12 @@ def assert_same(one: Path, other: Path) -> None:
                 np.testing.assert_array_equal(found[name], wanted[name])
 
 
-def described(slurm: SlurmCluster, tmp_path: Path, *options: str, **env: str) -> list[Any]:
-    """What each task says that `srun` starts with these options; `PROGRAM` among them is the program."""
+def described(slurm: SlurmCluster, tmp_path: Path, command: str, **env: str) -> list[Any]:
+    """What each process says that such a command starts."""
     (tmp_path / "says.py").write_text(SAYS)
-    command = [sys.executable, str(tmp_path / "says.py")]
-    words = [word for each in options for word in (command if each == "PROGRAM" else [each])]
-    done = slurm.run(["srun", *words, *([] if "PROGRAM" in options else command)], timeout=120, env=env)
+    program = f" {sys.executable} {tmp_path / 'says.py'}"
+    words = f"{command.replace(' : ', f'{program} : ')}{program}".split()
+    done = slurm.run(words, timeout=120, env=env)
     assert done.returncode == 0, done.stderr + slurm.logs()
     return said(tmp_path)
 
@@ -160,44 +161,31 @@ def places(found: Sequence[Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("options", "wanted"),
+    ("command", "wanted"),
     [
-        (["--nodes=2", "--ntasks=3"], ["host1", "host1", "host2"]),
-        (["--nodes=2", "--ntasks-per-node=2", "--distribution=cyclic"], ["host1", "host2", "host1", "host2"]),
-        (
-            ["--nodes=2", "--ntasks-per-node=2", "--distribution=plane=2"],
-            ["host1", "host1", "host2", "host2"],
-        ),
-        (
-            [
-                "--nodes=1",
-                "--nodelist=host2",
-                "--ntasks=1",
-                "PROGRAM",
-                ":",
-                "--nodes=1",
-                "--ntasks=2",
-                "PROGRAM",
-            ],
-            ["host2", "host1", "host1"],
-        ),
+        ("srun -N2 -n3", ["host1", "host1", "host2"]),
+        ("srun -N2 -n4 -m cyclic", ["host1", "host2", "host1", "host1"]),
+        ("srun -N2 -n6 -m plane=2", ["host1", "host1", "host2", "host2", "host1", "host1"]),
+        ("srun -w host2 -n1 : -w host1 -n2", ["host2", "host1", "host1"]),
+        ("salloc -N2 -n4 -c2 srun", ["host1", "host1", "host2", "host2"]),
     ],
 )
 def test_the_tasks_of_a_step_are_a_job(
-    slurm: SlurmCluster, tmp_path: Path, options: list[str], wanted: list[str]
+    slurm: SlurmCluster, tmp_path: Path, command: str, wanted: list[str]
 ) -> None:
-    found = described(slurm, tmp_path, *options)
+    found = described(slurm, tmp_path, command)
     assert [about["environment"] for about, _ in found] == ["slurm"] * len(wanted)
     (jobs,) = {json.dumps(about["jobs"]) for about, _ in found}
     addresses = json.loads(jobs)["worker"]
     assert [address.partition(":")[0] for address in addresses] == wanted
     assert places(found) == {f"worker {rank}": host for rank, host in enumerate(wanted)}
     assert len({*addresses}) == len(wanted)
+    assert_as_recorded(found[-1][1], SLURM_STEPS[command], varying=["SLURM_JOB_ID"])
 
 
 def test_a_cluster_that_starts_every_step_for_mpi(slurm: SlurmCluster, tmp_path: Path) -> None:
     """As `MpiDefault=pmi2` does: with mpi4py it is an MPI start, without it the step that it is too."""
-    found = described(slurm, tmp_path, "--nodes=2", "--mpi=pmi2", WITHOUT_MPI4PY="1")
+    found = described(slurm, tmp_path, "srun -N2 --mpi=pmi2", WITHOUT_MPI4PY="1")
     assert all("PMI_RANK" in kept for _, kept in found), found
     assert [(about["environment"], about["also_found"]) for about, _ in found] == [("slurm", [])] * 2
 
@@ -205,14 +193,20 @@ def test_a_cluster_that_starts_every_step_for_mpi(slurm: SlurmCluster, tmp_path:
 def test_one_task_and_a_batch_script_are_no_job_and_tf_config_comes_first(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
-    assert [about["environment"] for about, _ in described(slurm, tmp_path, "--ntasks=1")] == [None]
     job = {"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}
-    found = described(slurm, tmp_path, "--nodes=2", TF_CONFIG=json.dumps(job))
+    found = described(slurm, tmp_path, "srun -N2", TF_CONFIG=json.dumps(job))
     assert [(each["environment"], each["also_found"]) for each, _ in found] == [("tf_config", ["slurm"])] * 2
-    assert described(slurm, tmp_path, "--nodes=2", DTRAIN_SLURM="0")[0][0]["environment"] is None
-    batch = ["sbatch", "--parsable", "--wait", "--nodes=2", "--ntasks=2", f"--output={tmp_path}/batch"]
-    slurm.run([*batch, f"--wrap={sys.executable} {tmp_path}/says.py"], timeout=120)
-    assert [about["environment"] for about, _ in said(tmp_path)] == [None], (tmp_path / "batch").read_text()
+    assert described(slurm, tmp_path, "srun -N2", DTRAIN_SLURM="0")[0][0]["environment"] is None
+    for command, recorded in SLURM_NO_STEP.items():
+        if command.startswith("sbatch"):
+            batch = [*command.split(), "--parsable", "--wait", f"--output={tmp_path}/batch"]
+            slurm.run([*batch, f"--wrap={sys.executable} {tmp_path}/says.py"], timeout=120)
+            found = said(tmp_path)
+        else:
+            found = described(slurm, tmp_path, command)
+        ((about, kept),) = found
+        assert about["environment"] is None and "Slurm" in about["schedulers"]
+        assert_as_recorded(kept, recorded, varying=["SLURM_JOB_ID"])
 
 
 @pytest.mark.soak("launchers under srun, and a submitted job, are compared to the bit")

@@ -21,6 +21,7 @@ from dtrain import cluster
 from dtrain.cluster.environments import ENVIRONMENTS
 from dtrain.errors import ConfigurationError, PeerMissingError
 from dtrain.topology import Topology
+from engine_variables import OPEN_MPI_RANK, assert_as_recorded
 
 JOB = {"worker": ("127.0.0.1:2221", "127.0.0.1:2222")}
 (EXAMPLE,) = (
@@ -40,7 +41,11 @@ TRAINJOB = {
     "PET_MASTER_ADDR": "digits-node-0-0.digits",
     "PET_MASTER_PORT": "29500",
 }
-SAYS = "\nimport json\nfrom dtrain import cluster\nprint(json.dumps(cluster.describe()))\n"
+SAYS = """
+import json, os
+from dtrain import cluster
+print(json.dumps([cluster.describe(), {**os.environ}]))
+"""
 
 
 @dataclass(frozen=True)
@@ -149,15 +154,19 @@ def test_two_processes_find_the_same_job_and_their_own_tasks(name: str, tmp_path
             ([sys.executable, str(program), f"{rank}"], env | variables)
             for rank, variables in enumerate(start.variables)
         ]
-    found = []
+    said = []
     for command, variables in commands:
         done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
-        found += [json.loads(line) for line in done.stdout.splitlines()]
+        said += [json.loads(line) for line in done.stdout.splitlines()]
+    found = [about for about, _ in said]
     assert [each["environment"] for each in found] == [name, name]
     assert sorted(each["task"] for each in found) == ["worker 0", "worker 1"]
     assert found[0]["jobs"] == found[1]["jobs"] and len({*found[0]["jobs"]["worker"]}) == 2
-    if not start.by_mpi and name != "slurm":
+    if start.by_mpi:
+        (second,) = (variables for about, variables in said if about["task"] == "worker 1")
+        assert_as_recorded(second, OPEN_MPI_RANK)
+    elif name != "slurm":
         assert found[0]["jobs"] == {job: [*addresses] for job, addresses in start.jobs.items()}
 
 

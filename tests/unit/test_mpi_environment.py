@@ -14,9 +14,10 @@ from dtrain.errors import MPIError
 from dtrain.launch.environment import task_environment
 from dtrain.launch.mpi_starter import Starter
 from dtrain.topology import Topology
+from engine_variables import OPEN_MPI_RANK
 from refusals import refused
 
-OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "1"}
+OPEN_MPI = OPEN_MPI_RANK | {"OMPI_COMM_WORLD_SIZE": "4"}
 STEP = {"SLURM_PROCID": "2", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "3"}
 
 

@@ -18,89 +18,8 @@ from dtrain.errors import ClusterConfigError, ConfigurationError
 from dtrain.submit.slurm import SlurmOptions, batch_script
 from dtrain.submit.target import JobRequest
 from dtrain.topology import Topology
+from engine_variables import SLURM_NO_STEP, SLURM_STEPS
 from refusals import refused
-
-# As Slurm 22.05 set them for the last task of each step: those that are read here.
-RECORDED = {
-    "srun -N2 -n3": {
-        "SLURMD_NODENAME": "host2",
-        "SLURM_CPUS_ON_NODE": "1",
-        "SLURM_JOB_ID": "2",
-        "SLURM_PROCID": "2",
-        "SLURM_STEP_ID": "0",
-        "SLURM_STEP_NODELIST": "host[1-2]",
-        "SLURM_STEP_NUM_TASKS": "3",
-        "SLURM_STEP_TASKS_PER_NODE": "2,1",
-    },
-    "srun -N2 -n4 -m cyclic": {
-        "SLURMD_NODENAME": "host1",
-        "SLURM_CPUS_ON_NODE": "3",
-        "SLURM_DISTRIBUTION": "cyclic",
-        "SLURM_JOB_ID": "1",
-        "SLURM_PROCID": "3",
-        "SLURM_STEP_ID": "0",
-        "SLURM_STEP_NODELIST": "host[1-2]",
-        "SLURM_STEP_NUM_TASKS": "4",
-        "SLURM_STEP_TASKS_PER_NODE": "3,1",
-    },
-    "srun -N2 -n6 -m plane=2": {
-        "SLURMD_NODENAME": "host1",
-        "SLURM_CPUS_ON_NODE": "4",
-        "SLURM_DISTRIBUTION": "plane",
-        "SLURM_DIST_PLANESIZE": "2",
-        "SLURM_JOB_ID": "2",
-        "SLURM_PROCID": "5",
-        "SLURM_STEP_ID": "0",
-        "SLURM_STEP_NODELIST": "host[1-2]",
-        "SLURM_STEP_NUM_TASKS": "6",
-        "SLURM_STEP_TASKS_PER_NODE": "4,2",
-    },
-    "srun -w host2 -n1 : -w host1 -n2": {
-        "SLURMD_NODENAME": "host1",
-        "SLURM_CPUS_ON_NODE": "2",
-        "SLURM_DISTRIBUTION": "block",
-        "SLURM_HET_SIZE": "2",
-        "SLURM_JOB_ID": "5",
-        "SLURM_JOB_NODELIST_PACK_GROUP_0": "host2",
-        "SLURM_JOB_NODELIST_PACK_GROUP_1": "host1",
-        "SLURM_PROCID": "2",
-        "SLURM_STEP_ID": "0",
-        "SLURM_STEP_NODELIST": "host[1-2]",
-        "SLURM_STEP_NUM_TASKS": "3",
-        "SLURM_STEP_TASKS_PER_NODE": "2,1",
-    },
-    "salloc -N2 -n4 -c2 srun": {
-        "SLURMD_NODENAME": "host2",
-        "SLURM_CPUS_ON_NODE": "4",
-        "SLURM_CPUS_PER_TASK": "2",
-        "SLURM_DISTRIBUTION": "block",
-        "SLURM_JOB_ID": "5",
-        "SLURM_PROCID": "3",
-        "SLURM_STEP_ID": "1",
-        "SLURM_STEP_NODELIST": "host[1-2]",
-        "SLURM_STEP_NUM_TASKS": "4",
-        "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
-    },
-}
-NO_JOB = {
-    "srun -n1": {
-        "SLURM_CPUS_ON_NODE": "1",
-        "SLURM_JOB_ID": "7",
-        "SLURM_PROCID": "0",
-        "SLURM_STEP_ID": "0",
-        "SLURM_STEP_NODELIST": "host1",
-        "SLURM_STEP_NUM_TASKS": "1",
-        "SLURM_STEP_TASKS_PER_NODE": "1",
-    },
-    "sbatch -N2 -n4": {
-        "SLURM_CPUS_ON_NODE": "3",
-        "SLURM_JOB_ID": "6",
-        "SLURM_NTASKS": "4",
-        "SLURM_PROCID": "0",
-        "SLURM_TASKS_PER_NODE": "3,1",
-    },
-    "salloc -n4": {"SLURM_JOB_ID": "8", "SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "4"},
-}
 
 
 @pytest.fixture(autouse=True)
@@ -152,17 +71,17 @@ def test_counts_are_expanded() -> None:
             ["host1:10200", "host1:10201", "host2:10200", "host2:10201", "host1:10202", "host1:10203"],
         ),
         ("srun -w host2 -n1 : -w host1 -n2", ["host2:10500", "host1:10500", "host1:10501"]),
-        ("salloc -N2 -n4 -c2 srun", ["host1:10507", "host1:10508", "host2:10507", "host2:10508"]),
+        ("salloc -N2 -n4 -c2 srun", ["host1:10500", "host1:10501", "host2:10500", "host2:10501"]),
     ],
 )
 def test_recorded_variables_give_the_step(command: str, hosts: Sequence[str]) -> None:
-    step = slurm.read_step(RECORDED[command])
+    step = slurm.read_step(SLURM_STEPS[command])
     assert (step.rank, step.addresses) == (len(hosts) - 1, tuple(hosts))
 
 
-@pytest.mark.parametrize("command", NO_JOB)
+@pytest.mark.parametrize("command", SLURM_NO_STEP)
 def test_recorded_variables_of_one_process_are_no_job(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    enter(monkeypatch, NO_JOB[command])
+    enter(monkeypatch, SLURM_NO_STEP[command])
     assert not slurm.SlurmStep().detected()
     assert slurm.launchers() is None
 
@@ -179,14 +98,15 @@ def test_recorded_variables_of_one_process_are_no_job(command: str, monkeypatch:
 )
 def test_what_contradicts_itself_is_a_typed_error(changed: dict[str, str], named: str) -> None:
     with refused(ClusterConfigError, named):
-        slurm.read_step(RECORDED["srun -N2 -n3"] | changed)
+        slurm.read_step(SLURM_STEPS["srun -N2 -n3"] | changed)
 
 
 def test_ports_are_the_users_or_reserved_or_the_jobs_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = RECORDED["srun -N2 -n3"]
+    step = SLURM_STEPS["srun -N2 -n3"]
     reserved = step | {"SLURM_STEP_RESV_PORTS": "12000-12001"}
     assert slurm.read_step(reserved).first_port == 12000
     assert slurm.read_step(step | {"SLURM_STEP_RESV_PORTS": "12000-12000"}).first_port == 10200  # too few
+    assert slurm.read_step(step | {"SLURM_STEP_ID": "1"}).first_port == 10207
     found = {slurm.read_step(step | {"SLURM_JOB_ID": f"{job}"}).first_port for job in range(900_000, 900_200)}
     assert len(found) == 200 and all(10_000 <= port < 32_000 for port in found)
     monkeypatch.setenv("DTRAIN_PORT", "29400")
@@ -205,7 +125,7 @@ def test_a_task_uses_the_cores_that_slurm_gives_it(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(8)})
     assert (cores.usable_cores(), cores.threads(0)) == (8, 8)
-    enter(monkeypatch, RECORDED[command])
+    enter(monkeypatch, SLURM_STEPS[command])
     assert cores.usable_cores() == given
     for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
         monkeypatch.setenv(name, "")  # so that it is restored
@@ -218,7 +138,7 @@ def test_a_task_uses_the_cores_that_slurm_gives_it(
 def test_tasks_share_a_secret_in_the_home_folder_that_only_this_user_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    enter(monkeypatch, RECORDED["srun -N2 -n3"] | {"HOME": str(tmp_path)})
+    enter(monkeypatch, SLURM_STEPS["srun -N2 -n3"] | {"HOME": str(tmp_path)})
     job = Topology({"worker": ("host1:1", "host2:1")}, "worker", 0)
     one, other = job_secret(job), job_secret(job)
     assert one is not None and other is not None and other.has_signed(one.sign("a"), "a")
@@ -238,7 +158,7 @@ def options_of(*words: str) -> argparse.Namespace:
 
 def test_launchers_of_a_step_get_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
     assert from_slurm(options_of()) == {}
-    enter(monkeypatch, RECORDED["srun -N2 -n3"])
+    enter(monkeypatch, SLURM_STEPS["srun -N2 -n3"])
     monkeypatch.setattr(slurm, "_check_name", lambda host: None)
     place = {"nnodes": 3, "node_rank": 2, "rendezvous": "host1:10200"}
     assert from_slurm(options_of()) == place
@@ -254,7 +174,7 @@ def test_launchers_of_a_step_get_their_places(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_launchers_that_see_the_same_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    enter(monkeypatch, RECORDED["salloc -N2 -n4 -c2 srun"])
+    enter(monkeypatch, SLURM_STEPS["salloc -N2 -n4 -c2 srun"])
     monkeypatch.setattr(slurm, "_check_name", lambda host: None)
     monkeypatch.setattr("dtrain.cli.slurm_nodes.visible_gpus", lambda: ["0", "1"])
     with refused(ConfigurationError, "see the same GPUs", "--gpus-per-task=1"):
@@ -265,7 +185,7 @@ def test_launchers_that_see_the_same_gpus_are_refused(monkeypatch: pytest.Monkey
 
 def test_a_new_job_gets_no_variables_of_the_job_that_submits_it() -> None:
     kept = {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf"}
-    assert slurm.outside_job(kept | RECORDED["srun -N2 -n3"]) == kept
+    assert slurm.outside_job(kept | SLURM_STEPS["srun -N2 -n3"]) == kept
     assert slurm.outside_job(kept | {"SLURM_TIME_FORMAT": "%s"}) == kept | {"SLURM_TIME_FORMAT": "%s"}
 
 
