@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --numpr
 # Newer than the files that it depends on: the environment is as they ask, and setup has nothing to do.
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup demo test test-contract test-faults test-hosts test-soak same-bits test-matrix test-upstream bench docs pictures conformance dist count check clean
+.PHONY: setup demo test test-contract test-faults test-engines test-soak same-bits test-matrix test-upstream bench docs pictures conformance dist count check clean
 
 setup: $(STAMP)
 
@@ -35,9 +35,12 @@ test-contract: setup
 test-faults: setup
 	$(PYTEST) 3 tests --contract rest -m "long and not soak"
 
-# All tests on several hosts, which are network namespaces: it needs root. `test-faults` runs them but for the soak tests.
-test-hosts: setup
-	$(PYTEST) 2 tests/multihost
+# All tests of Slurm, MPI, Ray, Kubernetes and SSH, the soak tests too. Most are on hosts that are network namespaces,
+# which needs root; what is not installed is skipped. `test` and `test-faults` run them but for the soak tests.
+test-engines: setup
+	$(PYTEST) 2 tests/multihost tests/multiprocess/test_environments.py tests/multiprocess/test_launchers.py \
+		tests/multiprocess/test_mpi_launch.py tests/unit/test_kubernetes_*.py tests/unit/test_mpi_environment.py \
+		tests/unit/test_ray_launch.py tests/unit/test_slurm_steps.py
 
 # `test-faults` for longer: more kills, more runs, other strategies under faults that it shows under one, all recipes.
 test-soak: setup
