@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -113,7 +114,10 @@ class DataFeed(_Base):  # type: ignore[misc]
 
     def _divided(self, dataset: Any) -> Any:
         """The iterable over a dataset of global batches, divided among the replicas."""
-        return divided(dataset, self._source, self._distribute_strategy, self._grouped)
+        # A cycle would keep the tensors of the data until Python collects it, often into the next `fit`.
+        feed = weakref.proxy(self)
+        grouped = lambda dataset: feed._grouped(dataset)  # noqa: E731
+        return divided(dataset, self._source, self._distribute_strategy, grouped)
 
     def _grouped(self, dataset: Any) -> Any:
         """An iterator over groups of batches, if the model's steps run in XLA; else None."""
@@ -360,7 +364,7 @@ class DataFeed(_Base):  # type: ignore[misc]
     def _replay(self, position: DataPosition) -> Iterator[Any]:
         """As `_begin_at`, for a source that must be read again from its beginning, in the same order."""
         logger.info(
-            "%s can only be read from its beginning: %d batches are read again.",
+            "%s cannot begin elsewhere than at its beginning: it is replayed; %d batches are read again.",
             self._source.kind.capitalize(),
             position.batches,
         )
