@@ -243,14 +243,14 @@ _opened: _Pipe | None = None
 
 
 def _pipe() -> _Pipe | None:
-    """The pipe to the launcher, or None without a launcher."""
+    """The pipe to the launcher, or None without a launcher. The environment is read until it is found."""
     global _opened
+    if _opened is not None and _is_pipe(*_opened.inherited):
+        return _opened
     found = settings.channel()
     # A program that a task started inherits the variable but not the pipe, so the number may be another file.
     if found is None or not _is_pipe(*found):
         return None
-    if _opened is not None and _opened.inherited == found:
-        return _opened
     # The inherited descriptor is shared with the launcher and all tasks, and so would be its blocking mode.
     try:
         own = os.open(f"/proc/self/fd/{found[0]}", os.O_WRONLY | os.O_NONBLOCK)

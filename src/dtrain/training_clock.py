@@ -1,7 +1,7 @@
-"""The clock of training: which part of the wall time is this, and how many steps took how long?
+"""The clock of training: which part of the wall time is this, how long do steps take, and is a worker slow?
 
-All times that dtrain reports are measured here, at the engine's events. The rates and the judgements that
-follow from them are computed in `training_rate`.
+All times that dtrain reports are measured here, at the engine's events. Rates are computed from them in
+`training_rate`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,12 @@ from typing import NamedTuple
 from dtrain import events
 from dtrain.events import PARTS
 from dtrain.training_rate import TRAINING, Figures
+
+SLOW = 3.0
+"""A worker is slow if its own time per step is more than this many times the others'."""
+
+_LEAST_DIFFERENCE = 0.002  # seconds per step; smaller differences are not reported
+_LEAST_PART = 0.15  # a slow worker's own time is more than this fraction of the step
 
 
 class Counts(NamedTuple):
@@ -337,6 +343,46 @@ class TrainingClock:
         if event.name and threading.get_ident() == self._owner:
             self._named[event.name] = self._named.get(event.name, 0.0) + event.seconds
             self._parts_of_names[event.name] = event.part
+
+
+def is_slow(mine: float, usual: float, step: float) -> bool:
+    """Whether a worker is so slow that the others wait for it.
+
+    Args:
+        mine: the worker's own seconds per step, without waiting for other workers.
+        usual: the median of the other workers' own seconds per step.
+        step: the seconds of a whole step.
+    """
+    return mine > SLOW * usual and mine - usual > _LEAST_DIFFERENCE and mine > _LEAST_PART * step
+
+
+def slow_line(who: str, mine: float, usual: float, *, reading: float, between: float) -> str:
+    """The line that reports a slow worker and what it spends most of its own time on.
+
+    Args:
+        who: the worker's name.
+        mine, usual: as for `is_slow`.
+        reading: the part of `mine` that the worker waits for its next batch.
+        between: the part of `mine` that it spends in callbacks.
+    """
+    parts = {
+        "waiting for its next batch": reading,
+        "in callbacks": between,
+        "computing": max(0.0, mine - reading - between),
+    }
+    what, seconds = max(parts.items(), key=lambda item: item[1])
+    times = "" if usual <= 0 else f", {mine / usual:.1f} times as long"
+    return (
+        f"{who} is slow, and the others wait for it: its own part of a step takes {in_words(mine)}, "
+        f"that of the others {in_words(usual)}{times}; {in_words(seconds)} of it is {what}"
+    )
+
+
+def in_words(seconds: float) -> str:
+    """A duration in seconds as text, with two significant digits below 10 s and whole seconds above."""
+    if seconds >= 10:
+        return f"{seconds:.0f} s"
+    return f"{round(seconds, 1):g} s" if seconds >= 1 else f"{seconds:.2g} s"
 
 
 clock = TrainingClock()

@@ -27,6 +27,7 @@ from dtrain.keras_engine import hook
 from dtrain.keras_engine.gradient_hook import GradientHook
 from dtrain.upstream import all_reaches, keras_names, processes, reach, tensorflow_names
 from dtrain.upstream import record as on_record
+from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.versions import check_versions
 
 ALL = all_reaches()
@@ -545,7 +546,7 @@ def test_a_function_of_arrays_in_graphs_and_beside_them() -> None:
             raise LookupError("there is nothing to double")
         return [2 * array for array in arrays]
 
-    function = processes.ArrayFunction(doubled)
+    function = upstream_tf.ArrayFunction(doubled)
 
     def twice(x: tf.Tensor, n: tf.Tensor) -> list[tf.Tensor]:
         return function([x, n], [tf.float32, tf.int64])

@@ -21,7 +21,7 @@ from dtrain.cluster import secret as secrets
 from dtrain.cluster.secret import Secret, job_secret, on_loopback, read_secret, write_secret
 from dtrain.collectives.transport import Facts
 from dtrain.errors import ConfigurationError
-from dtrain.keras_engine import messages
+from dtrain.keras_engine import peer_exchange
 from dtrain.launch import rank_placeholder
 from dtrain.launch.local_launcher import LocalLauncher
 from dtrain.launch.session import Session
@@ -145,14 +145,14 @@ ARRAYS: list[Any] = [
 
 def test_plain_values_come_back_as_they_were() -> None:
     for value in PLAIN:
-        found = messages.decode(messages.encode(value))
+        found = peer_exchange.decode(peer_exchange.encode(value))
         assert type(found) is type(value) and found == value and repr(found) == repr(value)
     for value in ARRAYS:
-        found = messages.decode(messages.encode(value))
+        found = peer_exchange.decode(peer_exchange.encode(value))
         assert type(found) is type(value) and found.dtype == value.dtype
         np.testing.assert_array_equal(found, value)
-    assert np.isnan(messages.decode(messages.encode(float("nan"))))
-    assert messages.decode(messages.encode(np.zeros(2))).flags.writeable
+    assert np.isnan(peer_exchange.decode(peer_exchange.encode(float("nan"))))
+    assert peer_exchange.decode(peer_exchange.encode(np.zeros(2))).flags.writeable
 
 
 def test_what_is_not_plain_is_no_message() -> None:
@@ -167,8 +167,8 @@ def test_what_is_not_plain_is_no_message() -> None:
         ValueError("a"),
     ]
     for value in [*kinds, *([kind] for kind in kinds), Secret(b"k" * 16, "a test")]:
-        with pytest.raises(messages.NotPlainError):
-            messages.encode(value)
+        with pytest.raises(peer_exchange.NotPlainError):
+            peer_exchange.encode(value)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_what_is_not_plain_is_no_message() -> None:
 )
 def test_a_damaged_message_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="holds no value"):
-        messages.decode(text)
+        peer_exchange.decode(text)
 
 
 def arguments_of_guard() -> str:

@@ -11,14 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dtrain.keras_engine import messages
-from dtrain.keras_engine.peer_exchange import exchange
+from dtrain.keras_engine.peer_exchange import exchange, sendable
 from dtrain.keras_engine.protocol import ReplicaLayout
 
 _INTERVAL = 0.5  # seconds between two exchanges of proposals
 
 
-@messages.sendable
+@sendable
 @dataclass(frozen=True)
 class SaveProposal:
     """What one worker sends to the others.

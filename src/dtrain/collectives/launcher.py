@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from dtrain.collectives.calls import Calls
 from dtrain.errors import DataError
-from dtrain.upstream import processes, tensorflow_names
 from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import tensorflow_names
 
 LARGE = 64 * 1024  # bytes: a tensor of at least this size is all-reduced without being packed
 BUCKET = 8 * 2**20  # bytes of such tensors that are all-reduced with one barrier
@@ -30,17 +30,14 @@ class CallOperations:
 
     Args:
         calls: the collective calls.
-
-    Attributes:
-        seconds: how many seconds this worker has spent in calls so far, including the waiting for others.
     """
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
-        self.seconds = 0.0
+        self._seconds = 0.0
         self._token = upstream_tf.variable_on("CPU:0", 0.0, tf.float32, "communication_token")
         self._sums, self._gather, self._broadcast = (
-            processes.ArrayFunction(self._counted(call))
+            upstream_tf.ArrayFunction(self._counted(call))
             for call in (
                 lambda *arrays: calls.sums(arrays),
                 lambda *arrays: calls.gather(arrays),
@@ -48,10 +45,13 @@ class CallOperations:
             )
         )
 
-    @property
     def waited(self) -> float:
         """How many seconds this worker has waited for others, in all calls so far."""
         return self._calls.waited
+
+    def communicated(self) -> float:
+        """How many seconds this worker has spent in calls so far, including the waiting for others."""
+        return self._seconds
 
     def sum(self, value: Any) -> Any:
         """All-reduces a tensor: returns the sum over all workers, rounded once to the tensor's dtype."""
@@ -92,7 +92,7 @@ class CallOperations:
         def run(*arrays: np.ndarray) -> list[np.ndarray]:
             begun = time.perf_counter()
             found = call(*arrays)
-            self.seconds += time.perf_counter() - begun
+            self._seconds += time.perf_counter() - begun
             return found
 
         return run

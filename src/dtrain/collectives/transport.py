@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtrain.errors import ConfigurationError, DtrainError
-from dtrain.keras_engine import messages
+from dtrain.keras_engine.peer_exchange import sendable
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.topology import Topology
 
@@ -45,7 +45,7 @@ class Communication:
         return asdict(self)
 
 
-@messages.sendable
+@sendable
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """What one worker tells the others before they choose a transport.

@@ -24,7 +24,7 @@ from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.log import logger
 from dtrain.topology import Topology, split_address
-from dtrain.upstream import processes
+from dtrain.upstream import tensorflow as upstream_tf
 
 AUTO = "auto"
 """The name that leaves the choice to dtrain."""
@@ -197,5 +197,5 @@ def install(
         return RingLauncher(layout.local_replicas > 1 or gpus, *rest)
 
     if layout.workers > 1:
-        processes.replace_launchers(extended, launcher)
+        upstream_tf.replace_launchers(extended, launcher)
     return operations

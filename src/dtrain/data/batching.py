@@ -17,16 +17,9 @@ from dtrain.data.epoch_counter import NoEpochs
 from dtrain.data.readers import Stream, Table
 from dtrain.data.text_batches import Padding, bucketed, padded
 from dtrain.errors import ConfigurationError
-from dtrain.keras_engine.input import (
-    batch_rows,
-    bounds,
-    map_leaves,
-    packed,
-    split_batch,
-    unconverted,
-)
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.rows import some_rows
+from dtrain.keras_engine.rows import batch_rows, bounds, map_leaves, packed, some_rows, unconverted
+from dtrain.keras_engine.splitting import split_batch
 from dtrain.sharding import Shares
 
 

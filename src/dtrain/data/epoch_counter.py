@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.keras_engine.input import packed, unconverted
+from dtrain.keras_engine.rows import packed, unconverted
 from dtrain.upstream import tensorflow as upstream_tf
 
 _NOT_BEGUN = -1

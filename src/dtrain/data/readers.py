@@ -18,7 +18,7 @@ from dtrain.data.columns import Column, ColumnTable
 from dtrain.data.epoch_counter import NoEpochs
 from dtrain.data.records import Records, open_array_record
 from dtrain.errors import DataError
-from dtrain.keras_engine.input import unconverted
+from dtrain.keras_engine.rows import unconverted
 from dtrain.log import logger
 
 _SHUFFLED_BYTES = 64 << 20

@@ -16,7 +16,7 @@ from dtrain.data.columns import ColumnTable, named_columns
 from dtrain.data.readers import in_order, ragged_first
 from dtrain.errors import ConfigurationError
 from dtrain.example_order import BatchSpan
-from dtrain.keras_engine.input import unconverted
+from dtrain.keras_engine.rows import unconverted
 from dtrain.log import logger
 
 

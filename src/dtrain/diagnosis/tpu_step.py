@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from dtrain.diagnosis.check import CheckResult
 from dtrain.diagnosis.user_script import line_of_keras, line_of_user
-from dtrain.keras_engine.input import unconverted, without_optionals
-from dtrain.upstream import compilation
+from dtrain.keras_engine.rows import unconverted, without_optionals
+from dtrain.upstream import functions
 from dtrain.upstream import keras as upstream_keras
 
 _PYTHON = {
@@ -76,8 +76,8 @@ class StepExaminer:
         except Exception as error:
             return [_untraceable(error)]
         problem, hlo = self._compiled(specs)
-        operations = list(compilation.operations_run(traced.graph))
-        compiles = compilation.operations_of_xla()
+        operations = list(functions.operations_run(traced.graph))
+        compiles = functions.operations_of_xla()
         for operation in operations:
             self._look_at(operation, compiles)
         for operation in operations:  # at last, because they often serve another operation of the same line
@@ -118,7 +118,7 @@ class StepExaminer:
             self._add_operation(operation, f"{kind} looks up in a table of the host", _MOVE)
         elif kind == "PrintV2":
             self._add_operation(operation, f"{kind} (tf.print) writes on the host", "leave it out")
-        elif kind in _NO_STRINGS or _has_strings(operation) or compilation.called_functions(operation):
+        elif kind in _NO_STRINGS or _has_strings(operation) or functions.called_functions(operation):
             return
         elif compiles and kind not in compiles:
             remedy = f"use operations that XLA has, or {_MOVE}"

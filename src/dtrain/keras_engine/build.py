@@ -17,7 +17,6 @@ import tensorflow as tf
 
 from dtrain import channel
 from dtrain.keras_engine.asynchronous.functions import AsynchronousFunction, AsynchronousPredict
-from dtrain.keras_engine.input import batch_spec, map_leaves, present_leaves, without_optionals
 from dtrain.keras_engine.local_steps import LocalProgram
 from dtrain.keras_engine.noted_function import NotedFunction
 from dtrain.keras_engine.predict_function import OneReplicaPredict, PredictFunction
@@ -28,7 +27,14 @@ from dtrain.keras_engine.protocol import (
     layout_of,
     waiting_clock,
 )
-from dtrain.keras_engine.rows import blank, is_dense
+from dtrain.keras_engine.rows import (
+    batch_spec,
+    blank,
+    is_dense,
+    map_leaves,
+    present_leaves,
+    without_optionals,
+)
 from dtrain.keras_engine.scope import check_left_out, check_model
 from dtrain.keras_engine.step_function import StepFunction
 from dtrain.keras_engine.steps import StepProgram, step_is_stock

@@ -22,12 +22,12 @@ from dtrain.cluster import peers
 from dtrain.cluster.peer_link import HINT
 from dtrain.errors import AuthenticationError
 from dtrain.events import PARTS
-from dtrain.keras_engine import messages
 from dtrain.keras_engine.input_advice import advice_for
+from dtrain.keras_engine.peer_exchange import decode, encode
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.log import logger
-from dtrain.training_clock import Mark, Totals, clock
-from dtrain.training_rate import Figures, is_slow, slow_line
+from dtrain.training_clock import Mark, Totals, clock, is_slow, slow_line
+from dtrain.training_rate import Figures
 
 _FIELDS = {"fit", "epoch", "step_seconds", "own_step_seconds", "reading", "between", "parts"}
 _INTERVAL = 1.0  # the least seconds between two messages of a worker
@@ -254,7 +254,7 @@ class WorkerTimes:
         """Publishes times that were held back to limit the messages."""
         connected = peers.connected()
         if connected is not None and self._mine is not None and self._unsent and not self.first:
-            message = messages.encode({"fit": self._fit, **self._mine})
+            message = encode({"fit": self._fit, **self._mine})
             connected.tell_first(message.encode())
         self._unsent, self._sent_at = False, time.monotonic()
 
@@ -352,7 +352,7 @@ def slow_worker(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _decoded(text: str, worker: int) -> dict[str, Any]:
     with contextlib.suppress(ValueError):
-        found = messages.decode(text)
+        found = decode(text)
         if isinstance(found, dict) and set(found) == _FIELDS:
             return found
     raise AuthenticationError(f"The message of worker {worker} does not hold step times.", hint=HINT)

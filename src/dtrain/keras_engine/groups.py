@@ -1,6 +1,6 @@
 """Reads batches in groups: the rows of many batches at once, for many steps in one XLA program.
 
-It serves a single replica only. Batches for several replicas are split in `input.py`.
+It serves a single replica only. Batches for several replicas are split in `splitting.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from dtrain.keras_engine.feed.iterators import let_go, prepare
-from dtrain.keras_engine.input import Split, batch_rows, map_leaves, present_leaves, row_bytes
+from dtrain.keras_engine.rows import Split, batch_rows, map_leaves, present_leaves, row_bytes
 from dtrain.upstream import datasets as upstream_data
 
 BATCHES = 32

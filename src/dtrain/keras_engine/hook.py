@@ -27,7 +27,6 @@ _REPLACING = (
     "seeds",
     "sharded_state",
     "tables",
-    "variables",
     "xla_steps",
 )
 

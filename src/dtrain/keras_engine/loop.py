@@ -16,9 +16,9 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain import events
-from dtrain.keras_engine import row_checks
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.splitting import data_error_of
 from dtrain.upstream import keras as upstream_keras
 
 TARGET_SECONDS = 0.1
@@ -180,7 +180,7 @@ class Loop:
             with events.loop(self.kind, step):
                 yield
         except tf.errors.InvalidArgumentError as error:
-            refused = row_checks.data_error_of(error)
+            refused = data_error_of(error)
             if refused is None:
                 raise
             raise refused from None

@@ -22,9 +22,8 @@ from dtrain.keras_engine.context import (
     gather_examples,
     reporting_replicas,
 )
-from dtrain.keras_engine.input import map_leaves
 from dtrain.keras_engine.protocol import current_layout, in_replica
-from dtrain.keras_engine.rows import as_tensor
+from dtrain.keras_engine.rows import as_tensor, map_leaves
 from dtrain.keras_engine.trial import TrialStep
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dtrain.keras_engine.input import map_leaves
-from dtrain.keras_engine.rows import is_dense
+from dtrain.keras_engine.rows import is_dense, map_leaves
 from dtrain.upstream import keras as upstream_keras
 
 _UNKNOWN = 3  # the size that is assumed for a dimension of unknown size

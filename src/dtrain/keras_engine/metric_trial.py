@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dtrain.keras_engine.input import map_leaves
 from dtrain.keras_engine.metric_arguments import Arguments, Number, Rows
+from dtrain.keras_engine.rows import map_leaves
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 

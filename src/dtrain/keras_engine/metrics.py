@@ -17,13 +17,11 @@ import tensorflow as tf
 
 from dtrain.keras_engine import own_metrics
 from dtrain.keras_engine.context import all_reduce_sum, current_step, gather_examples
-from dtrain.keras_engine.input import map_leaves
 from dtrain.keras_engine.protocol import current_layout, in_replica, layout_of
-from dtrain.keras_engine.rows import as_tensor
-from dtrain.keras_engine.variables import holds_parts
+from dtrain.keras_engine.replica_calls import holds_parts
+from dtrain.keras_engine.rows import as_tensor, map_leaves
+from dtrain.upstream import functions, keras_names
 from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import keras_names
-from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import on_objects, replaces, set_methods
 
 _RESET = "_dtrain_reset"  # an attribute of a model: ids of its metrics' variables, and what resets these
@@ -81,7 +79,7 @@ def watch(metric: Any) -> None:
         replacement: Any = functools.wraps(own)(own_metrics.make_update(own))
         replacement._dtrain_original = own
         # AutoGraph is to leave this function as it is, but not what it calls.
-        upstream_tf.mark_converted(replacement)
+        functions.mark_converted(replacement)
         setattr(kind, "update_state", replacement)  # noqa: B010
 
 

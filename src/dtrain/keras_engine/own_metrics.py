@@ -23,11 +23,11 @@ from dtrain.keras_engine.metric_arguments import Arguments, Number, Rows
 from dtrain.keras_engine.metric_trial import calls_are_additive, is_additive
 from dtrain.keras_engine.protocol import current_layout, in_replica, layout_of
 from dtrain.keras_engine.reductions import as_floats, check_not_compiled
-from dtrain.keras_engine.replica_calls import in_layer, without_row
+from dtrain.keras_engine.replica_calls import combined_on_read, in_layer, without_row
 from dtrain.keras_engine.rows import as_tensor
 from dtrain.keras_engine.trial import TrialStep
-from dtrain.keras_engine.variables import combined_on_read
 from dtrain.log import logger
+from dtrain.upstream import functions
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -88,7 +88,7 @@ def make_update(original: Callable[..., Any]) -> Callable[..., Any]:
     """The replacement of the `update_state` of a user's class."""
 
     def update_state(self: Any, *args: Any, **kwargs: Any) -> Any:
-        own = upstream_tf.converted_as_caller(original)
+        own = functions.converted_as_caller(original)
         plain = not isinstance(self, keras.Metric)  # a mixin of a metric may be a base of other classes too
         if plain or inside_update() or upstream_keras.in_stateless_scope():
             return own(self, *args, **kwargs)

@@ -2,21 +2,30 @@
 
 The values travel over dtrain's own connections (`cluster/peers.py`), not over the transport, so they cannot
 mix with the all-reduces of training. The module is not for the tensors of a step.
+
+Plain values are written as text (`encode`). Reading them (`decode`) runs no code of the sender: it creates
+only numbers, text, arrays, containers of these, and dataclasses of dtrain's own that are registered here.
 """
 
 from __future__ import annotations
 
 import base64
+import dataclasses
+import json
+import math
 import pickle
-from typing import Any
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
 import cloudpickle
+import numpy as np
 
 from dtrain import events
 from dtrain.cluster import peers
 from dtrain.cluster.peer_link import HINT
 from dtrain.errors import AuthenticationError, ConfigurationError
-from dtrain.keras_engine import messages
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.plain_text import cleaned
 
@@ -24,6 +33,16 @@ _SHOWN = 2000  # the most characters shown of another worker's error message
 
 # The first character of a message: a plain value, a pickled one, or the reason why the value cannot be sent.
 _PLAIN, _PICKLED, _REFUSED = "jpe"
+
+_ARRAY_KINDS = "biufcSUMm"  # numbers, text and times; arrays of objects would have to be pickled
+# `dtype.str` of these. NumPy reads more from a text, by Python's parser, whose errors are of any type.
+_DTYPE = re.compile(rf"[<>|=][{_ARRAY_KINDS}]\d{{1,9}}(\[\d{{0,9}}[a-zA-Z]{{1,2}}\])?")
+_LARGE = 2**63
+# What reading a damaged text can raise.
+_UNREADABLE = ValueError, TypeError, LookupError, AttributeError, OverflowError, MemoryError, RecursionError
+
+Class = TypeVar("Class", bound=type)
+_classes: dict[str, type] = {}
 
 
 def exchange(
@@ -35,7 +54,7 @@ def exchange(
 
     Args:
         layout: the layout of the strategy.
-        value: a small value that `messages.encode` accepts.
+        value: a small value that `encode` accepts.
         timeout: seconds to wait for the other workers; None waits as long as they are alive.
         objects: whether to accept any value that can be pickled, if the workers share a secret. Unpickling
             runs code of the worker that sent the value. All workers must pass the same.
@@ -47,7 +66,7 @@ def exchange(
         PeerMissingError: a worker is lost, or sent no value in time.
         AuthenticationError: a value was not sent by a worker of this job.
         ConfigurationError: the workers are not connected, or a worker's value cannot be sent; all raise it.
-        messages.NotPlainError: without `objects`, `messages.encode` does not accept the value.
+        NotPlainError: without `objects`, `encode` does not accept the value.
     """
     if layout.workers == 1:
         return [value]
@@ -68,13 +87,13 @@ def exchange(
 def _written(value: Any, *, signed: bool, objects: bool) -> str:
     """A value as text, or the reason why it cannot be sent, which every worker then raises."""
     try:
-        return _PLAIN + messages.encode(value)
-    except messages.NotPlainError as error:
+        return _PLAIN + encode(value)
+    except NotPlainError as error:
         if not objects:
             raise
         problem = str(error)
     if not signed:
-        return _REFUSED + messages.encode(
+        return _REFUSED + encode(
             [
                 f"broadcast was given a value that must be pickled ({problem}), but the processes of "
                 "this job share no secret: anyone who changes their messages could make them run code.",
@@ -85,7 +104,7 @@ def _written(value: Any, *, signed: bool, objects: bool) -> str:
     try:
         return _PICKLED + base64.b64encode(cloudpickle.dumps(value)).decode()
     except Exception as error:  # picklers raise whatever the objects' own methods raise
-        return _REFUSED + messages.encode([f"The value cannot be sent to other processes: {error}", ""])
+        return _REFUSED + encode([f"The value cannot be sent to other processes: {error}", ""])
 
 
 def _read(text: str, worker: int, *, pickled: bool) -> Any:
@@ -104,7 +123,7 @@ def _read(text: str, worker: int, *, pickled: bool) -> Any:
     if kind == _PICKLED and pickled:
         return pickle.loads(base64.b64decode(content))
     try:
-        found = messages.decode(content)
+        found = decode(content)
     except ValueError:
         found, kind = None, ""
     if kind == _PLAIN:
@@ -113,3 +132,115 @@ def _read(text: str, worker: int, *, pickled: bool) -> Any:
         problem, hint = (cleaned(str(each), _SHOWN) for each in found)  # without a secret, it may be forged
         raise ConfigurationError(problem, hint=hint)
     raise AuthenticationError(f"The message of worker {worker} does not hold a value.", hint=HINT)
+
+
+class NotPlainError(TypeError):
+    """A value is not of the types that `encode` knows."""
+
+
+def sendable(kind: Class) -> Class:
+    """Registers a dataclass of plain values, whose constructor must do nothing but store them."""
+    _classes[kind.__name__] = kind
+    return kind
+
+
+def encode(value: Any) -> str:
+    """Writes a value as ASCII text.
+
+    The types are None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, `Path`,
+    NumPy's arrays and scalars of numbers, text and times, and `sendable` dataclasses; no subclasses of these.
+
+    Raises:
+        NotPlainError: the value, or a part of it, has another type, or it contains itself.
+    """
+    try:
+        return json.dumps(_packed(value), separators=(",", ":"))
+    except RecursionError:
+        raise NotPlainError("the value contains itself, or is nested too deep") from None
+
+
+def decode(text: str) -> Any:
+    """Reads the value back from a text that `encode` has written.
+
+    Raises:
+        ValueError: the text was not written by `encode`.
+    """
+    try:
+        return _unpacked(json.loads(text))
+    except _UNREADABLE as error:
+        raise ValueError(f"the text holds no value: {type(error).__name__}") from None
+
+
+def _packed(value: Any) -> Any:
+    kind = type(value)
+    if value is None or kind in (bool, str, float):
+        return value
+    if kind is int:
+        return value if -_LARGE < value < _LARGE else {"int": hex(value)}
+    if kind is list:
+        return [_packed(each) for each in value]
+    if kind is dict:
+        return {"dict": [[_packed(name), _packed(each)] for name, each in value.items()]}
+    if kind in (tuple, set, frozenset):
+        return {kind.__name__: [_packed(each) for each in value]}
+    if kind is bytes:
+        return {"bytes": _as_text(value)}
+    if kind is complex:
+        return {"complex": [value.real, value.imag]}
+    if kind is type(Path()):
+        return {"path": str(value)}
+    if (kind is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in _ARRAY_KINDS:
+        name = "array" if kind is np.ndarray else "scalar"
+        return {name: [value.dtype.str, list(value.shape), _as_text(value.tobytes())]}
+    if _classes.get(kind.__name__) is kind:
+        fields = {field.name: _packed(getattr(value, field.name)) for field in dataclasses.fields(kind)}
+        return {"record": [kind.__name__, fields]}
+    raise NotPlainError(f"a {kind.__name__} is no plain value")
+
+
+def _unpacked(found: Any) -> Any:
+    if isinstance(found, list):
+        return [_unpacked(each) for each in found]
+    if not isinstance(found, dict):
+        return found
+    ((name, content),) = found.items()
+    return _READERS[name](content)
+
+
+def _array(content: Any) -> np.ndarray:
+    name, shape, text = content
+    if not _DTYPE.fullmatch(name):
+        raise ValueError("no type of an array")
+    dtype = np.dtype(name)
+    raw = _as_bytes(text)
+    if min([0, *shape]) < 0 or math.prod(shape) * dtype.itemsize != len(raw):
+        raise ValueError("no array")
+    return np.ndarray(tuple(shape), dtype, raw).copy()
+
+
+def _record(content: Any) -> Any:
+    name, fields = content
+    return _classes[name](**{field: _unpacked(each) for field, each in fields.items()})
+
+
+def _as_text(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()
+
+
+def _as_bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "int": lambda content: int(content, 16),
+    "dict": lambda content: {_unpacked(name): _unpacked(each) for name, each in content},
+    "tuple": lambda content: tuple(_unpacked(each) for each in content),
+    "set": lambda content: {_unpacked(each) for each in content},
+    "frozenset": lambda content: frozenset(_unpacked(each) for each in content),
+    "bytes": _as_bytes,
+    "complex": lambda content: complex(*content),
+    "path": Path,
+    "array": _array,
+    "scalar": lambda content: _array(content)[()],
+    "record": _record,
+}

@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from dtrain.errors import DataError
 from dtrain.keras_engine.feed.iterators import SplitIterator
-from dtrain.keras_engine.input import Split, local_parts, split_batch, to_tensors, without_optionals
 from dtrain.keras_engine.loop import TARGET_SECONDS, GroupCall
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.replica_calls import watch
-from dtrain.keras_engine.rows import joined_rows
+from dtrain.keras_engine.rows import Split, joined_rows, local_parts, to_tensors, without_optionals
+from dtrain.keras_engine.splitting import split_batch
 from dtrain.keras_engine.steps import unwrapped
 from dtrain.upstream import tensorflow as upstream_tf
 

@@ -18,12 +18,11 @@ import keras
 import tensorflow as tf
 
 from dtrain.errors import StepError
-from dtrain.keras_engine import messages
 from dtrain.keras_engine.context import Learnt, current_step
-from dtrain.keras_engine.input import batch_rows
 from dtrain.keras_engine.losses import is_own_loss, learn_coupling, watch_own_call
-from dtrain.keras_engine.peer_exchange import exchange
+from dtrain.keras_engine.peer_exchange import exchange, sendable
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.rows import batch_rows
 from dtrain.keras_engine.trial import Trial, TrialStep, some_rows_of, twice
 from dtrain.keras_engine.written_state import state_problems
 from dtrain.log import logger
@@ -33,7 +32,7 @@ ROWS = 8  # the most examples that a trial takes
 _NEAR = 0.2  # how far the gradients' ratio may be from an expected factor (random layers change it)
 
 
-@messages.sendable
+@sendable
 @dataclass(frozen=True, kw_only=True)
 class LossKind:
     """What a step combines at one point: the loss of a `tape.gradient` call, or a value.

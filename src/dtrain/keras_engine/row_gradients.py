@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.keras_engine.protocol import current_layout
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import functions
 
 BY_EXAMPLE = "by example"  # each slice belongs to one example: the replicas' slices are concatenated
 COMMON = "common"  # the same rows on each replica, in the same order: equal slices are summed
@@ -171,7 +171,7 @@ def _from_branches(tensor: Any) -> list[Any]:
     op = tensor.op
     several = "Case" in op.type
     branches = op.get_attr("branches") if several else map(op.get_attr, ("then_branch", "else_branch"))
-    graphs = [upstream_tf.graph_of_function(op.graph, branch.name) for branch in branches]
+    graphs = [functions.graph_of_function(op.graph, branch.name) for branch in branches]
     if any(graph is None for graph in graphs):
         return list(op.inputs)
     return [op.inputs[0], *(graph.outputs[tensor.value_index] for graph in graphs)]

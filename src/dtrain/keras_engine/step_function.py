@@ -20,17 +20,11 @@ from dtrain.keras_engine.accumulation import ADD, GROUP, UPDATE
 from dtrain.keras_engine.feed.iterators import SplitIterator
 from dtrain.keras_engine.gradients import SparseGradients
 from dtrain.keras_engine.groups import GroupIterator
-from dtrain.keras_engine.input import (
-    Split,
-    local_parts,
-    local_specs,
-    rows_of,
-    split_batch,
-    to_tensors,
-)
 from dtrain.keras_engine.loop import Call, LocalState, loop_of
 from dtrain.keras_engine.protocol import ReplicaLayout, communication_clock, waiting_clock
+from dtrain.keras_engine.rows import Split, local_parts, local_specs, rows_of, to_tensors
 from dtrain.keras_engine.runs import Run, RunResult, can_loop
+from dtrain.keras_engine.splitting import split_batch
 from dtrain.keras_engine.steps import Program
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras

@@ -25,15 +25,14 @@ from dtrain.keras_engine.context import (
     variable_ids,
 )
 from dtrain.keras_engine.gradients import AtOnce, CompiledStep, LocalStep, MicroBatch, lookups_of
-from dtrain.keras_engine.input import batch_rows, without_optionals
 from dtrain.keras_engine.losses import is_own_loss, watch_own_call
 from dtrain.keras_engine.probe import ROWS, Findings, TriedStep, findings_of
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.reductions import NoWaits, Waits, as_floats
-from dtrain.keras_engine.replica_calls import watch
+from dtrain.keras_engine.replica_calls import synchronise, watch
 from dtrain.keras_engine.row_gradients import Lookups
-from dtrain.keras_engine.rows import is_dense, row_count
-from dtrain.keras_engine.variables import synchronise
+from dtrain.keras_engine.rows import batch_rows, is_dense, row_count, without_optionals
+from dtrain.upstream import functions
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -350,7 +349,7 @@ def unwrapped(function: Any) -> Callable[..., Any]:
     """The Python code of a `tf.function`, even of one for XLA: replicas cannot communicate inside one."""
     if not callable(getattr(function, "python_function", None)):
         return function
-    return lambda *args: upstream_tf.call_inline(function, type(function).__call__, args, {})
+    return lambda *args: functions.call_inline(function, type(function).__call__, args, {})
 
 
 def first_replica(strategy: Any, value: Any) -> Any:

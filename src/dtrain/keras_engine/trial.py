@@ -14,9 +14,15 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.keras_engine.context import Point, ReplicaStep, current_step, local_update, reporting_replicas
-from dtrain.keras_engine.input import batch_spec, map_leaves, without_optionals
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
-from dtrain.keras_engine.rows import any_rows, joined_rows, some_rows
+from dtrain.keras_engine.rows import (
+    any_rows,
+    batch_spec,
+    joined_rows,
+    map_leaves,
+    some_rows,
+    without_optionals,
+)
 from dtrain.upstream import tensorflow as upstream_tf
 
 

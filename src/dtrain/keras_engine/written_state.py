@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from dtrain.keras_engine.context import underlying
 from dtrain.keras_engine.trial import Trial, TrialStep, some_rows_of, twice
+from dtrain.upstream import functions
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -211,7 +212,7 @@ def _draws(op: Any, graph: Any) -> bool:
     """Whether an operation draws random numbers, or calls a function that does."""
     if "Random" in op.type or "Multinomial" in op.type:
         return True
-    inner = [upstream_tf.graph_of_function(graph, name) for name in _functions_of(op)]
+    inner = [functions.graph_of_function(graph, name) for name in _functions_of(op)]
     return any(_draws(each, g) for g in inner if g is not None for each in g.get_operations())
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from dtrain.keras_engine.context import ThreadValue
 from dtrain.keras_engine.groups import Part, batch_of
-from dtrain.keras_engine.input import map_leaves, present_leaves
+from dtrain.keras_engine.rows import map_leaves, present_leaves
 from dtrain.upstream import tensorflow_names
 from dtrain.upstream.reach import replaces
 

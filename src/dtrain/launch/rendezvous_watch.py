@@ -15,7 +15,7 @@ from dtrain.launch.task_handle import TaskHandle
 from dtrain.launch.watchdog import START_LIMIT
 from dtrain.task_messages import ConnectedNote, Message, RendezvousNote
 from dtrain.topology import Task
-from dtrain.training_rate import in_words
+from dtrain.training_clock import in_words
 
 _STOPPED = 30.0  # seconds that others wait for a task that is stopped by SIGSTOP
 _LOOK = 1.0  # seconds between two checks for stopped tasks

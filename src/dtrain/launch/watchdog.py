@@ -13,7 +13,7 @@ from typing import Literal
 
 from dtrain.task_messages import Progress
 from dtrain.topology import Task
-from dtrain.training_rate import in_words, is_slow, slow_line
+from dtrain.training_clock import in_words, is_slow, slow_line
 
 START_LIMIT = 600.0
 """Seconds without progress that are no hang before the first step, which is traced and compiled."""

@@ -19,14 +19,13 @@ import tensorflow as tf
 from dtrain.cluster.secret import on_loopback
 from dtrain.keras_engine.context import reported_replicas, updating_locally
 from dtrain.keras_engine.hook import install
-from dtrain.keras_engine.replica_calls import with_own_attributes
+from dtrain.keras_engine.replica_calls import note_write, with_own_attributes
 from dtrain.keras_engine.scope import scope_entered
-from dtrain.keras_engine.variables import note_write
 from dtrain.log import logger
 from dtrain.strategies import devices
 from dtrain.topology import Topology
+from dtrain.upstream import functions, tensorflow_names
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream import tensorflow_names
 from dtrain.upstream.tensorflow import sum_in_order
 
 # TensorFlow's default is 1 for every strategy: the collectives of a second strategy in a process would then
@@ -122,7 +121,14 @@ class ReplicaRunner:
 
 
 class LocalUpdates:
-    """Mixin for a strategy's `extended`: replicas have attributes of their own, and can update alone."""
+    """Mixin for a strategy's `extended`: replicas have attributes of their own, and can update alone.
+
+    Attributes:
+        dtrain_calls: the collective calls of several workers (`collectives.launcher.CallOperations`); None
+            for one process, and where TensorFlow's collectives serve.
+    """
+
+    dtrain_calls: Any = None
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
         """Calls a function in a thread for each replica, with attributes of objects of the replica's own."""
@@ -131,14 +137,14 @@ class LocalUpdates:
         if replicas == 1:
             return call(fn, args, kwargs)
         if not is_tf_function(fn):
-            return call(with_own_attributes(upstream_tf.converted_for_replicas(fn), replicas), args, kwargs)
+            return call(with_own_attributes(functions.converted_for_replicas(fn), replicas), args, kwargs)
         if _compiled_by_xla(fn) and all("GPU" in device for device in self.worker_devices):  # type: ignore[attr-defined]
             return call(with_own_attributes(fn, replicas), args, kwargs)
         # As in TensorFlow, the replicas run inside of one function with the options of the given one.
         traced = self._traced.get(fn)
         if traced is None:
             python_function = fn.python_function
-            traced = upstream_tf.same_function(
+            traced = functions.same_function(
                 fn, lambda *args, **kwargs: self._call_for_each_replica(python_function, args, kwargs)
             )
             self._traced[fn] = traced
@@ -158,16 +164,25 @@ class LocalUpdates:
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str | None, primary_var: Any, **kwargs: Any
     ) -> Any:
-        """The initial value on one replica: a summed variable has its value on replica 0, zeros on others."""
-        initial = super()._get_variable_creator_initial_value(  # type: ignore[misc]
-            replica_id=replica_id, device=device, primary_var=primary_var, **kwargs
-        )
+        """The initial value on one replica: the first worker's, which dtrain's transport broadcasts.
+
+        A summed variable has its value on replica 0, zeros on others.
+        """
+        if self.dtrain_calls is not None and replica_id == 0:
+            initial: Any = functools.partial(self._first_workers_value, kwargs)
+        else:
+            initial = super()._get_variable_creator_initial_value(  # type: ignore[misc]
+                replica_id=replica_id, device=device, primary_var=primary_var, **kwargs
+            )
         on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
         summed = on_read and kwargs.get("aggregation") == tf.VariableAggregation.SUM
         layout = self._container_strategy().dtrain_layout  # type: ignore[attr-defined]
         if not summed or layout.first_replica + replica_id == 0:
             return initial
         return lambda: tf.zeros_like(initial() if callable(initial) else initial)
+
+    def _first_workers_value(self, arguments: dict[str, Any]) -> Any:
+        return self.dtrain_calls.broadcast(upstream_tf.initial_value(arguments))
 
 
 def is_tf_function(fn: Any) -> bool:
@@ -176,7 +191,7 @@ def is_tf_function(fn: Any) -> bool:
 
 
 def _compiled_by_xla(fn: Any) -> bool:
-    return upstream_tf.compiled_by_xla(fn)
+    return functions.compiled_by_xla(fn)
 
 
 class ReadAsNumber:

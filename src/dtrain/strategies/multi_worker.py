@@ -25,8 +25,8 @@ from dtrain.keras_engine.seeds import note_drawn
 from dtrain.log import logger
 from dtrain.strategies import common, devices
 from dtrain.topology import Topology
-from dtrain.upstream import processes, tensorflow_names
 from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import tensorflow_names
 
 _Extended: Any = tensorflow_names.COLLECTIVE_EXTENDED.resolve()
 _LOCAL = "/job:localhost/replica:0/task:0/device:CPU:0"
@@ -38,8 +38,8 @@ _GIVEN_DEVICES = (
 )
 
 
-class _Connected(_Extended):  # type: ignore[misc]
-    """Uses all local devices, and broadcasts the first worker's initial values over dtrain's transport."""
+class _AllDevices(_Extended):  # type: ignore[misc]
+    """Uses all local devices, logical CPUs too."""
 
     def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> tuple[Any, str]:
         found, kind = super()._initialize_local_devices(cluster_resolver, worker_device)
@@ -49,20 +49,8 @@ class _Connected(_Extended):  # type: ignore[misc]
             found = tuple(f"{worker_device}/device:CPU:{i}" for i in range(cpus))
         return found, kind
 
-    def _get_variable_creator_initial_value(
-        self, replica_id: int, device: str | None, primary_var: Any, **kwargs: Any
-    ) -> Any:
-        operations = getattr(self, "dtrain_calls", None)
-        if operations is None or replica_id > 0:
-            return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
 
-        def first_workers() -> Any:
-            return operations.broadcast(processes.initial_value(kwargs))
-
-        return first_workers
-
-
-class MultiWorkerMirroredExtended(common.LocalUpdates, _Connected):
+class MultiWorkerMirroredExtended(common.LocalUpdates, _AllDevices):
     """The strategy's `extended`, with dtrain's variables, local updates and transport."""
 
 
@@ -176,8 +164,8 @@ class MultiWorkerMirroredStrategy(
         overlap = self.dtrain_communication.overlap
         calls = extended.dtrain_calls = install(extended, layout, transport, gpus=gpus, overlap=overlap)
         if calls is not None:
-            self.dtrain_waited = lambda: calls.waited
-            self.dtrain_communicated = lambda: calls.seconds
+            self.dtrain_waited = calls.waited
+            self.dtrain_communicated = calls.communicated
         _seed_alike(self.dtrain_layout)
         strategy_made(self)
         if self.dtrain_layout.workers > 1:

@@ -1,18 +1,21 @@
-"""What TensorFlow has no public API for within a process: replicas, functions, graphs and variables.
+"""What TensorFlow has no public API for within a process: replicas, variables, and what they combine.
 
-The names that are reached by a path stand in `tensorflow_names.py`. What goes on between processes is in
-`processes.py`, and what concerns data in `datasets.py`.
+The names that are reached by a path stand in `tensorflow_names.py`. Functions and graphs are in
+`functions.py`, what concerns servers in `processes.py`, and data in `datasets.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import inspect
+import ctypes
+import itertools
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from dtrain.upstream import tensorflow_names
+from dtrain.upstream.processes import register_python_function
 
 
 def per_replica(values: Sequence[Any]) -> Any:
@@ -28,15 +31,8 @@ def per_replica(values: Sequence[Any]) -> Any:
     return distribute_utils.regroup(tuple(values), always_wrap=True)
 
 
-def graph_of_function(graph: Any, name: str) -> Any:
-    """The graph of the function `name` that operations of `graph` call; None if it is not known."""
-    return getattr(tensorflow_names.GET_FUNCTION.resolve()(graph, name), "graph", None)
-
-
 def merge_possible() -> bool:
     """Whether `merge_call` can be used here: not inside a nested `tf.function`, a condition or a loop."""
-    import threading
-
     from tensorflow.python.framework import ops
 
     graph = getattr(threading.current_thread(), "graph", None)
@@ -124,118 +120,6 @@ def tpu_is_initialised(resolver: Any) -> bool:
     return str(resolver._tpu) in initialised_tpus()
 
 
-def same_function_untraced(function: Any) -> Any:
-    """A new `tf.function` with the same Python function and options, and without any trace."""
-    return tensorflow_names.FUNCTION_CLONE.resolve()(function, None)
-
-
-def same_function(function: Any, python_function: Callable[..., Any]) -> Any:
-    """A new `tf.function` with the same options, of a Python function that AutoGraph does not convert."""
-    mark_converted(python_function)
-    return tensorflow_names.FUNCTION_CLONE.resolve()(function, python_function)
-
-
-def converted_for_replicas(function: Callable[..., Any]) -> Any:
-    """Converts a function by AutoGraph as TensorFlow does before it calls it for each replica."""
-    import tensorflow as tf
-
-    if tf.executing_eagerly():
-        return function
-    autograph = tf.__internal__.autograph
-    return autograph.tf_convert(function, autograph.control_status_ctx())
-
-
-def call_inline(function: Any, original: Any, args: Any, kwds: Any) -> Any:
-    """Calls a `tf.function` inline: its operations become part of the calling graph.
-
-    AutoGraph converts the Python function if the `tf.function` would do so.
-
-    Args:
-        function: a `tf.function` that XLA does not compile. A function of a saved model is called by
-            `original` instead.
-        original: TensorFlow's `Function.__call__`.
-        args: the arguments.
-        kwds: the keyword arguments.
-
-    Returns:
-        What `function` would return.
-    """
-    import tensorflow as tf
-    from tensorflow.python.autograph.core import ag_ctx
-    from tensorflow.python.eager.polymorphic_function import autograph_util
-
-    if type(function) is not tensorflow_names.FUNCTION_CALL.holder():
-        return original(function, *args, **kwds)
-    python_function = function.python_function
-    status = ag_ctx.Status.ENABLED if function._autograph else ag_ctx.Status.DISABLED
-    options = function._experimental_autograph_options
-    if function._autograph:
-        python_function = autograph_util.py_func_from_autograph(python_function, options)
-    args, kwds = tf.nest.map_structure(_argument, (args, kwds))
-    signature = function.input_signature
-    if signature is not None and len(signature) == len(args):
-        args = tuple(
-            tf.nest.map_structure(_of_spec, spec, arg) for spec, arg in zip(signature, args, strict=True)
-        )
-    with ag_ctx.ControlStatusCtx(status=status, options=options):
-        found = python_function(*args, **kwds)
-    return tf.nest.map_structure(_result, found)
-
-
-def _argument(value: Any) -> Any:
-    import numpy as np
-    import tensorflow as tf
-
-    return tf.convert_to_tensor(value) if isinstance(value, np.ndarray | np.generic) else value
-
-
-def _of_spec(spec: Any, value: Any) -> Any:
-    import tensorflow as tf
-
-    if not isinstance(spec, tf.TensorSpec) or isinstance(value, tf.Tensor):
-        return value
-    return tf.convert_to_tensor(value, spec.dtype)
-
-
-def _result(value: Any) -> Any:
-    """Converts numbers, arrays and variables to tensors, as a `tf.function` does with its results."""
-    import numpy as np
-    import tensorflow as tf
-
-    plain = bool | int | float | complex | str | bytes | np.ndarray | np.generic | tf.Variable
-    return tf.convert_to_tensor(value) if isinstance(value, plain) else value
-
-
-def known_before(value: Any) -> Any:
-    """Evaluates a tensor of the function that is being traced outside of it, without its arguments.
-
-    Args:
-        value: a symbolic tensor; anything else is returned unchanged.
-
-    Returns:
-        An eager tensor.
-
-    Raises:
-        ValueError: the tensor depends on the function's arguments.
-    """
-    import tensorflow as tf
-    from tensorflow.python.eager import lift_to_graph
-    from tensorflow.python.ops.op_selector import UnliftableError
-
-    if not isinstance(value, tf.Tensor) or hasattr(value, "numpy"):
-        return value
-
-    def again() -> Any:
-        graph = tf.compat.v1.get_default_graph()
-        return lift_to_graph.lift_to_graph([value], graph)[value]
-
-    try:
-        with tf.init_scope():
-            return tf.function(again, autograph=False)()
-    except UnliftableError as error:
-        raise ValueError(f"{value.name} is not known before the function runs") from error
-
-
 def unnamed_variable_handle(dtype: Any, shape: Any) -> Any:
     """A handle for a variable that is created anew in each call of the function that is being traced."""
     import tensorflow as tf
@@ -302,22 +186,6 @@ def writes_whole(variable: Any) -> Iterator[bool]:
         yield whole
 
 
-def mark_converted(function: Any) -> None:
-    """Makes AutoGraph call a function unconverted, but still convert the functions that it calls."""
-    function.autograph_info__ = {}
-
-
-def converted_as_caller(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Converts a function by AutoGraph if the calling code was converted, as in a user's `tf.function`."""
-    import tensorflow as tf
-
-    context = tf.__internal__.autograph.control_status_ctx()
-    if context.status.name != "ENABLED" or not inspect.isfunction(function):
-        return function
-    converted: Callable[..., Any] = tf.__internal__.autograph.tf_convert(function, context)
-    return converted
-
-
 def container_of(component: Any) -> Any:
     """The distributed variable that contains one replica's variable; the variable itself if there is none."""
     container = getattr(component, "_distributed_container", None) or getattr(
@@ -339,11 +207,6 @@ def replica_spec(spec: Any, replica: int) -> Any:
     """One local replica's part of a distributed dataset's spec; other specs are returned unchanged."""
     each = getattr(spec, "_value_specs", None)
     return spec if each is None else each[replica]
-
-
-def compiled_by_xla(function: Any) -> bool:
-    """Whether a `tf.function` was made with `jit_compile=True`."""
-    return bool(getattr(function, "_jit_compile", False))
 
 
 # The optimizer sets this attribute on a sum that it has created by merging sums, and does not merge it again.
@@ -370,26 +233,95 @@ def sum_in_order(values: Sequence[Any]) -> Any:
     return total
 
 
-def optimized(graph: Any, wanted: Sequence[Any]) -> Any:
-    """Optimizes a graph as TensorFlow does before a run: inlines functions, fuses operations and so on.
+class ArrayFunction:
+    """A Python function of arrays as a graph operation, like `tf.numpy_function`, but twice as fast.
+
+    Outside of graphs, the function is called directly, so that its exceptions reach the caller unchanged.
 
     Args:
-        graph: a `tf.Graph`, which is not changed.
-        wanted: the operations and tensors of the graph that must be computed; they keep their names.
-
-    Returns:
-        A new `tf.Graph`.
+        function: takes arrays, and returns a list of at least one contiguous array of numbers.
     """
-    import tensorflow as tf
 
-    v1 = tf.compat.v1
-    meta = v1.MetaGraphDef(graph_def=graph.as_graph_def())
-    meta.collection_def["train_op"].node_list.value.extend(each.name for each in wanted)
-    config = v1.ConfigProto()
-    # Without a description of the machine, the optimizer assumes too little memory, and trades time for it.
-    config.graph_options.rewrite_options.memory_optimization = 1  # NO_MEM_OPT
-    found = tensorflow_names.OPTIMIZE_GRAPH.resolve()(config, meta, verbose=False)
-    made = tf.Graph()
-    with made.as_default():
-        tf.import_graph_def(found, name="")
-    return made
+    def __init__(self, function: Callable[..., list[Any]]) -> None:
+        class Called(tensorflow_names.CALLED_AS_IT_IS.resolve()):  # type: ignore[misc]
+            def __init__(self) -> None:
+                """Skips the base class's constructor, whose work for tensors is not needed."""
+
+            def __call__(self, device: str, token: str, args: list[Any]) -> list[Any]:
+                _stay_known()
+                return function(*args)
+
+        self._function = function
+        self._called = Called()
+        self._token = f"dtrain_array_function_{next(_numbers)}"
+        register_python_function(self._token, self._called)
+
+    def __call__(self, values: Sequence[Any], kinds: Sequence[Any]) -> list[Any]:
+        """Calls the function with tensors; TensorFlow never prunes the operation.
+
+        Args:
+            values: the tensors.
+            kinds: the dtypes of the results.
+
+        Returns:
+            The results as tensors; in a graph, their shapes are unknown.
+        """
+        import tensorflow as tf
+
+        if tf.executing_eagerly():
+            found = self._function(*(value.numpy() for value in values))
+            return [tf.convert_to_tensor(each) for each in found]
+        self._live_as_long_as(tf.compat.v1.get_default_graph())
+        return list(tf.raw_ops.PyFunc(input=list(values), token=self._token, Tout=list(kinds)))
+
+    def _live_as_long_as(self, graph: Any) -> None:
+        """Keeps the function alive as long as the outermost graph; inner graphs may be deleted earlier."""
+        while getattr(graph, "outer_graph", None) is not None:
+            graph = graph.outer_graph
+        if not hasattr(graph, "_dtrain_array_functions"):
+            graph._dtrain_array_functions = {}
+        graph._dtrain_array_functions[self._token] = self._called
+
+
+_numbers = itertools.count()
+_known = threading.local()
+_kept: set[int] = set()
+_MOST_KEPT = 16  # threads: each one adds to the stacks that are printed for a hanging process
+
+
+def _stay_known() -> None:
+    """Keeps Python's state for this TensorFlow thread, which Python would otherwise create at each call.
+
+    Creating and deleting it maps and unmaps memory, which takes as long as a small all-reduce.
+    """
+    if not hasattr(_known, "here") and len(_kept) < _MOST_KEPT:
+        _known.here = True
+        _kept.add(threading.get_ident())
+        ctypes.pythonapi.PyGILState_Ensure()  # never released
+
+
+def replace_launchers(extended: Any, make: Callable[..., Any]) -> None:
+    """Replaces a strategy's launchers of collectives, one for each local device.
+
+    Args:
+        extended: the `extended` of a multi-worker strategy, before its first reduction.
+        make: takes the arguments of TensorFlow's launcher, and returns the new launcher.
+    """
+    for operations in (extended._cross_device_ops, extended._host_cross_device_ops):
+        operations._launchers = [
+            make(old._group_key, old._group_size, old._collective_keys, old._device, old._options)
+            for old in operations._launchers
+        ]
+
+
+def initial_value(arguments: dict[str, Any]) -> Any:
+    """The initial value of a variable as a tensor, from the arguments of its creator."""
+    import tensorflow as tf
+    from tensorflow.python.trackable import base
+
+    value = arguments["initial_value"]
+    if callable(value):
+        value = value()
+    if isinstance(value, base.CheckpointInitialValue):
+        value = value.wrapped_value
+    return tf.convert_to_tensor(value, dtype=arguments.get("dtype"))

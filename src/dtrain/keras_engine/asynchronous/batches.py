@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain import events
-from dtrain.keras_engine.input import map_leaves, present_leaves, to_tensors
+from dtrain.keras_engine.rows import map_leaves, present_leaves, to_tensors
 
 
 @dataclass

@@ -19,7 +19,7 @@ from dtrain.keras_engine.asynchronous.exchange import Exchange
 from dtrain.keras_engine.asynchronous.overlap import Overlapped
 from dtrain.keras_engine.asynchronous.packing import Packing
 from dtrain.keras_engine.asynchronous.rehearsal import ModelStep, Rehearsal, StepPlan, spec_of
-from dtrain.keras_engine.input import map_leaves, present_leaves
+from dtrain.keras_engine.rows import map_leaves, present_leaves
 from dtrain.log import logger
 
 CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"

@@ -20,8 +20,8 @@ from dtrain.keras_engine.context import Apply, block_workers, current_block, und
 from dtrain.keras_engine.split_variables import is_split
 from dtrain.keras_engine.steps import silent_results, step_is_stock
 from dtrain.keras_engine.tables import tables_of
+from dtrain.upstream import functions
 from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import tensorflow as upstream_tf
 
 STEPS = {"train": "train_step", "test": "test_step", "predict": "predict_step"}
 
@@ -262,7 +262,7 @@ def _first_value(arguments: dict[str, Any], step: str) -> Any:
         StepError: the value is computed from the batch, which does not exist before the step runs.
     """
     try:
-        return upstream_tf.known_before(arguments.get("initial_value"))
+        return functions.known_before(arguments.get("initial_value"))
     except ValueError as error:
         raise StepError(
             f"{step} makes the variable {arguments.get('name') or 'Variable'!r} from values of its batch, "

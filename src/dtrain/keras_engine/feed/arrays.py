@@ -25,9 +25,9 @@ import tensorflow as tf
 from dtrain.example_order import LARGEST_SEED, ArrayOrder
 from dtrain.keras_engine.feed.passes import ArrayRows, BufferedPasses, Parts, Passes, RowReader
 from dtrain.keras_engine.feed.position import DataPosition
-from dtrain.keras_engine.input import map_leaves, present_leaves, row_bytes, unconverted
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.rows import map_leaves, present_leaves, row_bytes, unconverted
 from dtrain.upstream import datasets as upstream_data
 from dtrain.upstream import tensorflow as upstream_tf
 

@@ -1,7 +1,7 @@
 """Iterates over batches that are divided over the replicas; deletes its iterators in a thread.
 
-`SplitDataset` gives an iterator for each pass over the data. How a batch is split is decided in `input.py`,
-and what a pass holds by its source (`passes.py`).
+`SplitDataset` gives an iterator for each pass over the data. `splitting.py` decides how a batch is split,
+and its source what a pass holds (`passes.py`).
 
 **Deleting.** An iterator of TensorFlow's that tunes its pipeline has a thread that sleeps between two checks
 of the pipeline: 10 ms at first, twice as long each time, up to a minute. Deleting the iterator waits until
@@ -22,9 +22,10 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.keras_engine.feed.passes import BatchBuffer, Pass, RowReader
-from dtrain.keras_engine.input import Split, packed, split_batch, split_of
 from dtrain.keras_engine.input_advice import may_be_buffered
 from dtrain.keras_engine.protocol import ReplicaLayout, own_split
+from dtrain.keras_engine.rows import Split, packed, split_of
+from dtrain.keras_engine.splitting import split_batch
 from dtrain.log import logger
 
 _LONGEST = 70.0  # seconds; the thread of TensorFlow's iterator sleeps for at most a minute

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import tensorflow as tf
 
 from dtrain.example_order import ArrayOrder
-from dtrain.keras_engine.input import bounds, map_leaves
+from dtrain.keras_engine.rows import bounds, map_leaves
 from dtrain.upstream import datasets as upstream_data
 
 

@@ -2,7 +2,7 @@
 
 The sources for datasets are here: that of a `Pipeline`, and that of any other. The source for arrays is in
 `arrays.py`, the one for a `PyDataset` in `py_datasets.py`. How the rows of a batch are split is decided in
-`input.py`.
+`splitting.py`.
 """
 
 from __future__ import annotations

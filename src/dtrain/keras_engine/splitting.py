@@ -1,6 +1,8 @@
-"""Refuses batches that cannot be split by rows, such as merged graphs; the error lists each part's rows.
+"""Splits each global batch evenly over the replicas; refuses batches without a row for each example.
 
-Which rows a replica gets is not decided here, but in `input.py`.
+Every worker reads the same batches and takes its own part. So all workers end together, and every example is
+used once. A dataset that can read only this worker's part does so. It does not split data that the user has
+distributed or sharded by file: these keep TensorFlow's split.
 """
 
 from __future__ import annotations
@@ -12,10 +14,34 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.errors import DataError
-from dtrain.keras_engine.rows import row_count
+from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.rows import Split, batch_rows, bounds, map_leaves, row_count, some_rows
 
 _BEGIN, _END = "dtrain: rows of a batch: ", " :end"
 _NAMES = ("x", "y", "sample_weight")
+
+
+def split_batch(batch: Any, layout: ReplicaLayout) -> Split:
+    """Splits a global batch: a part for each local replica, and the number of examples in the global batch.
+
+    The sizes of the parts differ by at most one example. With fewer examples than replicas, some are empty.
+
+    Args:
+        batch: a nest of tensors, ragged or sparse tensors of one leading dimension; scalars and
+            `tf.experimental.Optional`s go to every replica.
+        layout: how the replicas are spread.
+
+    Raises:
+        DataError: the leaves have different numbers of rows (`check_rows`), or none has rows.
+    """
+    rows = check_rows(batch, batch_rows(batch))
+    known = tf.get_static_value(rows)
+    replicas, first = layout.replicas, layout.first_replica
+    parts = []
+    for replica in range(first, first + layout.local_replicas):
+        start, end = bounds(int(known) if known is not None else rows, replica, replicas)
+        parts.append(map_leaves(lambda leaf, a=start, n=end - start: some_rows(leaf, a, n), batch))
+    return Split(tuple(parts), tf.cast(rows, tf.int32))
 
 
 def check_rows(batch: Any, rows: Any) -> Any:
