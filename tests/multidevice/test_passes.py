@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -263,3 +264,16 @@ def test_the_memory_of_a_copy_is_used_again_when_no_tensor_needs_it() -> None:
     assert float(first[0, 0]) == 1.0
     del x, third
     wait_until(lambda: key not in arrays._kept, 10)
+
+
+def test_the_tensors_of_a_fit_are_freed_at_its_end_without_a_collection() -> None:
+    x = np.ones((512, 1024), np.float32)
+    model = keras.Sequential([keras.Input((1024,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    gc.disable()
+    try:
+        model.fit(x, x[:, :1], batch_size=64, epochs=2, verbose=0)
+        # Of `_kept` and of the call itself; the thread that deletes iterators drops the last other one.
+        wait_until(lambda: sys.getrefcount(arrays._kept[id(x)][1]) == 2, 10)
+    finally:
+        gc.enable()
