@@ -268,8 +268,9 @@ def test_the_memory_of_a_copy_is_used_again_when_no_tensor_needs_it() -> None:
 
 def test_the_tensors_of_a_fit_are_freed_at_its_end_without_a_collection() -> None:
     x = np.ones((512, 1024), np.float32)
-    model = keras.Sequential([keras.Input((1024,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
+    with dtrain.OneDeviceStrategy("/cpu:0").scope():
+        model = keras.Sequential([keras.Input((1024,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
     gc.disable()
     try:
         model.fit(x, x[:, :1], batch_size=64, epochs=2, verbose=0)
