@@ -22,7 +22,7 @@ import tensorflow as tf
 import dtrain
 import dtrain.upstream.keras as of_keras
 import dtrain.upstream.tensorflow as of_tensorflow
-from dtrain.errors import UnsupportedVersionError
+from dtrain.errors import PeerMissingError, UnsupportedVersionError
 from dtrain.keras_engine import hook
 from dtrain.keras_engine.gradient_hook import GradientHook
 from dtrain.upstream import all_reaches, keras_names, processes, reach, tensorflow_names
@@ -566,3 +566,24 @@ def test_a_function_of_arrays_in_graphs_and_beside_them() -> None:
     with pytest.raises(LookupError, match="there is nothing to double"):
         twice(tf.zeros([0]), n)
     assert twice(x, n)[0].numpy().tolist() == [2.0, 6.0], "an error leaves it as it was"
+
+
+@pytest.mark.parametrize("call", ["fit", "evaluate"])
+def test_what_a_function_in_a_graph_raises_leaves_keras_as_it_is(call: str) -> None:
+    error = PeerMissingError("Worker 3 is gone.", hint="see why it ended")
+
+    def fail(*arrays: np.ndarray) -> list[np.ndarray]:
+        raise error
+
+    function = upstream_tf.ArrayFunction(fail)
+
+    def loss(y: tf.Tensor, found: tf.Tensor) -> tf.Tensor:
+        (nothing,) = function([tf.stop_gradient(found)], [tf.float32])
+        return tf.reduce_mean(found) + tf.ensure_shape(nothing, [])
+
+    with dtrain.OneDeviceStrategy("/cpu:0").scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", loss)
+    with pytest.raises(PeerMissingError) as caught:
+        getattr(model, call)(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+    assert caught.value is error

@@ -197,7 +197,7 @@ class LostPeers:
         if lost:
             raise PeerMissingError(
                 f"While this worker waited for the others, it lost {' and '.join(lost)}.",
-                hint="see why it ended; `dtrain launch --max-restarts N` starts all workers again",
+                hint="see why it ended; `dtrain launch` starts all workers again (--max-restarts N)",
             )
 
 

@@ -151,5 +151,5 @@ class SocketCalls(Calls):
 def _gone(worker: int, why: str) -> PeerMissingError:
     return PeerMissingError(
         f"Worker {worker}, with which this one reduces, is gone: {why}.",
-        hint="see why it ended; `dtrain launch --max-restarts N` starts all workers again",
+        hint="see why it ended; `dtrain launch` starts all workers again (--max-restarts N)",
     )

@@ -20,6 +20,7 @@ from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.splitting import data_error_of
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import tensorflow as upstream_tensorflow
 
 TARGET_SECONDS = 0.1
 """The intended duration of a call; callbacks should wait for at most twice as long."""
@@ -173,6 +174,7 @@ class Loop:
 
         Raises:
             DataError: in place of TensorFlow's error for a batch that cannot be split.
+            DtrainError: in place of TensorFlow's error for one that a Python function in the graph raised.
         """
         token = _running.set(self)
         step = (lambda: steps_counted(self.model)) if self.kind == "fit" else None
@@ -184,6 +186,11 @@ class Loop:
             if refused is None:
                 raise
             raise refused from None
+        except tf.errors.UnknownError as error:
+            raised = upstream_tensorflow.error_of_array_function(error)
+            if raised is None:
+                raise
+            raise raised from None
         finally:
             _running.reset(token)
 

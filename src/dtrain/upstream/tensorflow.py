@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from dtrain.errors import DtrainError
 from dtrain.upstream import tensorflow_names
 from dtrain.upstream.processes import register_python_function
 
@@ -249,7 +250,13 @@ class ArrayFunction:
 
             def __call__(self, device: str, token: str, args: list[Any]) -> list[Any]:
                 _stay_known()
-                return function(*args)
+                try:
+                    return function(*args)
+                except DtrainError as error:
+                    global _raised
+                    # TensorFlow prints the traceback twice. The message says all that a user can do about it.
+                    _raised = error.with_traceback(None)
+                    raise _raised from None
 
         self._function = function
         self._called = Called()
@@ -283,6 +290,12 @@ class ArrayFunction:
         graph._dtrain_array_functions[self._token] = self._called
 
 
+def error_of_array_function(error: Exception) -> DtrainError | None:
+    """The exception of an `ArrayFunction` in whose place TensorFlow raised this error, or None."""
+    return _raised if _raised is not None and str(_raised) in str(error) else None
+
+
+_raised: DtrainError | None = None  # what an `ArrayFunction` raised last
 _numbers = itertools.count()
 _known = threading.local()
 _kept: set[int] = set()
