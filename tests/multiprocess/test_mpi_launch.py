@@ -214,6 +214,10 @@ def test_what_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         start(mpi_starter="/no/mpirun")
     with pytest.raises(MPIError, match="is not known: to --version it says 'true"):
         start(mpi_starter="true")
+    # What Intel MPI 2021.15 says, whose starter cannot start tasks of a launcher.
+    intel = script(tmp_path / "impiexec", "echo 'Intel(R) MPI Library for Linux* OS, Version 2021.15'")
+    with refused(MPIError, "Intel MPI's", "open socket", "by hand"):
+        start(mpi_starter=intel)
     with refused(MPIError, "exit status", "--no-such-option"):
         start(mpi_starter=f"{STARTER} --no-such-option")
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -30,7 +30,7 @@ class Starter:
 
     Attributes:
         command: the program and the arguments that the user gave.
-        kind: the family: `openmpi`, `hydra` (MPICH, Intel MPI) or `slurm`.
+        kind: the family: `openmpi`, `hydra` (MPICH) or `slurm`.
     """
 
     command: Sequence[str]
@@ -144,12 +144,19 @@ def _kind(command: Sequence[str]) -> Literal["openmpi", "hydra", "slurm"]:
     lower = said.lower()
     if "open mpi" in lower or "openrte" in lower or "prrte" in lower:
         return "openmpi"
-    if "hydra" in lower or "intel(r) mpi" in lower:
+    if "intel(r) mpi" in lower:
+        raise MPIError(
+            f"The MPI starter {command[0]!r} is Intel MPI's, which gives each rank an open socket. The tasks "
+            "of `dtrain launch` cannot take it over.",
+            hint="Start the job by hand (mpirun -n N python train.py), or by another MPI's starter "
+            "(--mpi-starter PATH).",
+        )
+    if "hydra" in lower:
         return "hydra"
     if lower.startswith("slurm"):
         return "slurm"
     shown = said.strip().partition("\n")[0][:200]
     raise MPIError(
         f"The MPI starter {command[0]!r} is not known: to --version it says {shown!r}.",
-        hint="Use that of Open MPI, MPICH, Intel MPI or Slurm; or run yours by hand: mpirun python train.py",
+        hint="Use that of Open MPI, MPICH or Slurm; or run yours by hand: mpirun python train.py",
     )

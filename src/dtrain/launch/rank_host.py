@@ -26,7 +26,7 @@ PLACEHOLDER = ("sh", "-c", 'eval exec "$DTRAIN_RANK_PLACEHOLDER"')
 """The program of every rank; each host sets the variable to its own placeholder."""
 
 _PYTHON = (sys.executable, "-I", "-S")
-_STARTS_BY = ("PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC")
+_STARTS_BY = ("PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER_EXEC")
 _MEMORY = Path("/dev/shm")
 _PREFIX = "dtrain-mpi-"
 
