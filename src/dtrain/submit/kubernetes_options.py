@@ -27,6 +27,7 @@ _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[e
 _SUFFIXES = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = "KMGTPE"
 _MEBIBYTE = 2**20
+_MOST, _LARGEST = 2**31 - 1, 2**63 - 1  # of a number, and of a quantity
 _LONGEST_LABEL, _LONGEST_SUBDOMAIN, _LONGEST_IMAGE = 63, 253, 500
 
 
@@ -113,6 +114,22 @@ class KubernetesOptions:
     )
 
 
+def numbers(options: KubernetesOptions, workers: int | None) -> None:
+    """Check that the numbers are no larger than those of Kubernetes, which have 32 bits.
+
+    Raises:
+        ConfigurationError: one is larger.
+    """
+    names = ("ps", "gpus", "restarts", "grace", "user")
+    found = {"workers": workers, **{name: getattr(options, name) for name in names}}
+    for name, number in found.items():
+        if number is not None and number > _MOST:
+            raise ConfigurationError(
+                f"{flag(name)} is {number:,}, and Kubernetes takes at most {_MOST:,}.",
+                hint="Write a smaller number.",
+            )
+
+
 def label(what: str, text: str) -> str:
     """Check a DNS-1123 label, such as the name of a namespace; returns it."""
     return _named(what, text, _LABEL, _LONGEST_LABEL, "lower-case letters, digits and '-'")
@@ -186,6 +203,10 @@ def quantity(name: str, text: str, example: str) -> Decimal:
     if amount <= 0:
         raise ConfigurationError(
             f"{name} is {text!r}, which is not a positive quantity of Kubernetes.", hint=f"Write {example}."
+        )
+    if amount > _LARGEST:
+        raise ConfigurationError(
+            f"{name} is {text!r}, which is more than Kubernetes can count.", hint=f"Write {example}."
         )
     return amount
 

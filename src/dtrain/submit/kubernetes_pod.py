@@ -78,6 +78,9 @@ def plan_pods(request: JobRequest, options: KubernetesOptions, secret_name: str)
     Raises:
         ConfigurationError: Kubernetes would refuse a value, or two contradict each other.
     """
+    checked.numbers(options, request.workers)
+    if not options.python.strip():
+        raise ConfigurationError("--python is empty.", hint="Give the image's Python, such as python.")
     user = _DEFAULTS["user"] if options.user is None else options.user
     if user == 0:
         raise ConfigurationError(
