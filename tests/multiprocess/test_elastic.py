@@ -85,7 +85,7 @@ def test_two_that_were_never_there(launch: Callable[..., Ended], fewest: int) ->
         assert ended.status == 137
         assert ended.attempts() == [whole, whole, two, two]
         last = ended.err.splitlines()[-1]
-        assert last.endswith("at least 2 workers, and 1 would be left (--workers 2:3).")
+        assert last.endswith("The job needs 2 workers, and 1 would be left (--workers 2:3).")
 
 
 def test_tasks_that_keep_no_checkpoints_are_not_asked(

@@ -279,7 +279,7 @@ class SynchronousJob(RestartedJob):
             return Judgement(True, delay, f"It is tried once more: all are started again in {delay:g} s")
         if not members.can_lose_one():
             left = len(members.present()) - 1
-            line = f"It does not start. The job needs at least {members.fewest} workers, and {left} would be left"
+            line = f"It does not start. The job needs {members.fewest} workers, and {left} would be left"
             return Judgement(False, 0.0, f"{line} (--workers {members.fewest}:{members.most}).")
         seconds = members.give_up(place)
         number = f"{len(members.present())} of {members.most} workers"
