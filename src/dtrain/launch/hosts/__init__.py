@@ -1,4 +1,4 @@
-"""Jobs on several hosts: an agent on each starts its tasks, and one coordinator decides for all of them.
+"""Jobs on several hosts: an agent on each host starts its tasks, and one coordinator controls all agents.
 
-`launcher` is the coordinator's side. No task talks to another host through it: workers connect to each other.
+`launcher` is the coordinator's side. Training data does not pass through it: workers connect to each other.
 """

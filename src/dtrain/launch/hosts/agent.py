@@ -1,4 +1,4 @@
-"""The agent of a host: starts its tasks as the coordinator says, and sends what they write and report.
+"""The agent of a host: starts tasks on the coordinator's command, and forwards their output and reports.
 
 It decides nothing about the job. When its coordinator is gone, it ends its tasks.
 
@@ -57,11 +57,11 @@ from dtrain.launch.task_handle import Event, TaskCommand, TaskHandle
 from dtrain.task_messages import RemoveNote, line_of
 from dtrain.topology import Task
 
-_LOOK = 0.5  # seconds between two looks whether the coordinator is still there
+_LOOK = 0.5  # seconds between two checks whether the coordinator is still there
 
 
 def hello(node: int, host: str, slots: int, address: str, reached: str, command: Sequence[str] = ()) -> Hello:
-    """What the agent of this process says first; the arguments are attributes of `Hello`."""
+    """The first message of this process's agent; the arguments are the attributes of `Hello`."""
     python = ".".join(platform.python_version_tuple()[:2])
     host = host or socket.gethostname()
     return Hello(node, host, slots, address, reached, __version__, python, command)
@@ -102,14 +102,14 @@ class Agent:
     """Runs tasks of one job on this host.
 
     Args:
-        connection: to the coordinator, which has welcomed this agent.
-        inbox: what comes from there.
-        welcome: what it said.
+        connection: the connection to the coordinator, which has accepted this agent.
+        inbox: receives the coordinator's messages.
+        welcome: the coordinator's first answer.
         gpus: one value of CUDA_VISIBLE_DEVICES for each worker; empty for all.
         interface: the network interface that tasks use; "" for any.
 
     Attributes:
-        signals: those that this process has received while it ran tasks.
+        signals: the signals that this process has received while it ran tasks.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Agent:
         self._inbox = inbox
         self._python = welcome.python
         self._gpus = gpus
-        self._ids: dict[Task, int] = {}  # of the newest start
+        self._ids: dict[Task, int] = {}  # the id of each task's newest start
         self._processes: dict[int, LocalProcess] = {}
         self._starts: dict[LocalProcess, int] = {}
         self._ports = contextlib.ExitStack()
@@ -141,10 +141,10 @@ class Agent:
         self._launcher = LocalLauncher(self._session)
 
     def run(self, cut_off: Callable[[], bool]) -> End | None:
-        """Do what the coordinator says until the job ends; at the end no task is left.
+        """Execute the coordinator's commands until the job ends; at the end no task is left.
 
         Args:
-            cut_off: whether the coordinator is gone, or may believe so of this agent.
+            cut_off: tells whether the coordinator is gone, or may already have given this agent up.
 
         Returns:
             How the job ended; None if the agent was cut off, or received a second signal.
@@ -193,7 +193,7 @@ class Agent:
             if message.id in self._processes:
                 self._processes[message.id].signal(message.signum)
         elif isinstance(message, Ask):
-            # In a thread, because the output of a task may take seconds.
+            # In a thread, because waiting for a task's output may take seconds.
             threading.Thread(target=self._answer, args=(message,), daemon=True).start()
         elif isinstance(message, KillRest):
             self._launcher.kill_rest()
@@ -253,7 +253,7 @@ class Agent:
 
 
 class _ForwardedConsole(Console):
-    """Sends the lines of tasks to the coordinator; lines of this process go to its own streams."""
+    """Sends the tasks' lines to the coordinator; this process writes its own lines to its own streams."""
 
     def __init__(self, forward: Callable[[Task, str, str], None]) -> None:
         super().__init__(sys.stdout, sys.stderr, on_broken=lambda: None)
@@ -274,7 +274,7 @@ def main() -> int:
         inbox.put(None)
 
     writing = os.dup(1)
-    os.dup2(2, 1)  # what else is printed here must not get among the messages
+    os.dup2(2, 1)  # send other prints to standard error, because standard output carries the messages
     connection = PipeConnection(os.dup(0), writing, inbox.put, end, LEASE)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     try:
@@ -306,7 +306,7 @@ def main() -> int:
 
 
 def _enter(invite: Invite) -> Refused | None:
-    """Go to the working directory of the job; returns why the job cannot run there, or None."""
+    """Change to the working directory of the job; returns why the job cannot run there, or None."""
     try:
         os.chdir(invite.folder or ".")
     except OSError as error:
@@ -323,7 +323,7 @@ def _enter(invite: Invite) -> Refused | None:
 
 
 def _ssh_ends() -> tuple[str, str]:
-    """The addresses of the SSH client that started this process and of this host; "" without one."""
+    """The addresses of the SSH client that started this process, and of this host; both "" without SSH."""
     client, _, own, *_ = [*os.environ.get("SSH_CONNECTION", "").split(), "", "", ""]
     return (client, own) if own else ("", "")
 

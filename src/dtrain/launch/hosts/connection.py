@@ -1,7 +1,7 @@
-"""What agent and coordinator need of a connection, and the connection over a pair of pipes, as SSH gives it.
+"""The interface of connections between agent and coordinator, and the connection over the pipes of `ssh`.
 
-The other connection is in `control_plane`. The pipes carry a line of JSON for each message, and an empty line
-where there is none for a second: so each side knows that the link is there.
+`control_plane` has the connection over sockets. In a pipe, each message is a line of JSON. A side that has
+sent nothing for a second sends an empty line, so that the other side can detect a broken link by its silence.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from dtrain.errors import PeerMismatchError
 from dtrain.launch.hosts.link import BEAT
 from dtrain.launch.hosts.messages import LONGEST, HostMessage, Malformed, encode, parse
 
-_WAITING = 1024  # messages that wait to be written, before `send` waits
+_WAITING = 1024  # queued messages beyond which `send` blocks
 _GOODBYE = 3.0  # seconds to write the last messages
 
 
 class HostConnection(Protocol):
-    """Sends messages to the other side; received messages go to the callback that its creator gave."""
+    """Sends messages to the other side; received messages go to the callback given at its construction."""
 
     def send(self, message: HostMessage) -> None:
-        """Send a message; it arrives after those sent before."""
+        """Send a message; messages arrive in the order in which they were sent."""
 
     def close(self) -> None:
-        """Send what is left, for a few seconds at most, and end."""
+        """Send the queued messages, for a few seconds at most, and close the connection."""
 
 
 class PipeConnection:
@@ -37,10 +37,10 @@ class PipeConnection:
 
     Args:
         reading, writing: the descriptors.
-        on_message: called in a thread with each message, or with the error of one of another version; what
-            is no message is ignored, as remote shells may write lines of their own.
+        on_message: called in a thread with each message, or with the error of a message of another version.
+            Lines that are no message are ignored, because remote shells may write lines of their own.
         on_end: called in that thread when the other side has closed its end, or was silent for too long.
-        silence: the seconds that are too long; they count from the first message on.
+        silence: seconds of silence after which the connection ends; no limit before the first message.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class PipeConnection:
 
     @property
     def ended(self) -> bool:
-        """Whether the other side has closed, or this one."""
+        """Whether either side has closed the connection."""
         return self._ended.is_set()
 
     def send(self, message: HostMessage) -> None:
-        """Send a message; wait while over a thousand others wait; drop it when the pipe is closed."""
+        """Send a message; blocks while the queue of 1024 is full; drops the message if the pipe is closed."""
         line = encode(message) + b"\n"
         while not self._ended.is_set():
             with contextlib.suppress(queue.Full):
@@ -73,7 +73,7 @@ class PipeConnection:
                 return
 
     def close(self) -> None:
-        """Write what waits, for a few seconds at most, and close the writing end."""
+        """Write the queued messages, for a few seconds at most, and close the writing end."""
         with contextlib.suppress(queue.Full):
             self._outbox.put(b"", timeout=_GOODBYE)
         self._writer.join(_GOODBYE)
@@ -108,7 +108,7 @@ class PipeConnection:
         self._on_end()
 
     def _deliver(self, line: bytes) -> bool:
-        """Give a line on; returns whether it was a message."""
+        """Pass a line to `on_message`; returns whether it was a message."""
         try:
             self._on_message(parse(line))
         except Malformed:

@@ -1,7 +1,7 @@
-"""The sockets between the coordinator of a job and its agents: ZeroMQ with CURVE, closed to strangers.
+"""The sockets between the coordinator of a job and its agents: ZeroMQ, encrypted and authenticated by CURVE.
 
-Both sides have keys that are derived from the job's secret, so each proves to the other that it knows the
-secret, and everything is encrypted. What a message means is not decided here.
+Both sides derive their keys from the job's secret, so each proves to the other that it knows the secret, and
+all messages are encrypted. This module does not interpret the messages.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from dtrain.launch.hosts.messages import LONGEST, HostMessage, Malformed, Output
 from dtrain.log import logger
 
 LOST = 30.0
-"""Seconds of silence after which the coordinator gives an agent up."""
+"""Seconds of silence after which the coordinator takes an agent for lost."""
 
 LEASE = 25.0
-"""Seconds after which an agent ends its tasks, counted from the last moment at which the coordinator surely
-heard it: less than `LOST`, so that they have ended when others take their places."""
+"""Seconds after which an agent ends its tasks, counted from the sending of its last beat that the coordinator
+has confirmed. It is less than `LOST`, so that the tasks have ended before the coordinator replaces them."""
 
-_HANDSHAKE = 5000  # milliseconds in which a connection must have proved that it knows the secret
+_HANDSHAKE = 5000  # milliseconds in which the peer of a connection must prove that it knows the secret
 _BACKLOG = 64  # connections that wait to be accepted
 _NO_PROOF = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
@@ -42,7 +42,7 @@ _NO_PROOF = (
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
 )
 _QUEUE = 4096  # messages that ZeroMQ keeps for a peer
-_WINDOW = 1024  # messages that wait for their delivery, or lines of output for their acknowledgement
+_WINDOW = 1024  # undelivered messages beyond which a server accepts none, and a client sends no output
 _GOODBYE = 3.0  # seconds for the last messages to arrive
 _POLL = 200  # milliseconds
 
@@ -54,7 +54,7 @@ def key_pair(secret: Secret, role: str) -> tuple[bytes, bytes]:
 
 
 class _Endpoint(threading.Thread):
-    """A socket and the thread that alone uses it; other threads put what they send into its outbox.
+    """A socket and the only thread that uses it; other threads put their messages into its outbox.
 
     `start` starts the thread.
     """
@@ -77,7 +77,7 @@ class _Endpoint(threading.Thread):
             self._socket.setsockopt(option, value)
         self._monitor = self._socket.get_monitor_socket()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # -1 when closed
-        self._waking = threading.Lock()  # nobody writes to a descriptor that is another file's by now
+        self._waking = threading.Lock()  # no write after the close: the number may then be another file's
         self._outbox: collections.deque[tuple[bytes, bytes]] = collections.deque()
         self._closing_at: float | None = None
         self._poller = zmq.Poller()
@@ -85,7 +85,7 @@ class _Endpoint(threading.Thread):
             self._poller.register(source, zmq.POLLIN)
 
     def close(self) -> None:
-        """Send what is left, for a few seconds at most, and close the socket."""
+        """Send the queued messages, for a few seconds at most, and close the socket."""
         if self._closing_at is None:
             self._closing_at = time.monotonic() + _GOODBYE
             self._wake_up()
@@ -110,7 +110,7 @@ class _Endpoint(threading.Thread):
             self._release(linger=500)
 
     def _release(self, linger: int) -> None:
-        """Close the sockets, which send what is left for `linger` milliseconds."""
+        """Close the sockets; they may send queued messages for `linger` milliseconds more."""
         self._context.destroy(linger=linger)
         with self._waking:
             os.close(self._wake)
@@ -142,7 +142,7 @@ class _Endpoint(threading.Thread):
                 yield self._socket.recv_multipart(zmq.NOBLOCK)
 
     def _write(self, *frames: bytes) -> None:
-        with contextlib.suppress(zmq.Again, zmq.ZMQError):  # it is sent again
+        with contextlib.suppress(zmq.Again, zmq.ZMQError):  # `Link` sends unacknowledged messages again
             self._socket.send_multipart(frames, zmq.NOBLOCK)
 
     def _link(self, peer: bytes, body: bytes) -> None:
@@ -166,10 +166,10 @@ class ControlServer(_Endpoint):
 
     Args:
         host, port: where it listens; every interface if the host is a name or not an address of this machine.
-        secret: the job's.
-        on_message: called with an agent's name and its message, in a thread of its own: beats go on while it
-            waits, say for a terminal. Meanwhile at most about a thousand messages are accepted.
-        on_lost: called in that thread with the name of an agent that was silent for too long.
+        secret: the job's secret.
+        on_message: called with an agent's name and its message, in a thread of its own, so that beats are
+            still sent while it blocks, for instance on a terminal. Meanwhile about 1000 messages are queued.
+        on_lost: called in that thread with the name of an agent that was silent for `LOST` seconds.
         clock: the time in seconds; tests replace it.
 
     Attributes:
@@ -191,12 +191,12 @@ class ControlServer(_Endpoint):
     ) -> None:
         super().__init__(zmq.ROUTER, secret, "server")
         self._on_message, self._on_lost, self._clock = on_message, on_lost, clock
-        # What has arrived: a message of an agent; b"" when that agent is lost; None at the end.
+        # Pairs of an agent's name and its message, or b"" when the agent is lost; None at the end.
         self._arrived: queue.SimpleQueue[tuple[bytes, bytes] | None] = queue.SimpleQueue()
         self._delivery = threading.Thread(target=self._deliver, name="dtrain-control-delivery", daemon=True)
         self._client_key = z85.decode(key_pair(secret, "client")[0])
         self._links: dict[bytes, Link] = {}
-        self._open: set[int] = set()  # the descriptors of connections
+        self._open: set[int] = set()  # the descriptors of open connections
         self.strangers = 0
         # ZeroMQ asks here whether a client's key is known. Without an answer it would accept every key.
         self._zap = self._context.socket(zmq.REP)
@@ -217,7 +217,7 @@ class ControlServer(_Endpoint):
             ) from error
         self.port = self._listener.getsockname()[1]
         self._socket.setsockopt(zmq.USE_FD, os.dup(self._listener.fileno()))
-        self._socket.bind(f"tcp://127.0.0.1:{self.port}")  # only the descriptor counts
+        self._socket.bind(f"tcp://127.0.0.1:{self.port}")  # with USE_FD, ZeroMQ listens on the descriptor
         self._door = Door(self._listener)
 
     def run(self) -> None:
@@ -229,7 +229,7 @@ class ControlServer(_Endpoint):
             self._arrived.put(None)
 
     def close(self) -> None:
-        """Send and deliver what is left, for a few seconds at most, and close the socket."""
+        """Send and deliver the queued messages, for a few seconds at most, and close the socket."""
         super().close()
         if threading.current_thread() not in (self, self._delivery):
             self._delivery.join(_GOODBYE)
@@ -287,7 +287,7 @@ class ControlServer(_Endpoint):
                 self._on_message(peer, message)
 
     def _admit(self) -> None:
-        """Answer ZeroMQ's question about a key; see RFC 27 (ZAP)."""
+        """Answer ZeroMQ's question whether a client's key is accepted; see ZeroMQ's RFC 27 (ZAP)."""
         version, request, _, _, _, mechanism, *credentials = self._zap.recv_multipart()
         known = mechanism == b"CURVE" and credentials == [self._client_key]
         status = (b"200", b"OK") if known else (b"400", b"unknown key")
@@ -311,14 +311,14 @@ class ControlClient(_Endpoint):
 
     Args:
         host, port: where the coordinator listens.
-        secret: the job's.
-        on_message: called in the client's thread with each message, or with the error of one that is of
-            another version.
+        secret: the job's secret.
+        on_message: called in the client's thread with each message, or with the error of a message of another
+            version.
 
     Attributes:
         proved: whether both sides have ever proved to each other that they know the secret.
-        connected: whether they have, on the present connection.
-        unproved: how many connections ended before a proof.
+        connected: whether there is now a connection on which both sides have proved it.
+        unproved: how many connections ended before both sides had proved it.
     """
 
     def __init__(
@@ -344,7 +344,10 @@ class ControlClient(_Endpoint):
         self._socket.connect(f"tcp://{f'[{host}]' if ':' in host else host}:{port}")
 
     def send(self, message: HostMessage) -> None:
-        """Send a message, now or when the coordinator can be reached again; lines of output may wait."""
+        """Send a message, now or when the coordinator can be reached again.
+
+        For a line of output, the call blocks while too many messages are not acknowledged.
+        """
         while isinstance(message, OutputLine) and self._own.unacknowledged + len(self._outbox) > _WINDOW:
             if self._closing_at is not None:
                 return
@@ -352,7 +355,7 @@ class ControlClient(_Endpoint):
         self._put(b"", message)
 
     def lease_left(self, lease: float = LEASE) -> float:
-        """The seconds for which the coordinator surely does not give up this agent."""
+        """The seconds that are left of the lease; until then the coordinator does not give this agent up."""
         return self._own.lease_from + lease - time.monotonic()
 
     def _link(self, peer: bytes, body: bytes) -> None:
@@ -383,7 +386,7 @@ class ControlClient(_Endpoint):
     def _on_event(self, event: int, value: int) -> None:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             if not self.proved:
-                self._own.renew()  # the wait for the coordinator must not use up the lease
+                self._own.renew()  # the lease starts now, not when this agent began to wait
             self.proved = self.connected = True
         elif event == zmq.EVENT_DISCONNECTED:
             self.connected = False

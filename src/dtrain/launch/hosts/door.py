@@ -6,7 +6,7 @@ import ctypes
 import socket
 import struct
 
-_STRANGERS = 64  # connections that may be open without a proof; with more, no further one is accepted
+_STRANGERS = 64  # unauthenticated connections that may be open; beyond that, no further one is accepted
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # <asm-generic/socket.h>
 _RETURN_0 = (0x06, 0, 0, 0)  # the instruction of a packet filter that drops every packet
 
@@ -26,7 +26,7 @@ class Door:
         self._accepts = True
 
     def keep(self, strangers: int) -> None:
-        """Open or close the door; `strangers` is the number of open connections without a proof."""
+        """Accept or refuse further connections; `strangers` is the number of open unauthenticated ones."""
         if self._accepts and strangers > _STRANGERS:
             drop_all = ctypes.create_string_buffer(struct.pack("HBBI", *_RETURN_0))
             program = struct.pack("HP", 1, ctypes.addressof(drop_all))

@@ -20,23 +20,23 @@ def parse_hosts(text: str, slots: int = 1) -> dict[str, int]:
 
     Args:
         text: the hosts.
-        slots: the number for a host without one.
+        slots: the number of workers on a host for which the text gives none.
 
     Raises:
-        ConfigurationError: the text is something else, or names a host twice.
+        ConfigurationError: the text has another form, or names a host twice.
     """
     return _collect(((each.strip(), "--hosts") for each in text.split(",")), _ENTRY, slots)
 
 
 def read_hostfile(path: Path, slots: int = 1) -> dict[str, int]:
-    """The hosts in a file that has lines such as `a slots=2`; what follows a `#` is a comment.
+    """The hosts in a file that has lines such as `a slots=2`; `#` begins a comment.
 
     Args:
         path: the file.
-        slots: the number for a host without one.
+        slots: the number of workers on a host for which the file gives none.
 
     Raises:
-        ConfigurationError: the file cannot be read, has another line, or names a host twice.
+        ConfigurationError: the file cannot be read, has a malformed line, or names a host twice.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

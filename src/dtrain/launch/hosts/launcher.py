@@ -1,7 +1,7 @@
 """The coordinator of a job on several hosts: a launcher whose tasks are started by an agent on each host.
 
-How agents reach the coordinator is in its subclasses. What a failure means is decided by the same engine as
-for a job on one machine.
+Subclasses start the agents, or wait for them to connect. The restart engine handles failures as it does for a
+job on one machine.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from dtrain.launch.task_handle import TaskCommand
 from dtrain.task_hooks import changes
 from dtrain.topology import Task, Topology
 
-_LOOK = 0.2  # seconds between two looks for a signal while agents are awaited
+_LOOK = 0.2  # seconds between two checks for a signal while agents are awaited
 _GOODBYE = 5.0  # seconds for an agent to end
 
 
 class HostsLauncher(Launcher):
     """Starts tasks through agents. Workers fill the hosts in the order of their nodes."""
 
-    _own_name = "node 0"  # of this machine, in messages
+    _own_name = "node 0"  # the name of this machine in messages
     _absent_hint = (
         "See the output of those nodes. Are they started, with the same --rendezvous, and does "
         "a firewall let them reach it?"
@@ -66,7 +66,7 @@ class HostsLauncher(Launcher):
         self._changed = threading.Condition()
         self._agents: dict[int, RemoteAgent] = {}  # by node; a lost one stays until another takes its place
         self._places: dict[Task, RemoteAgent] = {}
-        self._failure: DtrainError | None = None  # of an agent without which there is no job
+        self._failure: DtrainError | None = None  # the failure of an agent that the job needs
         self._refusals: list[Refused] = []
         self._status = 1
         self._over = False
@@ -76,7 +76,7 @@ class HostsLauncher(Launcher):
         """Wait for the agents. At the end they receive the exit status of the job.
 
         Raises:
-            PeerMissingError: too few agents have come.
+            PeerMissingError: too few agents have connected.
             PeerMismatchError: an agent cannot be part of the job.
         """
         with guarded(new_mark(), self.session), self._agents_called():
@@ -155,7 +155,7 @@ class HostsLauncher(Launcher):
         return tasks
 
     def kill_rest(self) -> None:
-        """Have the agents kill what ended tasks have left; each does so before its next start."""
+        """Have the agents kill what ended tasks have left; each does so before it starts another task."""
         for agent in self._present():
             agent.connection.send(KillRest())
 
@@ -171,7 +171,7 @@ class HostsLauncher(Launcher):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            # How the user has come here says nothing of the way to other hosts.
+            # An agent takes its addresses from SSH_CONNECTION, which must not be that of the user's own login.
             env={name: value for name, value in os.environ.items() if name != "SSH_CONNECTION"},
         )
         if process.stdin is None or process.stdout is None or process.stderr is None:
@@ -219,8 +219,8 @@ class HostsLauncher(Launcher):
         Args:
             reading, writing: the descriptors, which the connection closes.
             invite: the first message.
-            found: gets the agent once it is part of the job.
-            why: the error if the connection ends before that.
+            found: the agent is appended here once it is part of the job.
+            why: makes the error for a connection that ends before that.
         """
 
         def receive(message: HostMessage | PeerMismatchError) -> None:
@@ -254,7 +254,7 @@ class HostsLauncher(Launcher):
                 self.session.say(f"{host}: {said[-1]}")
 
     def _remedy(self, host: str, status: int, said: str) -> str:
-        """What to do when the agent of a host has ended with a status before it began, and said this."""
+        """The hint for an agent that ended before it joined the job, by its exit status and its output."""
         return f"See its messages about {host} above."
 
     def _fail(self, error: DtrainError) -> None:
@@ -264,11 +264,11 @@ class HostsLauncher(Launcher):
 
     @abstractmethod
     def _agents_called(self) -> contextlib.AbstractContextManager[None]:
-        """The context in which agents come; each says `Hello`."""
+        """The context in which agents connect; each sends `Hello`."""
 
     @abstractmethod
     def _missing(self, waited: float) -> str | None:
-        """Why it is time to give up waiting for agents; "" to wait on; None if enough have come."""
+        """Why to give up waiting for agents; "" to go on waiting; None if enough have connected."""
 
     def _problem(self, hello: Hello) -> Refused | None:
         """Why an agent cannot be part of the job, or None; subclasses add their reasons."""
@@ -307,7 +307,7 @@ class HostsLauncher(Launcher):
         return agent
 
     def _receive(self, agent: RemoteAgent, message: HostMessage) -> None:
-        """Take in a message of an agent that is part of the job."""
+        """Handle a message of an agent that is part of the job."""
         if agent.lost:
             return
         if isinstance(message, Report):
@@ -380,11 +380,11 @@ class HostsLauncher(Launcher):
         raise ConfigurationError(f"No ports could be reserved on {agent}: {reason}.")
 
     def _machine(self, agent: RemoteAgent) -> object:
-        """What agents have in common if they are on one machine; here each has a machine of its own."""
+        """A key that is equal for agents on one machine; here each agent has a machine of its own."""
         return agent
 
     def _address(self, agent: RemoteAgent) -> str:
-        """Where the other hosts reach the tasks of one."""
+        """The address at which the other hosts reach the tasks of an agent."""
         own = [agent.hello.address]
         if not beyond_loopback(agent.hello.address):  # the coordinator's host: what others call it
             own = [each.hello.reached for each in self._present()]

@@ -1,7 +1,8 @@
-"""Numbered messages over a connection that may lose some: what is not acknowledged is sent again, in order.
+"""Numbered messages over a connection that may lose some: unacknowledged messages are sent again, in order.
 
-Every second each side sends a beat, which the other one returns. So each knows when it last heard the other,
-and until when the other has surely heard it. It opens no socket: `control_plane` writes what it is given.
+Every second each side sends a numbered beat, and returns the number of the other side's newest beat. So each
+side knows when it last heard the other, and which of its own beats the other has heard. It opens no socket:
+`control_plane` writes the frames.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from collections.abc import Callable, Iterator
 BEAT = 1.0
 """Seconds between two beats."""
 
-_HEADER = struct.Struct(">4sQQQQ")  # a mark with the version; number, seen, beat, echo
+# The mark (it has the protocol's version); the numbers of this message, of the last message received, of this
+# side's newest beat, and of the other side's newest beat.
+_HEADER = struct.Struct(">4sQQQQ")
 _MARK = b"dtl1"
-_OFTEN = 64  # messages after which they are acknowledged at once
+_OFTEN = 64  # received messages after which an acknowledgement does not wait for the next beat
 _AGAIN = 2.0  # seconds without an acknowledgement, after which messages are sent again
-_AT_ONCE = 256  # the largest number of messages that are sent again at once
+_AT_ONCE = 256  # the largest number of messages that are sent again together
 
 
 class Link:
@@ -30,14 +33,13 @@ class Link:
 
     Attributes:
         heard_at: when the last frame of the other side came.
-        lease_from: the latest moment of which the other side has confirmed that it heard this one then, or
-            later.
+        lease_from: when this side sent the newest beat that the other side has confirmed.
     """
 
     def __init__(self, write: Callable[[bytes], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._write = write
         self._clock = clock
-        self._number = 0  # of the last message sent
+        self._number = 0  # the number of the last message sent
         self._waiting: collections.deque[tuple[int, bytes]] = collections.deque()
         self._seen = 0  # the number of the last message received
         self._told_seen = 0
@@ -54,11 +56,11 @@ class Link:
         return len(self._waiting)
 
     def renew(self) -> None:
-        """The other side is there now, and has not heard this one before."""
+        """Count the lease from now, because the other side has only just connected."""
         self.lease_from = self._clock()
 
     def send(self, body: bytes) -> None:
-        """Send a message, which is not empty."""
+        """Send a message, which must not be empty."""
         self._number += 1
         if not self._waiting:
             self._sent_at = self._clock()
@@ -66,9 +68,10 @@ class Link:
         self._frame(self._number, body)
 
     def receive(self, frame: bytes, room: bool = True) -> Iterator[bytes]:
-        """Take in a frame; gives its message if it is the next one. What is no frame is ignored.
+        """Process a received frame; yields its message if it is the next one in order; ignores other bytes.
 
-        Without `room` the message is left to be sent again; but the other side counts as heard.
+        Without `room` the message is not accepted, so that the other side sends it again later; the frame
+        still counts as a sign of life.
         """
         if len(frame) < _HEADER.size:
             return
@@ -89,7 +92,7 @@ class Link:
             self.acknowledge()
 
     def tick(self) -> None:
-        """Send a beat if one is due, and again what was not acknowledged; call it several times a second."""
+        """Send a beat if one is due, and unacknowledged messages again; call it several times a second."""
         now = self._clock()
         if now - self._beat_at < BEAT:
             return
@@ -97,14 +100,14 @@ class Link:
         self._beat += 1
         self._beats.append((self._beat, now))
         self.acknowledge()
-        # Not while the other side is silent: a message on its way needs no second one behind it.
+        # Not while the other side is silent: the messages that were sent before may still arrive.
         if self._waiting and now - self._sent_at >= _AGAIN and now - self.heard_at < _AGAIN:
             self._sent_at = now
             for number, body in list(self._waiting)[:_AT_ONCE]:
                 self._frame(number, body)
 
     def acknowledge(self) -> None:
-        """Tell the other side what has arrived here."""
+        """Tell the other side which messages have arrived here."""
         self._frame(0, b"")
 
     def _frame(self, number: int, body: bytes) -> None:

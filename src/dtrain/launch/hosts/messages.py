@@ -32,9 +32,10 @@ class Hello:
         slots: the number of workers that the host may run.
         address: the address from which the host reaches the coordinator.
         reached: the address at which it has reached the coordinator.
-        dtrain: its version of dtrain.
-        python: its version of Python, such as "3.12".
-        command: what it was asked to run, without the Python; empty if it runs whatever it is told.
+        dtrain: the agent's version of dtrain.
+        python: the agent's version of Python, such as "3.12".
+        command: the job's command as this host's user gave it, without the Python; empty if only the
+            coordinator has the command.
     """
 
     node: int
@@ -67,7 +68,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Exited:
-    """A task has ended `seconds_ago`; all its messages were sent before."""
+    """A task ended `seconds_ago`; all of its messages were sent before this one."""
 
     id: int
     code: int
@@ -85,7 +86,7 @@ class OutputLine:
 
 @dataclass(frozen=True)
 class Report:
-    """What a task reports to its launcher: a line of `task_messages`."""
+    """A task's message to its launcher, as a line of `task_messages`."""
 
     line: str
 
@@ -112,10 +113,10 @@ class Invite:
     Attributes:
         node, host, slots: as in `Hello`.
         folder: the working directory of tasks; "" for the agent's own.
-        env: what tasks get more than the agent's environment.
-        gpus: one value of CUDA_VISIBLE_DEVICES for each worker of the host; empty for all; None for those
-            that the agent finds.
-        script: a file that must be there; "" for none.
+        env: variables that tasks get in addition to the agent's environment.
+        gpus: one value of CUDA_VISIBLE_DEVICES for each worker of the host; empty sets no such variable; None
+            lets the agent divide the GPUs that it finds.
+        script: a file that must exist on the host; "" for none.
         gpus_per_worker: how the agent divides the GPUs that it finds, as for `gpu_shares`.
         interface: the network interface at whose address its tasks are reached; "" for the one that leads to
             the coordinator.
@@ -137,8 +138,8 @@ class Welcome:
     """An agent is part of the job.
 
     Attributes:
-        secret: what the tasks of this job share.
-        python: the coordinator's Python, which an agent replaces by its own in a command.
+        secret: the secret that the tasks of this job share.
+        python: the path of the coordinator's Python, which an agent replaces by that of its own in a command.
     """
 
     secret: str
@@ -169,7 +170,7 @@ class Start:
         id: a number that no other start of this job has.
         job, index: the task.
         command: its argument vector.
-        env: what its environment has more than the agent's; None for a variable to delete.
+        env: variables that the task gets in addition to the agent's; None deletes a variable.
     """
 
     id: int
@@ -181,7 +182,7 @@ class Start:
 
 @dataclass(frozen=True)
 class SendSignal:
-    """Send a signal to a task's process group; or, if `pid` is given, to this process of the task."""
+    """Send a signal to a task's process group; `Ask` sends one to a single process."""
 
     id: int
     signum: int
@@ -195,8 +196,9 @@ class Ask:
     Attributes:
         request: the number that the answer repeats.
         id: the task's start.
-        what: "stopped" (is it?), "uses" (has it loaded `library`?), "listens" (on one of `ports`?), "signal"
-            (was `signum` sent to its process `pid`?) or "output" (is everything shown that it wrote?).
+        what: "stopped" (is it stopped?), "uses" (has it loaded `library`?), "listens" (does it listen on one
+            of `ports`?), "signal" (send `signum` to its process `pid`: was it sent?), or "output" (wait until
+            its output is forwarded).
     """
 
     request: int
@@ -232,14 +234,14 @@ _FIELDS = {name: typing.get_type_hints(kind) for name, kind in _KINDS.items()}
 
 
 class Malformed(ValueError):  # noqa: N818 - it does not leave this package
-    """What arrived is not a message of the schema."""
+    """The received bytes are not a message of the schema."""
 
 
 def encode(message: HostMessage) -> bytes:
     """The bytes of a message.
 
     Raises:
-        ConfigurationError: it is longer than `LONGEST`.
+        ConfigurationError: the message is longer than `LONGEST`.
     """
     kind = type(message).__name__
     body = {"version": VERSION, "kind": kind, **dataclasses.asdict(message)}

@@ -1,6 +1,6 @@
 """Jobs that are started once on each host, in any order: node 0 is the coordinator, the others join it.
 
-Their connections go over the control plane, so hosts of a network need the job's secret.
+They connect over the control plane, so nodes on several hosts must have the same secret file.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from dtrain.launch.spec import JobSpec, Nodes
 from dtrain.log import logger
 from dtrain.topology import Topology, split_address
 
-_GONE = 3.0  # seconds for which the coordinator's port refuses connections, after which it has ended
-_UNPROVED = 8  # connections that failed to prove the secret, after which the secrets differ
+_GONE = 3.0  # seconds of refused connections after which the coordinator counts as ended
+_UNPROVED = 8  # failed authentications after which the two secrets are taken to differ
 
 
 def nodes_secret(nodes: Nodes) -> Secret:
     """The secret by which the nodes of a job know each other.
 
     Raises:
-        ConfigurationError: there is none, and the rendezvous is not on the loopback interface; or its file
-            cannot be used.
+        ConfigurationError: there is no secret, and the rendezvous is not on the loopback interface; or the
+            secret's file cannot be used.
     """
     path = nodes.secret_file or settings.secret_file()
     if path is not None:
@@ -60,10 +60,10 @@ def _rendezvous(nodes: Nodes) -> Topology:
 
 
 class NodesLauncher(HostsLauncher):
-    """The coordinator, on node 0: the other nodes come to it, and an agent of its own runs this host's tasks.
+    """The coordinator, on node 0: the other nodes connect to it, and its own agent runs this host's tasks.
 
     Raises:
-        ConfigurationError: `JobSpec.nodes` is missing, there is no secret, or no such interface.
+        ConfigurationError: `JobSpec.nodes` is missing, there is no secret, or the interface does not exist.
     """
 
     def __init__(self, session: Session, spec: JobSpec | None = None) -> None:
@@ -75,10 +75,10 @@ class NodesLauncher(HostsLauncher):
             )
         self._nodes = spec.nodes
         self._secret = nodes_secret(spec.nodes)
-        _own_address(spec.nodes)  # else a wrong interface would be found after the start
+        _own_address(spec.nodes)  # checks the interface before anything is started
         self._command = list(spec.command[1:])
         self._connected: dict[bytes, RemoteAgent] = {}
-        self._waiting: dict[int, tuple[bytes, Hello]] = {}  # by node: who has the rank of one that is there
+        self._waiting: dict[int, tuple[bytes, Hello]] = {}  # by rank: the node that waits for a taken rank
         self._late: list[threading.Timer] = []
         self._server: ControlServer | None = None
 
@@ -128,7 +128,7 @@ class NodesLauncher(HostsLauncher):
         if hello.command and list(hello.command) != self._command:
             pairs = itertools.zip_longest(hello.command, self._command)
             different = next(number for number, (one, other) in enumerate(pairs, 1) if one != other)
-            return Refused(  # without the words, which may be passwords
+            return Refused(  # it does not show the words, because they may be passwords
                 f"{name} runs another command than node 0: word {different} differs, where word 1 is the "
                 "script, or -m.",
                 "Give all nodes the same script and arguments; or is this another job's port?",
@@ -148,7 +148,7 @@ class NodesLauncher(HostsLauncher):
             self._join(self._server, peer, message)
 
     def _join(self, server: ControlServer, peer: bytes, hello: Hello) -> None:
-        """Take a node in, or refuse it. If its rank is taken, it waits: the other may be gone."""
+        """Accept or refuse a node. If its rank is taken, it waits, because the other node may be lost."""
         with self._changed:
             other = self._agents.get(hello.node)
             if other is not None and not other.lost and hello.node not in self._waiting:
@@ -167,14 +167,14 @@ class NodesLauncher(HostsLauncher):
                 self.session.events.put(0)  # an elastic job may grow
 
     def _no_longer(self, server: ControlServer, peer: bytes, hello: Hello) -> None:
-        """Refuse a node that has waited for another one to go, which is still there."""
+        """Refuse a node that has waited for a rank whose holder was not lost meanwhile."""
         with self._changed:
             if self._waiting.get(hello.node) == (peer, hello) and not self._over:
-                self._join(server, peer, hello)  # refuses it, as long as it counts as waiting
+                self._join(server, peer, hello)  # refuses it, because it is still in `_waiting`
                 del self._waiting[hello.node]
 
     def _on_lost(self, peer: bytes) -> None:
-        with self._changed:  # so that the engine finds the node that takes the place
+        with self._changed:  # the engine must not see the rank empty before the waiting node has taken it
             self._waiting = {node: each for node, each in self._waiting.items() if each[0] != peer}
             agent = self._connected.pop(peer, None)
             if agent is None:
@@ -207,14 +207,14 @@ def join_nodes(nodes: Nodes, command: Sequence[str]) -> int:
         command: the argument vector of the job's program, which node 0 has too.
 
     Returns:
-        The exit status of the job; 128 + the signal if this process received one that the coordinator did not
-        answer, or two.
+        The exit status of the job; 128 + the signal if this process received a signal that the coordinator
+        did not answer, or two signals.
 
     Raises:
         PeerMissingError: no coordinator answers, or it has ended, or this node was cut off from it.
-        AuthenticationError: it has a different secret.
-        PeerMismatchError: it refuses this node, and says why.
-        ConfigurationError: there is no secret, or no such interface.
+        AuthenticationError: the coordinator has a different secret.
+        PeerMismatchError: the coordinator refuses this node, and says why.
+        ConfigurationError: there is no secret, or the interface does not exist.
     """
     known = nodes_secret(nodes)
     _own_address(nodes)
@@ -250,7 +250,7 @@ def _welcomed(nodes: Nodes, client: ControlClient, inbox: Inbox, command: Sequen
     introduced = False
     while True:
         if client.proved and not introduced:
-            introduced = True  # not before: only now this host surely has a way to that one
+            introduced = True  # not earlier: only a connected host knows its own address towards node 0
             own, reached = _ends(host, port)
             own = _own_address(nodes) or own
             client.send(hello(nodes.rank, "", nodes.per_node, own, reached, command[1:]))
@@ -280,7 +280,7 @@ def _own_address(nodes: Nodes) -> str:
 
 
 def _ends(host: str, port: int) -> tuple[str, str]:
-    """The addresses, without a port, of this host towards another one, and of that one; "" if unknown."""
+    """The addresses, without a port, of this host towards another one, and of the other; "" if unknown."""
     with contextlib.suppress(OSError):
         *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         return host_towards([f"[{place[0]}]:{port}"]).strip("[]"), str(place[0])
@@ -298,10 +298,10 @@ def _what_answers(host: str, port: int) -> str:
 
 
 class _CoordinatorWatch:
-    """Whether the coordinator is gone, or may give this node up.
+    """Tells whether the coordinator has ended, or may have taken this node for lost.
 
     Attributes:
-        gone: whether its port has refused connections for some seconds: it has ended.
+        gone: whether the coordinator's port has refused connections for `_GONE` seconds, so it has ended.
     """
 
     def __init__(self, host: str, port: int, client: ControlClient) -> None:
@@ -313,7 +313,7 @@ class _CoordinatorWatch:
         self.gone = False
 
     def cut_off(self) -> bool:
-        """See the class."""
+        """Whether this node must end its tasks, because the coordinator has ended or the lease is used up."""
         if self._client.lease_left() <= 0:
             return True
         if not self._client.connected:
@@ -335,7 +335,7 @@ class _CoordinatorWatch:
 
 
 def _resolved(host: str, port: int) -> list[tuple[str, int]]:
-    """The addresses of a name, or the name itself if it has none now."""
+    """The addresses of a name; the name itself if it cannot be resolved now."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:

@@ -1,7 +1,7 @@
 """Jobs whose tasks are placed by Ray: this process is the coordinator, and Ray starts an agent for each task.
 
-Ray decides where a task runs, and finds another place when it loses a node. What a failure means, and what is
-started again, is decided by the same engine as everywhere.
+Ray decides where a task runs, and finds another place when it loses a node. The restart engine decides what a
+failure means and what is started again, as for every launcher.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from dtrain.topology import Task
 from dtrain.words import counted
 
 OLDEST = (2, 51)
-"""The oldest version of Ray that is supported: the first in which Ray Train V2 is the usual one."""
+"""The oldest version of Ray that is supported: the first in which Ray Train V2 is the default."""
 
 INSTALL = "Install it: pip install 'dtrain[ray]'."
 
 _DRIVER = (sys.executable, "-m", "dtrain.launch.hosts.ray_driver")
-_LOOK = 0.2  # seconds between two looks for a signal
+_LOOK = 0.2  # seconds between two checks for a signal
 _GOODBYE = 15.0  # seconds for Ray's driver to end the agents, and to leave the cluster
 _GO_ON = "Start the job again. With checkpoints (dtrain.BackupAndRestore) it resumes from the last one."
-_SILENT = 10.0  # seconds without a word of the cluster while tasks wait for places
+_SILENT = 10.0  # seconds without a note about the cluster while tasks wait for their places
 _ORDER = ("worker", "ps", "chief")
 
 
 class RayLauncher(HostsLauncher):
-    """The coordinator of a job on Ray. Each task has an agent and a place in the cluster of its own.
+    """The coordinator of a job on Ray. Each task has its own agent and its own place in the cluster.
 
     Raises:
         ConfigurationError: `JobSpec.ray` is missing, or a variable that tasks should get is not set.
@@ -77,10 +77,10 @@ class RayLauncher(HostsLauncher):
         self._fewest = spec.min_workers or sum(self._jobs.values())
         self._env = threads(spec.ray.cpus) | passed_environment(os.environ, spec.ray.env)
         self._script = script_of(spec.command)
-        self._addresses: dict[int, str] = {}  # by node, of the newest agent
-        self._assigned: dict[int, str] = {}  # likewise, when the tasks' addresses were chosen
+        self._addresses: dict[int, str] = {}  # by node: the address of its newest agent
+        self._assigned: dict[int, str] = {}  # the same, at the time when the tasks' addresses were chosen
         self._links: list[tuple[socket.socket, PipeConnection]] = []
-        self._cluster, self._heard_at = "", 0.0  # what the cluster has, in words, and when that was said
+        self._cluster, self._heard_at = "", 0.0  # the cluster's resources in words, and when they were noted
         self._ended = threading.Event()
 
     @contextlib.contextmanager
@@ -103,7 +103,7 @@ class RayLauncher(HostsLauncher):
 
     @contextlib.contextmanager
     def _driver(self, path: Path) -> Iterator[None]:
-        """Run the process that uses Ray. At the end it has left the cluster, and no agent is left."""
+        """Run Ray's driver inside the context. At the end it has left the cluster, and no agent is left."""
         process = subprocess.Popen(
             [*bound_to_launcher(), *_DRIVER],
             stdin=subprocess.PIPE,
@@ -180,7 +180,7 @@ class RayLauncher(HostsLauncher):
             self._cluster, self._heard_at = about["text"], time.monotonic()
 
     def _accept(self, server: socket.socket) -> None:
-        """Meet the agents that Ray's driver connects, until the socket is closed."""
+        """Accept the agents' connections, which Ray's driver makes, until the socket is closed."""
         with contextlib.suppress(OSError):
             while True:
                 link, _ = server.accept()
@@ -196,7 +196,7 @@ class RayLauncher(HostsLauncher):
                 link.close()
                 return
             self._addresses[node] = address
-            folder = "" if moves else str(Path.cwd())  # Ray has brought the working directory itself
+            folder = "" if moves else str(Path.cwd())  # with `moves`, Ray has copied the working directory
             invite = Invite(node, host, 1, folder, self._env, [], self._script)
             connection = self._invited(
                 os.dup(link.fileno()),
@@ -246,7 +246,7 @@ class RayLauncher(HostsLauncher):
         return f"[{address}]" if ":" in address else address
 
     def _place(self, tasks: Sequence[Task]) -> list[RemoteAgent]:
-        """The agent of each task. Ray has some time to find another place for what was on a lost node.
+        """The agent of each task. Ray gets `join_timeout` seconds to replace the agents of a lost node.
 
         An elastic job has workers only; the last ones are left out while they have no place.
         """
@@ -259,11 +259,11 @@ class RayLauncher(HostsLauncher):
         return [present[ordered.index(task)] for task in tasks[: len(present)]]
 
     def start(self, commands: Sequence[TaskCommand]) -> list[RemoteTask]:
-        """Start tasks where they were assigned. With parameter servers Ray may have placed one anew since.
+        """Start tasks where they were assigned; with parameter servers, wait for an agent that Ray replaces.
 
         Raises:
             OSError: an agent could not start a task.
-            PeerMissingError: Ray has no place for one, or has moved it to another host than the others know.
+            PeerMissingError: Ray has no place for a task, or has moved it away from its assigned address.
         """
         if self._jobs["ps"]:
             nodes = {each.task: self._places[each.task].hello.node for each in commands}
@@ -283,10 +283,10 @@ class RayLauncher(HostsLauncher):
         return super().start(commands)
 
     def _wait(self, condition: Callable[[], bool]) -> float:
-        """Wait until a condition holds, as long as Ray has time to place tasks; returns the seconds.
+        """Wait until a condition holds, at most `join_timeout` seconds; returns the seconds waited.
 
         Raises:
-            RayError: Ray is gone.
+            RayError: Ray's driver has ended.
             ProcessEnd: this process has received a signal.
         """
         began = time.monotonic()
@@ -302,7 +302,7 @@ class RayLauncher(HostsLauncher):
 
 
 def threads(cpus: int) -> dict[str, str]:
-    """The variables by which a task's operations use so many threads."""
+    """The variables that make each operation of a task use `cpus` threads."""
     return {"OMP_NUM_THREADS": f"{cpus}", "TF_NUM_INTRAOP_THREADS": f"{cpus}"}
 
 

@@ -1,6 +1,6 @@
-"""What Ray runs for each task of a job: an actor that starts an agent, and carries its messages.
+"""What Ray runs for each task of a job: an actor that starts an agent, and forwards its messages.
 
-Its process is Ray's, and may end at any time: then the agent's input ends, and with it the agent.
+Ray may end the actor's process at any time. The agent's input then ends, on which the agent ends too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _GOODBYE = 5.0  # seconds for the agent to end after its output has
 
 
 class AgentActor:
-    """An agent, whose pipes are methods. They may be called in several threads, each in one at a time."""
+    """An agent whose pipes are read and written by method calls; each method in one thread at a time."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -42,24 +42,24 @@ class AgentActor:
         return socket.gethostname(), ray.util.get_node_ip_address()
 
     def read(self) -> bytes:
-        """What the agent has written, at least a byte; b"" when it has ended."""
+        """The next bytes that the agent has written, at least one; b"" when it has ended."""
         return b"" if self._process.stdout is None else os.read(self._process.stdout.fileno(), 1 << 16)
 
     def write(self, data: bytes) -> None:
-        """Write to the agent; nothing if it has ended."""
+        """Write to the agent; does nothing if it has ended."""
         rest = memoryview(data)
         with contextlib.suppress(OSError, ValueError):
             while rest and self._process.stdin is not None:
                 rest = rest[self._process.stdin.write(rest) :]
 
     def close(self) -> None:
-        """End the agent's input: it ends its task and itself."""
+        """Close the agent's input, on which the agent ends its task and itself."""
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
 
     def ended(self) -> tuple[int | None, list[str]]:
-        """The agent's exit status, or None if it does not end, and the last lines of its standard error."""
+        """The agent's exit status (None if it does not end), and the last lines of its standard error."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_GOODBYE)
         self._listener.join(_GOODBYE)

@@ -1,9 +1,10 @@
-"""The process by which a job uses Ray: it has the tasks placed, and connects the launcher to their agents.
+"""The process through which a job uses Ray: it has Ray place the tasks, and connects the launcher and agents.
 
-Ray ends a process that has lost its cluster, and takes over its signals, so this is not the launcher's own.
+It is a process of its own, because Ray takes over the signals of the process that uses it, and ends that
+process when it loses the cluster.
 
-Usage: python -m dtrain.launch.hosts.ray_driver, with pipes. An `Order` comes first; the end of the input ends
-everything. Each line of the output is a note, as `RayLauncher` reads them.
+Usage: python -m dtrain.launch.hosts.ray_driver, with pipes. The first line of the input is an `Order`; at the
+end of the input, the driver ends all agents and itself. Each line of the output is a note for `RayLauncher`.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from dtrain.errors import DtrainError, PeerMismatchError, RayError
 from dtrain.launch.hosts.ray_actor import AgentActor
 from dtrain.words import counted
 
-_LOOK = 2.0  # seconds between two looks at the cluster while tasks wait for their places
+_LOOK = 2.0  # seconds between two notes about the cluster's resources while tasks wait for their places
 _AGAIN = 1.0  # seconds until an agent that has ended is replaced
 _GOODBYE = 6.0  # seconds for agents to end
 _CONNECT = 5.0  # seconds for the cluster's head to accept a connection
 _MISSING = "No module named 'dtrain'"
-_HIDDEN = (":", "_group", "memory")  # in the names of resources of which Ray makes its own use
+_HIDDEN = (":", "_group", "memory")  # parts of the names of Ray's internal resources, which are not shown
 _NO_NODE = (
     "start the job on a node of the cluster; or from elsewhere by ray job submit, or with ray://HOST:10001"
 )
@@ -38,14 +39,15 @@ _NO_NODE = (
 
 @dataclass(frozen=True)
 class Order:
-    """What the launcher wants.
+    """The launcher's request.
 
     Attributes:
-        address: of the cluster.
+        address: the cluster's address.
         bundles: the resources of each task, by Ray's names.
-        together: how many of them, from the first on, are placed at once or not at all.
-        strategy: Ray's strategy of placement for these.
-        socket: the path of the Unix socket to which each agent is connected. It begins by a line of JSON.
+        together: the number of tasks, from the first on, that are placed together or not at all.
+        strategy: Ray's placement strategy for these tasks.
+        socket: the path of the Unix socket to which each agent is connected. Each connection begins with a
+            line of JSON that describes the agent.
     """
 
     address: str
@@ -100,7 +102,7 @@ class _Driver:
         return [*((first, index) for index in range(order.together)), *((each, 0) for each in alone)]
 
     def _serve(self, node: int, group: Any, index: int) -> None:
-        """Keep an agent in a place, until all is over."""
+        """Keep an agent running in a place, until the driver ends."""
         import ray
 
         while not self._over.is_set():
@@ -142,11 +144,11 @@ class _Driver:
             try:
                 while data := ray.get(actor.read.remote()):
                     link.sendall(data)
-            except OSError:  # the launcher has closed
+            except OSError:  # the launcher has closed the connection
                 return
             finally:
                 with contextlib.suppress(OSError):
-                    link.shutdown(socket.SHUT_RDWR)  # so that the other thread ends
+                    link.shutdown(socket.SHUT_RDWR)  # ends the thread that reads from it
             if not self._over.is_set():
                 for line in ray.get(actor.ended.remote())[1]:
                     self._note(kind="said", line=f"{host}: {line}")
@@ -156,7 +158,7 @@ class _Driver:
 
         with contextlib.suppress(OSError, ray.exceptions.RayError):
             while data := link.recv(1 << 16):
-                ray.get(actor.write.remote(data))  # one after the other: an actor of threads keeps no order
+                ray.get(actor.write.remote(data))  # wait for each call: an actor with threads keeps no order
             ray.get(actor.close.remote())
 
 
@@ -179,7 +181,7 @@ def _connect(address: str) -> None:
     """Connect this process to a cluster.
 
     Raises:
-        RayError: that is not possible.
+        RayError: the connection is not possible.
         PeerMismatchError: the cluster has another version of Ray or Python.
     """
     import ray
@@ -209,7 +211,7 @@ def _connect(address: str) -> None:
 
 
 def _resources() -> str:
-    """What the cluster has, in words."""
+    """The cluster's resources, in words."""
     import ray
 
     with contextlib.suppress(Exception):
@@ -228,7 +230,7 @@ def _amounts(resources: Mapping[str, float]) -> str:
 def main() -> int:
     """Serve the launcher that has started this process; returns the exit status."""
     output = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what Ray prints must not get among the notes
+    os.dup2(2, 1)  # send Ray's prints to standard error, because standard output carries the notes
     lock, ended = threading.Lock(), threading.Event()
 
     def note(**about: object) -> None:
@@ -254,7 +256,7 @@ def main() -> int:
 
 
 def ordered(order: Order) -> bytes:
-    """The line that gives an order."""
+    """An order as the line that the driver reads."""
     return json.dumps(dataclasses.asdict(order)).encode() + b"\n"
 
 

@@ -37,13 +37,13 @@ class RemoteAgent:
     """The agent of one host.
 
     Args:
-        connection: to the agent.
-        hello: what it has said of itself.
+        connection: the connection to the agent.
+        hello: the agent's first message.
         session: receives the exits of tasks, and shows their output.
 
     Attributes:
         hello: as given.
-        lost: whether the agent is gone; then its tasks have ended, or end before others take their places.
+        lost: whether the agent is gone; its tasks then have ended, or end before others replace them.
     """
 
     def __init__(self, connection: HostConnection, hello: Hello, session: Session) -> None:
@@ -59,7 +59,7 @@ class RemoteAgent:
         return f"{self.hello.host} (node {self.hello.node})"
 
     def receive(self, message: Reserved | Answer | Started | Exited | OutputLine) -> None:
-        """Take in a message about a task of this agent, or an answer."""
+        """Handle a message about a task of this agent, or an answer."""
         if isinstance(message, Exited | OutputLine):
             task = self._tasks.get(message.id)
             if task is not None and isinstance(message, OutputLine):
@@ -74,7 +74,7 @@ class RemoteAgent:
                 self._changed.notify_all()
 
     def lose(self) -> None:
-        """The agent is gone: nothing more is answered, and its tasks count as killed."""
+        """Mark the agent as gone: it answers nothing more, and its tasks count as killed."""
         with self._changed:
             self.lost = True
             self._changed.notify_all()
@@ -82,7 +82,7 @@ class RemoteAgent:
             task.ended(-signal.SIGKILL, 0.0)
 
     def reserve(self, count: int) -> int:
-        """Ask the agent for ports; returns the number for `answer`."""
+        """Ask the agent to reserve ports; returns the number of the request, for `answer`."""
         number = self._ask()
         self.connection.send(Reserve(number, count))
         return number
@@ -90,30 +90,30 @@ class RemoteAgent:
     def start(
         self, command: TaskCommand, env: Variables, make: Callable[..., RemoteTask] | None = None
     ) -> RemoteTask:
-        """Ask the agent to start a task; its id is the number for `answer`.
+        """Ask the agent to start a task; the id of the returned task is the request's number, for `answer`.
 
         Args:
             command: the task and its arguments.
-            env: what its environment has more than the agent's.
-            make: makes the handle, if it is not a `RemoteTask`.
+            env: variables that the task gets in addition to the agent's; None deletes a variable.
+            make: makes the handle, if it is of a subclass of `RemoteTask`.
         """
         number = self._ask()
         handle = self._tasks[number] = (make or RemoteTask)(self, number, command.task, self._session)
         task = command.task
         self.connection.send(Start(number, task.job, task.index, list(command.command), dict(env)))
-        if self.lost:  # perhaps before `lose` could see this task
+        if self.lost:  # `lose` may have run before this task was in `_tasks`
             handle.ended(-signal.SIGKILL, 0.0)
         return handle
 
     def ask(self, id: int, what: str, patience: float = 0.0, **about: object) -> bool:
-        """Ask about a task; False also if the agent does not answer in time. See `messages.Ask`."""
+        """Ask about a task (see `messages.Ask`); returns the answer, or False if none came in time."""
         number = self._ask()
         self.connection.send(Ask(number, id, what, patience=patience, **about))  # type: ignore[arg-type]
         found = self.answer(number, _ANSWER + 2 * patience)
         return isinstance(found, Answer) and found.value
 
     def answer(self, number: int, timeout: float | None = None) -> Reserved | Answer | Started | None:
-        """The answer to what was asked; None if the agent is gone, or the time is over."""
+        """Wait for the answer to a request; None if the agent is gone, or after `timeout` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self.lost or self._asked[number] is not None, timeout)
             return self._asked.pop(number)
@@ -143,7 +143,7 @@ class RemoteTask(TaskHandle):
         self._session.console.write_task_line(self.task, line.line, to=to, host=self._agent.hello.host)
 
     def ended(self, code: int, seconds_ago: float) -> None:
-        """The task has ended; only the first call counts."""
+        """Record that the task has ended; only the first call has an effect."""
         with self._ending:
             if self.exit_code is not None:
                 return
@@ -157,7 +157,7 @@ class RemoteTask(TaskHandle):
             self._agent.connection.send(SendSignal(self.id, signum))
 
     def join_output(self, patience: float = 2.0) -> None:
-        """Wait until the agent has sent what the task wrote."""
+        """Wait until the agent has sent all that the task wrote."""
         self._agent.ask(self.id, "output", patience)
 
     def signal_member(self, pid: int, signum: int) -> bool:

@@ -1,7 +1,7 @@
 """Jobs that are started from one machine: it is the coordinator, and starts an agent on each host by SSH.
 
-It runs the user's own OpenSSH client, which says how a host is reached and whether it is the right one.
-Whatever an agent has to know goes over the client's standard input.
+It runs the user's own OpenSSH client, with the user's settings and known host keys. All that an agent has to
+know is sent over the client's standard input, so no secret is on a command line.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec
 
 PASSED = ("DTRAIN_", "TF_", "XLA_", "KERAS_", "NCCL_", "OMP_", "PYTHON")
-"""What the names of variables begin with that the tasks on other hosts get too."""
+"""The prefixes of the variables that the tasks on other hosts get too."""
 
 _OWN = (MARK_VARIABLE, secret.VARIABLE, channel.VARIABLE)  # each means something on this machine only
 _AGENT = (sys.executable, "-m", "dtrain.launch.hosts.agent")
-# It must never ask, and must leave no process behind for later connections.
+# The client must never ask the user, and must leave no shared connection open in the background.
 _OPTIONS = ("BatchMode=yes", "ConnectTimeout=20", "ControlMaster=no")
 _REMEDIES = {
     "REMOTE HOST IDENTIFICATION HAS CHANGED": "If {host} was installed again, remove its old key (ssh-keygen "
@@ -45,7 +45,7 @@ _NOT_FOUND = (126, 127)  # the statuses of a shell that cannot run a command
 
 
 class SSHLauncher(HostsLauncher):
-    """The coordinator, on the machine of the user. Its own agent needs no SSH, if this machine is a host.
+    """The coordinator, on the user's machine. If that is also a host, its agent is started without SSH.
 
     Raises:
         ConfigurationError: `JobSpec.hosts` is missing, there is no SSH client, or a variable that tasks
@@ -108,7 +108,7 @@ class SSHLauncher(HostsLauncher):
         return f"There was no answer in {waited:.0f} s from: {', '.join(absent)}."
 
     def _fail(self, error: DtrainError) -> None:
-        """An agent cannot be part of the job. The error is a `PeerMissingError` when it has ended."""
+        """Handle an agent that cannot be part of the job; a `PeerMissingError` means that it has ended."""
         with self._changed:
             self._unusable += isinstance(error, PeerMissingError)
             self._first = self._first or error
