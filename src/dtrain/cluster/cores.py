@@ -1,6 +1,7 @@
 """How many cores this process may use, and how many threads TensorFlow starts for them.
 
-TensorFlow sees the cores to which a process is bound, but not how many a scheduler has given without binding.
+TensorFlow respects the binding of a process to cores. It does not know how many cores a scheduler has granted
+without binding.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _VARIABLES = (_INTRA_OP, "TF_NUM_INTEROP_THREADS")
 
 
 def usable_cores() -> int:
-    """The number of cores that this process may use: as it is bound, or fewer if Slurm gave fewer."""
+    """The number of cores that this process may use: those it is bound to, or fewer if Slurm gave fewer."""
     bound = len(os.sched_getaffinity(0))
     return min(bound, slurm.cores_of_task() or bound)
 
@@ -22,7 +23,7 @@ def usable_cores() -> int:
 def limit_threads() -> None:
     """Give TensorFlow a thread for each usable core, in this process and in those that it starts.
 
-    It must come before TensorFlow has started its threads. What the user has set stays.
+    Call it before TensorFlow starts its threads. Numbers that the user has set are not changed.
     """
     cores = usable_cores()
     if cores < len(os.sched_getaffinity(0)):

@@ -23,7 +23,7 @@ class Environment(abc.ABC):
         name: its key in the registry.
         label: its name in messages, such as "an MPI start".
         leave: what a user does so that a process ignores it, such as "unset TF_CONFIG"; "" if nothing helps.
-        variables: the prefixes of the environment variables that make a process a task of a job here.
+        variables: the prefixes of the environment variables that make a process a task of such a job.
         known_to_tensorflow: whether TensorFlow's strategies find the job without a cluster resolver.
     """
 
@@ -35,7 +35,7 @@ class Environment(abc.ABC):
 
     @abc.abstractmethod
     def detected(self) -> bool:
-        """Whether this process is part of a job here. It is fast, and communicates with no other process."""
+        """Whether this process is part of such a job. It is fast, and communicates with no other process."""
 
     @abc.abstractmethod
     def topology(self) -> Topology:
@@ -50,7 +50,7 @@ class Environment(abc.ABC):
         return None
 
     def local_rank(self) -> int | None:
-        """This process's number among those of its host, if the environment tells it."""
+        """The number of this process among the job's processes on its host; None if it is not known."""
         return None
 
     def secret_folder(self) -> Path | None:
@@ -58,5 +58,5 @@ class Environment(abc.ABC):
         return None
 
     def without(self, env: Mapping[str, str]) -> dict[str, str]:
-        """The variables of `env` for a process that is no task of a job here."""
+        """The variables of `env` for a process that is no task of such a job."""
         return {name: value for name, value in env.items() if not name.startswith(self.variables)}

@@ -46,7 +46,7 @@ ENVIRONMENTS: dict[str, Environment] = {
     each.name: each
     for each in (TFConfig(), _JOINED, RAY, MPIStart(), SlurmStep(), JobSet(), KubeflowTrainJob(), TPUHosts())
 }
-"""The environments by name, in the order of precedence: what is said explicitly comes first."""
+"""The environments by name, in the order of precedence: explicit descriptions of the job come first."""
 
 
 def register(environment: Environment, *, before: str = MPIStart.name) -> None:
@@ -91,10 +91,10 @@ def current() -> Topology | None:
 def local_rank() -> int:
     """The number of this process among the workers of its host; 0 without a job.
 
-    The launcher tells it, or an MPI starter; else it follows from the addresses of the job.
+    It comes from DTRAIN_LOCAL_RANK or the environment, such as an MPI start; else from the job's addresses.
 
     Raises:
-        ClusterConfigError, MPIError: as `current`, if it is asked for the addresses.
+        ClusterConfigError, MPIError: as `current`, if the addresses are needed.
     """
     told = settings.local_rank()
     for each in found():
@@ -106,7 +106,7 @@ def local_rank() -> int:
 
 
 def join(topology: Topology, *, by_program: bool) -> None:
-    """Record the job that a strategy of this process is part of, also for when the environment has changed.
+    """Record the job that a strategy of this process is part of; it stays known if the environment changes.
 
     Args:
         topology: the job.

@@ -11,7 +11,7 @@ from dtrain.errors import ConfigurationError
 from dtrain.words import counted
 
 ALL = 0
-"""In place of a number of GPUs for each worker: one worker that has all of them."""
+"""The value of `each` for a single worker that has all GPUs of its machine."""
 
 
 def gpu_shares(
@@ -22,8 +22,8 @@ def gpu_shares(
     Args:
         gpus: the GPUs of the machine.
         workers: the number of workers there; None for as many as there are whole shares.
-        each: the number of GPUs for each worker, or `ALL`. None is one; workers beyond the number of GPUs
-            then get one that another worker has too.
+        each: the number of GPUs for each worker, or `ALL`. None means one, and lets workers share a GPU if
+            there are more workers than GPUs.
         where: the machine, in messages.
 
     Returns:

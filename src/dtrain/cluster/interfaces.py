@@ -14,11 +14,11 @@ _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 def interface_address(name: str, *, six: bool = False) -> str:
-    """An IP address of an interface: of IPv4 if it has one, else of IPv6 beyond the link.
+    """An IP address of an interface: its IPv4 address, or else an IPv6 address that is not link-local.
 
     Args:
         name: the interface, such as `eth1`.
-        six: whether an address of IPv6 comes first.
+        six: whether to prefer an IPv6 address.
 
     Raises:
         ConfigurationError: there is no such interface, or it has no such address.

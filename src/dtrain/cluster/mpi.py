@@ -41,7 +41,7 @@ _STARTS = (
     ("PMIx", "PMIX_RANK", "SLURM_NTASKS"),
 )
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
-# The prefixes of the variables with which users, and not a starter, set an MPI library.
+# The prefixes of the variables by which users configure an MPI library; a starter does not set them.
 _OF_USERS = ("OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_")
 
 
@@ -106,7 +106,7 @@ class MPIStart(Environment):
         return _secret
 
     def local_rank(self) -> int | None:
-        """The number that the starter has told: Open MPI's, Hydra's or Slurm's."""
+        """The number in the starter's variables: Open MPI's, Hydra's or Slurm's; None if there is none."""
         found = map(settings.whole_number, _LOCAL_RANKS)
         return next((number for number in found if number is not None), None)
 

@@ -29,7 +29,7 @@ _SIGNATURE = 32  # bytes
 _LARGE = 1 << 16  # bytes; a body of as many is not copied to be sent
 _HOST = 100  # the most characters kept of the name of another worker's host
 _LARGEST = 1 << 34  # bytes of a body; without a limit, a forged size would be waited for
-_RUNNING = "RSDIW"  # states in /proc/PID/stat of processes that can go on by themselves
+_RUNNING = "RSDIW"  # states in /proc/PID/stat of processes that have neither ended nor been stopped
 
 HINT = (
     "Another user or machine can change what the workers send to each other, or a process of another job has "
@@ -266,7 +266,7 @@ def runs_here(process: tuple[str, int] | None) -> bool | None:
 
 
 def _machine() -> str:
-    """The same text for two processes exactly if they see each other's process ids; "" if unknown."""
+    """A text that two processes share exactly if they can see each other's process ids; "" if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"

@@ -334,7 +334,7 @@ _current: tuple[Topology, Peers] | None = None
 def connect(topology: Topology, *, timeout: float | None = None) -> Peers:
     """Connects this worker with the others of its job, by a rendezvous.
 
-    A call for another job closes the connections of the job before it.
+    A call for another job first closes the connections of the earlier one.
 
     Args:
         topology: the job, of several training tasks.

@@ -1,6 +1,6 @@
-"""The job of a worker of Ray Train: `dtrain.ray` tells each worker its peers and their secret by Ray's calls.
+"""The job of a worker of Ray Train: `dtrain.ray` sends each worker its peers and their secret by Ray's calls.
 
-They stay in the process: no variable and no file has the secret. Nothing of Ray is imported.
+They stay in the process's memory: no variable and no file has the secret. This module does not import Ray.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RayWorkers(Environment):
         self._held: socket.socket | None = None  # reserves the port that the peers know
 
     def detected(self) -> bool:
-        """Whether the trainer has told this process its peers."""
+        """Whether the trainer has sent this process the list of its peers."""
         return self._job is not None
 
     def topology(self) -> Topology:
@@ -55,15 +55,15 @@ class RayWorkers(Environment):
     def join(
         self, addresses: Sequence[str], index: int, secret: bytes, *, run: str, attempt: int, cpus: int
     ) -> None:
-        """Be a worker of a run.
+        """Make this process a worker of a run.
 
         Args:
-            addresses: of all workers, as `host:port`.
-            index: which of them this process is.
-            secret: what they share.
-            run: a name of the run that its attempts have in common.
-            attempt: how many times the run was started again.
-            cpus: the threads that each operation uses, if the environment does not say it.
+            addresses: the addresses of all workers, as `host:port`.
+            index: the index of this process among them.
+            secret: the secret that the workers share.
+            run: the name of the run, the same in all of its attempts.
+            attempt: how many times the run was restarted.
+            cpus: the number of threads that each operation uses, unless the environment sets it.
         """
         self._job, self._secret = Topology({"worker": tuple(addresses)}, "worker", index), secret
         os.environ |= {"DTRAIN_JOB": run, "DTRAIN_ATTEMPT": str(attempt)}
@@ -71,4 +71,4 @@ class RayWorkers(Environment):
 
 
 RAY = RayWorkers()
-"""Of this process."""
+"""The environment of this process."""

@@ -72,7 +72,7 @@ def meet_peers(
 
     Raises:
         PortInUseError: another process serves on the address of this task, or of a peer.
-        PeerMissingError: not all tasks came in time; the message names the missing ones.
+        PeerMissingError: not all tasks joined in time; the message names the missing ones.
         PeerMismatchError: the tasks' clusters differ, or two processes claim to be the same task.
         ConfigurationError: the system refuses this process a connection, for instance by `ulimit -n`; or the
             file of the job's secret is invalid.

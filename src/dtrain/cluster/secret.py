@@ -1,7 +1,8 @@
 """The secret that the processes of one job share, by which each recognises messages of its peers.
 
-It comes from the launcher's file, from an MPI start, or from a file of this user that the hosts of the job
-share. It authenticates messages but does not encrypt them, and it is never shown.
+It comes from the file that DTRAIN_SECRET_FILE names, from the environment (an MPI start or Ray Train), or
+from a file that this user's jobs share. It signs messages, and does not encrypt them; only the control plane
+of `dtrain.launch.hosts` also derives keys for encryption from it. It is never shown.
 """
 
 from __future__ import annotations

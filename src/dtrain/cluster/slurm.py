@@ -1,7 +1,7 @@
 """A job whose workers are the tasks of a Slurm job step, such as `srun python train.py`.
 
-All is read from the variables that Slurm sets for each task. No command of Slurm's is called, and no process
-is started; `dtrain.submit.slurm` writes batch scripts.
+This module reads only the variables that Slurm sets for each task, and calls no command of Slurm.
+`dtrain.submit.slurm` writes batch scripts.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from dtrain.errors import ClusterConfigError
 from dtrain.topology import Topology
 
 _PORTS = range(10_000, 32_000)  # below those that Linux gives to programs that ask for any
-_PORTS_OF_A_JOB = 100  # consecutive jobs on one host have ports of their own
+_PORTS_OF_A_JOB = 100  # the distance between the first ports of two consecutive jobs
 _PORTS_OF_A_STEP = 7
 _MOST_HOSTS = 100_000
-_KEPT_OUTSIDE = ("SLURM_CONF", "SLURM_CLUSTERS")  # of users, not of a job
+_KEPT_OUTSIDE = ("SLURM_CONF", "SLURM_CLUSTERS")  # set by users, not by Slurm for a job
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class SlurmStep(Environment):
 
 
 def task() -> tuple[int, int] | None:
-    """The number of this task and the number of tasks of its step; None without a step of several."""
+    """The number of this task and the number of tasks of its step; None without a step of several tasks."""
     return _task_of(os.environ) if settings.heeds_slurm() else None
 
 
@@ -111,7 +111,7 @@ def shares_host(step: JobStep) -> bool:
 
 
 def divides_gpus() -> bool:
-    """Whether Slurm shows each task GPUs of its own, and not all of the step's on the host."""
+    """Whether each task sees only its own GPUs, and not all GPUs of the step on its host."""
     names = ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND")
     return any(os.environ.get(name) for name in names)
 
@@ -138,7 +138,7 @@ def cores_of_task() -> int | None:
 
 
 def outside_job(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables of `env` for a command that submits a new job: without those of a job or a task of it."""
+    """The variables of `env` for a command that submits a new job: without those that describe this job."""
     inside = "SLURM_JOB_ID" in env
     return {n: value for n, value in env.items() if not (inside and _of_job(n)) or n in _KEPT_OUTSIDE}
 
@@ -189,7 +189,7 @@ def expand_hosts(text: str) -> list[str]:
     """
     found: list[str] = []
     for word in _split(text):
-        parts = re.split(r"\[([^][]*)\]", word)  # outside and inside of brackets, in turns
+        parts = re.split(r"\[([^][]*)\]", word)  # alternately text outside and inside of brackets
         if any(set(part) & set("[]") for part in parts) or not word.strip("[]"):
             raise _wrong(f"{text!r} is not a list of hosts")
         choices = [_ranges(part, text) if number % 2 else [part] for number, part in enumerate(parts)]
@@ -279,7 +279,7 @@ def _first_port(env: Mapping[str, str], most: int) -> int:
 
 
 def _task_of(env: Mapping[str, str]) -> tuple[int, int] | None:
-    """The number of the task and the number of tasks; None if this is no task of a step of several."""
+    """The number of the task and the number of tasks; None if this is no task of a step of several tasks."""
     rank, size = _number(env, "SLURM_PROCID"), _number(env, "SLURM_STEP_NUM_TASKS")
     return None if rank is None or size is None or size < 2 else (rank, size)
 

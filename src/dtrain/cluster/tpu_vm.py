@@ -1,7 +1,7 @@
 """The job of a TPU slice of several hosts, from the variables of Cloud TPU and GKE.
 
-Each host is a worker. It was written from the documentation and not tried on a TPU. The strategy connects to
-the TPU itself.
+Each host is a worker. This module follows Cloud TPU's documentation and was not tried on a TPU. It does not
+connect to the TPU; the strategy does.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class JobRecord:
 class AttemptPolicy(Policy):
     """The policy that both kinds of jobs share.
 
-    It tracks the tasks' messages, and treats a task that never comes to the rendezvous as failed.
+    It tracks the tasks' messages, and treats a task that never joins the rendezvous as failed.
 
     Args:
         spec: the job.

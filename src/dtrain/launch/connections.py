@@ -1,7 +1,7 @@
-"""Finds out whether the tasks of a job ever connected to each other, and advises the user if they did not.
+"""Finds out whether the tasks of a job ever connected to each other, and warns the user if they did not.
 
-Without a strategy that connects them, each task trains its own model, and no error shows it. This module only
-warns: it never makes a job fail.
+Without a strategy that connects them, each task trains a model of its own, and no error shows it. This module
+only warns; it never makes a job fail.
 """
 
 from __future__ import annotations

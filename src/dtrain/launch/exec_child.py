@@ -23,7 +23,7 @@ def main() -> None:
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     except (ImportError, OSError, AttributeError):
-        pass  # no libc to ask: the guard process still ends the job
+        pass  # without libc, the signal cannot be set; the guard process still ends the job
     if os.getppid() != launcher:
         sys.exit(1)
     try:

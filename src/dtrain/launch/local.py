@@ -27,8 +27,8 @@ def launch_local(
     """Run a command as every task of a job, until all tasks have ended.
 
     The tasks run on this machine. With the launcher "nodes" they also run on the other machines of
-    `JobSpec.nodes`, which join the job by `dtrain launch --nnodes`. With the launcher "ssh" they run on the
-    machines of `JobSpec.hosts`.
+    `JobSpec.nodes`, which join the job by `dtrain launch --nnodes`. With the launcher "ssh", or "mpi" if
+    `JobSpec.hosts` is set, they run on those hosts. With "ray" they run where Ray places them.
 
     Each line of output is prefixed with its task. Without parameter servers, all tasks are workers: when one
     fails, all are ended and restarted under the rules of `restart_rules`, with fewer workers if the job
@@ -53,8 +53,11 @@ def launch_local(
         ConfigurationError: an option is invalid (see `JobSpec`), or the system refuses ports, processes or
             files.
         MPIError: mpi4py or the starter is missing, or the starter failed.
-        PeerMissingError: of a job on several machines, too few have come, or too few are left.
+        PeerMissingError: too few of the machines have joined the job, or too few are left.
+        PeerMismatchError: a machine of the job has another version of dtrain or Python.
         PortInUseError: another process uses the port at which the other machines join.
+        RayError: Ray cannot be used, or has ended.
+        UnsupportedVersionError: the launcher is "ray", and Ray is missing or too old.
     """
     spec = JobSpec(command=command, **options)
     session = Session(stdout=stdout, stderr=stderr, takes_reports=True, notices=(signal.SIGUSR1,))

@@ -44,7 +44,7 @@ class LocalLauncher(Launcher):
 
     def __init__(self, session: Session, spec: JobSpec | None = None) -> None:
         super().__init__(session, spec)
-        self._mark = new_mark()  # of all processes of the job
+        self._mark = new_mark()  # the mark of all processes of the job
         self._tasks_mark = new_mark()
         self._listener: channel.Listener | None = None
 
@@ -114,7 +114,7 @@ class LocalLauncher(Launcher):
         return LocalProcess(command, env, events.put, inherited, listener.catch_up, stdin)
 
     def task_environment(self, command: TaskCommand) -> dict[str, str]:
-        """The whole environment of a task, which the command's extends."""
+        """The whole environment of a task, based on that of its command; subclasses extend it."""
         return self.environment(command.env, self._tasks_mark)
 
     def environment(self, env: Mapping[str, str], mark: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""The launcher of MPI ranks on several hosts: agents start the starter, its daemons, and the tasks.
+"""The launcher of MPI ranks on several hosts: agents start the MPI starter, its daemons, and the tasks.
 
 As on one machine, the starter starts placeholders only (see `mpi_launcher`). It reaches the other hosts
-through this launcher's agents, so all goes by the user's own ssh, with the job's options.
+through this launcher's agents, which were started by the user's own `ssh`, and opens no SSH connection.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from dtrain.task_hooks import changes
 from dtrain.topology import Task
 
 _OF_USERS = ("OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_", "UCX_", "FI_", "MPICH_", "MPIR_", "I_MPI_", "MPI4PY_")
-_NETWORK = ("PRTE_MCA_prte_if_include", "OMPI_MCA_btl_tcp_if_include")  # which the hosts use for each other
+# The variables that select the network over which the hosts reach each other.
+_NETWORK = ("PRTE_MCA_prte_if_include", "OMPI_MCA_btl_tcp_if_include")
 
 
 class MPIHostsLauncher(SSHLauncher):
@@ -126,14 +127,14 @@ class _MPIStartOnHosts:
                 raise self._failed(f"{error}", host) from None
             if self._addresses[agents[number]] != self._addresses[host.agent]:
                 raise self._failed(f"has started rank {number} on {host.agent}, not on {agents[number]}")
-            # The starter sends the settings of the first host to all.
+            # The starter copies the first host's settings to all hosts, so each host's own replace them.
             found[number] = {**own, **self._common, **self._network(host.agent)}
         return [found[number] for number in sorted(found)]
 
     def ended(self) -> str:
         """How the starter has ended by itself; "" if it has not."""
         code = self._started[0].exit_code
-        # The agents kill this program when they end or kill the tasks, which is no failure.
+        # The agents also kill the starter when they kill the tasks; that is no failure of the starter.
         if code is None or code == -signal.SIGKILL:
             return ""
         # Hydra fails when a rank ends without MPI_Finalize, which tasks do not call.
@@ -156,11 +157,11 @@ class _MPIStartOnHosts:
             raise self._failed(f"could not be started on {agent}: {answer.reason}")
 
     def _network(self, agent: RemoteAgent) -> dict[str, str]:
-        """Variables by which MPI takes the interface over which the hosts reach this one."""
+        """Variables that make MPI use the interface over which the other hosts reach this one."""
         with contextlib.suppress(ValueError):
             address = ipaddress.IPv4Address(self._addresses[agent])
             if not address.is_loopback:
-                # MPI libraries take no network of one address, /32.
+                # MPI libraries do not accept a network of a single address (/32).
                 return {name: f"{address}/31" for name in _NETWORK if name not in self._set}
         return {}
 
@@ -173,7 +174,7 @@ class _RankHost(RemoteTask):
     """The program `rank_host` on a host of an MPI start. What it writes is not shown.
 
     Attributes:
-        agent: of its host.
+        agent: the agent of its host.
     """
 
     def __init__(
@@ -192,7 +193,7 @@ class _RankHost(RemoteTask):
         started.append(self)
 
     def show(self, line: OutputLine) -> None:
-        """Take in a line: what the program has to say, or what the starter writes."""
+        """Handle a line of output: a message of the program, or output of the starter."""
         if line.to == "stderr":
             self.tail.append(line.line)
         else:

@@ -60,7 +60,7 @@ class Starter:
                 hint="Name the mpirun of your MPI library (--mpi-starter PATH), or leave out --hosts.",
             )
         if self.kind == "hydra":
-            # Over a port, as below; without the environment, which would cross the network in clear text.
+            # Over a port, as below; without the environment, which Hydra would send unencrypted.
             options = ["-launcher", "ssh", "-hosts", places, "-genvnone", "-pmi-port"]
         else:
             root = ["--allow-run-as-root"] if os.geteuid() == 0 else []

@@ -26,11 +26,11 @@ class Console:
 
     Args:
         stdout, stderr: the streams to write to.
-        on_broken: called when the reader of a stream is gone, as in `dtrain launch ... | head`.
+        on_broken: called when nobody reads a stream any more, as in `dtrain launch ... | head`.
 
     Attributes:
         attempt: the number of the present attempt, from 0.
-        copy: also gets each line of a task, with the task and the attempt; None for nobody. It must not wait.
+        copy: called with each line of a task, the task and the attempt, or None; it must not block.
     """
 
     def __init__(self, stdout: TextIO, stderr: TextIO, *, on_broken: Callable[[], None]) -> None:

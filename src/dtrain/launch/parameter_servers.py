@@ -55,7 +55,7 @@ class ParameterServerPolicy(AttemptPolicy):
         self._budget = budget
 
     def on_start(self, task: Task, pid: int) -> str:
-        """A task was started; the line shows its process id and address, for those who operate the job."""
+        """A task was started; the returned line shows its process id and address to the user."""
         super().on_start(task, pid)
         return f"{task} started, process {pid}, {self.addresses[task]}"
 

@@ -30,7 +30,7 @@ class Decision:
         line: a line to show to the user, or "".
         task: the task that failed; None means the task whose exit was judged.
         reason: how that task failed, in words, if its exit status does not show it.
-        signum, pids: the signal, and the tasks that receive it, each with the process of it that does.
+        signum, pids: with `signal`: the signal, and the tasks that get it, each with the process to signal.
     """
 
     action: Literal["go on", "fail", "kill", "wait", "finish", "restart", "signal"]

@@ -32,7 +32,7 @@ _PREFIX = "dtrain-mpi-"
 
 
 def main(command: list[str]) -> int:
-    """Run the command, and print what comes over the socket until it ends.
+    """Run the command, and print what ranks and relays send over the socket, until the command ends.
 
     Returns:
         The exit status of the command, or 128 + the signal that killed it.
@@ -64,7 +64,7 @@ def _guard(mark: str, folders: list[Path]) -> None:
 
 
 def _environment(folder: Path, mark: str) -> dict[str, str]:
-    """The environment of the command. The ranks inherit it, and tell what the starter has added to it."""
+    """The environment of the command. The ranks inherit it, and report what the starter has added to it."""
     relay, ask = folder / "relay", shlex.join([*_PYTHON, rank_relay.__file__])
     relay.write_text(f'#!/bin/sh\nexec {ask} "$@"\n', encoding="utf-8")
     relay.chmod(0o700)

@@ -13,7 +13,7 @@ from dtrain.errors import ConfigurationError
 from dtrain.words import check_word
 
 AUTO = "auto"
-"""The address that lets Ray find the cluster: RAY_ADDRESS, or that of which this machine is a node."""
+"""The address that lets Ray find the cluster: by RAY_ADDRESS, or else that of this machine's node."""
 
 PLACEMENTS = ("pack", "spread", "strict_pack", "strict_spread")
 """Ray's strategies of placement, in small letters."""
@@ -28,10 +28,10 @@ class RayCluster:
     Attributes:
         address: `AUTO`, the `host:port` of the cluster's head, or `ray://host:port` of its Ray Client server.
         cpus: the CPUs of each task, which are also the threads that one of its operations uses.
-        gpus: the GPUs of each worker, perhaps a part of one.
+        gpus: the number of GPUs of each worker, which may be a fraction.
         placement: one of `PLACEMENTS`.
         env: the names of variables of this process that all tasks get, besides `ssh.PASSED`.
-        join_timeout: seconds for Ray to place the tasks; also after it has lost a node.
+        join_timeout: seconds that Ray gets to place the tasks, at the start and after the loss of a node.
 
     Raises:
         ConfigurationError: the address is malformed, the placement is unknown, or a number is out of range.

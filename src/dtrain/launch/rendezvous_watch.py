@@ -1,4 +1,4 @@
-"""Watches the rendezvous of a job: which tasks wait there, and which ended or were stopped before they came.
+"""Watches the rendezvous of a job: which tasks wait there, and which ended or were stopped before joining.
 
 Launched tasks wait for each other without a time limit, because the launcher knows which tasks are alive. A
 task that can no longer come counts as failed. This module only decides; `processes` ends the tasks.
@@ -49,7 +49,7 @@ class RendezvousWatch:
             self._waiting.setdefault(message.task, self._clock())
 
     def started(self, task: Task) -> None:
-        """A task was started, perhaps again: it has not come to the rendezvous yet."""
+        """A task was started, perhaps again: it has not joined the rendezvous yet."""
         self._waiting.pop(task, None)
         self._ended.discard(task)
         self._met.discard(task)

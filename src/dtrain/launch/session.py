@@ -1,7 +1,7 @@
 """What all attempts of one job share in this process: the queue of events, the console, folders, signals.
 
-A session lasts as long as this process works for the job. It decides nothing, and starts nothing: a
-`Launcher` does.
+A session lasts as long as this process works for the job. It makes no decisions and starts no tasks; a
+`Launcher` starts them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dtrain.plain_text import cleaned
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _MEMORY = Path("/dev/shm")
-_SAID = 2000  # characters of a line from the launcher, which may quote a task's message of any length
+_SAID = 2000  # characters shown of a launcher's line, which may quote a task's message of any length
 _SECRET = "secret"  # the file's name
 _LONGEST = 50  # characters of a folder's path: a Unix socket inside it may have about a hundred
 

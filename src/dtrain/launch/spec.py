@@ -26,11 +26,11 @@ class Nodes:
     Attributes:
         rendezvous: where node 0 listens, as `host:port`; the same on all nodes.
         rank: the number of this node, from 0.
-        fewest, most: the number of nodes; the job goes on as long as the fewest are left. Further nodes wait
-            as spares.
-        per_node: the number of workers on each.
-        secret_file: the file of the secret by which nodes know each other; None takes DTRAIN_SECRET_FILE, or
-            on the loopback interface one of this user's.
+        fewest, most: the smallest number of nodes with which the job continues, and the largest number that
+            have tasks. Further nodes wait as spares.
+        per_node: the number of workers on each node.
+        secret_file: the file with the secret that all nodes must know; None takes DTRAIN_SECRET_FILE, or, if
+            the rendezvous is on the loopback interface, a file that this user's jobs share.
         join_timeout: seconds to wait for the other nodes.
         gpus: one value of CUDA_VISIBLE_DEVICES for each worker of this node; empty for all.
         interface: the network interface at whose address the others reach this node's tasks; None for the
@@ -59,12 +59,12 @@ class SSHHosts:
     """The hosts of a job that is started from one machine, which reaches them by SSH.
 
     Attributes:
-        slots: the number of workers on each, by what `ssh` calls the host. This machine is named `localhost`,
-            or by its host name.
+        slots: the number of workers on each host, by the name that `ssh` takes. This machine is `localhost`,
+            or its host name.
         env: the names of variables of this process that the tasks on all hosts get, besides `ssh.PASSED`.
         join_timeout: seconds to wait for the hosts.
-        most: the number of hosts that have tasks; the others are spares. None for all.
-        fewest: the number of hosts with which the job goes on; None for `most`.
+        most: the largest number of hosts that have tasks; the others are spares. None means all.
+        fewest: the smallest number of hosts with which the job continues; None means `most`.
         gpus_per_worker: as for `gpu_shares`.
         interface: the network interface at whose address the tasks of each host are reached; None for the one
             that `ssh` has used.
@@ -96,7 +96,7 @@ class SSHHosts:
 
     @property
     def fewest_workers(self) -> int:
-        """The number of workers with which the job goes on: any `fewest` hosts have room for them."""
+        """The smallest number of workers with which the job continues: any `fewest` hosts have that room."""
         if self.fewest is None or self.fewest == self.most:
             return self.workers
         return sum(sorted(self.slots.values())[: self.fewest])
@@ -135,7 +135,7 @@ class JobSpec:
         log_dir: the folder where each task's lines are also written to files, one for each task and attempt;
             None for no files.
         nodes: the hosts of the job, of which this is node 0. Only with the launcher "nodes".
-        hosts: the hosts of the job. Only with the launcher "ssh", or "mpi".
+        hosts: the hosts of the job. Only with the launchers "ssh" and "mpi".
         ray: the cluster of the job. Only with the launcher "ray".
 
     Raises:

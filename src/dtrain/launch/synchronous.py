@@ -177,7 +177,7 @@ class SynchronousPolicy(AttemptPolicy):
         room = self._room()
         if room is not None and room <= len(self.places):
             return None
-        if len(self._members.present()) > len(self.places):  # they were left out for want of room
+        if len(self._members.present()) > len(self.places):  # some were left out, because hosts were missing
             return self._began_at
         return self._members.next_return()
 

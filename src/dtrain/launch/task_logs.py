@@ -1,6 +1,6 @@
-"""Writes the lines of each task also to files in a folder of the user's, one for each task and attempt.
+"""Also writes the lines of each task to files in a folder of the user's, one for each task and attempt.
 
-One thread writes, so a slow or full disk holds up no task. What a line is, is decided in `output`.
+One thread writes, so that a slow or full disk delays no task. `output` divides the output into lines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GOODBYE = 10.0  # seconds to write the last lines
 class TaskLogs:
     """The log files of one job; `kept_logs` connects them to its console.
 
-    Lines that cannot be written are left out and counted; the file says so where it goes on.
+    Lines that cannot be written are left out and counted; the next line that is written follows a note of it.
 
     Args:
         folder: where the files are; they are extended if they exist.
@@ -54,7 +54,7 @@ class TaskLogs:
         self._thread.start()
 
     def put(self, task: Task, attempt: int, line: str) -> None:
-        """Take a line of a task; it is written soon, without waiting."""
+        """Queue a line of a task for writing; does not block."""
         path = self._folder / f"{task.job}-{task.index}.attempt-{attempt}.log"
         if self._queue.qsize() < _WAITING:
             self._queue.put((path, line))
@@ -62,7 +62,7 @@ class TaskLogs:
             self._leave_out(path, 1, "the disk is too slow")
 
     def close(self) -> None:
-        """Write what waits, for some seconds at most."""
+        """Write the queued lines, for 10 seconds at most."""
         self._queue.put(None)
         self._thread.join(_GOODBYE)
 

@@ -60,7 +60,7 @@ class _Record:
     """What one process of a task has reported; all times are on the watchdog's clock."""
 
     last: Progress
-    heard: float  # when it last reported
+    heard: float  # when it last sent a report
     moved: float  # when it last reported new progress
     begun: float | None  # when it entered `fit`, `evaluate` or `predict`; None once it has completed a step
     slow_since: float | None = None  # since when every check has found it slow

@@ -53,7 +53,7 @@ class EventLog(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         self._mark = clock.mark()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Starts to listen to events; the first line is written at the first epoch."""
+        """Starts to listen to the engine's events; the first line is written at the first epoch."""
         self._first_epoch = None
         if self._writes:
             events.listen(self)

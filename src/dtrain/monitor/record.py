@@ -176,7 +176,7 @@ def _communication(strategy: tf.distribute.Strategy) -> dict[str, Any]:
 
 
 def _waiting(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How long training waited for data over all epochs, its share of the time, and the advice given."""
+    """How long training waited for data in all epochs, as seconds and share of the time; and the advice."""
     waiting = sum(each["waiting"] for each in epochs)
     seconds = sum(each["seconds"] for each in epochs)
     advice = list(dict.fromkeys(line for each in epochs for line in each.get("advice", ())))

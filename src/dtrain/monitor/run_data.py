@@ -18,7 +18,7 @@ from dtrain import training_rate
 from dtrain.monitor.line_files import finite
 
 State = Literal["finished", "failed", "running", "left", "unknown"]
-"""`left`: begun, not finished, and no process works on it. `unknown`: it cannot be seen if a process does."""
+"""`left`: not finished, and no process trains it. `unknown`: it cannot be determined if a process does."""
 
 RATE = training_rate.NAME
 """The name of the training rate in Keras' logs; there it is no metric."""

@@ -92,7 +92,7 @@ class RunDirectory:
 
         Raises:
             OSError: the file cannot be written.
-            ConfigurationError: a later attempt of this job has the directory.
+            ConfigurationError: a later attempt of this job has taken the directory over.
         """
         check_attempt(self)
         write_whole(self.record, to_json(record))
@@ -228,7 +228,8 @@ def _interrupted(directory: RunDirectory, record: Mapping[str, Any], same: Seque
 def _take_over(directory: RunDirectory) -> None:
     """Lock the directory that an earlier attempt of this job has claimed.
 
-    A process of it that is stopped or cut off still holds the lock. It is told; see `check_attempt`.
+    A process of that attempt which is stopped or cut off may still hold the lock. When it goes on,
+    `check_attempt` keeps it from writing.
     """
     with contextlib.suppress(ConfigurationError):
         lock_run_directory(directory)
@@ -240,7 +241,7 @@ def check_attempt(directory: RunDirectory) -> None:
     """Check that no later attempt of this job has taken the directory over.
 
     Raises:
-        ConfigurationError: one has, so this process must write nothing more.
+        ConfigurationError: a later attempt has, so this process must write nothing more.
     """
     try:
         job_name, attempt = _fence_of(directory).read_text(encoding="utf-8").split()
@@ -269,7 +270,7 @@ def lock_run_directory(directory: RunDirectory, *, sleep: Callable[[float], None
 
     Args:
         directory: the directory to lock.
-        sleep: waits the given number of seconds, while a reader holds the lock for an instant.
+        sleep: waits the given number of seconds, because a reader may hold the lock for an instant.
 
     Raises:
         ConfigurationError: another process holds the lock.
@@ -306,7 +307,7 @@ def _lock(descriptor: int, sleep: Callable[[float], None]) -> None:
 
 
 def is_locked(directory: RunDirectory) -> bool | None:
-    """Whether a process holds the lock of `lock_run_directory`; None if that cannot be seen."""
+    """Whether a process holds the lock of `lock_run_directory`; None if that cannot be determined."""
     try:
         descriptor = os.open(directory.path, os.O_RDONLY)
     except OSError:

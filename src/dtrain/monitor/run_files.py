@@ -43,12 +43,12 @@ class Fence(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         self._run = run
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Checks."""
+        """Raises a `ConfigurationError` if a later attempt has taken the run directory over."""
         if job.is_chief():
             check_attempt(self._run)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Checks."""
+        """As `on_epoch_end`."""
         self.on_epoch_end(0)
 
 

@@ -171,7 +171,7 @@ class HostsLauncher(Launcher):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            # An agent takes its addresses from SSH_CONNECTION, which must not be that of the user's own login.
+            # An agent takes its addresses from SSH_CONNECTION; that of the user's own login would be wrong.
             env={name: value for name, value in os.environ.items() if name != "SSH_CONNECTION"},
         )
         if process.stdin is None or process.stdout is None or process.stderr is None:

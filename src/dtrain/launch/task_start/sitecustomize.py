@@ -1,6 +1,6 @@
 """Runs in a task before its program: Python imports `sitecustomize` at its start, then runs the program.
 
-So no wrapper runs the program, which behaves as under plain Python. The work itself is in `task_hooks.py`
+The program thus needs no wrapper, and behaves as under plain Python. The work itself is in `task_hooks.py`
 and, for a spare, in `preload.py`.
 """
 

@@ -152,9 +152,9 @@ def worker_section(runs: Sequence[RunData], names: Sequence[Markup]) -> Markup:
 
 
 def _workers(run: RunData) -> list[_Worker]:
-    """The workers of a run, compared with the usual one: that with the low median of the own step times.
+    """The workers of a run, compared with the usual one: the worker with the median own step time.
 
-    So of two workers the faster one is the usual one.
+    Of an even number of workers it is the faster of the middle two, so of two workers the faster one.
     """
     by_task: dict[str, list[WorkerEpoch]] = {}
     for epoch in run.epochs:

@@ -1,4 +1,4 @@
-"""Chooses the curves of a page: metrics by epoch, and values that were noted about once a second.
+"""Chooses the curves of a page: metrics by epoch, and values that were recorded about once a second.
 
 For one run, training and validation share a chart. For several runs, training and validation have a chart
 each, with equal axes of values, and each chart has a curve for each run. It does not draw; `charts.py` does.
@@ -21,7 +21,7 @@ _RATE_LOG = "learning_rate"
 _FIRST = ("loss", "accuracy")
 _MOST_METRICS = 30
 _POINTS = 50_000
-_FEW = 2  # so many charts share the width of their card
+_FEW = 2  # the number of charts that share the width of their card
 _MOST_POINTS, _FEWEST_POINTS = 600, 24
 
 _LOSS = "loss"

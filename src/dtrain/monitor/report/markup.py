@@ -51,7 +51,7 @@ def ordered(parts: Mapping[str, float]) -> list[str]:
 
 
 def _all_of(runs: Sequence[RunData], name: str, fewest: int = 1) -> list[tuple[int, Any]]:
-    """All items of a kind, each after the number of its run; not of runs with fewer than `fewest`."""
+    """All items of a kind, each after the number of its run; without runs of fewer than `fewest` items."""
     found = [(place, getattr(run, name)) for place, run in enumerate(runs)]
     return [(place, item) for place, items in found if len(items) >= fewest for item in items]
 
