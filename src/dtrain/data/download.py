@@ -1,6 +1,6 @@
 """Downloads the archive of a published data set, once, and only if the user asked for it.
 
-It compares the file with the published sum before it is put in place, so that no partial file is ever read.
+It checks the file's SHA-256 sum before it moves the file to its place, so that no partial file is ever read.
 It does not look for archives that are there already; `published.py` does that.
 """
 
@@ -19,8 +19,8 @@ from pathlib import Path
 from dtrain.errors import DataError
 
 _ANSWER_SECONDS = 15.0
-_SILENCE_SECONDS = 60.0  # without a byte, while the file is on its way
-_HEAD_REFUSED = (403, 405, 501)  # a server may refuse to answer without the content
+_SILENCE_SECONDS = 60.0  # seconds without a received byte after which the download fails
+_HEAD_REFUSED = (403, 405, 501)  # the statuses of servers that refuse HEAD requests, but may serve the file
 
 
 def download(title: str, url: str, sha256: str, target: Path) -> None:
@@ -30,7 +30,7 @@ def download(title: str, url: str, sha256: str, target: Path) -> None:
         title: the data set's name in messages.
         url: the address of the file.
         sha256: its SHA-256 sum, in lower-case hexadecimal digits.
-        target: where to put it; folders are made.
+        target: where to put it; missing folders are made.
 
     Raises:
         DataError: the server does not answer within 15 seconds, the file has another sum, or it cannot be
@@ -64,7 +64,7 @@ def download(title: str, url: str, sha256: str, target: Path) -> None:
 
 
 def _unreachable(url: str) -> str:
-    """Why the server does not give the file, a silent name server included; "" if it answers."""
+    """Why the server does not serve the file, or a name server does not answer; "" if the server answers."""
     answers: list[str] = []
 
     def ask() -> None:
@@ -79,7 +79,7 @@ def _unreachable(url: str) -> str:
         except (OSError, http.client.HTTPException) as error:
             answers.append(str(error) or type(error).__name__)
 
-    # In a thread, because looking up a name takes no time limit.
+    # In a thread, because a name lookup cannot be given a time limit.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(_ANSWER_SECONDS)
@@ -88,7 +88,7 @@ def _unreachable(url: str) -> str:
 
 @contextlib.contextmanager
 def _silence_ends() -> Iterator[None]:
-    """Ends a connection over which nothing comes; `get_file` sets no limit of its own."""
+    """Ends a connection over which no data arrives; `get_file` sets no time limit of its own."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_SILENCE_SECONDS)
     try:

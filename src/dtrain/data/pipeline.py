@@ -63,7 +63,7 @@ class Pipeline:
             batch (from TFRecord files: reads all records and keeps its rows); the batches are the same as on
             one device. "file": each worker reads its own files, so batches hold other examples than on one
             device. "function": each worker calls the function. "off": each worker reads everything and takes
-            its part of each batch. "auto" chooses: see `sharding.choose`.
+            its part of each batch. "auto" chooses by the rules of `dtrain.sharding.choose`.
         pad: value to pad examples of different lengths with, up to the longest of the global batch; True is
             0. Under sharding "file" and "function": up to the longest of the worker's own part.
         buckets: upper bounds of lengths, such as [16, 32, 64]: each batch holds examples of one bucket,
@@ -118,7 +118,7 @@ class Pipeline:
         if self.examples is not None:
             rules.steps_of(self.examples, self.batch, drop_remainder=self._drop)
         self._kept: dict[Any, Any] = {}
-        with contextlib.suppress(BackendError):  # on another backend than TensorFlow no `fit` can take it
+        with contextlib.suppress(BackendError):  # other backends than TensorFlow cannot train on a pipeline
             install()
 
     @property

@@ -53,7 +53,7 @@ def locate(
 ) -> Path:
     """Finds a data set's archive, and compares its sum if it has the published size.
 
-    An archive of another size is taken for a subset in the same format, and not compared.
+    An archive of another size is assumed to be a subset in the same format, and its sum is not checked.
 
     Args:
         published: the archive to find.

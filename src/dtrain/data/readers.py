@@ -1,7 +1,7 @@
 """Readers of one worker's examples: a table, whose rows can be fetched in any order, or a sequential stream.
 
-They do not decide which worker reads which examples (`sharding.py` does), and make no batches (`batching.py`
-does).
+They do not decide which worker reads which examples (`dtrain.sharding` does), and make no batches
+(`batching.py` does).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dtrain.keras_engine.rows import unconverted
 from dtrain.log import logger
 
 _SHUFFLED_BYTES = 64 << 20
-_SHUFFLED_RECORDS = (64, 16384)  # at least, at most
+_SHUFFLED_RECORDS = (64, 16384)  # the fewest and the most records that are permuted together
 _FILES_AT_ONCE = 4
 _CACHED_AT_ONCE = 256
 

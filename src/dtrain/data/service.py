@@ -34,7 +34,7 @@ _SECURITY = "TensorFlow's servers have no authentication and listen on all inter
 
 
 class DataService:
-    """Reading processes of this process. They end when this process ends, however it ends, or on `close`.
+    """The reading processes of this process. They end on `close`, or when this process ends in any way.
 
     Attributes:
         processes: the ids of the reading processes.
@@ -71,7 +71,7 @@ class DataService:
         self._dispatcher, self._substitutes = None, []
 
     def _shared(self, dataset: tf.data.Dataset, workers: int) -> tf.data.Dataset:
-        """One dataset, whose elements go to whichever process is free; their order is not deterministic."""
+        """One dataset; whichever process is free prepares the next element, so the order may change."""
         service = tf.data.experimental.service
         self._dispatcher = service.DispatchServer(service.DispatcherConfig(port=0))
         target = self._dispatcher.target
@@ -89,7 +89,7 @@ class DataService:
         return read_from_service(target, number, dataset.element_spec, shared=True)
 
     def _dealt(self, make: bytes, workers: int) -> tf.data.Dataset:
-        """One part of the examples a process; elements are taken from the processes in turn."""
+        """Each process reads one part of the examples; elements are taken from the processes in turn."""
         orders = [{"make": make, "place": (index, workers)} for index in range(workers)]
         answers = self._start(orders)
         specs = [answer["spec"] for answer in answers]
@@ -130,7 +130,7 @@ class DataService:
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     env=plain_environment(),
-                    start_new_session=True,  # Ctrl-C is for the training process, which then ends this one
+                    start_new_session=True,  # only the training process gets Ctrl-C; it then ends this one
                 )
             self._processes.append(process)
             self._connections.append(ours)
@@ -199,9 +199,9 @@ def distribute(
     each has its own reading processes, and all see the same order. Because the order never changes, shuffle
     the dataset that `distribute` returns.
 
-    If `data` is **a dataset** of TensorFlow operations, elements go to whichever process is free. The order
-    differs between iterations, so training cannot resume in the middle of an epoch, and only one process may
-    train on the dataset.
+    If `data` is **a dataset** of TensorFlow operations, whichever process is free prepares the next element.
+    The order differs between iterations, so training cannot resume in the middle of an epoch, and only one
+    process may train on the dataset.
 
     Each element is sent as one message, so elements should be batches, not examples. The reading processes
     end with this process, or on `dataset.dtrain_service.close()`. If one dies, an error is logged and reading

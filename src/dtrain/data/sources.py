@@ -1,6 +1,6 @@
 """What a pipeline reads: arrays, record files or a function. Each opens a reader of the whole or of a share.
 
-The rules of sharding decide who gets which share, from what a source says about itself here.
+`dtrain.sharding` decides which worker gets which share, from the attributes of a source.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def _instructions(raw: bytes) -> Iterator[tuple[str, Any]]:
 
 
 _STORES = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE")
-_SKIPPED = 1 << 16  # memo numbers that a pickle may skip, as Python 2's did
+_SKIPPED = 1 << 16  # the most memo numbers that a pickle may skip; pickles of Python 2 skip some
 _REFUSED = ("DUP", "FROZENSET", "ADDITEMS", "EMPTY_SET", "INST", "OBJ", "PERSID", "BINPERSID")
 
 
