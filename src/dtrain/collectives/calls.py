@@ -33,7 +33,7 @@ WHOLE_BYTES = 32 * 1024
 WHOLE_WORKERS = 8
 
 ALIGNMENT = 64  # bytes: TensorFlow requires it to use an array without a copy
-_SIZES = 1000  # how many different sizes of arrays a pool keeps
+_SIZES = 1000  # the number of different array sizes that a pool keeps
 
 Parts = list[np.ndarray | None]
 

@@ -32,8 +32,8 @@ _PARTS_WORKERS = 8
 # yielding: on a busy machine, a process that yields loses its core for a whole time slice of other processes,
 # but one that wakes up gets a core at once.
 _EAGER_SECONDS = 2e-4
-# After the barrier every worker is in the call, and sends. MPI may move a message in many pieces, each at one
-# more poll of both workers: with naps between the polls a sum of 80 KB took 7 ms where it takes 0.5.
+# After the barrier, every worker is in the call and sends. MPI may transfer a message in many pieces, each of
+# which needs a poll by both workers: with naps between the polls, a sum of 80 KB took 7 ms instead of 0.5 ms.
 _SENDING_SECONDS = 4e-3
 _NAP = 5e-5  # seconds between two polls after that
 _BARRIER = 1  # the tag of the barrier's messages
@@ -177,7 +177,7 @@ class MPICalls(Calls):
         """Waits until `done` returns True; MPI's own waiting would keep the core busy.
 
         Args:
-            done: lets MPI go on with its messages, and returns whether all are through.
+            done: lets MPI make progress, and returns whether all messages are sent and received.
             eager: seconds in which this worker polls without a nap.
         """
         if done():

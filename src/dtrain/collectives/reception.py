@@ -20,8 +20,8 @@ from dtrain.log import logger
 SECRET = 32  # bytes
 HELLO = struct.Struct(f"!I{SECRET}s")
 _PATIENCE = 2.0  # seconds within which a connection must send its hello
-_STRANGERS = 64  # open connections without a hello; of more, the oldest are closed
-_LOOK = 0.2  # seconds
+_STRANGERS = 64  # connections without a hello that may be open; beyond that, the oldest are closed
+_LOOK = 0.2  # seconds between two checks of the deadline and of silent connections
 
 
 @dataclass
