@@ -1,4 +1,4 @@
-"""The interface of checks: what a check gets, and what it finds. The checks themselves are in `checks`."""
+"""The interface of checks: their argument, and their result. `checks` lists the checks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class CheckResult:
     """One line of the report.
 
     Attributes:
-        status: "fail" for what will end a job, "warn" for what may slow it down or end it.
+        status: "fail" for a problem that will end a job, "warn" for one that may slow it down or end it.
         found: what was found, as a sentence without its full stop.
-        remedy: what the user does about it; "" if all is well.
+        remedy: what the user can do about it; "" if all is well.
     """
 
     status: Status
@@ -28,21 +28,21 @@ class CheckResult:
     remedy: str = ""
 
     def as_dict(self, check: str) -> dict[str, str]:
-        """The finding of a check as data for JSON."""
+        """The result as data for JSON, with the name of its check."""
         return {"check": check, **asdict(self)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What all checks look at.
+    """The facts that all checks examine.
 
     Attributes:
         topology: the job that TF_CONFIG describes; None without one, or if it is invalid.
         problem: what is wrong with TF_CONFIG, and the remedy.
-        alone: why this process has met no other one; "" if it tried to.
+        alone: why this process did not try to meet the other tasks; "" if it did.
         port_problem: why this task cannot listen at its port; "" if it can.
-        peers: what was found out about each other task.
-        checkpoint_dir: the directory that is to be shared; None if none was given.
+        peers: what was found out about each of the other tasks.
+        checkpoint_dir: the directory that all hosts should share; None if none was given.
         checkpoint_problem: why this process cannot write there; "" if it can.
     """
 

@@ -1,4 +1,4 @@
-"""The list of checks, and what runs them: it reads TF_CONFIG, meets the other tasks, then asks every check.
+"""The list of checks, and the function that runs them: it reads TF_CONFIG, meets the other tasks, runs each.
 
 To add a check, write a function with the interface `Check`, and list it in `CHECKS`.
 """
@@ -40,18 +40,18 @@ CHECKS: dict[str, Check] = {
 }
 """The checks by name, in the order of the report."""
 
-_MEASURING = 1.0  # seconds by which each pair of tasks may delay the end of a peer's meeting
+_MEASURING = 1.0  # seconds for each peer by which measurements may delay the end of the peers' meetings
 
 
 def run_checks(checkpoint_dir: Path | None, wait: float) -> Iterator[tuple[str, CheckResult]]:
     """Runs all checks.
 
     Args:
-        checkpoint_dir: a directory that all hosts are to share; None for none.
+        checkpoint_dir: a directory that all hosts should share; None for none.
         wait: seconds to wait for the other tasks.
 
     Yields:
-        The name of the check, and a finding; a check that raises an exception has failed.
+        The name of the check, and a result; a check that raises an exception gives a failed one.
     """
     with _looked_at(checkpoint_dir, wait) as situation:
         for name, check in CHECKS.items():
@@ -81,7 +81,7 @@ def _looked_at(checkpoint_dir: Path | None, wait: float) -> Iterator[Situation]:
         situation = _met(situation, token, wait)
         begun = time.monotonic()
         yield situation
-        if checkpoint_dir is not None and situation.met():  # they may still look for this task's file
+        if checkpoint_dir is not None and situation.met():  # peers may still look for this task's file
             seconds = peer_checks.FRESH + _MEASURING * len(situation.met())
             time.sleep(max(0.0, begun + seconds - time.monotonic()))
     finally:
@@ -91,7 +91,7 @@ def _looked_at(checkpoint_dir: Path | None, wait: float) -> Iterator[Situation]:
 
 
 def _met(situation: Situation, token: str, wait: float) -> Situation:
-    """The situation with what is found at the other tasks' addresses."""
+    """The situation, completed by what is found out about the other tasks."""
     topology = situation.topology
     if topology is None:
         return situation
@@ -126,7 +126,7 @@ def _met(situation: Situation, token: str, wait: float) -> Situation:
 
 
 def _tried(situation: Situation) -> dict[Task, MetPeer]:
-    """Whether the hosts of the other tasks answer at all."""
+    """The other tasks, each with whether its host answers a connection; no message is exchanged."""
     topology = situation.topology
     peers: dict[Task, MetPeer] = {}
     for task in topology.tasks() if topology else ():

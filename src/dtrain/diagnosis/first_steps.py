@@ -1,7 +1,7 @@
 """The program of a task of `dtrain doctor --job`: runs the user's script until `fit` has made two steps.
 
-`python -m dtrain.diagnosis.first_steps FOLDER SCRIPT [ARGUMENT ...]` writes what it has seen into the folder,
-one file a task. `script_job.py` starts these processes, and judges.
+`python -m dtrain.diagnosis.first_steps FOLDER SCRIPT [ARGUMENT ...]` writes a report into the folder, one
+file a task. `script_job.py` starts these processes, and evaluates the reports.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class StepWatch:
         if not self._found["steps"]:
             self._found |= _surroundings()
         self._found["steps"] += steps
-        if not events.in_loop():  # `train_on_batch`, which has no moment between two steps
+        if not events.in_loop():  # in `train_on_batch`, where no `BetweenSteps` event follows
             self._end_if_done()
 
     def _end_if_done(self) -> None:
@@ -88,7 +88,7 @@ def _task_name() -> str:
 
 
 def _surroundings() -> dict[str, Any]:
-    """What the running `fit` trains under, as values that JSON can hold."""
+    """The strategy, devices and transport of the running `fit`, as values that JSON can hold."""
     import tensorflow as tf
 
     from dtrain.keras_engine.loop import current_loop
@@ -115,7 +115,7 @@ def _devices(strategy: Any) -> list[str]:
 
 
 def _await_workers() -> None:
-    """Waits until all workers have made these steps: the first one to end would be missed by the others."""
+    """Waits until all workers have made these steps; if one ended earlier, the others would fail."""
     from dtrain import job
     from dtrain.cluster import peers
 
@@ -124,7 +124,7 @@ def _await_workers() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Runs the script; ends like it, or with status 0 after two steps."""
+    """Runs the script; the process ends as the script does, or with status 0 after `STEPS` steps."""
     watch = StepWatch(Path(arguments[0]))
     events.listen_always(watch)
     try:

@@ -49,7 +49,7 @@ def check_names(situation: Situation) -> Iterator[CheckResult]:
 
 
 def check_own_address(situation: Situation) -> Iterator[CheckResult]:
-    """The address of this task is one of this host; otherwise the index may be another host's."""
+    """The address of this task is one of this host; otherwise TF_CONFIG may have another host's index."""
     topology = situation.topology
     if topology is None or not topology.has_address or _is_here(topology, topology.task):
         return
@@ -153,7 +153,7 @@ def _is_here(topology: Topology, task: Task) -> bool:
     try:
         addresses = _addresses(split_address(topology.address_of(task))[0])
     except OSError:
-        return task == topology.task  # `check_names` tells it
+        return task == topology.task  # `check_names` reports this problem
     return any(map(_can_bind, addresses))
 
 
@@ -169,7 +169,7 @@ def _can_bind(address: str) -> bool:
 
 
 def _used_by(port: int) -> str:
-    """The process that listens on a port, where the system tells; Linux only."""
+    """The process that listens on a port, if the system shows it; on Linux only."""
     import psutil
 
     try:
@@ -182,7 +182,7 @@ def _used_by(port: int) -> str:
 
 
 def writes_to(directory: Path, name: str, content: str) -> str:
-    """Why a file with this content cannot be written there; "" if it was."""
+    """Write a file to a directory; returns why that failed, or ""."""
     try:
         (directory / name).write_text(content, encoding="ascii")
     except OSError as error:

@@ -1,6 +1,7 @@
 """Gathers what a bug report needs: versions, devices, transports, environments. It changes nothing.
 
-TensorFlow is imported in a process of its own, with a time limit: a broken installation is described too.
+TensorFlow is imported in a separate process with a time limit, so that it can also describe a broken
+installation.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def nccl_version() -> str:
 
 
 def _transports(probed: dict[str, Any]) -> dict[str, str]:
-    """What each transport needs and whether it is here, in words."""
+    """For each transport, what it needs and whether that is installed, in words."""
     problem = find_mpi_problem()
     if probed.get("gpus"):
         nccl = f"yes: {len(probed['gpus'])} GPUs"

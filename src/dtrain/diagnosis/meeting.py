@@ -1,7 +1,7 @@
 """Connects the `dtrain doctor` processes of a job, at the addresses of TF_CONFIG, and measures between them.
 
-Every process serves its peers and is a client of each. Peers prove that they have the job's secret before
-anything else is read from them. It judges nothing; `peer_checks` does.
+Every process is a server for its peers and a client of each. A peer must prove that it has the job's secret
+before any other message of it is read. `peer_checks` evaluates the results.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dtrain.cluster.secret import Secret
 from dtrain.cluster.sockets import bind_everywhere
 from dtrain.topology import Task, Topology, split_address
 
-_LINE = 1 << 16  # bytes of a message at most
-_ANSWER = 10.0  # seconds within which a peer answers
-_CONNECT = 3.0  # seconds within which a host answers
+_LINE = 1 << 16  # the most bytes of a message
+_ANSWER = 10.0  # seconds within which a peer must answer a message
+_CONNECT = 3.0  # seconds within which a host must answer a connection attempt
 _CONVERSATION = 30.0  # seconds that a whole conversation may take
-_STRANGERS = threading.BoundedSemaphore(16)  # connections at once
+_STRANGERS = threading.BoundedSemaphore(16)  # the most connections that are served at a time
 _PINGS = 20
 _SMALL, _LARGE = 1 << 20, 32 << 20  # bytes sent to measure bandwidth
 _FAST = 0.05  # seconds; if the small message takes less, the large one is sent too
@@ -34,23 +34,23 @@ _PAUSE = 0.2
 
 
 class MeetingError(Exception):
-    """A peer does not speak as a doctor of this job would."""
+    """A peer does not follow the protocol, so it is no `dtrain doctor` of this job."""
 
 
 _FAULTS = (
     OSError, MeetingError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError,
 )  # fmt: skip
-"""What a conversation raises if the network fails, or if the peer sends another form than expected."""
+"""The errors of a conversation if the network fails, or if the peer sends a malformed message."""
 
 
 @dataclass
 class MetPeer:
-    """What a process has found out about another one.
+    """What a process has found out about a peer.
 
     Attributes:
         problem: why they did not meet; "" if they did.
-        answers: whether the peer's host answers at all.
-        facts: what the peer says of itself.
+        answers: whether the peer's host answers a connection attempt, if only by a refusal.
+        facts: the facts that the peer has sent about itself.
         latency: seconds of half a round trip, the median.
         bandwidth: bits a second towards the peer.
         clock: seconds by which the peer's clock is ahead.
@@ -111,7 +111,7 @@ class Meeting:
     Args:
         topology: the job.
         secret: the job's secret.
-        facts: what the peers are to know of this process, as values that JSON can hold.
+        facts: what the peers are told about this process, as values that JSON can hold.
 
     Raises:
         OSError: this task's port is in use.
@@ -121,8 +121,8 @@ class Meeting:
         self._topology, self._secret = topology, secret
         self._facts = facts | {"task": str(topology.task)}
         self._done: set[str] = set()
-        self._measuring = threading.Lock()  # measurements at the same time would share the network
-        self._pause = threading.Event()  # never set; `time.sleep` fails under libfaketime
+        self._measuring = threading.Lock()  # simultaneous measurements would share the bandwidth
+        self._pause = threading.Event()  # never set, only waited for: `time.sleep` fails under libfaketime
         self._listener = bind_everywhere(split_address(topology.address)[1])
         try:
             self._listener.listen(64)
@@ -143,7 +143,7 @@ class Meeting:
         """Meets every other task; returns when all have met, or after `seconds` and a last attempt."""
         deadline = time.monotonic() + seconds
         tasks = self._topology.tasks()
-        after = tasks.index(self._topology.task) + 1  # each task begins with another peer
+        after = tasks.index(self._topology.task) + 1  # each task begins with the peer after it
         others = [*tasks[after:], *tasks[: after - 1]]
         peers = {task: MetPeer() for task in others}
         threads = [
@@ -163,7 +163,7 @@ class Meeting:
         while True:
             try:
                 with connected(self._topology.address_of(task), peer):
-                    pass  # a host that does not answer keeps no other peer waiting
+                    pass  # a probe without the lock, so that a host that does not answer blocks no other peer
                 with (
                     self._measuring,
                     connected(self._topology.address_of(task), peer) as connection,
@@ -237,10 +237,10 @@ class Meeting:
 
 @contextlib.contextmanager
 def _limited(connection: socket.socket) -> Iterator[None]:
-    """Ends a conversation after its time; a peer that sends byte by byte never exceeds a socket's timeout.
+    """Limits a whole conversation, because a peer that sends byte by byte never exceeds a socket's timeout.
 
     Raises:
-        MeetingError: it took too long.
+        MeetingError: the conversation took too long.
     """
     late = threading.Event()
 
@@ -264,10 +264,10 @@ def _limited(connection: socket.socket) -> Iterator[None]:
 
 @contextlib.contextmanager
 def connected(address: str, peer: MetPeer) -> Iterator[socket.socket]:
-    """A connection to a `host:port`; it notes in `peer` whether the host answers, if only by a refusal.
+    """Connect to a `host:port`; notes in `peer` whether the host answers, if only by a refusal.
 
     Raises:
-        OSError: there is none.
+        OSError: no connection could be made.
     """
     try:
         connection = socket.create_connection(split_address(address), timeout=_CONNECT)

@@ -17,11 +17,11 @@ _BANDWIDTH = 8e8  # bits a second: what a link of 1 Gbit/s must reach
 _TOKEN = re.compile(r"\.dtrain-doctor-[0-9a-f]{32}")
 
 FRESH = 5.0
-"""Seconds until a shared directory must show the files of other hosts; NFS may show them late."""
+"""Seconds after which a shared directory must show the files of other hosts; NFS shows them with a delay."""
 
 
 def check_peers(situation: Situation) -> Iterator[CheckResult]:
-    """Every other task can be reached, and is the task that TF_CONFIG says."""
+    """Every other task can be reached, and the process there is the task that TF_CONFIG names."""
     if situation.alone and situation.topology is not None and situation.peers:
         yield CheckResult(
             status="warn",
@@ -83,7 +83,7 @@ def check_same_versions(situation: Situation) -> Iterator[CheckResult]:
 
 
 def check_clocks(situation: Situation) -> Iterator[CheckResult]:
-    """The clocks agree, because files and records bear times."""
+    """The hosts' clocks agree; otherwise the times in files and logs mislead."""
     for name, peer in situation.met().items():
         apart = abs(peer.clock)
         found = (
@@ -97,7 +97,7 @@ def check_clocks(situation: Situation) -> Iterator[CheckResult]:
 
 
 def check_network(situation: Situation) -> Iterator[CheckResult]:
-    """Latency and bandwidth, which bound the time of a step; measured over TCP."""
+    """Latency and bandwidth over TCP are sufficient; they limit how fast a step can be."""
     for name, peer in situation.met().items():
         found = f"to {name}: {peer.latency * 1e3:.2f} ms one way, {peer.bandwidth / 1e9:.2f} Gbit/s"
         if peer.latency > _LATENCY or peer.bandwidth < _BANDWIDTH:
@@ -147,7 +147,7 @@ def cluster_of(situation: Situation) -> dict[str, list[str]]:
 
 
 def _missing(folder: Path, names: set[str]) -> set[str]:
-    """The files that are not in a directory, and do not appear there soon."""
+    """The files that do not appear in a directory within `FRESH` seconds."""
     deadline = time.monotonic() + FRESH
     while missing := {name for name in names if not (folder / name).exists()}:
         if time.monotonic() > deadline:

@@ -1,6 +1,6 @@
-"""`dtrain doctor --job`: starts the user's script as a real job, ends it after two steps, and judges it.
+"""`dtrain doctor --job`: starts the user's script as a real job, ends it after two steps, and reports on it.
 
-What runs in each task is `first_steps.py`. No check of hosts is here.
+Each task runs `first_steps.py`. The checks of hosts are in `host_checks.py` and `peer_checks.py`.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ Report = dict[str, Any]
 def check_job(
     command: Sequence[str], workers: int, limit: float, shown: TextIO
 ) -> Iterator[tuple[str, CheckResult]]:
-    """Runs two steps of a script by the real launcher.
+    """Runs two steps of a script as a job of the real launcher.
 
     Args:
         command: the script and its arguments.
         workers: the number of processes.
         limit: seconds after which the job is ended.
-        shown: where the last lines of a job go that has failed.
+        shown: the stream to which the last lines of a failed job are written.
 
     Yields:
-        The name of the check, and a finding.
+        The name of the check, and a result.
 
     Raises:
         ProcessEnd: this process received a signal that ended the job.
@@ -75,7 +75,7 @@ def check_job(
 
 @contextlib.contextmanager
 def _time_limit(limit: float) -> Iterator[threading.Event]:
-    """Ends the job that runs inside the context by SIGTERM after a time; yields whether it did."""
+    """Ends the job that runs inside the context by SIGTERM after `limit` seconds; yields whether it did."""
     late = threading.Event()
 
     def end() -> None:
@@ -83,7 +83,7 @@ def _time_limit(limit: float) -> Iterator[threading.Event]:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def ignore(signum: int, frame: FrameType | None) -> None:
-        """Takes the signal that comes when the job has just ended."""
+        """Ignores a signal that arrives when the job has just ended."""
 
     timer = threading.Timer(limit, end)
     timer.daemon = True
@@ -104,10 +104,10 @@ def _reports(folder: Path) -> list[Report]:
 def _judged(
     reports: Sequence[Report], status: int, limit: float | None, workers: int, lines: Sequence[str]
 ) -> Iterator[tuple[str, CheckResult]]:
-    """The findings.
+    """The results of the check.
 
     Args:
-        reports: those of the tasks that have come to their end.
+        reports: the reports of the tasks that have written one.
         status: the exit status of the job.
         limit: the seconds after which it was ended; None if it ended by itself.
         workers: the number of processes.

@@ -1,6 +1,6 @@
-"""Finds what keeps data from a TPU: strings, ragged and sparse batches, and batches of several shapes.
+"""Finds data that a TPU cannot train on: strings, ragged and sparse batches, and batches of several shapes.
 
-It reads batches until their end, or for some seconds; it changes no data and traces nothing.
+It reads batches until the data ends, or for 10 seconds; it changes no data and traces nothing.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dtrain.diagnosis.check import CheckResult
 from dtrain.keras_engine.rows import is_dense
 
 _SECONDS = 10.0  # for reading batches
-_MOST = 1000  # batches that are read at the most
+_MOST = 1000  # the most batches that are read
 
 
 class ReadBatches(NamedTuple):
-    """What was read of some data.
+    """The batches that were read from a dataset.
 
     Attributes:
         first: the first batch; None if there is none.
         shapes: the shapes of the dense leaves of each batch.
-        complete: whether the data has ended.
+        complete: whether the data was read to its end.
     """
 
     first: Any
@@ -49,10 +49,10 @@ def read_batches(iterator: Any, strategy: Any) -> ReadBatches:
 
 
 def look_at_input(read: ReadBatches, spec: Any) -> Iterator[CheckResult]:
-    """The findings about some data.
+    """The problems of the data.
 
     Args:
-        read: what was read of it.
+        read: the batches that were read.
         spec: the spec of the iterator's elements, or None.
     """
     leaves = tf.nest.flatten(read.first)
@@ -98,7 +98,7 @@ def _shapes_that_differ(read: ReadBatches) -> Iterator[CheckResult]:
                     found=f"axis {axis} of a tensor has the size {size}, and {other} in batch {number}",
                     remedy="pad all to one length: padded_batch(size, padded_shapes=...)",
                 )
-            elif leaf == 0:  # the other leaves follow
+            elif leaf == 0:  # the other leaves have the same problem
                 last = " (the last one)" if read.complete and number == len(read.shapes) - 1 else ""
                 yield CheckResult(
                     status="fail",

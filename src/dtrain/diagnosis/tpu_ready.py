@@ -1,6 +1,6 @@
-"""`dtrain doctor --tpu-ready`: what of a user's training step, and of its data, a TPU would refuse.
+"""`dtrain doctor --tpu-ready`: finds what a TPU would reject in a script's training step and its data.
 
-It starts the process that examines the script, `tpu_trial.py`, and passes on what that has found.
+It starts `tpu_trial.py`, the process that examines the script, and passes on its results.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def check_tpu_ready(command: Sequence[str], limit: float, shown: TextIO) -> Iter
     Args:
         command: the script and its arguments.
         limit: seconds after which the script is ended.
-        shown: where the last lines of a script go that was not examined.
+        shown: the stream to which the last lines of a script are written that could not be examined.
 
     Yields:
-        The name of the check, and a finding.
+        The name of the check, and a result.
 
     Raises:
         ProcessEnd: this process received a signal.

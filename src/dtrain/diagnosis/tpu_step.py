@@ -1,7 +1,7 @@
-"""Finds what keeps a step from a TPU: operations of the host, strings, and shapes that depend on values.
+"""Finds what a TPU cannot run in a step: operations of the host, strings, and shapes that depend on values.
 
-It traces the step for the shapes of one batch, looks at each operation, and lets XLA for CPUs compile the
-whole. It runs no step, and asks no TPU.
+It traces the step for the shapes of one batch, examines each operation, and compiles the step by XLA for
+CPUs. It runs no step and needs no TPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PYTHON = {
     "PyFuncStateless": "tf.numpy_function",
     "EagerPyFunc": "tf.py_function",
 }
-# Operations whose results have a shape that depends on values. XLA for CPUs compiles some of them.
+# Operations whose results have shapes that depend on values. XLA for CPUs compiles some of them nevertheless.
 _DYNAMIC = {
     "Where": "tf.where with one argument, or tf.boolean_mask",
     "Unique": "tf.unique",
@@ -38,7 +38,7 @@ _DYNAMIC = {
     "NonMaxSuppressionV5": "tf.image.non_max_suppression",
     "RaggedRange": "a ragged tensor",
 }
-# What has strings and is not computed: XLA leaves it out.
+# Operations that may have strings, because XLA does not compute them.
 _NO_STRINGS = {"Const", "Assert", "Identity", "NoOp", "Placeholder"}
 _HLO_DYNAMIC = re.compile(r'\[[\d,]*<=\d+[\d,<=]*\].*?op_type="(?P<type>[^"]*)" op_name="(?P<name>[^"]*)"')
 _NUMBER = re.compile(r"_\d+$")  # TensorFlow appends one to a scope that it has seen before
@@ -64,10 +64,10 @@ class StepExaminer:
         self._batch = without_optionals(batch)
         self._leaves = tf.nest.flatten(self._batch)
         self._layers = {each.name for each in upstream_keras.layers_of(model)}
-        self._found: dict[str, CheckResult] = {}  # by place, so that one line of code is told once
+        self._found: dict[str, CheckResult] = {}  # by place, so that each line of code is reported once
 
     def examine(self) -> list[CheckResult]:
-        """The findings; the only one is "ok" if nothing was found."""
+        """The problems of the step; a single result "ok" if there are none."""
         if self._model.run_eagerly:
             self._add("", "run_eagerly=True runs each operation from Python", "leave it out of compile")
         specs = [tf.type_spec_from_value(leaf) for leaf in self._leaves if leaf is not None]
@@ -80,7 +80,7 @@ class StepExaminer:
         compiles = functions.operations_of_xla()
         for operation in operations:
             self._look_at(operation, compiles)
-        for operation in operations:  # at last, because they often serve another operation of the same line
+        for operation in operations:  # strings last: they often serve another operation of the same line
             if operation.type not in _NO_STRINGS and _has_strings(operation):
                 self._add_operation(operation, f"{operation.type} computes with strings", _MOVE)
         self._look_at_hlo(hlo, operations)
@@ -103,7 +103,7 @@ class StepExaminer:
         function = tf.function(unconverted(self._of_leaves), jit_compile=True)
         try:
             return "", function.experimental_get_compiler_ir(*specs)(stage="hlo")
-        except Exception as error:  # XLA's errors come as many classes
+        except Exception as error:  # XLA's errors have many classes
             return str(error) or type(error).__name__, ""
 
     def _look_at(self, operation: Any, compiles: frozenset[str]) -> None:
@@ -125,10 +125,10 @@ class StepExaminer:
             self._add_operation(operation, f"XLA has no operation {kind}", remedy)
 
     def _look_at_hlo(self, hlo: str, operations: list[Any]) -> None:
-        """Finds a shape in XLA's program that has a bound only, if no operation was found before."""
+        """Finds a shape in XLA's program that is only bounded, unless a problem was found before."""
         if self._found:
             return
-        kinds = {operation.type for operation in operations}  # XLA's program has also what nothing needs
+        kinds = {operation.type for operation in operations}  # XLA's program also has unused ones
         for match in _HLO_DYNAMIC.finditer(hlo):
             if match["type"] not in kinds:
                 continue
@@ -138,10 +138,10 @@ class StepExaminer:
                 self._add(match["name"], f"{what}, in {match['name']}", _STATIC)
             else:
                 self._add_operation(operation, what, _STATIC)
-            return  # the others may follow from it
+            return  # further ones may be consequences of this one
 
     def _tell_problem(self, problem: str, operations: list[Any]) -> None:
-        """Tells the error of XLA, in words that say what to do where it is a known one."""
+        """Adds XLA's error as a problem, with a remedy if the error is a known one."""
         first = next(iter(problem.strip().splitlines()), "")
         what, remedy = f"XLA cannot compile it: {first}", f"use operations that XLA has, or {_MOVE}"
         if "compile-time constant" in problem or "static shape" in problem:
@@ -183,7 +183,7 @@ def _has_strings(operation: Any) -> bool:
 
 
 def _named(name: str, operations: list[Any]) -> Any:
-    """The operation of a name that XLA gives, which may begin with the names of calling functions."""
+    """The operation with a name that XLA gives; the names of calling functions may precede it."""
     segments = name.split("/")
     endings = ["/".join(segments[first:]) for first in range(len(segments))]
     by_name: dict[str, Any] = {operation.name: operation for operation in operations}

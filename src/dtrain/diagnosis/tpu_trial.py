@@ -1,7 +1,7 @@
 """The program of `dtrain doctor --tpu-ready`: runs the user's script up to its first `fit`, and examines it.
 
-`python -m dtrain.diagnosis.tpu_trial REPORT SCRIPT [ARGUMENT ...]` writes its findings into a file. Every
-strategy of the script stands for one replica on the CPU. No step runs, and no callback is called.
+`python -m dtrain.diagnosis.tpu_trial REPORT SCRIPT [ARGUMENT ...]` writes its results into the file REPORT.
+Every strategy of the script is replaced by one replica on the CPU. No step runs, and no callback is called.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _TPU_CALLS = (
 
 
 class OneReplica:
-    """Stands for any strategy: making one gives TensorFlow's, of one device."""
+    """Replaces the classes of strategies: each call returns TensorFlow's strategy for one device."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """As said; the arguments do not matter."""
+        """Returns TensorFlow's strategy for one device; ignores the arguments."""
         return tf.distribute.OneDeviceStrategy("/cpu:0")
 
 
 def replace_strategies() -> None:
-    """Makes every strategy of dtrain's, and TensorFlow's for TPUs, stand for one replica on the CPU.
+    """Replaces every strategy of dtrain, and TensorFlow's for TPUs, by one replica on the CPU.
 
-    On a TPU, Keras and TensorFlow train without dtrain's engine; so here, too, it is left out.
+    On a TPU, Keras and TensorFlow train without dtrain's engine, so it is not used here either.
     """
 
     def strategy(name: str = registry.AUTO, **options: Any) -> Any:
@@ -62,13 +62,13 @@ def replace_strategies() -> None:
 
 
 class FitExaminer:
-    """Takes the place of `keras.Model.fit`: examines what it would train, and ends the process.
+    """Replaces `keras.Model.fit`: examines the step and the data, and ends the process.
 
     Args:
-        report: the file for the findings.
+        report: the file for the results.
 
     Attributes:
-        ended: whether the findings were written.
+        ended: whether the results were written.
     """
 
     def __init__(self, report: Path) -> None:
@@ -77,10 +77,10 @@ class FitExaminer:
         self._found: list[tuple[str, CheckResult]] = []
 
     def fit(self, model: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        """Lets Keras' own `fit` prepare model and data, with functions that examine in place of the steps.
+        """Calls Keras' own `fit`, which prepares model and data, with functions that examine instead.
 
         Raises:
-            ProcessEnd: always; the findings were written.
+            ProcessEnd: always; the results were written.
         """
         if self.ended:
             raise ProcessEnd(0)
@@ -110,12 +110,12 @@ class FitExaminer:
             if read.first is not None:
                 examined = StepExaminer(model, step, read.first).examine()
                 self._found += [(f"{name} step", each) for each in examined]
-            raise StopIteration  # Keras takes it for the end of the data
+            raise StopIteration  # for Keras, this is the end of the data
 
         return examine
 
     def add_error(self, what: str, error: BaseException) -> None:
-        """Adds the finding that an error ended the script or its `fit`."""
+        """Adds the result that an error ended the script or its `fit`."""
         found = CheckResult(
             status="fail",
             found=described(error),
@@ -125,7 +125,7 @@ class FitExaminer:
         self._found.append((what, found))
 
     def add_no_fit(self) -> None:
-        """Adds the finding that nothing was examined."""
+        """Adds the result that the script called no `fit`."""
         found = CheckResult(
             status="fail",
             found="the script ended without calling `fit`, so no step was examined",
@@ -134,7 +134,7 @@ class FitExaminer:
         self._found.append(("script", found))
 
     def end(self) -> NoReturn:
-        """Writes the findings, and ends the process.
+        """Writes the results, and ends the process.
 
         Raises:
             ProcessEnd: always.
@@ -146,7 +146,7 @@ class FitExaminer:
 
 
 def main(arguments: list[str]) -> None:
-    """Runs the script, and writes the findings of its first `fit`."""
+    """Runs the script, and writes the results for its first `fit`."""
     examiner = FitExaminer(Path(arguments[0]))
     replace_strategies()
 

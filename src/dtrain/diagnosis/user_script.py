@@ -1,6 +1,6 @@
-"""Runs a user's script as the main program of a process that watches it, and describes where it stands.
+"""Runs a user's script as the main program of a process that observes it, and finds its lines in stacks.
 
-It decides neither how long the script runs nor what is looked at; the programs that call it do.
+It decides neither how long the script runs nor what is observed; the programs that call it do.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ def line_of_keras(frames: Iterable[Any]) -> str:
 
 
 def _others() -> tuple[str, ...]:
-    """How the files begin that are not the user's."""
+    """The prefixes of the paths of files that are not the user's."""
     folders = map(_folder, ("dtrain", "keras", "tensorflow"))
     return ("<", sysconfig.get_paths()["stdlib"], *filter(None, folders))
 
 
 def _folder(package: str) -> str:
-    """The folder of a package that was imported, with a separator at its end; "" otherwise."""
+    """The folder of an imported package, with a separator at its end; "" if it is not imported."""
     file = getattr(sys.modules.get(package), "__file__", None)
     return f"{Path(file).parent}{os.sep}" if file else ""
