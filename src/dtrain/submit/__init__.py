@@ -1,4 +1,5 @@
-"""Who queues a job on a system that starts it later? One file a system; `target.py` defines what they share.
+"""Submits a job to a system that starts it: Slurm or Kubernetes; for a TPU VM it prints the command.
 
-Nothing here starts a task, and nothing imports TensorFlow.
+Each system has a file, and `target.py` defines their interface. Nothing here starts a task, or imports
+TensorFlow.
 """

@@ -1,6 +1,6 @@
 """Calls `kubectl`, the client of Kubernetes: it lets the cluster check objects, and creates them.
 
-`kubectl` finds the cluster and the user's rights. What it says when it refuses is quoted, without secrets.
+`kubectl` finds the cluster and the user's credentials. Errors quote its message, without secrets.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dtrain.errors import ConfigurationError, SchedulerError
 from dtrain.plain_text import cleaned
 
-_SECONDS = 120.0  # for a call of kubectl
+_SECONDS = 120.0  # the time limit of a call of kubectl
 _ANSWER = "--request-timeout=60s"
 _QUOTED = 2000  # characters of what kubectl says
 
-# What to do, by words that kubectl says; the first that fits.
+# Hints by words in kubectl's message; the first match counts.
 _REMEDIES = (
     ("no matches for kind", "The cluster lacks that kind of object: ask its administrators for JobSet, or "
      "for Kubeflow Trainer with --kind trainjob. `kubectl api-resources` lists what it has."),
@@ -52,7 +52,7 @@ def apply(manifest: str, *, context: str | None, hide: Callable[[str], str]) -> 
             hint="Install it, or print the manifest by --dry-run, or write it by --output FILE.",
         )
     chosen = [] if context is None else [f"--context={context}"]
-    # The cluster checks all of them first, rights and quotas included, so that none is left alone.
+    # First the cluster checks all objects, with rights and quotas, so that not only some of them are created.
     _call([*chosen, "apply", "--dry-run=server", "-f", "-"], manifest, hide)
     try:
         _call([*chosen, "apply", "-f", "-"], manifest, hide)
@@ -72,7 +72,7 @@ def _call(arguments: Sequence[str], manifest: str, hide: Callable[[str], str]) -
 
 
 def _run(arguments: Sequence[str], manifest: str) -> tuple[int, str]:
-    """A pair: the exit status of kubectl, and what it said as an error."""
+    """Runs kubectl; returns its exit status and its standard error."""
     try:
         done = subprocess.run(
             ["kubectl", _ANSWER, *arguments],

@@ -1,7 +1,7 @@
 """Submits a job to Kubernetes: it writes the manifest of a JobSet or a TrainJob, and gives it to `kubectl`.
 
-Kubernetes starts the pods, and starts them again. `dtrain.cluster.jobset` and `dtrain.cluster.kubeflow` tell
-a process in a pod its place in the job.
+Kubernetes starts and restarts the pods. In a pod, `dtrain.cluster.jobset` or `dtrain.cluster.kubeflow` finds
+the process's place in the job.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HELP = "submit to Kubernetes, by kubectl"
 
 Options = KubernetesOptions
 
-# What YAML 1.1 and 1.2 both read as a string without quotes.
+# Text that both YAML 1.1 and YAML 1.2 read as a string without quotes.
 _PLAIN = re.compile(r"(?!(?:y|yes|n|no|on|off|true|false|null)$)[a-z_/][-\w./]*", re.ASCII | re.IGNORECASE)
 
 

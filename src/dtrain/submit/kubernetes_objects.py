@@ -26,7 +26,7 @@ _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _RESTARTS = 3
 _RUNTIME = "torch-distributed"
 _NODE = "node"  # the name of Kubeflow's replicated job, and of its container
-_SUFFIX = "-abcde"  # as long as what Kubernetes appends to the name of a pod
+_SUFFIX = "-abcde"  # has the length of the suffix that Kubernetes appends to the name of a pod
 _LONGEST = 63
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _NOT_IN_TRAINJOB = ("ps", "restarts", "priority_class", "image_pull_secret", "workdir")
@@ -36,8 +36,8 @@ def render(request: JobRequest, options: KubernetesOptions, secret: str) -> list
     """The objects of a job, in the order in which they are created.
 
     Args:
-        request: what is run.
-        options: how.
+        request: the command and the number of workers.
+        options: the options of `dtrain submit --kubernetes`.
         secret: the job's secret.
 
     Raises:
@@ -109,7 +109,7 @@ def _metadata(name: str, options: KubernetesOptions) -> Object:
 
 
 def _network_policy(metadata: Object, options: KubernetesOptions) -> list[Object]:
-    """The policy by which only the job's pods reach each other; [] if the network is to be open."""
+    """The policy that lets only the job's pods reach each other; [] if the network is to be open."""
     if options.network == "open":
         return []
     selector = {"matchLabels": {_JOBSET_LABEL: metadata["name"]}}
@@ -160,7 +160,7 @@ def _jobset(
         "metadata": metadata,
         "spec": {
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-            # Serving tasks need not end by themselves: the job has succeeded when its chief has.
+            # The job has succeeded when its chief has; the serving tasks need not end by themselves.
             **(
                 {"successPolicy": {"operator": "All", "targetReplicatedJobs": ["chief"]}}
                 if "ps" in counts

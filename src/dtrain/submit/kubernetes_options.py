@@ -27,7 +27,7 @@ _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[e
 _SUFFIXES = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = "KMGTPE"
 _MEBIBYTE = 2**20
-_MOST, _LARGEST = 2**31 - 1, 2**63 - 1  # of a number, and of a quantity
+_MOST, _LARGEST = 2**31 - 1, 2**63 - 1  # the largest number, and the largest quantity
 _LONGEST_LABEL, _LONGEST_SUBDOMAIN, _LONGEST_IMAGE = 63, 253, 500
 
 
@@ -115,7 +115,7 @@ class KubernetesOptions:
 
 
 def numbers(options: KubernetesOptions, workers: int | None) -> None:
-    """Check that the numbers are no larger than those of Kubernetes, which have 32 bits.
+    """Check that the numbers fit Kubernetes' signed 32-bit integers.
 
     Raises:
         ConfigurationError: one is larger.

@@ -1,4 +1,4 @@
-"""The pods of a job on Kubernetes: what runs in them, as whom, with which resources, volumes and variables.
+"""The pods of a job on Kubernetes: their command, user, resources, volumes and variables.
 
 It makes the parts that a JobSet and a TrainJob have in common. `kubernetes_objects` puts them together.
 """
@@ -28,8 +28,8 @@ _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _DEFAULTS = {"grace": 60.0, "join_timeout": 1800.0, "user": 1000}
 _LONGEST_LIST = 128  # of arguments, variables and volumes in a TrainJob
 
-# Kubernetes mounts a Secret's files as root's, and with an fsGroup lets the group read them. dtrain takes no
-# secret that a group can read, so each container makes a copy, in memory, that its user alone can read.
+# Kubernetes mounts a Secret's files with root as owner, and with an fsGroup it lets the group read them. As
+# dtrain accepts no such secret, each container makes a copy, in memory, that only its user can read.
 _ENTRY = f"""\
 umask 077
 cat {_SECRET_FOLDER}/{SECRET_KEY} > {_RUN_FOLDER}/{SECRET_KEY} || exit 1
@@ -73,7 +73,7 @@ class PodPlan:
 
 
 def plan_pods(request: JobRequest, options: KubernetesOptions, secret_name: str) -> PodPlan:
-    """Check what concerns the pods, and bring it into the form of Kubernetes.
+    """Check the options that concern the pods, and convert them to Kubernetes' form.
 
     Raises:
         ConfigurationError: Kubernetes would refuse a value, or two contradict each other.
@@ -147,7 +147,7 @@ def jobset_pod(plan: PodPlan, options: KubernetesOptions, role: str, tasks: str)
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": plan.grace,
         "enableServiceLinks": False,
-        # What identifies the pod to the API is left out unless an account was asked for: training needs none.
+        # Without a requested account, the pod gets no API token, because training needs none.
         "automountServiceAccountToken": options.service_account is not None,
         "securityContext": plan.pod_security,
         "containers": [container],
@@ -176,7 +176,7 @@ def placement(plan: PodPlan, options: KubernetesOptions) -> Object:
 
 
 def exit_rules(action: str) -> list[Object]:
-    """The rules of a Job for pods that were asked to end: they have saved, or their node is lost."""
+    """The rules of a Job for pods that were asked to end: those that have saved, and those of a lost node."""
     return [
         {
             "action": action,
@@ -187,7 +187,7 @@ def exit_rules(action: str) -> list[Object]:
 
 
 def literal(text: str) -> str:
-    """A text as Kubernetes takes it in a command or a variable, where `$(NAME)` would be replaced."""
+    """A text escaped for a command or a variable of a pod, in which Kubernetes would replace `$(NAME)`."""
     return text.replace("$", "$$")
 
 

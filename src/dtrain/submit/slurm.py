@@ -26,14 +26,14 @@ HELP = "submit to Slurm, by sbatch"
 
 _PATIENCE = 300.0  # seconds for sbatch to answer; it tries for a while to reach the controller
 _NOTICE = 120  # seconds before the time limit
-_AFTER_SAVING = 20  # of them, for the launchers to end and the job to be requeued
+_AFTER_SAVING = 20  # seconds of the notice that are left for the launchers' end and the requeueing
 _LEAST_GRACE = 10
-_WARNS = "USR1"  # USR2 prints the stacks of all threads
+_WARNS = "USR1"  # the notice's signal; USR2 would print the stacks of all threads
 _PLAIN = re.compile(r"[-\w=.,:/@%+*~^\[\]]+")  # needs no quotes
 _QUOTED = 2000  # characters of what sbatch says
 
 _HOSTS_HAVE = "sinfo -o '%P %D %c %m %G' lists what the hosts have; ask for less."
-# What to do, by words that sbatch says; the first that fits.
+# Hints by words in sbatch's message; the first match counts.
 _REMEDIES = (
     ("partition", "sinfo --summarize lists the partitions; name one by --partition."),
     ("account", "sacctmgr show associations user=$USER lists your accounts; name one by --account."),
@@ -113,7 +113,7 @@ def submit(request: JobRequest, options: SlurmOptions) -> int:
         )
     folder = Path(options.output_dir or ".").expanduser()
     try:
-        folder.mkdir(parents=True, exist_ok=True)  # Slurm does not, and such a job would end without a word
+        folder.mkdir(parents=True, exist_ok=True)  # without the folder, Slurm ends the job without a message
     except OSError as error:
         raise ConfigurationError(f"The folder {folder} cannot be made: {error.strerror}.") from error
     job = _given_to_sbatch(text)

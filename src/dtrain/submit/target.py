@@ -41,8 +41,8 @@ class Target(Protocol):
 
     Attributes:
         HELP: one line for the help.
-        Options: a frozen dataclass of the options of this system alone; its names are no other system's. The
-            class is called after the system, such as `SlurmOptions`.
+        Options: a frozen dataclass of this system's own options; no two systems have an option of one name.
+            The class is named after the system, such as `SlurmOptions`.
     """
 
     HELP: str
@@ -52,7 +52,8 @@ class Target(Protocol):
         """Submit the job, or with `dry_run` print what would be submitted; returns the exit status.
 
         Raises:
-            ConfigurationError: the options exclude each other, or the system is not there.
+            ConfigurationError: the options exclude each other, or the system's client is not installed.
+            SchedulerError: the system refuses the job, or does not answer.
         """
 
 

@@ -1,6 +1,6 @@
-"""Prints the command that runs a script on all hosts of a TPU VM. It was not tried on one, and runs nothing.
+"""Prints the command that runs a script on all hosts of a TPU VM; the command was not tried on a TPU.
 
-`gcloud` connects to the hosts; Cloud TPU's variables tell a process there its place, see `cluster.tpu_vm`.
+`gcloud` connects to the hosts, on which `dtrain.cluster.tpu_vm` finds the job from Cloud TPU's variables.
 """
 
 from __future__ import annotations
