@@ -1,6 +1,6 @@
-"""dtrain inside Ray Train: a trainer whose workers train Keras 3, and a callback that reports to Ray.
+"""dtrain inside Ray Train: a trainer whose workers train Keras 3 models, and a callback that reports to Ray.
 
-Ray starts the workers, and starts them again after a failure; `dtrain launch --ray` lets dtrain do that.
+Here Ray Train starts the workers, and restarts them after a failure. With `dtrain launch --ray`, dtrain does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PUBLIC = {
 
 __all__ = ["DtrainConfig", "ReportCallback", "TensorflowTrainer"]
 
-if not TYPE_CHECKING:  # a callback is Keras', and the program that starts a run needs no Keras
+if not TYPE_CHECKING:  # imported late: the callback needs Keras, which the program that starts a run does not
 
     def __getattr__(name: str) -> Any:
         if name not in _PUBLIC:

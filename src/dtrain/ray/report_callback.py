@@ -1,6 +1,6 @@
 """A Keras callback that reports each epoch to Ray Train, with a checkpoint of the model if asked for.
 
-It is for results and for choosing among runs. To resume training exactly is what `BackupAndRestore` is for.
+It is for results and for choosing among runs. To resume training exactly, use `dtrain.BackupAndRestore`.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class DtrainConfig(BackendConfig):  # type: ignore[misc]
 
     @property
     def backend_cls(self) -> type[Backend]:
-        """The class that does it."""
+        """The backend class that Ray Train instantiates."""
         return DtrainBackend
 
 
@@ -97,8 +97,8 @@ class DtrainBackend(Backend):  # type: ignore[misc]
         self._attempts = 0
 
     def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
-        """All workers of an attempt have started."""
-        # Ray carries the secret as an argument: it protects that as it protects all calls.
+        """Called by Ray when all workers of an attempt have started; makes them a job."""
+        # The secret is an argument of a Ray call, so it is protected as well as the cluster's calls are.
         secret = secrets.token_bytes(SIZE)
         addresses = worker_group.execute(_address)
         about = {"run": self._run, "attempt": self._attempts}
