@@ -1,4 +1,4 @@
-"""The strategies of a conformance run: their processes, their devices, and how each side makes them.
+"""The strategies of a conformance run: their processes and devices, and how TensorFlow or dtrain makes them.
 
 All run on CPUs, so that every machine can run them. TensorFlow is imported only in the functions.
 """
@@ -22,10 +22,10 @@ class ConformanceLayout(NamedTuple):
 
     Attributes:
         title: what it is called in tables.
-        class_name: the class of both sides.
-        tasks: the tasks of its job; the programs run in those named chief or worker, unless there is a chief.
+        class_name: the name of the strategy's class, the same in TensorFlow and in dtrain.
+        tasks: the tasks of its job; the programs run in the chief, or in all workers if there is no chief.
         devices: the number of logical CPUs in each process.
-        make: makes the strategy from the module that has its class.
+        make: makes the strategy, given the module that has its class.
     """
 
     title: str
@@ -77,7 +77,7 @@ STRATEGIES = tuple(name for name in LAYOUTS if name != REFERENCE)
 
 
 def make_strategy(name: str, side: str) -> Any:
-    """Split the CPU of this process, and make a strategy; a task that only serves does not return.
+    """Split the CPU of this process, and make a strategy; in a parameter server or its worker, never returns.
 
     Raises:
         RuntimeError: the strategy has another number of replicas than its layout.
@@ -87,7 +87,7 @@ def make_strategy(name: str, side: str) -> Any:
     layout = LAYOUTS[name]
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * layout.devices)
-    # The cores belong to the replicas, and sums keep one order.
+    # One thread an operation: the replicas share the cores, and sums have a fixed order.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     if side == DTRAIN:
         import dtrain

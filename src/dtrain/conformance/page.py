@@ -64,7 +64,7 @@ def summary_table(run: Conformance) -> str:
 
 
 def short_table(run: Conformance) -> str:
-    """The same with the failures of the stock side only, for the README; both sides must have run."""
+    """The table for the README, with the failures of the stock side only; both sides must have run."""
     total = len(run.counted())
     rows = [
         [
@@ -117,7 +117,7 @@ def _reasons(run: Conformance) -> str:
 
 
 def _by_reason(failed: dict[str, ProgramVerdict]) -> dict[str, list[str]]:
-    """The programs of each reason: many fail for the same one."""
+    """The programs that failed, grouped by reason, because many fail for the same one."""
     found: dict[str, list[str]] = {}
     for name, verdict in failed.items():
         found.setdefault(f"{verdict.outcome}, `{_code(verdict.reason)}`", []).append(f"`{name}`")
@@ -125,5 +125,5 @@ def _by_reason(failed: dict[str, ProgramVerdict]) -> dict[str, list[str]]:
 
 
 def _code(text: str) -> str:
-    """Text that can stand between the marks of code."""
+    """The text in a form that can be put between Markdown's backquotes."""
     return cleaned(text, 300).replace("`", "'").replace("\n", " ")

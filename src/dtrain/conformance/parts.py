@@ -1,6 +1,6 @@
-"""What the programs share: small data, small models, and the numbers that a training leaves.
+"""What the programs share: small data, small models, and the numbers that they return after training.
 
-Gradients are far from zero and examples are of unequal weight, so that a wrong scale or a wrong mean shows.
+Gradients are far from zero and examples have unequal weight, so that a wrong scale or mean changes results.
 """
 
 from __future__ import annotations

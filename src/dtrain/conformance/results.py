@@ -1,4 +1,4 @@
-"""Compares what the programs give with one device, and holds the verdicts of a run as data.
+"""Compares the programs' results with those of one device, and holds the verdicts of a run as data.
 
 It starts no process and formats no table.
 """

@@ -1,7 +1,7 @@
 """Runs the programs under one strategy on one side, in processes of their own; none is left behind.
 
-A program that hangs or ends its process becomes an error of that program, and the rest go on in new
-processes. It compares nothing.
+If a program hangs or ends its process, that is recorded as its error, and the other programs run in new
+processes. This module compares nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TIMEOUT = "Timeout ("  # what faulthandler writes before it ends a process
 
 
 class ProgramAnswer(NamedTuple):
-    """What a program gave.
+    """The result of a program.
 
     Attributes:
         values: its numbers by name; empty if it failed.
@@ -159,7 +159,7 @@ def _read(folder: Path, name: str, tasks: Sequence[Task]) -> ProgramAnswer | Non
 
 
 def _reason(outcome: JobOutcome, limit: float) -> str:
-    """Why the processes of an attempt ended before their time."""
+    """Why the processes of an attempt ended before all programs had run."""
     if any(line.startswith(_TIMEOUT) for tail in outcome.tails.values() for line in tail):
         return f"hang: not done within {limit:g} s"
     failed = outcome.first_failure

@@ -1,6 +1,6 @@
-"""One process of a conformance run: makes the strategy, runs the programs in order, leaves a file for each.
+"""One process of a conformance run: makes the strategy, runs the programs in order, writes a file for each.
 
-A process that hangs ends itself after the time limit. What the files mean is decided in `results`.
+A process that hangs ends itself after the time limit. `results` evaluates the files.
 Usage: python -m dtrain.conformance.worker STRATEGY SIDE FOLDER SECONDS PROGRAM ...
 """
 
@@ -22,14 +22,14 @@ from dtrain.conformance.layouts import LAYOUTS, STOCK, make_strategy
 from dtrain.topology import Task
 
 ALL_DONE = 9
-"""The exit status of a worker that has run all programs; not 0, so that tasks which serve it are ended."""
+"""The exit status of a worker that has run all programs; not 0, so that the launcher ends the other tasks."""
 
 RESTART = 8
 """The exit status of a worker after an error that may have broken its connections."""
 
 READY = "ready"
 START_SECONDS = 240.0
-_LAG = 8.0  # seconds that a worker may lag behind one that has failed
+_LAG = 8.0  # seconds that a worker whose program failed waits for the results of its peers
 _SEED = 1234
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -50,7 +50,7 @@ def main(name: str, side: str, folder: Path, limit: float, programs: list[str]) 
         deadline = time.monotonic() + (_LAG if error else limit)
         while not all(result(folder, program, peer).exists() for peer in peers):
             if time.monotonic() > deadline:
-                return RESTART  # a peer waits for this worker, which has failed
+                return RESTART  # a peer may be waiting for this worker inside the program
             time.sleep(0.01)
         failed = [peer for peer in peers if _failed(result(folder, program, peer))]
         if fatal or (failed and len(failed) < len(peers)):
@@ -61,7 +61,7 @@ def main(name: str, side: str, folder: Path, limit: float, programs: list[str]) 
 
 
 def result(folder: Path, program: str, task: Task) -> Path:
-    """The file in which a task leaves what a program returned: NumPy's arrays, or an error as JSON."""
+    """The file to which a task writes a program's result: NumPy arrays, or an error as JSON."""
     return folder / f"{program}.{task.job}-{task.index}.npz"
 
 
@@ -98,7 +98,7 @@ def _run(program: str, run: ProgramRun, file: Path) -> tuple[str, bool]:
 
 
 def telling_line(message: str) -> str:
-    """The line of an error that says what is wrong: a failed graph's message begins with where, at length."""
+    """The line of an error that says what is wrong; the error of a failed graph begins with locations."""
     lines = [_COLOUR.sub("", line).strip() for line in message.splitlines() if line.strip()] or [""]
     where = (
         "Graph execution",
