@@ -29,11 +29,11 @@ def add_config_argument(parser: argparse.ArgumentParser) -> None:
 def with_config(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> list[str]:
     """The arguments, extended by those of the file that `--config` among them names.
 
-    An option of the file is left out if the arguments have it. Positional arguments of the file follow those
-    that are there.
+    The arguments take precedence over options of the file. The file's positional arguments follow the given
+    ones.
 
     Raises:
-        ConfigurationError: the file cannot be read, has an unknown key, or a value of another type.
+        ConfigurationError: the file cannot be read, has an unknown key, or a value of a wrong type.
     """
     given, words = _typed(parser, arguments)
     path = given.get("config")
@@ -48,7 +48,7 @@ def with_config(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> li
         elif action.dest not in given:
             options += found
     missing = [each.dest for each in _positionals(parser)][len(words) :]
-    # A later one cannot stand without an earlier one; then the parser says what is missing.
+    # A positional argument needs all earlier ones; if one is missing, the parser names it.
     end = next((number for number, name in enumerate(missing) if name not in positional), len(missing))
     return [*options, *arguments, *(word for name in missing[:end] for word in positional[name])]
 
@@ -56,7 +56,7 @@ def with_config(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> li
 def _typed(
     parser: argparse.ArgumentParser, arguments: Sequence[str]
 ) -> tuple[dict[str, str | None], list[str]]:
-    """The options among the arguments, by what they set, and the words that are no options."""
+    """The options among the arguments, by the attribute that they set, and the words that are no options."""
     owns_rest = any(action.nargs == argparse.REMAINDER for action in parser._actions)
     given: dict[str, str | None] = {}
     words: list[str] = []
@@ -114,7 +114,7 @@ def _read(path: Path) -> Mapping[str, Any]:
         raise ConfigurationError(
             f"The file of {_FLAG}, {path}, cannot be read: {error.strerror}.", hint="Check the path."
         ) from error
-    except ValueError as error:  # also of the encoding
+    except ValueError as error:  # also an encoding error
         raise ConfigurationError(
             f"The file of {_FLAG}, {path}, is not valid TOML: {error}.",
             hint='Write one option on a line, such as workers = 2 or script = "train.py".',

@@ -1,7 +1,7 @@
 """`dtrain conformance`: compares programs under TensorFlow's and dtrain's strategies with one device.
 
-This module parses the arguments, runs the programs, prints the progress and writes the files.
-`dtrain.conformance` has the programs, and compares.
+This module parses the arguments, starts the programs, prints the progress and writes the files.
+`dtrain.conformance` has the programs, and compares their results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`dtrain doctor`: checks this host and the network between hosts, or a script: as a job, or for a TPU.
+"""`dtrain doctor`: checks this host and the network between hosts, a script as a job, or a script for TPUs.
 
 It prints the findings of `diagnosis/checks.py`, `script_job.py` or `tpu_ready.py`, as text or as JSON, and
 checks nothing itself.
@@ -113,10 +113,10 @@ def _findings(args: argparse.Namespace) -> Iterator[tuple[str, CheckResult]]:
 
 
 def _check_arguments(args: argparse.Namespace) -> None:
-    """Check that the arguments belong together.
+    """Check that the arguments can be combined.
 
     Raises:
-        ConfigurationError: they do not, or the script does not exist.
+        ConfigurationError: two arguments exclude each other, or the script does not exist.
     """
     of_script = {"--time-limit": args.time_limit, "-m": args.is_module, "a script": args.script}
     of_hosts = {"--checkpoint-dir": args.checkpoint_dir, "--wait": args.wait}

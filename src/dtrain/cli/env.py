@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; return 0, also if TensorFlow cannot be imported, which the report then says."""
+    """Print the report; returns 0 even if TensorFlow cannot be imported, which the report then states."""
     from dtrain.diagnosis.installation import describe_installation
 
     found = describe_installation()

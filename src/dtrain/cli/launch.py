@@ -184,7 +184,7 @@ def launch(command: list[str], processes: Workers, **options: Any) -> int:
     least = processes.fewest if processes.fewest < processes.most else None
     status = launch_local(command, workers=processes.most, min_workers=least, **options)
     if status == 128 + signal.SIGPIPE:
-        # What nobody reads would be written once more when Python ends, which would fail with status 120.
+        # If nobody reads standard output, Python's flush at its exit would fail with status 120.
         with contextlib.suppress(OSError, ValueError), Path(os.devnull).open("wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
     return status

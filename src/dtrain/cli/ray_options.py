@@ -22,7 +22,7 @@ def address(text: str) -> str:
     """Parse the address of a Ray cluster; the `type` of an argument of `argparse`.
 
     Raises:
-        argparse.ArgumentTypeError: the text has not the form of one.
+        argparse.ArgumentTypeError: the text does not have the form of an address.
     """
     from dtrain.launch.ray_cluster import is_address
 
@@ -84,7 +84,8 @@ def ray_cluster(args: argparse.Namespace, elsewhere: Mapping[str, Any]) -> RayCl
 
     Args:
         args: the parsed arguments.
-        elsewhere: the given options of jobs on other machines, by name; `join_timeout` is for Ray too.
+        elsewhere: the given options of jobs on several machines, by name; of these, only `join_timeout` is
+            for Ray too.
 
     Raises:
         ConfigurationError: an option needs `--ray`, or excludes it; or a value cannot be used.

@@ -1,6 +1,6 @@
 """`srun dtrain launch`: each launcher that Slurm has started is a node of one job.
 
-It only finds the options that Slurm's variables give; `launch` runs the job.
+It derives the options of the job from Slurm's variables; `launch` runs the job.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`dtrain submit`: queues the user's script as a job of Slurm or Kubernetes.
+"""`dtrain submit`: queues a script as a job of Slurm or Kubernetes, or prints the command for a TPU VM.
 
 This module only parses the arguments; the modules of `dtrain.submit` write and submit the job.
 """
@@ -35,10 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Submit the job; returns 0 if the system has taken it.
+    """Submit the job; returns 0 if the system has accepted it.
 
     Raises:
-        ConfigurationError: an option is of another system, or the system is not there.
+        ConfigurationError: an option belongs to another system, or the system's client is not installed.
+        SchedulerError: the system refuses the job, or does not answer.
     """
     for name in TARGETS:
         others = said(args, own_fields(load_target(name).Options))

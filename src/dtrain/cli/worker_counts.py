@@ -64,10 +64,10 @@ def gpus_per_worker(text: str) -> int:
 
 
 def local_workers(asked: Workers | None, each: int | None, *, servers: bool) -> tuple[Workers, list[str]]:
-    """The number of workers on this machine, and the GPUs of each; it prints a number that nobody asked for.
+    """The number of workers on this machine, and the GPUs of each; prints a number that was chosen here.
 
     Args:
-        asked: the number that was asked for.
+        asked: the number that the user asked for; None chooses one.
         each: the GPUs for each worker, as for `gpu_shares`.
         servers: whether the job has parameter servers, whose workers get no GPU of their own.
     """
