@@ -1,7 +1,7 @@
 """A program that kills checkpoint writers at each of their file operations, and checks the remaining files.
 
 Two processes write four checkpoints; each process writes one share. One of them is killed at its n-th
-operation that changes files: before the operation, or in the middle of a write, by a limit of the file's
+operation that changes files: before the operation, or in the middle of a write, by a limit on the file's
 size. Then a new attempt reads the checkpoints, removes uncommitted files and saves another checkpoint. All
 processes are forks of one process that has imported TensorFlow but not used it.
 
@@ -59,12 +59,12 @@ class Kill:
     writer: int
     operation: int
     torn: int | None = None
-    # Whether the other writer runs to its end alone; if not, it is killed at once as well.
+    # Whether the other writer continues alone to its end; if not, it is killed at the same time.
     alone: bool = False
 
 
 class Doomed(storages.LocalFiles):
-    """Counts the operations that change files, writes their names to `note`, and kills its process at one."""
+    """Counts the operations that change files, notes their names in `note`, and kills its process at one."""
 
     def __init__(self, kill: Kill | None, note: int) -> None:
         count = 0
@@ -91,7 +91,7 @@ class Doomed(storages.LocalFiles):
 
 
 class Process:
-    """A fork that runs a function. `said` are the lines that the function writes to its file descriptor."""
+    """A fork that runs a function. `said` has the lines that the function writes to its file descriptor."""
 
     def __init__(self, work: Callable[[int], None]) -> None:
         reading, writing = os.pipe()

@@ -26,7 +26,7 @@ _KEPT = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver", b"t
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Makes the processes that tests start begin and end in half of the time, by `quick_start`."""
+    """Halves the time in which the processes of tests start and end, by `quick_start`."""
     if config.getoption("numprocesses", None):  # each worker process of pytest-xdist calls this hook itself
         return
     path = [str(Path(__file__).with_name("quick_start")), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -34,12 +34,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts early tests first: they wait for a disk, and at the end no other test would compute meanwhile."""
+    """Puts the tests marked `early` first: they wait for the disk, while other workers' tests compute."""
     items.sort(key=lambda item: item.get_closest_marker("early") is None)
 
 
 def pytest_collection_finish() -> None:
-    """Lets the garbage collector pass over what is imported, as in the processes that tests start."""
+    """Excludes the imported objects from garbage collection, as in the processes that tests start."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(500_000)
@@ -47,7 +47,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture
 def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets the processes that the test starts import everything that a user's do, without `quick_start`."""
+    """Starts the test's processes without `quick_start`, so that they import all that a user's would."""
     quick = str(Path(__file__).with_name("quick_start"))
     kept = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", quick)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(kept))

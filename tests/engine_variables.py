@@ -1,7 +1,7 @@
-"""The variables that real engines set for a task, recorded: those that are read, or that name the engine.
+"""Recorded environment variables that Open MPI, Ray and Slurm set for a task, as far as dtrain reads them.
 
-Tests of one process read them here. The tests that run an engine compare what it sets with them, so a version
-that sets others is noticed.
+Tests of a single process use them instead of a real engine. The tests that run an engine compare its
+variables with these, so that a version with other variables is noticed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ OPEN_MPI_RANK = {
     "OMPI_COMM_WORLD_SIZE": "2",
     "PMIX_RANK": "1",
 }
-"""Of Open MPI 5, in the second of two ranks on a host."""
+"""The variables of Open MPI 5, in the second of two ranks on a host."""
 
 RAY_ACTOR = {
     "RAY_CLIENT_MODE": "0",
@@ -22,7 +22,7 @@ RAY_ACTOR = {
     "RAY_LD_PRELOAD_ON_WORKERS": "0",
     "RAY_RAYLET_PID": "10896",
 }
-"""Of Ray 2.60, in an actor, a task, and what these start."""
+"""The variables of Ray 2.60, in an actor, in a task, and in processes that these start."""
 
 SLURM_STEPS = {
     "srun -N2 -n3": {
@@ -85,7 +85,7 @@ SLURM_STEPS = {
         "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
     },
 }
-"""Of Slurm 22.05, for the last task of each step, on two hosts with four CPUs."""
+"""The variables of Slurm 22.05, for the last task of each step, on two hosts with four CPUs."""
 
 SLURM_NO_STEP = {
     "srun -n1": {
@@ -106,13 +106,13 @@ SLURM_NO_STEP = {
     },
     "salloc -n4": {"SLURM_JOB_ID": "8", "SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "4"},
 }
-"""Likewise for a process that is no task of a step of several."""
+"""The same for a process that is no task of a step of several tasks."""
 
 
 def assert_as_recorded(
     env: Mapping[str, str], recorded: Mapping[str, str], *, varying: Collection[str] = ()
 ) -> None:
-    """Fail unless an engine has set the recorded variables, to these values but for the varying ones."""
+    """Fail unless an engine has set the recorded variables, to the recorded values unless they vary."""
     differ = {
         name: env.get(name)
         for name, value in recorded.items()

@@ -16,7 +16,7 @@ from typing import Any
 
 CGROUPS = Path("/sys/fs/cgroup/memory")
 _GROUP = "dtrain-fault-test"
-_ROOM = 2**28  # bytes that a process with limited memory may still take
+_ROOM = 2**28  # bytes that a process with limited memory may still allocate
 
 
 def once(folder: Path, number: int, backup: Path) -> bool:

@@ -160,7 +160,7 @@ def make_strategy(name: str) -> Any:
 
 
 def make_model(options: Options) -> Any:
-    """A small model with state that a restore may miss: dropout, moving statistics, moments, loss scale."""
+    """A small model with state that a restore could miss: dropout, moving statistics, moments, loss scale."""
     import keras
 
     keras.config.set_dtype_policy(options.policy)

@@ -58,7 +58,7 @@ class Host:
         address: of IPv4, on the interface `eth0`.
         address6: of IPv6.
         second: of IPv4 on `eth1`, if `hosts` was asked for a second network.
-        folder: what this host has in place of `/etc/hosts` and `/etc/ssh`, and the log of its SSH server.
+        folder: this host's own versions of `/etc/hosts` and `/etc/ssh`, and the log of its SSH server.
     """
 
     def __init__(self, folder: Path, number: int, name: str) -> None:
@@ -99,17 +99,17 @@ class Host:
         return Path(f"/proc/{self._space.pid}/root{path}")
 
     def limit(self, rate: float) -> None:
-        """Lets the host send at most so many bits a second, and receive likewise; 0 for any number."""
+        """Limits the host to `rate` bits a second in each direction; 0 removes the limit."""
         for space, device in ((self._space, "eth0"), (self._switch, self._device)):
             space.run("tc", "qdisc", "delete", "dev", device, "root", check=False)
             if rate:
-                # What may pass at once: a packet of 64 KiB, and what one tick of the kernel's timer adds.
+                # The burst must hold a packet of 64 KiB, and the bytes of one tick of the kernel's timer.
                 burst = max(256 * 1024, int(rate / 8 / 200))
                 shape = ["tbf", "rate", f"{int(rate)}bit", "burst", str(burst), "latency", "500ms"]
                 space.run("tc", "qdisc", "add", "dev", device, "root", *shape)
 
     def cut(self, *, silent: bool = True) -> None:
-        """Cuts the host off. Packets vanish; unless `silent`, the host's network device has no carrier."""
+        """Disconnects the host: if `silent`, drops its packets; else its network device loses the carrier."""
         if silent:
             self._switch.run("bridge", "link", "set", "dev", self._device, "state", "0")
         else:
@@ -121,7 +121,7 @@ class Host:
         self._switch.run("bridge", "link", "set", "dev", self._device, "state", "3")
 
     def close_port(self, port: int, how: str = "drop") -> None:
-        """Lets the host "drop" or "reject" what arrives for a TCP port; needs `nft`."""
+        """Makes the host "drop" or "reject" packets for a TCP port; needs `nft`."""
         rules = f"""
             table inet dtrain {{
                 chain input {{ type filter hook input priority 0; }}
@@ -135,7 +135,7 @@ class Host:
         self._space.run("nft", "flush", "ruleset")
 
     def start_ssh_server(self) -> HostProcess:
-        """Starts `sshd` on port 22; on every host, `ssh NAME` reaches it without a question."""
+        """Starts `sshd` on port 22; from every host, `ssh NAME` then connects without asking anything."""
         log = self.folder / "sshd.log"
         with log.open("w") as file:
             server = self.popen([_sshd(), "-D", "-e"], stdin=subprocess.DEVNULL, stdout=file, stderr=file)
@@ -147,7 +147,7 @@ class Host:
         return server
 
     def power_off(self) -> None:
-        """Ends the host at once, with all of its processes; nobody is told."""
+        """Kills the host and all of its processes at once; no peer is notified."""
         self._switch.run("ip", "link", "delete", self._device, check=False)
         self._space.close()
 
@@ -186,11 +186,11 @@ class HostProcess(subprocess.Popen[Any]):
 
 
 MakeHosts = Callable[..., list[Host]]
-"""What the fixture `make_hosts` gives: `hosts` without its first argument."""
+"""The type of the fixture `make_hosts`: `hosts` without its first argument."""
 
 
 class _Namespaces:
-    """Namespaces for all that a host has; a shell prepares them, then waits for this process' end."""
+    """The namespaces of a host; a shell prepares them, and then waits until this process ends."""
 
     def __init__(self, script: str = "") -> None:
         own = ["--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -207,11 +207,11 @@ class _Namespaces:
         self.pid: int = psutil.Process(self._holder.pid).children()[0].pid
 
     def enter(self) -> list[str]:
-        """What stands before a command that is to run in these namespaces."""
+        """The words to put before a command that should run in these namespaces."""
         return ["nsenter", f"--target={self.pid}", "--net", "--mount", "--uts", "--ipc", "--pid", "--"]
 
     def run(self, *command: str, check: bool = True, input: str = "") -> None:
-        """Runs a tool in the network alone, because the process ids that it is given are this process'.
+        """Runs a tool in the network namespace only, because it gets process ids of this process's namespace.
 
         Raises:
             RuntimeError: it failed, unless `check` is False.
@@ -233,11 +233,11 @@ class _Namespaces:
         self.close()
 
     def kill(self) -> None:
-        """Begins to end all processes in the namespaces."""
+        """Kills all processes in the namespaces, without waiting for their end."""
         self._holder.kill()
 
     def close(self) -> None:
-        """Ends all processes in the namespaces."""
+        """Kills all processes in the namespaces, and waits for their end."""
         self.kill()
         self._holder.communicate()
         if hasattr(self, "pid"):
@@ -317,12 +317,12 @@ def ssh_missing() -> str:
 
 
 def _sshd() -> str:
-    """The server wants to be started by its full path."""
+    """The full path of `sshd`, by which it must be started."""
     return shutil.which("sshd", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"])) or "/"
 
 
 def _script(host: Host, made: list[Host], own: Sequence[str | Path]) -> str:
-    """What the shell of a host runs before all else."""
+    """The script that the shell of a host runs first."""
     names = host.folder / "hosts"
     lines = ["127.0.0.1 localhost", "::1 localhost", *(f"{each.address} {each.name}" for each in made)]
     names.write_text("".join(f"{line}\n" for line in lines))
@@ -330,7 +330,7 @@ def _script(host: Host, made: list[Host], own: Sequence[str | Path]) -> str:
     folders = [*_FOLDERS, *own, *([home] if home.exists() else [])]
     script = [f"echo {host.name} >/proc/sys/kernel/hostname", f"mount --bind '{names}' /etc/hosts"]
     script += [f"mount -t tmpfs tmpfs '{path}'" for path in folders]
-    script += ["mkdir /run/sshd"]  # sshd wants it
+    script += ["mkdir /run/sshd"]  # sshd needs it
     if (host.folder / "ssh").exists():
         script += [f"mount --bind '{host.folder / 'ssh'}' /etc/ssh"]
     return "\n".join(script)
@@ -358,7 +358,7 @@ def _connect_second(host: Host, switch: _Namespaces) -> None:
 
 
 def _write_ssh_settings(folder: Path, made: list[Host]) -> None:
-    """Makes a key for each host and one for their users, and tells all hosts all of them."""
+    """Makes a key for each host and one for their users, and makes all of them known to all hosts."""
     client = folder / "client_key"
     _make_key(client)
     known = []

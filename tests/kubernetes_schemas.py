@@ -1,7 +1,7 @@
-"""Checks manifests of Kubernetes as a cluster would that refuses unknown fields.
+"""Checks Kubernetes manifests as strictly as a cluster that refuses unknown fields.
 
-Core objects are checked by `kubernetes-validate`; a JobSet and a TrainJob against the published definitions,
-in the folder that DTRAIN_TEST_SCHEMAS names. It renders nothing.
+Core objects are checked by `kubernetes-validate`; a JobSet and a TrainJob by their published schemas, from
+the folder that DTRAIN_TEST_SCHEMAS names. It renders no manifest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def check_core(document: dict[str, Any]) -> None:
 def check_custom(document: dict[str, Any]) -> None:
     """Fail if a JobSet or a TrainJob does not fit the published definition; skip where there is none."""
     jsonschema = pytest.importorskip("jsonschema")
-    # `jsonschema.validate` would check the definition itself each time, which takes a second.
+    # `jsonschema.validate` would also check the schema itself each time, which takes a second.
     jsonschema.Draft202012Validator(_definition(document["kind"])).validate(document)
 
 
@@ -39,7 +39,7 @@ def _definition(kind: str) -> dict[str, Any]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     (version,) = yaml.load(path.read_text(encoding="utf-8"), loader)["spec"]["versions"]
     schema: dict[str, Any] = version["schema"]["openAPIV3Schema"]
-    schema["properties"]["metadata"] = {"type": "object"}  # Kubernetes' own, which no definition repeats
+    schema["properties"]["metadata"] = {"type": "object"}  # Kubernetes defines its fields, not the schema
     schema["properties"]["apiVersion"]["const"] = f"{_group(kind)}/{version['name']}"
     _refuse_unknown_fields(schema)
     return schema

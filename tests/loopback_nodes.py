@@ -1,7 +1,7 @@
-"""For the contract of launchers: the launcher "nodes" with two nodes on this machine.
+"""For the contract tests of launchers: the launcher "nodes" with two nodes on this machine.
 
-A process that launches such a job imports this module. The second node is a process of its own, which ends as
-any other node does: because the job has ended, or because the first one is gone.
+A process that launches such a job imports this module. The second node is a separate process. It ends as any
+node does: when the job has ended, or when the first node is gone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""For the contract of launchers: the launcher "ray", in the cluster that RAY_ADDRESS names.
+"""For the contract tests of launchers: the launcher "ray", in the cluster that RAY_ADDRESS names.
 
 A process that launches such a job imports this module.
 """

@@ -1,7 +1,7 @@
-"""For the contract of launchers: the launcher "ssh" with two hosts, one of them this machine by another name.
+"""For the contract tests of launchers: the launcher "ssh" with two hosts, which are both this machine.
 
-A process that launches such a job imports this module. A shell stands in for the SSH client and its server;
-`tests/multihost/test_ssh.py` has the real ones.
+A process that launches such a job imports this module. A shell replaces the SSH client and its server;
+`tests/multihost/test_ssh.py` uses the real ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`dtrain launch` that gives a silent node up after 4 s, not 30, so that tests of lost nodes are short."""
+"""`dtrain launch` with a shorter limit of silence: a node is lost after 4 s, not 30, for short tests."""
 
 import sys
 

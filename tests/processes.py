@@ -1,4 +1,4 @@
-"""Looks at the processes of this machine, and waits for what they do. It starts and ends none."""
+"""Finds processes of this machine, and waits until a condition holds. It starts and ends no process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psutil
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended, and that nobody has waited for yet, does not."""
+    """Whether a process runs; a zombie, which has ended but was not waited for, does not."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False

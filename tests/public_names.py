@@ -16,7 +16,7 @@ _EXAMPLE = re.compile(r"^ *Example:\n+ *```python\n(?P<code>.*?)^ *```$", re.MUL
 
 
 def names() -> list[str]:
-    """Every public name but the errors, such as `dtrain.data.Pipeline`; of two names the first."""
+    """Every public name but the errors, such as `dtrain.data.Pipeline`; one name for each object."""
     names = [f"dtrain.{name}" for name in dtrain.__all__]
     for package in PACKAGES:
         module = importlib.import_module(f"dtrain.{package}")

@@ -3,8 +3,8 @@
     with ray_node(cpus=2) as head, ray_node(cpus=2, join=head):
         ...
 
-A node is `ray start --block`, with a small store and without a dashboard. At the end it is killed with all
-that it has started. It knows nothing of dtrain.
+A node is `ray start --block`, with a small object store and without a dashboard. At the end, it is killed
+with all processes that it has started.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hosts import Host
 from processes import alive, wait_until
 
 LIMIT = 120.0  # seconds for a node to start on a busy machine
-STORE = 80_000_000  # bytes, about the least that Ray takes
+STORE = 80_000_000  # bytes of the object store, about the least that Ray accepts
 ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "-1",
     "RAY_DISABLE_IMPORT_WARNING": "1",
@@ -55,7 +55,7 @@ needs_ray = pytest.mark.skipif(
 
 @dataclass
 class RayNode:
-    """A node that runs. `address` is that of the cluster's head; `process` waits for the node's end."""
+    """A running node. `address` is the address of the cluster's head; `process` waits for the node's end."""
 
     address: str
     process: subprocess.Popen[bytes]
@@ -70,7 +70,7 @@ class RayNode:
         return []
 
     def left(self) -> dict[int, list[str]]:
-        """The processes of dtrain that a job has left: on this node, and those that have its mark."""
+        """The processes of dtrain that jobs on this cluster have left behind, by process id."""
         found = {}
         for process in psutil.process_iter(["cmdline", "environ", "status"]):
             own = (process.info["environ"] or {}).get(MARK) == self.mark
@@ -80,7 +80,7 @@ class RayNode:
         return found
 
     def kill(self) -> None:
-        """End the node at once, with all that it has started."""
+        """Kill the node at once, with all processes that it has started."""
         for each in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()

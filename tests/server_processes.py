@@ -16,7 +16,7 @@ from dtrain.topology import Topology
 
 LIMIT = 90.0
 
-# What making dtrain's strategy does, here with TensorFlow's own. The chief's code, `chief`, is appended.
+# What dtrain's strategy does when it is made, but with TensorFlow's strategy. The chief's code is appended.
 PROGRAM = """
 import atexit, os, signal, sys, time
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -3,8 +3,7 @@
     with slurm_cluster(tmp_path, made) as slurm:
         slurm.run(["srun", "--nodes=2", "hostname"])
 
-Its settings, its key and its state are in a folder of the test. When the hosts end, all of it ends. It knows
-nothing of dtrain.
+Its settings, its key and its state are in a folder of the test. All of its processes end with the hosts.
 """
 
 from __future__ import annotations

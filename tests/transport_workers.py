@@ -457,7 +457,7 @@ def main() -> None:
         report["cases"][name] = {"wrong": wrong, "digest": workers.digest.hexdigest(), "seconds": took}
         print(name, took, wrong, flush=True)
         if wrong:
-            break  # the workers may no longer be at the same collective
+            break  # after an error, the workers may be at different collectives
     (out / f"{rank}.json").write_text(json.dumps(report))
     sys.stdout.flush()
     if any(each["wrong"] for each in report["cases"].values()):
