@@ -34,7 +34,8 @@ class ParameterServerPolicy(AttemptPolicy):
     """One attempt of a job with a chief, workers and parameter servers.
 
     - The chief exits with 0: the job has succeeded, whatever the other tasks do.
-    - A worker fails: it alone is restarted, as long as the budget lasts.
+    - A worker fails: it alone is restarted, as long as the budget lasts. If it was called with wrong
+      arguments (status 2), the attempt has failed.
     - The chief or a parameter server fails: the attempt has failed. Only the chief holds the state of the
       program, and a parameter server's shard of the weights is lost with it.
     - A worker or parameter server exits with 0: nothing, because the chief has shut it down.

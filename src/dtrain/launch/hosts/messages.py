@@ -30,8 +30,9 @@ class Hello:
         node: the rank of its host in the job.
         host: the host's name.
         slots: the number of workers that the host may run.
-        address: the address from which the host reaches the coordinator.
-        reached: the address at which it has reached the coordinator.
+        address: the address at which the other hosts reach this one: that of the requested network interface,
+            else the one from which it reaches the coordinator; "" if unknown.
+        reached: the coordinator's address as this host sees it; "" if unknown.
         dtrain: the agent's version of dtrain.
         python: the agent's version of Python, such as "3.12".
         command: the job's command as this host's user gave it, without the Python; empty if only the
