@@ -1,4 +1,4 @@
-"""The environment variables that dtrain defines, each read by a typed function.
+"""The environment variables that dtrain defines, and a few of other programs, read by typed functions.
 
 A variable is read at every call, so that a test or a notebook may change it. Nothing is cached or written.
 """
@@ -85,7 +85,7 @@ def stuck_timeout() -> float:
 
 
 def attempt() -> int:
-    """How many times the launcher has restarted the whole job (DTRAIN_ATTEMPT); 0 in the first attempt."""
+    """How many times the launcher or Ray Train has restarted the whole job (DTRAIN_ATTEMPT), from 0."""
     text = os.environ.get("DTRAIN_ATTEMPT", "").strip()
     return int(text) if text.isascii() and text.isdigit() else 0
 
