@@ -1,7 +1,6 @@
 """The input pipeline: prepare, cache, shuffle, augment, batch; each example once an epoch over all workers.
 
-It combines `readers.py`, `example_order.py`, `batching.py` and `text_batches.py`, and gives `fit` a
-`tf.data.Dataset`. It does not itself read files, compute orders or make batches.
+It combines `readers.py`, `example_order.py`, `batching.py` and `text_batches.py` into a dataset for `fit`.
 """
 
 from __future__ import annotations
