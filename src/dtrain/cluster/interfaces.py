@@ -14,7 +14,7 @@ _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 def interface_address(name: str, *, six: bool = False) -> str:
-    """An IP address of an interface: its IPv4 address, or else an IPv6 address that is not link-local.
+    """An IP address of an interface, of IPv4 if it has one, else of IPv6; never a link-local address.
 
     Args:
         name: the interface, such as `eth1`.

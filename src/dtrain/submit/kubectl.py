@@ -72,7 +72,7 @@ def _call(arguments: Sequence[str], manifest: str, hide: Callable[[str], str]) -
 
 
 def _run(arguments: Sequence[str], manifest: str) -> tuple[int, str]:
-    """Runs kubectl; returns its exit status and its standard error."""
+    """Runs kubectl; returns its exit status, and its standard error or why it could not be run."""
     try:
         done = subprocess.run(
             ["kubectl", _ANSWER, *arguments],
