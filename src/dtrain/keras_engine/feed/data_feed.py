@@ -31,8 +31,7 @@ from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names
 from dtrain.upstream.reach import makes
 
-# Type checkers do not know Keras' iterator, which is the next base class of `EpochIterator`.
-_Base: Any = object
+_Base: Any = object  # type checkers do not know Keras' iterator, the next base class of `EpochIterator`
 
 
 @makes(keras_names.EPOCH_ITERATOR)
@@ -61,8 +60,7 @@ class DataFeed(_Base):  # type: ignore[misc]
         element_spec: the spec of a global batch.
     """
 
-    # Attributes of Keras' iterator:
-    data_adapter: Any
+    data_adapter: Any  # this and what follows are attributes of Keras' iterator
     steps_per_epoch: int | None
     steps_per_execution: int
     _num_batches: int | None
@@ -114,10 +112,8 @@ class DataFeed(_Base):  # type: ignore[misc]
 
     def _divided(self, dataset: Any) -> Any:
         """The iterable over a dataset of global batches, divided among the replicas."""
-        # A cycle would keep the tensors of the data until Python collects it, often into the next `fit`.
-        feed = weakref.proxy(self)
-        grouped = lambda dataset: feed._grouped(dataset)  # noqa: E731
-        return divided(dataset, self._source, self._distribute_strategy, grouped)
+        feed = weakref.proxy(self)  # a cycle would keep the tensors of the data into the next `fit`
+        return divided(dataset, self._source, self._distribute_strategy, lambda each: feed._grouped(each))
 
     def _grouped(self, dataset: Any) -> Any:
         """An iterator over groups of batches, if the model's steps run in XLA; else None."""
