@@ -261,6 +261,7 @@ def test_the_chief_has_a_stuck_worker_killed_and_started_again(launch: Callable[
         ({"ps": 1, "max_restarts": -1}, "max_restarts is -1"),
         ({"ps": 1, "hang_timeout": 3.0}, "hang_timeout is 3, but the job has parameter servers"),
         ({"ps": 1, "spares": 2}, "spares is 2, but the job has parameter servers"),
+        ({"ps": 1, "gpus": ["0", "1", "2"]}, "gpus has 3 values, but the job has parameter servers"),
         ({"spares": 1}, "only a Python script or module can wait"),
         ({"min_workers": 2}, "min_workers is 2, not an integer from 1 to 1 .workers"),
         ({"grace": 0.0}, "grace is 0.0, not a positive number of seconds"),

@@ -232,6 +232,12 @@ class JobSpec:
                 "device.",
                 hint="Start more workers instead.",
             )
+        if self.gpus:
+            raise ConfigurationError(
+                f"gpus has {len(self.gpus)} values, but the job has parameter servers, and its tasks see all "
+                "GPUs.",
+                hint="Leave it out, or set CUDA_VISIBLE_DEVICES for all tasks.",
+            )
         for name, value in (("spares", self.spares), ("hang_timeout", self.hang_timeout)):
             if value:
                 raise ConfigurationError(
