@@ -84,7 +84,7 @@ class MicroBatchSums(LocalState):
         self._open = False
         if not self._whole and not self._empty:
             join = self._everywhere(self._join)
-            with events.waiting_for_others():  # no step runs, whose time would include this
+            with events.waiting_for_others():  # no step runs whose time includes this waiting
                 join()
         self._whole = True
 

@@ -216,8 +216,8 @@ def adopt(model: Any, *, session: bool = False) -> None:
 def compile(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """A model's `compile`: it runs in the scope of the model's strategy."""
     strategy: Any = upstream_keras.strategy_of(self)
-    # While Keras compiles a model for the first time, it reads this property, which would resolve "auto" even
-    # where something else was asked for. After this line only an asked for "auto" is resolved.
+    # The first read of this property resolves "auto", whatever the caller of `compile` asks for, and Keras
+    # reads it while it compiles. It is read here before, so that only an "auto" of the caller is noted later.
     _ = self.jit_compile
     note_compiled(self, auto=False)
     inside = tf.distribute.in_cross_replica_context() and tf.distribute.get_strategy() is strategy
@@ -315,7 +315,7 @@ def _local_state(model: Any, callbacks: list[Any], layout: ReplicaLayout, *, sum
         sums: whether replicas may sum their own gradients of micro-batches.
     """
     if layout.average_every:
-        # A callback of another `fit` of this model may have called this one, between two averagings of that.
+        # A callback of another `fit` of this model may have called this `fit`: average what that one holds.
         loop_of(model).local.close()
         return WeightAverages(model, layout, callbacks)
     accumulates = bool(getattr(model.optimizer, "gradient_accumulation_steps", None))

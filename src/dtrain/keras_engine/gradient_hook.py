@@ -39,7 +39,9 @@ class GradientHook:
         return gradient
 
     def decompress(self, received: tf.Tensor, variable: Any) -> tf.Tensor:
-        """The gradient that was sent as `received`, or the replicas' sum; cast to the gradient's dtype then.
+        """The inverse of `compress`, for one gradient or for the sum over the replicas.
+
+        The caller casts the result to the gradient's dtype.
 
         On parameter servers it runs on the variable's server.
         """

@@ -196,8 +196,8 @@ def sum_gradients(
 ) -> list[Any]:
     """The sums of gradients over all replicas, or what the strategy's gradient hook makes of them.
 
-    Must be called in a replica. If the hook averages weights (local SGD), a gradient is this replica's alone,
-    times the number of replicas: its part of the global batch's gradient, as if all parts were like it.
+    Must be called in a replica. If the hook averages weights (local SGD), nothing is all-reduced: the result
+    is this replica's own gradient times the number of replicas, an estimate of the global batch's gradient.
 
     Args:
         gradients: tensors, `tf.IndexedSlices` or None; None stays None.

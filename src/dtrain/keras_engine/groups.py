@@ -51,8 +51,8 @@ class Groups:
         rows: the rows of a batch, if a group is the rows of batches of equal size; else 0.
         rest: whether the rows left over at the end of a group are a smaller batch.
         counted: whether the number of batches was known before reading.
-        lazy: whether TensorFlow's iterators are made at the first read. Keras makes iterators that it never
-            reads, and these are then saved. For other data each iterator counts, even if it is never read.
+        lazy: whether TensorFlow's iterators are made at the first read. Keras asks for iterators that it
+            never reads, and these are then never made. For other data an unread iterator counts too.
     """
 
     def __init__(self, source: Any, dataset: tf.data.Dataset, *, one_by_one: bool) -> None:

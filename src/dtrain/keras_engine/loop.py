@@ -34,9 +34,9 @@ _FIRST_MEETINGS = 8  # up to this call, they do so at every call but the first, 
 class FitSession:
     """Takes part in one `fit`, such as by saving checkpoints between steps; this one does nothing.
 
-    The method `dtrain_session(model, arguments)` of a callback makes another. Between two steps the state is
-    consistent: all writes of the last step are complete, and the next step has read nothing. Every worker
-    calls all its methods; `left` is called only where an exception ended `fit`.
+    A callback's method `dtrain_session(model, arguments)` returns another session. Between two steps the
+    state is consistent: all writes of the last step are complete, and the next step has read nothing. Every
+    worker calls all its methods; `left` is called only where an exception ended `fit`.
     """
 
     def callbacks(self, callbacks: list[Any]) -> list[Any]:
@@ -132,8 +132,8 @@ class Loop:
     """One call of `fit`, `evaluate` or `predict`.
 
     Attributes:
-        kind: "fit", "evaluate" or "predict"; "" for what stands for a loop where none runs.
-        model: the model that is trained, evaluated or asked.
+        kind: "fit", "evaluate" or "predict"; "" if no loop runs.
+        model: the model that is trained, evaluated or used to predict.
         every_batch: whether each call of the loop's function runs one step, because a callback needs each
             batch.
         session: is called between the steps.

@@ -54,7 +54,7 @@ def _without_division(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @replaces(keras_names.UNSCALE_LOSS)
 def unscale(original: Callable[..., Any], value: Any) -> Any:
-    """The replacement of the counterpart of Keras' division by the number of replicas."""
+    """The replacement of the function by which Keras multiplies a loss by the number of replicas."""
     return value if _undivided() else original(value)
 
 

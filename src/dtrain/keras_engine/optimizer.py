@@ -114,10 +114,11 @@ def tf_apply(original: Callable[..., Any], self: Any, grads: Any, trainable_vari
 
 @on_objects(keras_names.OPTIMIZER_REDUCE)
 def reduced_already(original: Callable[..., Any], self: Any, grads_and_vars: Any) -> Any:
-    """An optimizer's own all-reduce, behind clipping and accumulation: gradients are reduced already.
+    """The replacement of an optimizer's own all-reduce: after clipping and accumulation, before the update.
 
-    If the state is sharded, a replica goes on with the weights that it owns. An override of the update, such
-    as Nadam's, has had all of them before: it may write what all replicas hold.
+    The gradients are reduced already. If the state is sharded, only the pairs whose weight this replica owns
+    are returned. Code of the optimizer that runs earlier, such as Nadam's, still gets all pairs: it may write
+    variables that all replicas hold.
     """
     if not updating_locally():
         return original(self, grads_and_vars)

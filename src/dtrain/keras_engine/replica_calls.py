@@ -1,4 +1,4 @@
-"""Steps in where a replica's code calls a layer or a `tf.function`, writes a variable, or stops for others.
+"""Intercepts a replica's calls of layers and `tf.function`s, its writes, and its waits for other replicas.
 
 - Replicas of a process run in threads that take turns with the same objects, so each has its own Python
   attributes of them (`replica_attributes.py`).
@@ -63,7 +63,7 @@ def with_own_attributes(fn: Callable[..., Any], local_replicas: int) -> Callable
     """A function that calls `fn` in a replica's thread, with attributes of the replica's own.
 
     Args:
-        fn: a replica's function, as TensorFlow would call it; AutoGraph converts it no more.
+        fn: a replica's function, as TensorFlow would call it; AutoGraph does not convert it again.
         local_replicas: the number of replicas of this process.
     """
     members = Members()

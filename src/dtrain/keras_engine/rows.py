@@ -152,7 +152,8 @@ def cut_row(leaf: Any, empty: Any) -> Any:
 def _cut_probabilities(leaf: Any, empty: Any) -> Any:
     """`cut_row` for a tensor that may be probabilities.
 
-    The result of a softmax or sigmoid is again made by one, because Keras' cross-entropies use its logits.
+    For the result of a softmax or sigmoid, it cuts the logits and applies the function to them again, because
+    Keras' cross-entropies look for the logits behind the probabilities.
     """
     if tf.executing_eagerly() or leaf.op.type not in ("Softmax", "Sigmoid"):
         return cut_row(leaf, empty)

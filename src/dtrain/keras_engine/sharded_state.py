@@ -70,7 +70,7 @@ class ShardingPlan:
         return made
 
     def own(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """The pairs of gradient and weight whose weight the replica owns whose code runs now."""
+        """Those pairs of gradient and weight whose weight is owned by the current replica."""
         return [
             (gradient, weight)
             for gradient, weight in pairs

@@ -65,7 +65,7 @@ class StepFunction:
 
     @property
     def findings(self) -> dict[str, Any] | None:
-        """What is known of the user's own step (`Program.findings`), for a checkpoint; None before."""
+        """What the program has found out or decided (`Program.findings`), for a checkpoint; None before."""
         return self._program.findings
 
     @findings.setter
@@ -176,7 +176,9 @@ class StepFunction:
     def _in_phase(
         self, most: int, run: Callable[[str | None, int], RunResult], *, grouped: bool
     ) -> RunResult:
-        """Runs the next phase of what replicas hold by themselves; what cannot be traced is traced otherwise.
+        """Runs the steps of the next phase (`LocalState.next_run`).
+
+        If they cannot be traced in this way, it traces them in another way and runs these.
 
         Args:
             most: the most steps to run.

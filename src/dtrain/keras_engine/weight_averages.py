@@ -74,7 +74,7 @@ class WeightAverages(LocalState):
         """Averages, unless the replicas are equal already."""
         if self._since:
             average = self._average()
-            with events.waiting_for_others():  # no step runs, whose time would include this
+            with events.waiting_for_others():  # no step runs whose time includes this waiting
                 average()
             self._since = 0
 

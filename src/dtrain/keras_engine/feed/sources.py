@@ -32,7 +32,7 @@ _OWN_POLICIES = (tf.data.experimental.AutoShardPolicy.FILE, tf.data.experimental
 
 @replaces(keras_names.IS_DATASET)
 def is_dataset(original: Callable[[Any], bool], x: Any) -> bool:
-    """The replacement of the question of older Keras whether it was given a dataset of TensorFlow's."""
+    """The replacement of the function by which older versions of Keras recognise a TensorFlow dataset."""
     return original(x) or isinstance(x, tf.distribute.DistributedDataset)
 
 
