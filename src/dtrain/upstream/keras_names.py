@@ -1,7 +1,7 @@
 """The private names of Keras that dtrain uses or replaces, each with its reason.
 
-The replacements are in `keras_engine/`; `replacement.py` says on which objects they work. `keras.py` reads
-what has a private name in objects.
+The replacements are in `keras_engine/`; `reach.py` says on which objects they work. `keras.py` reads what
+has a private name in objects.
 """
 
 from __future__ import annotations
