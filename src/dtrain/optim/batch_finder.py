@@ -243,9 +243,8 @@ class Finder:
         except TaskFailedError as error:
             # The message has the last lines only: after an `abort`, many more may follow what says why.
             of_memory = error.exit_code == -signal.SIGKILL or names_memory(error.message + output.getvalue())
-            by_itself = error.message.startswith(
-                f"{_TASK} "
-            )  # and not ended because of a signal to the caller
+            # Otherwise, the process was ended because of a signal to the caller.
+            by_itself = error.message.startswith(f"{_TASK} ")
             if not (by_itself and of_memory):
                 error.add_note(f"In the trial of a batch of {batch}.")
                 raise

@@ -42,7 +42,8 @@ def measure_memory(model: Any, batch: Any, *, batch_size: int | None = None) -> 
 
     Raises:
         ConfigurationError: as for `predict_memory`; or the model was made under a strategy of several
-        replicas. DataError: as for `predict_memory`.
+            replicas.
+        DataError: as for `predict_memory`.
 
     Example:
         ```python

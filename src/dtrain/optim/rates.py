@@ -1,6 +1,6 @@
 """Scales a learning rate that was found with one batch size to another batch size.
 
-It only computes a number; it does not change the rate during training, as `schedules.py` does.
+It only computes a number; `schedules.py` changes the rate during training.
 """
 
 from __future__ import annotations
