@@ -105,7 +105,7 @@ def content(
 
 
 def findings_of(model: Any) -> dict[str, Any]:
-    """The engine's findings about a model's own losses, which it might not find again after a restart."""
+    """What the engine has found out or decided about a model's steps; a restart might not find the same."""
     functions = {"train": model.train_function, "test": model.test_function}
     return {name: getattr(function, "findings", None) for name, function in functions.items()}
 

@@ -98,7 +98,7 @@ def _take(path: str, patience: float) -> str:
         except BlockingIOError:
             if _of_earlier_attempt(path):
                 with contextlib.suppress(OSError):
-                    Path(path).unlink()  # its process keeps its lock of a file that nobody finds
+                    Path(path).unlink()  # its process keeps the lock, but of a deleted file
                 continue
             if time.monotonic() > deadline:
                 return f"by {_owner(path)}"

@@ -73,7 +73,7 @@ class TensorFlowFiles(CheckpointIO):
 
 
 class LocalFiles(TensorFlowFiles):
-    """Files of this machine, which a crash of the machine leaves whole; paths without a scheme, or `file://`."""
+    """Local files (without a scheme, or `file://`), written so that they survive a crash of the machine."""
 
     local = True
 
