@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    # Sorted by hand: the tool would give each of these names a statement of its own.
+    # Sorted by hand: ruff's isort rules would write a separate import statement for each of these names.
     # isort: off
     from tensorflow.distribute import (
         CrossDeviceOps as CrossDeviceOps,

@@ -93,7 +93,7 @@ class TPUNotFoundError(DtrainError, RuntimeError):
 
 
 class DeviceError(ConfigurationError):
-    """A device was named that this machine does not have.
+    """A device does not exist or is named twice, or the number of logical CPUs cannot be changed any more.
 
     Example:
         ```python
@@ -130,7 +130,7 @@ class ScopeError(DtrainError, ValueError):
 
 
 class StepError(DtrainError, ValueError):
-    """A model's own training step cannot give the results of one device on several replicas."""
+    """A user's step, metric or gradient hook cannot give one device's results on several replicas."""
 
 
 class CompilationError(ConfigurationError):
@@ -142,7 +142,7 @@ class DataError(DtrainError, ValueError):
 
 
 class CheckpointError(DtrainError, RuntimeError):
-    """A checkpoint is incomplete or corrupted, or could not be written."""
+    """A checkpoint is damaged or of another model, cannot be read or written, or its folder is in use."""
 
 
 class TaskFailedError(DtrainError, RuntimeError):

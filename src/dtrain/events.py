@@ -198,7 +198,7 @@ class CheckpointSaved(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """`fit` has trained all epochs on all workers; the record of its last epoch has not been emitted yet."""
+    """`fit` has trained all epochs on all workers; the last epoch's record may be emitted once more."""
 
     history: Any
 
