@@ -282,7 +282,7 @@ class LastStep(int):
 
 
 class CallSize:
-    """Chooses the number of steps for the calls of one iterator of epochs.
+    """Chooses the number of steps for the calls of one epoch iterator.
 
     With more steps per call, Python costs less per step; with fewer, callbacks and the progress bar are
     called in time. The results do not depend on the number, because the same program runs.

@@ -102,7 +102,7 @@ class ArraySource:
     def _made(self, kind: str, **facts: Any) -> tf.data.Dataset:
         """A dataset of these arrays; the arguments are a method of `ArrayBatches`, and its attributes."""
         batches = ArrayBatches(order=self._order, **facts)
-        # Sparse arrays may be in classes of Keras' own, which are no arguments of a traced function.
+        # Sparse arrays may be in classes of Keras' own, which a traced function does not accept.
         make = getattr(batches, kind)
         with tf.init_scope(), tf.device("CPU:0"):
             if self._dense:
@@ -330,7 +330,7 @@ def _tensor(leaf: Any) -> Any:
 def _memory_for(leaf: np.ndarray) -> np.ndarray:
     """Memory for an aligned copy of an array, which is kept as long as the array lives.
 
-    To map new pages takes many times as long as to copy, so the next `fit` of the same array gets the memory
+    Mapping new pages takes many times as long as copying, so the next `fit` of the same array gets the memory
     of the one before, if no tensor uses it any more: each tensor holds a reference to it.
     """
     key = id(leaf)

@@ -1,4 +1,4 @@
-"""The data feed of `fit`, `evaluate` and `predict`: Keras' iterator of epochs, opened at any position.
+"""The data feed of `fit`, `evaluate` and `predict`: Keras' epoch iterator, opened at any position.
 
 It counts steps as Keras' own iterator does, and yields batches that are divided among the replicas. How a
 source opens a position is not decided here, but in the files of the sources.
@@ -39,7 +39,7 @@ def make_epoch_iterator(original: Any) -> Any:
     """The replacement of the trainer's epoch iterator class."""
 
     class EpochIterator(DataFeed, original):  # type: ignore[misc]
-        """Keras' iterator of epochs, over the batches of a data feed."""
+        """Keras' epoch iterator, over the batches of a data feed."""
 
         def __new__(cls, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> Any:
             return super().__new__(asynchronous if is_asynchronous(distribute_strategy) else cls)
@@ -54,7 +54,7 @@ class DataFeed(_Base):  # type: ignore[misc]
 
     Each iteration over it is an epoch, whose `next` is a call of the train function with its batches.
     `position` returns where the next batch is, and `open` resumes there. List this class before Keras'
-    iterator of epochs, whose methods it overrides.
+    epoch iterator, whose methods it overrides.
 
     Attributes:
         element_spec: the spec of a global batch.
