@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any
 
 from dtrain.cluster import settings, slurm
@@ -118,8 +117,13 @@ class MPIStart(Environment):
 
 def note_failure() -> None:
     """Let this failed process end without waiting for the other ranks, which may be waiting for it."""
-    global failed
-    failed = True
+    global _failed
+    _failed = True
+
+
+def failed() -> bool:
+    """Whether this process failed: it noted so, or an exception ended its program."""
+    return _failed or hasattr(sys, "last_value")
 
 
 def before_leaving(function: Callable[[], None]) -> None:
@@ -159,7 +163,7 @@ _world: Any = None
 _topology: Topology | None = None
 _secret: bytes | None = None
 _held: socket.socket | None = None  # reserves the port that the other ranks know, until this process ends
-failed = False  # whether this process failed, so it must not wait for the others at its end
+_failed = False
 _before_leaving: list[Callable[[], None]] = []
 _left: dict[int, float] = {}  # when a rank was first seen to have left, by `time.monotonic`
 
@@ -257,16 +261,11 @@ def _finish_at_exit(mpi: Any, ours: bool) -> None:
     """
     if settings.launched():
         return  # dtrain's launcher watches how each task ends, so no rank has to wait for the others
-    previous = sys.excepthook
-
-    def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        note_failure()
-        previous(kind, error, trace)
 
     def finalize() -> None:
         if mpi.Is_finalized():
             return
-        if not failed:
+        if not failed():
             for function in _before_leaving:
                 function()
             # If other code initialised MPI, that code decides whether to wait for the other ranks.
@@ -278,7 +277,6 @@ def _finish_at_exit(mpi: Any, ours: bool) -> None:
             sys.stderr.flush()
             mpi.COMM_WORLD.Abort(1)
 
-    sys.excepthook = on_exception
     atexit.register(finalize)
 
 

@@ -14,7 +14,6 @@ import os
 import selectors
 import socket
 import struct
-import sys
 import threading
 import time
 from collections import deque
@@ -372,7 +371,7 @@ def check() -> None:
 def _end() -> None:
     # The connections stay open: whoever waits for this worker must not end before this process.
     if _current is not None:
-        if not mpi.failed and not hasattr(sys, "last_value"):  # others may wait for a worker that failed
+        if not mpi.failed():  # others may wait for a worker that failed
             _current[1].leave()
         _current[1].flush()
 

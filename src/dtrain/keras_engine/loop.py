@@ -181,16 +181,11 @@ class Loop:
         try:
             with events.loop(self.kind, step):
                 yield
-        except tf.errors.InvalidArgumentError as error:
-            refused = data_error_of(error)
-            if refused is None:
+        except (tf.errors.InvalidArgumentError, tf.errors.UnknownError) as error:
+            own = data_error_of(error) or upstream_tensorflow.error_of_array_function(error)
+            if own is None:
                 raise
-            raise refused from None
-        except tf.errors.UnknownError as error:
-            raised = upstream_tensorflow.error_of_array_function(error)
-            if raised is None:
-                raise
-            raise raised from None
+            raise own from None
         finally:
             _running.reset(token)
 

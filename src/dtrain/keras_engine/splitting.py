@@ -74,7 +74,7 @@ def check_rows(batch: Any, rows: Any) -> Any:
         return tf.identity(rows)
 
 
-def data_error_of(error: tf.errors.InvalidArgumentError) -> DataError | None:
+def data_error_of(error: tf.errors.OpError) -> DataError | None:
     """The `DataError` for an error that TensorFlow raised because of `check_rows`; None for any other."""
     found = re.search(f"{re.escape(_BEGIN)}(.*?){re.escape(_END)}", str(error), re.DOTALL)
     return None if found is None else _error(found[1].replace("\\'", "'"))
