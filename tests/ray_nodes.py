@@ -4,7 +4,8 @@
         ...
 
 A node is `ray start --block`, with a small object store and without a dashboard. At the end, it is killed
-with all processes that it has started.
+with all processes that it has started. The clusters are closed: who uses one has the variables `ACCESS`. They
+also keep the tests independent of a token in the home folder, as `ray.init` makes one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -30,7 +32,9 @@ from processes import alive, wait_until
 
 LIMIT = 120.0  # seconds for a node to start on a busy machine
 STORE = 80_000_000  # bytes of the object store, about the least that Ray accepts
+ACCESS = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 ENVIRONMENT = {
+    **ACCESS,
     "CUDA_VISIBLE_DEVICES": "-1",
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",

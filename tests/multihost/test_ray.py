@@ -109,6 +109,13 @@ with dtrain.strategy("parameter_server").scope():
 history = model.fit(np.eye(64, 4), np.ones(64), batch_size=8, epochs=3, verbose=0)
 print("steps:", int(model.optimizer.iterations.numpy()), flush=True)
 """
+WITHOUT_ACCESS = """
+import os, sys
+for name in [*os.environ]:
+    if name.startswith("RAY_AUTH"):
+        del os.environ[name]
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 # Each worker tells its steps until the file "end" is there, and notes its host and its attempt.
 TELLS = """
 import json, os, signal, sys, time
@@ -229,6 +236,9 @@ def test_what_the_cluster_cannot_place_is_an_error_in_time(cluster: Cluster, tmp
     done = cluster.run(["-m", "dtrain", "launch", "--ray", "host1:9", "job.py"], tmp_path, 60)
     assert done.returncode == 2 and "Ray does not answer at host1:9: Connection refused" in done.stderr
     assert "Is the cluster up" in done.stderr and "Traceback" not in done.stderr
+    closed = ["-m", "dtrain", "launch", "--ray", cluster.head.address, "job.py"]
+    done = cluster.run(["-c", WITHOUT_ACCESS, sys.executable, *closed], tmp_path, 90)
+    assert done.returncode == 2 and "set RAY_AUTH_MODE=token" in done.stderr, done.stderr
 
 
 @pytest.mark.soak("the tests above run such programs; this one runs those of the page")

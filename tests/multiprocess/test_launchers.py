@@ -33,7 +33,7 @@ from dtrain.launch.task_handle import TaskCommand
 from dtrain.topology import Task
 from mpi_jobs import needs_mpi, traces
 from processes import alive, processes_with, wait_until
-from ray_nodes import needs_ray, ray_node
+from ray_nodes import ACCESS, needs_ray, ray_node
 from restart_jobs import run
 
 LIMIT = 60.0
@@ -143,7 +143,9 @@ def launcher(request: pytest.FixtureRequest) -> Iterator[str]:
     with contextlib.ExitStack() as stack:
         if request.param == "ray":
             address = stack.enter_context(ray_node(cpus=4)).address
-            stack.enter_context(pytest.MonkeyPatch.context()).setenv("RAY_ADDRESS", address)
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            for name, value in {"RAY_ADDRESS": address, **ACCESS}.items():
+                patch.setenv(name, value)
         yield request.param
 
 

@@ -206,7 +206,8 @@ def _connect(address: str) -> None:
             ) from error
         raise RayError(
             f"Ray could not be used at {address}: {type(error).__name__}: {said}",
-            hint=f"Start a cluster (ray start --head), and {_NO_NODE}.",
+            hint=f"Start a cluster (ray start --head), and {_NO_NODE}. If the cluster asks for a token, set "
+            "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN where ~/.ray/auth_token does not have it.",
         ) from error
 
 
