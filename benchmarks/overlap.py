@@ -1,0 +1,204 @@
+"""What is gained when gradients are sent while others are computed, on a link of 1 and of 10 Gbit/s.
+
+    python benchmarks/overlap.py [--rounds 1] [--out FILE.json]
+
+Two hosts (network namespaces) train with a worker each. `tbf` shapes the link between them, so this needs
+root, `ip` and `tc`. The layers of the model wait, as if a device computed for them: with two workers that
+compute, a machine of two cores has no core free. A step is compared with the least that it can take: forward
+pass, the longer of backward pass and all-reduce, and update, each measured by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jobs
+
+WIDTH, LAYERS = 974, 8  # of 30 MB together
+FORWARD_SECONDS, BACKWARD_SECONDS = 0.004, 0.008  # of one layer
+STEPS, EPOCHS, BATCH = 30, 2, 64
+RATES = (1e9, 1e10)
+LIMIT = 200.0  # seconds for one job
+
+
+def network() -> Any:
+    """Dense layers, all but the first and the last of which wait instead of multiplying."""
+    import keras
+    import tensorflow as tf
+
+    def waiting(seconds: float, x: Any) -> Any:
+        def wait(array: Any) -> Any:
+            time.sleep(seconds)
+            return array
+
+        # An operation with a state would run in the program's order, and nothing beside it.
+        return tf.ensure_shape(tf.numpy_function(wait, [x], tf.float32, stateful=False), x.shape)
+
+    class Waiting(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
+        def build(self, shape: Any) -> None:
+            self.kernel = self.add_weight(shape=(WIDTH, WIDTH))
+
+        def call(self, x: Any) -> Any:
+            @tf.custom_gradient  # type: ignore[untyped-decorator]
+            def wait(x: Any, kernel: Any) -> Any:
+                def gradient(upstream: Any) -> Any:
+                    upstream = waiting(BACKWARD_SECONDS, upstream)
+                    return upstream, tf.fill((WIDTH, WIDTH), tf.reduce_mean(upstream))
+
+                return waiting(FORWARD_SECONDS, x), gradient
+
+            return wait(x, tf.convert_to_tensor(self.kernel))
+
+    layers = [Waiting() for _ in range(LAYERS - 1)]
+    dense = keras.layers.Dense
+    return keras.Sequential([keras.Input((WIDTH,)), dense(WIDTH), *layers, dense(10)])
+
+
+def looped(once: Callable[[], Any]) -> float:
+    """Milliseconds of one of many calls in the graph, after some that are not counted."""
+    import tensorflow as tf
+
+    def body(i: Any, total: Any) -> Any:
+        return i + 1, total + once()
+
+    calls = tf.function(
+        lambda count: tf.while_loop(lambda i, _: i < count, body, (0, 0.0))[1], autograph=False
+    )
+    calls(tf.constant(3)).numpy()
+    begun = time.perf_counter()
+    calls(tf.constant(STEPS)).numpy()
+    return (time.perf_counter() - begun) / STEPS * 1e3
+
+
+def alone() -> dict[str, float]:
+    """What the parts of a step take in one process."""
+    import keras
+    import tensorflow as tf
+
+    model, optimizer = network(), keras.optimizers.SGD()
+    variables = model.trainable_variables
+    optimizer.build(variables)
+    x = tf.random.normal((BATCH, WIDTH))
+
+    def loss() -> Any:
+        return tf.reduce_mean(model(x, training=True) ** 2)
+
+    def gradients() -> Any:
+        with tf.GradientTape() as tape:
+            value = loss()
+        return value, tape.gradient(value, [variable.value for variable in variables])
+
+    def both_passes() -> Any:
+        value, found = gradients()
+        return value + tf.add_n([tf.reduce_max(each[:1]) for each in found])  # uses each gradient
+
+    def step() -> Any:
+        value, found = gradients()
+        optimizer.apply(found, variables)
+        return value
+
+    forward, passes, whole = looped(loss), looped(both_passes), looped(step)
+    return {"forward": forward, "backward": passes - forward, "update": max(0.0, whole - passes)}
+
+
+def worker() -> dict[str, float]:
+    """What a step of a warm `fit` takes, and the all-reduce of its gradients by itself."""
+    import numpy as np
+    import tensorflow as tf
+
+    import dtrain
+
+    strategy = dtrain.MultiWorkerMirroredStrategy(communication="ring")
+    with strategy.scope():
+        model = network()
+        model.compile("sgd", "mse")
+    x = np.random.default_rng(0).normal(size=(2 * BATCH * STEPS, WIDTH)).astype("float32")
+    y = np.zeros((len(x), 10), "float32")
+    for _ in range(2):
+        begun = time.perf_counter()
+        model.fit(x, y, batch_size=2 * BATCH, epochs=EPOCHS, verbose=0)
+    fit = (time.perf_counter() - begun) / (EPOCHS * STEPS) * 1e3
+    gradients = [tf.zeros(variable.shape) for variable in model.trainable_variables]
+
+    def all_reduced() -> Any:
+        totals = tf.distribute.get_replica_context().all_reduce("SUM", gradients)
+        return tf.add_n([tf.reshape(total, [-1])[0] for total in totals])
+
+    return {"fit": fit, "all-reduce": looped(lambda: strategy.run(all_reduced))}
+
+
+def job(rate: float, overlap: bool) -> dict[str, float]:
+    """What the first of two workers on two hosts has measured.
+
+    Raises:
+        RuntimeError: the job failed.
+    """
+    sys.path.append(str(Path(__file__).parents[1] / "tests"))
+    from hosts import hosts
+
+    with tempfile.TemporaryDirectory(prefix="dtrain-benchmark-") as folder, contextlib.ExitStack() as stack:
+        made = stack.enter_context(hosts(Path(folder, "hosts"), 2, rate=rate))
+        cluster = {"worker": [f"{host.name}:20100" for host in made]}
+        processes = []
+        for index, host in enumerate(made):
+            task = {"type": "worker", "index": index}
+            env = environment(TF_CONFIG=json.dumps({"cluster": cluster, "task": task}))
+            log = stack.enter_context(Path(folder, f"log-{index}").open("w"))
+            command = [sys.executable, __file__, "worker"]
+            env |= {"DTRAIN_OVERLAP": str(int(overlap))}
+            processes.append(host.popen(command, env=env, stdout=log, stderr=subprocess.STDOUT))
+            stack.callback(processes[-1].kill)
+        statuses = [process.wait(LIMIT) for process in processes]
+        output = Path(folder, "log-0").read_text()
+        if any(statuses):
+            raise RuntimeError(f"the job failed:\n{output[-2000:]}")
+        found: dict[str, float] = json.loads(output.splitlines()[-1])
+        return found
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a process that measures: one thread for each operation."""
+    one = dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS"), "1")
+    return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1", **one, **more}
+
+
+def main() -> None:
+    """Measures, prints a table and writes JSON."""
+    if len(sys.argv) == 2 and sys.argv[1] in ("alone", "worker"):
+        print(json.dumps(alone() if sys.argv[1] == "alone" else worker()), flush=True)
+        return
+    arguments = jobs.parser("what overlapping gains on a link", rounds=1).parse_args()
+    output = subprocess.run(
+        [sys.executable, __file__, "alone"], env=environment(), stdout=subprocess.PIPE, check=True, text=True
+    ).stdout
+    parts = json.loads(output.splitlines()[-1])
+    found = {**jobs.circumstances(), "parts": parts, "links": {}}
+    rows = []
+    for rate in RATES:
+        rounds = [(job(rate, True), job(rate, False)) for _ in range(arguments.rounds)]
+        measured = []
+        for with_overlap, without in rounds:
+            reduced = with_overlap["all-reduce"]
+            least = parts["forward"] + max(parts["backward"], reduced) + parts["update"]
+            measured.append((with_overlap["fit"], without["fit"], reduced, least))
+        fit, serial, reduced, least = sorted(measured)[len(measured) // 2]
+        found["links"][f"{rate:g}"] = {"with": fit, "without": serial, "all-reduce": reduced, "least": least}
+        row = [f"{rate / 1e9:g} Gbit/s", *(f"{each:.0f}" for each in (reduced, least, fit))]
+        rows.append([*row, f"{fit / least:.2f}", f"{serial:.0f}", f"{serial / least:.2f}"])
+    print(", ".join(f"{name} {value:.1f} ms" for name, value in parts.items()))
+    heads = ["link", "all-reduce, ms", "least, ms", "step, ms", "of the least", "without overlap, ms"]
+    jobs.print_table([*heads, "of the least"], rows)
+    jobs.write(found, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
