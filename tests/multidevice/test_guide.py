@@ -28,14 +28,17 @@ TEST_FILE = re.compile(r"\.\./(tests/[\w/]+\.py)")
 TEST_NAME = re.compile(r"`(test_\w+)`(?!\])")
 
 TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in guide.pages()}
-ENGINES = {"ray"}  # pages whose programs need a cluster: a test of tests/multihost runs them
+ENGINES = {"ray", "tune_on_ray.py"}  # pages and files that need a cluster: other tests run them
 WITH_PROGRAMS = [name for name, text in TEXTS.items() if guide.programs(text)]
 # Pages whose programs train for longer than ten seconds.
 LONG = {"batches", "best_practices", "coming_from", "index", "launching", "monitoring", "notebooks"}
 LONG |= {"precision", "questions", "tasks"}
 PAGES = [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in WITH_PROGRAMS]
 FILES = [
-    (name, block.title) for name, text in TEXTS.items() if name not in ENGINES for block in guide.files(text)
+    (name, block.title)
+    for name, text in TEXTS.items()
+    for block in guide.files(text)
+    if not {name, block.title} & ENGINES
 ]
 
 
