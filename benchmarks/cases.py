@@ -5,7 +5,7 @@ Plain data; how it is measured is `speed.py`'s.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Starter = Literal["alone", "pair", "workers", "mpirun", "launch", "launch --mpi", "torch"]
@@ -86,6 +86,11 @@ _STOCK_LOOP = Side(
     program=("train_loop.py", "multi_worker", "{network}", "{address}", "--pinned"),
     processes=2,
 )
+_STOCK_LOOP_OF_ARRAYS = replace(
+    _STOCK_LOOP,
+    title="stock TensorFlow, loop in the graph, from the same arrays",
+    program=(*_STOCK_LOOP.program, "--arrays"),
+)
 _STOCK_FIT = Side(
     title="stock Keras, fit",
     starter="workers",
@@ -123,9 +128,22 @@ def _workers(
     )
     sides = {"dtrain": ours, "pair": _PAIR, "60 lines": _ALL_REDUCE, "stock loop": _STOCK_LOOP}
     if peers:
-        sides |= {"DDP": _DDP, "stock fit": _STOCK_FIT}
+        sides |= {"stock loop, arrays": _STOCK_LOOP_OF_ARRAYS, "DDP": _DDP, "stock fit": _STOCK_FIT}
     title = f"two workers over {transport}, {network}"
     return Case(title=title, network=network, sides=sides, aims=aims, steps=steps)
+
+
+def _more_workers(number: int) -> Case:
+    """More workers than cores: what a step takes of the processor matters, beside as many processes apart."""
+    two = _workers("mid", "mpi", {}, peers=False)
+    sides = {
+        name: replace(
+            two.sides[name], processes=number, title=two.sides[name].title.replace("two", str(number))
+        )
+        for name in ("dtrain", "pair", "stock loop")
+    }
+    title = f"{number} workers over mpi, mid"
+    return Case(title=title, network="mid", sides=sides, aims={}, steps=60)
 
 
 CASES = {
@@ -152,4 +170,5 @@ CASES = {
     "small-ring": _workers("small", "ring", {}, peers=False),
     "mid-ring": _workers("mid", "ring", {}, peers=False),
     "big-ring": _workers("big", "ring", {"stock loop": 2.5}, peers=False, steps=120),
+    **{f"mid-mpi-{number}": _more_workers(number) for number in (2, 4, 8)},
 }  # fmt: skip

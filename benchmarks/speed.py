@@ -103,8 +103,8 @@ def judged(case: Case, taken: dict[str, list[jobs.Taken]]) -> dict[str, Any]:
         aim = case.aims.get(name)
         ratios[name] = found if aim is None else {**found, "aim": aim, "met": found["median"] >= aim}
     times = {name: jobs.summary(each) for name, each in taken.items()}
-    for each in times.values():
-        del each["processor"]  # that of the steps alone is not known
+    for name, each in times.items():  # a process makes the steps of several epochs, and more than its steps
+        each["processor"] = round(each["processor"] / jobs.EPOCHS / case.sides[name].processes, 3)
     batch = NETWORKS[case.network].batch
     return {
         "milliseconds_a_step": times,
@@ -140,7 +140,8 @@ def table(found: dict[str, Any]) -> str:
     """Markdown: a row a side."""
     from dtrain.text_table import markdown_of
 
-    heads = ["", "", "ms a step", "min to max", "examples/s", "memory", "dtrain is faster by", "aim", ""]
+    heads = ["", "", "ms a step", "min to max", "processor ms of one", "examples/s", "memory"]
+    heads += ["dtrain is faster by", "aim", ""]
     rows = []
     for key, case in found["cases"].items():
         about = CASES[key]
@@ -152,6 +153,7 @@ def table(found: dict[str, Any]) -> str:
             ratio = case["times_faster"].get(name)
             digits = 3 if times["median"] < 10 else 1
             row = [f"{times['median']:.{digits}f}", f"{times['min']:.{digits}f} to {times['max']:.{digits}f}"]
+            row += [f"{times['processor']:.{digits}f}"]
             row += [f"{case['examples_a_second'][name]:,}", f"{times['memory_mib']:,} MiB"]
             rows.append([about.title, side.title, *row, *(_ratio(ratio) if ratio else [])])
     lines = [markdown_of(heads, rows)]

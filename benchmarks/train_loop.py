@@ -1,7 +1,8 @@
 """The best loop that stock TensorFlow has: many steps a call, in the graph, over `strategy.run`.
 
 One process of a job that answers. It knows no dtrain; it computes no metrics, and each worker reads its own
-examples, so that it does less than `fit`.
+examples, so that it does less than `fit`. With `--arrays` it has the data of `fit`: each worker holds the
+arrays of all, and TensorFlow distributes the dataset.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ class Loop:
     Args:
         network: what is trained.
         strategy: TensorFlow's.
+        arrays: whether each process holds the arrays of all.
     """
 
-    def __init__(self, network: Network, strategy: Any) -> None:
+    def __init__(self, network: Network, strategy: Any, *, arrays: bool = False) -> None:
         import keras
         import tensorflow as tf
 
         self._network = network
+        self._arrays = arrays
         self._strategy = strategy
         batch = network.batch * strategy.num_replicas_in_sync
         with strategy.scope():
@@ -66,12 +69,26 @@ class Loop:
         import tensorflow as tf
 
         if steps not in self._iterators:
-            self._iterators[steps] = iter(self._strategy.distribute_datasets_from_function(self._data(steps)))
+            self._iterators[steps] = iter(
+                self._strategy.experimental_distribute_dataset(self._data_of_all(steps))
+                if self._arrays
+                else self._strategy.distribute_datasets_from_function(self._data(steps))
+            )
         iterator = self._iterators[steps]
         begun = time.perf_counter()
         for _ in range(jobs.EPOCHS):
             float(self._steps(iterator, tf.constant(steps)))
         return (time.perf_counter() - begun) / (jobs.EPOCHS * steps)
+
+    def _data_of_all(self, steps: int) -> Any:
+        """Global batches of the arrays that `fit` is given."""
+        import tensorflow as tf
+
+        batch = self._network.batch * self._strategy.num_replicas_in_sync
+        self._kept = self._network.data(batch * steps)  # as a user's program keeps its arrays
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+        return tf.data.Dataset.from_tensor_slices(self._kept).batch(batch).repeat().with_options(options)
 
     def _data(self, steps: int) -> Any:
         """Each replica's own examples, as slices of arrays: nothing is cheaper to read."""
@@ -98,11 +115,13 @@ def main() -> None:
     parser.add_argument("network", choices=NETWORKS)
     parser.add_argument("address")
     parser.add_argument("--pinned", action="store_true")
+    parser.add_argument("--arrays", action="store_true", help="each process holds the arrays of all")
     asked = parser.parse_args()
     if asked.pinned:
         workers.pin()
         workers.one_thread_each()
-    jobs.answer(asked.address, Loop(NETWORKS[asked.network], stock_strategy(asked.strategy)))
+    loop = Loop(NETWORKS[asked.network], stock_strategy(asked.strategy), arrays=asked.arrays)
+    jobs.answer(asked.address, loop)
 
 
 if __name__ == "__main__":
