@@ -317,7 +317,7 @@ def test_a_listener_of_this_very_process_is_in_the_way_as_well() -> None:
     assert not this_process_listens_on(port)
 
 
-def test_strangers_do_not_disturb(tasks: Tasks, ports: Callable[[int], list[int]]) -> None:
+def test_unauthenticated_connections_do_not_disturb(tasks: Tasks, ports: Callable[[int], list[int]]) -> None:
     found = ports(2)
     cluster = {"worker": local(found)}
     tasks.start(cluster, 0)
@@ -333,9 +333,9 @@ def test_strangers_do_not_disturb(tasks: Tasks, ports: Callable[[int], list[int]
             b"[" * 100_000 + b"\n",
             b"x" * 3_000_000,
         ):
-            stranger = stack.enter_context(socket.create_connection(("127.0.0.1", found[0]), timeout=5))
+            intruder = stack.enter_context(socket.create_connection(("127.0.0.1", found[0]), timeout=5))
             with contextlib.suppress(OSError):
-                stranger.sendall(garbage)
+                intruder.sendall(garbage)
         tasks.start(cluster, 1)
         assert errors_of(tasks.results()) == {""}
 
@@ -356,7 +356,7 @@ def _hello(**content: Any) -> bytes:
 
 
 @pytest.mark.parametrize("secret", ["", "known to all"])
-def test_a_well_formed_line_of_a_stranger_changes_nothing(
+def test_a_well_formed_line_without_the_secret_changes_nothing(
     tasks: Tasks, ports: Callable[[int], list[int]], secret: str
 ) -> None:
     found = ports(2)
@@ -379,8 +379,8 @@ def test_a_well_formed_line_of_a_stranger_changes_nothing(
             _hello(cluster=cluster, index=0, protocol=[deep], problem=deep),
             _hello(cluster=cluster) + b'{"dtrain": "gave up"}\n' if secret else _hello(problem="x"),
         ):
-            stranger = stack.enter_context(socket.create_connection(("127.0.0.1", found[0]), timeout=5))
-            stranger.sendall(line)
+            intruder = stack.enter_context(socket.create_connection(("127.0.0.1", found[0]), timeout=5))
+            intruder.sendall(line)
         for _ in range(80):  # silent ones
             stack.enter_context(socket.create_connection(("127.0.0.1", found[0]), timeout=5))
         tasks.start(cluster, 1, secret=secret)
@@ -415,8 +415,8 @@ def test_processes_of_one_user_on_one_machine_share_a_secret(
     cluster = {"worker": local(found)}
     tasks.start(cluster, 0, secret=None)
     wait_for_listener(found[0])
-    with socket.create_connection(("127.0.0.1", found[0]), timeout=5) as stranger:
-        stranger.sendall(_hello(cluster=cluster) + b'{"dtrain": "gave up"}\n')
+    with socket.create_connection(("127.0.0.1", found[0]), timeout=5) as intruder:
+        intruder.sendall(_hello(cluster=cluster) + b'{"dtrain": "gave up"}\n')
         tasks.start(cluster, 1, secret=None)
         results = tasks.results()
     assert errors_of(results) == {""} and "does not know the secret" in results[0]["stderr"]

@@ -236,11 +236,11 @@ def test_a_listener_ends_at_once_while_somebody_holds_its_pipe(
 ) -> None:
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
     listener = Listener(messages.put)
-    stranger = os.dup(listener.descriptor)
+    duplicate = os.dup(listener.descriptor)
     monkeypatch.setenv(channel.VARIABLE, listener.address)
     assert all(tell_removal(f"/{number}") for number in range(200))
     begin = time.monotonic()
     listener.close()
     assert time.monotonic() - begin < 0.9
     assert messages.qsize() == 200
-    os.close(stranger)
+    os.close(duplicate)

@@ -292,7 +292,7 @@ def test_workers_connect_locally_or_over_tcp(one_machine: bool) -> None:
         assert (total == 6.0).all()
 
 
-def test_strangers_are_not_taken_for_workers() -> None:
+def test_unauthenticated_connections_are_not_taken_for_workers() -> None:
     """One who does not know the secret, and many who say nothing, come first; the worker is taken at once."""
     board = Noticeboard(2)
     silent: list[socket.socket] = []
@@ -303,10 +303,10 @@ def test_strangers_are_not_taken_for_workers() -> None:
             for _ in range(80):
                 where = found[0][0]["host"], found[0][0]["port"]
                 silent.append(socket.create_connection(where, timeout=SECONDS))
-            stranger = socket.create_connection((found[0][0]["host"], found[0][0]["port"]), timeout=SECONDS)
-            stranger.sendall(connect.HELLO.pack(1, b"?" * 32))
-            assert stranger.recv(1) == b""
-            stranger.close()
+            intruder = socket.create_connection((found[0][0]["host"], found[0][0]["port"]), timeout=SECONDS)
+            intruder.sendall(connect.HELLO.pack(1, b"?" * 32))
+            assert intruder.recv(1) == b""
+            intruder.close()
         return found
 
     begun = time.monotonic()

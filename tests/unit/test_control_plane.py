@@ -234,10 +234,10 @@ def test_a_member_of_another_version_is_told(sides: Sides) -> None:
 
 
 def test_another_secret_opens_nothing(sides: Sides) -> None:
-    stranger, heard = sides.client(Secret(b"the secret of another job", "a test"))
-    stranger.send(End(0))
-    wait_until(lambda: stranger.unproved > 1 and sides.server.strangers > 1, 20)
-    assert not stranger.proved and not heard and not sides.heard
+    intruder, heard = sides.client(Secret(b"the secret of another job", "a test"))
+    intruder.send(End(0))
+    wait_until(lambda: intruder.unproved > 1 and sides.server.unauthenticated > 1, 20)
+    assert not intruder.proved and not heard and not sides.heard
     sides.meets(*sides.client())
 
 

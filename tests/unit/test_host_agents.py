@@ -129,7 +129,7 @@ class Server:
     """The part of `ControlServer` that a launcher uses; keeps what was sent to each node."""
 
     def __init__(self) -> None:
-        self.strangers = 0
+        self.unauthenticated = 0
         self.sent: dict[bytes, list[HostMessage]] = {}
 
     def send(self, peer: bytes, message: HostMessage) -> None:

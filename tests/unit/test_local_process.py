@@ -49,10 +49,10 @@ def test_a_signal_reaches_the_task_and_what_it_started_and_nobody_else(
     task: tuple[LocalProcess, int],
 ) -> None:
     process, child = task
-    stranger = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    unrelated = subprocess.Popen(["sleep", "60"], start_new_session=True)
     try:
         # SIGCONT does nothing to a process that runs, whoever should get it by mistake.
-        for pid in (-1, 0, 1, 2, 1 << 22, 1 << 31, 1 << 80, -process.pid, os.getpid(), stranger.pid):
+        for pid in (-1, 0, 1, 2, 1 << 22, 1 << 31, 1 << 80, -process.pid, os.getpid(), unrelated.pid):
             assert not process.signal_member(pid, signal.SIGCONT), pid
         assert process.signal_member(process.pid, signal.SIGCONT)
         assert process.signal_member(child, signal.SIGTERM)  # which ends the task as well
@@ -62,7 +62,7 @@ def test_a_signal_reaches_the_task_and_what_it_started_and_nobody_else(
             time.sleep(0.02)
         assert process.exit_code == 0
         assert not process.signal_member(process.pid, signal.SIGCONT)
-        assert stranger.poll() is None
+        assert unrelated.poll() is None
     finally:
-        stranger.kill()
-        stranger.wait()
+        unrelated.kill()
+        unrelated.wait()

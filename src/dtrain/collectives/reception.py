@@ -20,7 +20,7 @@ from dtrain.log import logger
 SECRET = 32  # bytes
 HELLO = struct.Struct(f"!I{SECRET}s")
 _PATIENCE = 2.0  # seconds within which a connection must send its hello
-_STRANGERS = 64  # connections without a hello that may be open; beyond that, the oldest are closed
+_MOST_UNAUTHENTICATED = 64  # connections without a hello that may be open; beyond that, the oldest are closed
 _LOOK = 0.2  # seconds between two checks of the deadline and of silent connections
 
 
@@ -114,7 +114,7 @@ class Reception:
             return None
         return int(worker)
 
-    def _close_old(self, most: int = _STRANGERS) -> None:
+    def _close_old(self, most: int = _MOST_UNAUTHENTICATED) -> None:
         now = time.monotonic()
         visitors = list(self._visitors.values())
         for place, visitor in enumerate(visitors):

@@ -26,7 +26,7 @@ _LINE = 1 << 16  # the most bytes of a message
 _ANSWER = 10.0  # seconds within which a peer must answer a message
 _CONNECT = 3.0  # seconds within which a host must answer a connection attempt
 _CONVERSATION = 30.0  # seconds that a whole conversation may take
-_STRANGERS = threading.BoundedSemaphore(16)  # the most connections that are served at a time
+_SERVED = threading.BoundedSemaphore(16)  # the most connections that are served at a time
 _PINGS = 20
 _SMALL, _LARGE = 1 << 20, 32 << 20  # bytes sent to measure bandwidth
 _FAST = 0.05  # seconds; if the small message takes less, the large one is sent too
@@ -210,7 +210,7 @@ class Meeting:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
-            if not _STRANGERS.acquire(blocking=False):
+            if not _SERVED.acquire(blocking=False):
                 connection.close()
                 continue
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
@@ -232,7 +232,7 @@ class Meeting:
                         self._done.add(peer)
                         return
         finally:
-            _STRANGERS.release()
+            _SERVED.release()
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from zmq.utils.monitor import parse_monitor_message
 from dtrain.cluster.secret import Secret
 from dtrain.cluster.sockets import listen_at, loopback_host
 from dtrain.errors import PeerMismatchError, PortInUseError
-from dtrain.launch.hosts.door import Door
+from dtrain.launch.hosts.connection_limit import ConnectionLimit
 from dtrain.launch.hosts.link import Link
 from dtrain.launch.hosts.messages import LONGEST, HostMessage, Malformed, OutputLine, Refused, encode, parse
 from dtrain.log import logger
@@ -174,7 +174,7 @@ class ControlServer(_Endpoint):
 
     Attributes:
         port: the port on which it listens.
-        strangers: the number of connections that ended without a proof that they know the secret.
+        unauthenticated: the number of connections that ended without a proof that they know the secret.
 
     Raises:
         PortInUseError: another process uses the port.
@@ -197,7 +197,7 @@ class ControlServer(_Endpoint):
         self._client_key = z85.decode(key_pair(secret, "client")[0])
         self._links: dict[bytes, Link] = {}
         self._open: set[int] = set()  # the descriptors of open connections
-        self.strangers = 0
+        self.unauthenticated = 0
         # ZeroMQ asks here whether a client's key is known. Without an answer it would accept every key.
         self._zap = self._context.socket(zmq.REP)
         self._zap.bind("inproc://zeromq.zap.01")
@@ -218,7 +218,7 @@ class ControlServer(_Endpoint):
         self.port = self._listener.getsockname()[1]
         self._socket.setsockopt(zmq.USE_FD, os.dup(self._listener.fileno()))
         self._socket.bind(f"tcp://127.0.0.1:{self.port}")  # with USE_FD, ZeroMQ listens on the descriptor
-        self._door = Door(self._listener)
+        self._limit = ConnectionLimit(self._listener)
 
     def run(self) -> None:
         """Serve until the end."""
@@ -261,7 +261,7 @@ class ControlServer(_Endpoint):
             if now - link.heard_at > LOST:
                 del self._links[peer]
                 self._arrived.put((peer, b""))
-        self._door.keep(len(self._open) - len(self._links))
+        self._limit.apply(len(self._open) - len(self._links))
 
     def _receive(self, peer: bytes, frame: bytes) -> None:
         link = self._links.get(peer)
@@ -299,7 +299,7 @@ class ControlServer(_Endpoint):
         elif event == zmq.EVENT_DISCONNECTED:
             self._open.discard(value)
         elif event in _NO_PROOF:
-            self.strangers += 1
+            self.unauthenticated += 1
 
     def _release(self, linger: int) -> None:
         super()._release(linger)

@@ -107,9 +107,9 @@ class NodesLauncher(HostsLauncher):
         if waited < nodes.join_timeout:
             return ""
         absent = ", ".join(str(node) for node in range(nodes.most) if node not in present)
-        strangers = 0 if self._server is None else self._server.strangers
+        unauthenticated = 0 if self._server is None else self._server.unauthenticated
         needed = f"at least {nodes.fewest}" if nodes.fewest < nodes.most else nodes.most
-        other = f" {strangers} connections did not know the job's secret." if strangers else ""
+        other = f" {unauthenticated} connections did not know the job's secret." if unauthenticated else ""
         return (
             f"{len(present)} of {needed} nodes have joined at {nodes.rendezvous} in {waited:.0f} s; "
             f"missing: node {absent}.{other}"
