@@ -20,7 +20,7 @@ from typing import Any
 from dtrain.cluster import peers
 from dtrain.cluster.secret import Secret
 from dtrain.cluster.sockets import connect_to, listen_at
-from dtrain.collectives.reception import HELLO, SECRET, Reception, word
+from dtrain.collectives.acceptor import HELLO, SECRET, Acceptor, proof
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
 
@@ -67,7 +67,7 @@ def connect_all(
         where = {"host": host, "machine": machine(), **{kind: name for kind, (name, _) in listeners.items()}}
         told = exchange(layout, (where, nonce if layout.worker == 0 else None))
         shared, nonce = job_secret(), told[0][1]
-        # Without a job secret, the only secret is a random word, which travels in the clear.
+        # Without a job secret, the only secret is a random number, which travels in the clear.
         secret = nonce if shared is None else shared.sign("transport", nonce)
         found: dict[int, socket.socket] = {}
         accepting = threading.Thread(
@@ -122,8 +122,8 @@ def _connect(here: dict[str, Any], there: dict[str, Any], worker: int, secret: b
         return None
     try:
         sock.settimeout(_SECONDS)
-        sock.sendall(HELLO.pack(worker, word(secret, "hello", worker)))
-        if hmac.compare_digest(_receive(sock, SECRET), word(secret, "welcome", worker)):
+        sock.sendall(HELLO.pack(worker, proof(secret, "hello", worker)))
+        if hmac.compare_digest(_receive(sock, SECRET), proof(secret, "welcome", worker)):
             return sock
     except OSError:
         pass
@@ -139,8 +139,8 @@ def _receive_others(
 ) -> None:
     """Accepts the connections of all workers with higher numbers, into `found`."""
     awaited = set(range(layout.worker + 1, layout.workers))
-    reception = Reception([sock for _, sock in listeners.values()], awaited, secret)
-    reception.run(found, time.monotonic() + _SECONDS)
+    acceptor = Acceptor([sock for _, sock in listeners.values()], awaited, secret)
+    acceptor.run(found, time.monotonic() + _SECONDS)
 
 
 def _receive(sock: socket.socket, count: int) -> bytes:

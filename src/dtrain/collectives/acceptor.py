@@ -25,13 +25,13 @@ _LOOK = 0.2  # seconds between two checks of the deadline and of silent connecti
 
 
 @dataclass
-class _Visitor:
+class _PendingConnection:
     sock: socket.socket
     since: float
     said: bytes = b""
 
 
-class Reception:
+class Acceptor:
     """Waits until the expected workers have connected.
 
     Args:
@@ -44,7 +44,7 @@ class Reception:
         self._listeners = {sock.fileno(): sock for sock in listeners}
         self._awaited = set(awaited)
         self._secret = secret
-        self._visitors: dict[int, _Visitor] = {}  # the oldest first
+        self._pending: dict[int, _PendingConnection] = {}  # the oldest first
         self._poll = select.poll()
         for sock in listeners:
             sock.setblocking(False)
@@ -61,76 +61,76 @@ class Reception:
             while self._awaited and time.monotonic() < deadline:
                 for number, _ in self._poll.poll(_LOOK * 1000):
                     if number in self._listeners:
-                        self._let_in(self._listeners[number])
-                    elif number in self._visitors:
-                        self._hear(self._visitors[number], found)
+                        self._accept(self._listeners[number])
+                    elif number in self._pending:
+                        self._receive(self._pending[number], found)
                 self._close_old()
         except OSError:
             pass  # the listeners are closed: the time is over
         finally:
-            for visitor in list(self._visitors.values()):
-                self._close(visitor)
+            for connection in list(self._pending.values()):
+                self._close(connection)
 
-    def _let_in(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         sock = accept(listener, lambda line: logger.warning("While workers connect, %s", line))
         if sock is None:
-            self._close_old(most=len(self._visitors) - 1)
+            self._close_old(most=len(self._pending) - 1)
             return
         sock.setblocking(False)
-        self._visitors[sock.fileno()] = _Visitor(sock, time.monotonic())
+        self._pending[sock.fileno()] = _PendingConnection(sock, time.monotonic())
         self._poll.register(sock, select.POLLIN)
 
-    def _hear(self, visitor: _Visitor, found: dict[int, socket.socket]) -> None:
+    def _receive(self, connection: _PendingConnection, found: dict[int, socket.socket]) -> None:
         try:
-            more = visitor.sock.recv(HELLO.size - len(visitor.said))
+            more = connection.sock.recv(HELLO.size - len(connection.said))
         except BlockingIOError:
             return
         except OSError:
             more = b""
-        visitor.said += more
+        connection.said += more
         if not more:
-            self._close(visitor)
-        elif len(visitor.said) == HELLO.size:
-            worker = self._greet(visitor)
+            self._close(connection)
+        elif len(connection.said) == HELLO.size:
+            worker = self._authenticate(connection)
             if worker is None:
-                self._close(visitor)
+                self._close(connection)
             else:
-                self._forget(visitor)
+                self._unregister(connection)
                 self._awaited.discard(worker)
-                found[worker] = visitor.sock
+                found[worker] = connection.sock
 
-    def _greet(self, visitor: _Visitor) -> int | None:
+    def _authenticate(self, connection: _PendingConnection) -> int | None:
         """Answers a valid hello with a proof that this worker knows the secret, too.
 
         Returns:
             The number of the worker; None if the hello is not valid, or the worker is not expected.
         """
-        worker, said = HELLO.unpack(visitor.said)
-        if not hmac.compare_digest(said, word(self._secret, "hello", worker)) or worker not in self._awaited:
+        worker, said = HELLO.unpack(connection.said)
+        if not hmac.compare_digest(said, proof(self._secret, "hello", worker)) or worker not in self._awaited:
             return None
         try:
-            visitor.sock.sendall(word(self._secret, "welcome", worker))  # the empty send buffer takes it
+            connection.sock.sendall(proof(self._secret, "welcome", worker))  # the empty send buffer takes it
         except OSError:
             return None
         return int(worker)
 
     def _close_old(self, most: int = _MOST_UNAUTHENTICATED) -> None:
         now = time.monotonic()
-        visitors = list(self._visitors.values())
-        for place, visitor in enumerate(visitors):
-            if now - visitor.since > _PATIENCE or place < len(visitors) - max(0, most):
-                self._close(visitor)
+        pending = list(self._pending.values())
+        for place, connection in enumerate(pending):
+            if now - connection.since > _PATIENCE or place < len(pending) - max(0, most):
+                self._close(connection)
 
-    def _close(self, visitor: _Visitor) -> None:
-        self._forget(visitor)
-        visitor.sock.close()
+    def _close(self, connection: _PendingConnection) -> None:
+        self._unregister(connection)
+        connection.sock.close()
 
-    def _forget(self, visitor: _Visitor) -> None:
-        number = visitor.sock.fileno()
+    def _unregister(self, connection: _PendingConnection) -> None:
+        number = connection.sock.fileno()
         self._poll.unregister(number)
-        del self._visitors[number]
+        del self._pending[number]
 
 
-def word(secret: bytes, said: str, worker: int) -> bytes:
+def proof(secret: bytes, said: str, worker: int) -> bytes:
     """A proof of knowing the secret that does not reveal it: an HMAC-SHA256 of the message and the worker."""
     return hmac.digest(secret, f"{said} {worker}".encode(), "sha256")
