@@ -31,7 +31,7 @@ RUN_AGAIN = RunAgain.STATUS
 
 _LINE_LIMIT = 4096  # bytes (PIPE_BUF) that Linux writes to a pipe atomically
 _CATCH_UP = 1.0  # seconds for the launcher to read the pipe's content
-_LAST_WORDS = 5.0  # seconds that an exiting process waits for a launcher that does not read
+_FLUSH_SECONDS = 5.0  # seconds that an exiting process waits for a launcher that does not read
 
 
 def request_restart(job: str, index: int, reason: str, *, pid: int | None = None) -> bool:
@@ -186,7 +186,7 @@ class _Notes:
                 self._thread.start()
         return True
 
-    def flush(self, patience: float = _LAST_WORDS) -> None:
+    def flush(self, patience: float = _FLUSH_SECONDS) -> None:
         """Wait until all queued lines are sent, at most `patience` seconds."""
         thread = self._thread
         if thread is not None:

@@ -59,7 +59,7 @@ def test_a_full_disk_is_warned_of_once_and_lines_are_counted(tmp_path: Path) -> 
 
 def test_a_disk_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_logs, "_WAITING", 10)
-    monkeypatch.setattr(task_logs, "_GOODBYE", 0.1)
+    monkeypatch.setattr(task_logs, "_CLOSE_SECONDS", 0.1)
     logs = TaskLogs(tmp_path, warned := [])  # type: ignore[arg-type]
     logs._warn = warned.append
     begun, go = [], task_logs.threading.Event()  # type: ignore[attr-defined]

@@ -34,7 +34,7 @@ CHIEF = Task("chief", 0)
 
 _TOKEN = "dtrain/control"  # the name of the Python function on the servers
 _REASON_SHOWN = 2000  # characters shown of the chief's reason for its failure
-FAREWELL_TIME = 5.0
+FINISH_TIME = 5.0
 """Seconds in which all servers together must answer that the program has ended."""
 
 _THREAD_END_TIME = 1.0  # seconds in which all threads together must end after their last request
@@ -176,7 +176,7 @@ def finish(topology: Topology, *, failed: bool, reason: str = "") -> None:
     _finished = True
     _remember(topology)
     message = {"ask": "failed", "reason": reason} if failed else {"ask": "done"}
-    deadline = time.monotonic() + FAREWELL_TIME
+    deadline = time.monotonic() + FINISH_TIME
     answers = {task: _thread_of(task).put(message) for task in topology.servers()}
     complete = True
     stock = []
@@ -336,7 +336,7 @@ def _call_directly(task: Task, address: str, text: str) -> Any:
     """Send a request as `_call` does, but in a new TensorFlow session with its own connection."""
     import tensorflow as tf
 
-    config = tf.compat.v1.ConfigProto(operation_timeout_in_ms=int(FAREWELL_TIME * 1000))
+    config = tf.compat.v1.ConfigProto(operation_timeout_in_ms=int(FINISH_TIME * 1000))
     config.device_filters.append(f"/job:{task.job}/task:{task.index}")
     with tf.Graph().as_default() as graph:
         with _on(task):

@@ -269,7 +269,7 @@ def _finish_at_exit(mpi: Any, ours: bool) -> None:
             for function in _before_leaving:
                 function()
             # If other code initialised MPI, that code decides whether to wait for the other ranks.
-            _take_leave(wait=ours)
+            _announce_end(wait=ours)
             if ours:
                 mpi.Finalize()
         elif not ours:  # otherwise the code that initialised MPI would finalise it, and wait for the peers
@@ -308,7 +308,7 @@ def check_ended() -> None:
         )
 
 
-def _take_leave(*, wait: bool) -> None:
+def _announce_end(*, wait: bool) -> None:
     """Tell the other ranks that this one ends its program.
 
     MPI_Finalize waits silently for the other ranks, and a rank that waits for this one would wait for ever.

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from dtrain.cluster import settings
-from dtrain.cluster.control import CHIEF, FAREWELL_TIME, Control, ask, connect_chief, finish, note_failure
+from dtrain.cluster.control import CHIEF, FINISH_TIME, Control, ask, connect_chief, finish, note_failure
 from dtrain.cluster.rendezvous import hold_port, log_to_stderr
 from dtrain.cluster.rendezvous_server import LOG_INTERVAL, giving_up
 from dtrain.cluster.sockets import (
@@ -47,7 +47,7 @@ __all__ = [
 _WATCH_INTERVAL = 2.0  # seconds between two checks for the chief
 _ANSWER_TIME = 0.2  # seconds for TensorFlow to send the last answer before the process ends
 # Seconds that a server waits for the chief to end after its last message; the chief may wait for others.
-_CHIEF_END_TIME = FAREWELL_TIME + 3.0
+_CHIEF_END_TIME = FINISH_TIME + 3.0
 
 
 def check_roles(topology: Topology) -> None:

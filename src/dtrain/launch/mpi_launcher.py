@@ -33,7 +33,7 @@ from dtrain.topology import Task
 PATIENCE = 60.0
 """Seconds for all ranks to be started."""
 
-_GOODBYE = 5.0  # seconds for srun to end its job step
+_END_SECONDS = 5.0  # seconds for srun to end its job step
 _OPEN_FILES = ("HYDI_CONTROL_FD",)  # variables that name file descriptors of the placeholder alone
 _TOLD = 8  # lines of a failed starter's output that the error message quotes
 
@@ -157,7 +157,7 @@ class _PlaceholderStart:
         self._listener.close()
         if self._starter.kind == "slurm":  # srun tells Slurm's daemons that the job step is over
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_GOODBYE)
+                self._process.wait(_END_SECONDS)
         ended = self._process.poll()
         if ended is not None and ended < 0:  # the ranks cannot continue for long without their starter
             starter = f"The MPI starter ({self._starter}, process {self._process.pid})"

@@ -18,7 +18,7 @@ from dtrain.launch.output import Console
 from dtrain.topology import Task
 
 _WAITING = 100_000  # lines that wait for a slow disk; further ones are left out
-_GOODBYE = 10.0  # seconds to write the last lines
+_CLOSE_SECONDS = 10.0  # seconds to write the last lines
 
 
 class TaskLogs:
@@ -64,7 +64,7 @@ class TaskLogs:
     def close(self) -> None:
         """Write the queued lines, for 10 seconds at most."""
         self._queue.put(None)
-        self._thread.join(_GOODBYE)
+        self._thread.join(_CLOSE_SECONDS)
 
     def _run(self) -> None:
         while True:

@@ -19,7 +19,7 @@ from dtrain.launch.hosts.link import BEAT
 from dtrain.launch.hosts.messages import LONGEST, HostMessage, Malformed, encode, parse
 
 _WAITING = 1024  # queued messages beyond which `send` blocks
-_GOODBYE = 3.0  # seconds to write the last messages
+_CLOSE_SECONDS = 3.0  # seconds to write the last messages
 
 
 class HostConnection(Protocol):
@@ -75,8 +75,8 @@ class PipeConnection:
     def close(self) -> None:
         """Write the queued messages, for a few seconds at most, and close the writing end."""
         with contextlib.suppress(queue.Full):
-            self._outbox.put(b"", timeout=_GOODBYE)
-        self._writer.join(_GOODBYE)
+            self._outbox.put(b"", timeout=_CLOSE_SECONDS)
+        self._writer.join(_CLOSE_SECONDS)
         self._ended.set()
 
     def _write(self) -> None:

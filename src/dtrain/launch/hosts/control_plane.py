@@ -43,7 +43,7 @@ _NO_PROOF = (
 )
 _QUEUE = 4096  # messages that ZeroMQ keeps for a peer
 _WINDOW = 1024  # undelivered messages beyond which a server accepts none, and a client sends no output
-_GOODBYE = 3.0  # seconds for the last messages to arrive
+_CLOSE_SECONDS = 3.0  # seconds for the last messages to arrive
 _POLL = 200  # milliseconds
 
 
@@ -87,10 +87,10 @@ class _Endpoint(threading.Thread):
     def close(self) -> None:
         """Send the queued messages, for a few seconds at most, and close the socket."""
         if self._closing_at is None:
-            self._closing_at = time.monotonic() + _GOODBYE
+            self._closing_at = time.monotonic() + _CLOSE_SECONDS
             self._wake_up()
         if threading.current_thread() is not self:
-            self.join(_GOODBYE + 2.0)
+            self.join(_CLOSE_SECONDS + 2.0)
 
     def run(self) -> None:
         """Serve until the end."""
@@ -104,7 +104,7 @@ class _Endpoint(threading.Thread):
                 if self._monitor in ready:
                     self._read_monitor()
                 self._serve(ready)
-            self._say_goodbye()
+            self._acknowledge_last()
         finally:
             self._socket.disable_monitor()
             self._release(linger=500)
@@ -151,7 +151,7 @@ class _Endpoint(threading.Thread):
     def _unacknowledged(self) -> int:
         raise NotImplementedError
 
-    def _say_goodbye(self) -> None:
+    def _acknowledge_last(self) -> None:
         raise NotImplementedError
 
     def _on_event(self, event: int, value: int) -> None:
@@ -232,7 +232,7 @@ class ControlServer(_Endpoint):
         """Send and deliver the queued messages, for a few seconds at most, and close the socket."""
         super().close()
         if threading.current_thread() not in (self, self._delivery):
-            self._delivery.join(_GOODBYE)
+            self._delivery.join(_CLOSE_SECONDS)
 
     def send(self, peer: bytes, message: HostMessage) -> None:
         """Send a message to an agent, now or when it can be reached again."""
@@ -245,7 +245,7 @@ class ControlServer(_Endpoint):
     def _unacknowledged(self) -> int:
         return sum(link.unacknowledged for link in self._links.values())
 
-    def _say_goodbye(self) -> None:
+    def _acknowledge_last(self) -> None:
         for link in self._links.values():
             link.acknowledge()
 
@@ -364,7 +364,7 @@ class ControlClient(_Endpoint):
     def _unacknowledged(self) -> int:
         return self._own.unacknowledged
 
-    def _say_goodbye(self) -> None:
+    def _acknowledge_last(self) -> None:
         if self.proved:
             self._own.acknowledge()
 

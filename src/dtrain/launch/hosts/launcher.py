@@ -49,7 +49,7 @@ from dtrain.task_hooks import changes
 from dtrain.topology import Task, Topology
 
 _LOOK = 0.2  # seconds between two checks for a signal while agents are awaited
-_GOODBYE = 5.0  # seconds for an agent to end
+_END_SECONDS = 5.0  # seconds for an agent to end
 
 
 class HostsLauncher(Launcher):
@@ -185,7 +185,7 @@ class HostsLauncher(Launcher):
 
         def why() -> DtrainError:
             status = process.wait()
-            errors.join(_GOODBYE)
+            errors.join(_END_SECONDS)
             last = said[-1] if said else "it said nothing"
             return PeerMissingError(
                 f"dtrain could not be started on {invite.host} (status {status}): {last}",
@@ -201,7 +201,7 @@ class HostsLauncher(Launcher):
         finally:
             connection.close()
             try:
-                process.wait(_GOODBYE if found else 0.0)
+                process.wait(_END_SECONDS if found else 0.0)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

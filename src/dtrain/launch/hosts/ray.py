@@ -44,7 +44,7 @@ INSTALL = "Install it: pip install 'dtrain[ray]'."
 
 _DRIVER = (sys.executable, "-m", "dtrain.launch.hosts.ray_driver")
 _LOOK = 0.2  # seconds between two checks for a signal
-_GOODBYE = 15.0  # seconds for Ray's driver to end the agents, and to leave the cluster
+_END_SECONDS = 15.0  # seconds for Ray's driver to end the agents, and to leave the cluster
 _GO_ON = "Start the job again. With checkpoints (dtrain.BackupAndRestore) it resumes from the last one."
 _SILENT = 10.0  # seconds without a note about the cluster while tasks wait for their places
 _ORDER = ("worker", "ps", "chief")
@@ -130,7 +130,7 @@ class RayLauncher(HostsLauncher):
             with contextlib.suppress(OSError):
                 process.stdin.close()
             try:
-                process.wait(_GOODBYE if self._addresses else 0.0)
+                process.wait(_END_SECONDS if self._addresses else 0.0)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -16,7 +16,7 @@ from typing import IO
 
 _AGENT = (sys.executable, "-m", "dtrain.launch.hosts.agent")
 _LAST = 20  # lines
-_GOODBYE = 5.0  # seconds for the agent to end after its output has
+_END_SECONDS = 5.0  # seconds for the agent to end after its output has
 
 
 class AgentActor:
@@ -61,8 +61,8 @@ class AgentActor:
     def ended(self) -> tuple[int | None, list[str]]:
         """The agent's exit status (None if it does not end), and the last lines of its standard error."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_GOODBYE)
-        self._listener.join(_GOODBYE)
+            self._process.wait(_END_SECONDS)
+        self._listener.join(_END_SECONDS)
         return self._process.returncode, list(self._said)
 
     def _listen(self, pipe: IO[bytes]) -> None:

@@ -28,7 +28,7 @@ from dtrain.words import counted
 
 _LOOK = 2.0  # seconds between two notes about the cluster's resources while tasks wait for their places
 _AGAIN = 1.0  # seconds until an agent that has ended is replaced
-_GOODBYE = 6.0  # seconds for agents to end
+_END_SECONDS = 6.0  # seconds for agents to end
 _CONNECT = 5.0  # seconds for the cluster's head to accept a connection
 _MISSING = "No module named 'dtrain'"
 _HIDDEN = (":", "_group", "memory")  # parts of the names of Ray's internal resources, which are not shown
@@ -86,7 +86,7 @@ class _Driver:
             if self._waiting:
                 self._note(kind="cluster", text=_resources())
         self._over.set()
-        deadline = time.monotonic() + _GOODBYE
+        deadline = time.monotonic() + _END_SECONDS
         for node, thread in enumerate(threads):
             if node not in self._waiting:
                 thread.join(max(0.0, deadline - time.monotonic()))
