@@ -36,9 +36,9 @@ attempt, place, folder = int(os.environ["DTRAIN_ATTEMPT"]), int(os.environ["DTRA
     + """
 lives = lambda number: list(folder.glob(f"*-*-{number}-*"))
 def step(number, done=1):
-    channel.tell_progress(number, "step", train=True, done=done)
+    channel.report_progress(number, "step", train=True, done=done)
 def die(signum=signal.SIGKILL):
-    time.sleep(0.2)  # what was told has been heard
+    time.sleep(0.2)  # the launcher has read the report
     os.kill(os.getpid(), signum)
 def hang():
     time.sleep(100)

@@ -49,7 +49,7 @@ def request_restart(job: str, index: int, reason: str, *, pid: int | None = None
     return _send("restart", f"{job}:{index}", reason=reason[:REASON_LIMIT], pid=pid)
 
 
-def tell_progress(
+def report_progress(
     step: int,
     phase: str,
     *,
@@ -87,7 +87,7 @@ def tell_progress(
     return False
 
 
-def tell_checkpoint(step: int, folder: str) -> bool:
+def report_checkpoint(step: int, folder: str) -> bool:
     """Tell the launcher that a checkpoint was committed; the arguments are those of `CheckpointNote`.
 
     It does not block. If the launcher does not read the pipe now, a thread sends the message later.
@@ -98,13 +98,13 @@ def tell_checkpoint(step: int, folder: str) -> bool:
     return _send("checkpoint", step=step, folder=folder)
 
 
-def tell_removal(path: str) -> bool:
-    """Ask the launcher to delete a path after the job has succeeded; otherwise as `tell_checkpoint`."""
+def request_removal(path: str) -> bool:
+    """Ask the launcher to delete a path after the job has succeeded; otherwise as `report_checkpoint`."""
     return _send("remove", path)
 
 
-def tell_connected() -> bool:
-    """Tell the launcher that this task is connected to its peers; otherwise as `tell_checkpoint`."""
+def report_connected() -> bool:
+    """Tell the launcher that this task is connected to its peers; otherwise as `report_checkpoint`."""
     return _send("connected")
 
 
@@ -112,14 +112,14 @@ def tell_connected() -> bool:
 def rendezvous() -> Iterator[None]:
     """Tell the launcher that this task waits for its peers while the `with` block runs.
 
-    If the block raises, the launcher is not told that the wait is over: the task has not met its peers.
+    If the block raises, no message says that the wait is over: the task has not met its peers.
     """
     _send("rendezvous", over=False)
     yield
     _send("rendezvous", over=True)
 
 
-def tell_failure(exception: str, *, lost_peer: bool = False, hint: str = "") -> bool:
+def report_failure(exception: str, *, lost_peer: bool = False, hint: str = "") -> bool:
     """Tell the launcher why this task fails; the arguments are those of `FailureNote`."""
     return _send("failure", exception=exception[:REASON_LIMIT], lost_peer=lost_peer, hint=hint)
 

@@ -82,7 +82,7 @@ class ProgressReporter:
         self._kind = event.outer
         if not event.outer and self._thread is not None:
             # Send now: the loop may have ended by an error, and the launcher compares the steps of failures.
-            channel.tell_progress(self.step, "idle", train=event.kind == "fit", done=self.done)
+            channel.report_progress(self.step, "idle", train=event.kind == "fit", done=self.done)
         self._wake.set()
 
     def _handle_training_from(self, event: events.TrainingFrom) -> None:
@@ -130,7 +130,7 @@ class ProgressReporter:
             each, own, reading, between = means.after(now, self._clock.totals)
             if found == sent and now - sent_at < ALIVE_SECONDS:
                 continue
-            if channel.tell_progress(
+            if channel.report_progress(
                 step,
                 phase,
                 train=train,

@@ -45,7 +45,7 @@ Variables = Mapping[str, str | None]
 
 _at_start: dict[str, str] | None = None  # the variables at start; None in a spare or without a launcher
 _at_import: dict[str, str] | None = None
-_told = False
+_reported = False
 _check: Callable[[], None] | None = None
 
 
@@ -59,11 +59,11 @@ def library_variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if is_library_variable(name)}
 
 
-def begin(tell_failure: Callable[[BaseException], None], *, spare: bool) -> None:
+def begin(report_failure: Callable[[BaseException], None], *, spare: bool) -> None:
     """Report uncaught exceptions, and record the environment now and at TensorFlow's import.
 
     Args:
-        tell_failure: sends an exception to the launcher.
+        report_failure: sends an exception to the launcher.
         spare: whether this process is a spare; then the environment is not recorded, because the launcher
             already knows it.
     """
@@ -75,7 +75,7 @@ def begin(tell_failure: Callable[[BaseException], None], *, spare: bool) -> None
 
     def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         with contextlib.suppress(Exception):
-            tell_failure(error)
+            report_failure(error)
         show(kind, error, trace)
 
     sys.excepthook = on_exception
@@ -96,8 +96,8 @@ def imports() -> dict[str, Any] | None:
 
     It is None after the first call, in a spare, and in a process without a launcher.
     """
-    global _told
-    first, _told = not _told, True
+    global _reported
+    first, _reported = not _reported, True
     if first and _check is not None:
         _check()
     # A new list: another thread may iterate over the old one.
@@ -121,9 +121,9 @@ def before_first_message(check: Callable[[], None]) -> None:
     _check = check
 
 
-def told() -> bool:
+def has_reported() -> bool:
     """Whether this process has begun to send its first message to the launcher."""
-    return _told
+    return _reported
 
 
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> Variables:

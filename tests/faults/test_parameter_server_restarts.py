@@ -112,7 +112,7 @@ work(for_seconds(60))
     assert time.monotonic() - start < 60
 
 
-def test_a_worker_that_came_back_unnoticed_is_told_that_all_is_over(
+def test_a_worker_that_came_back_unnoticed_gets_the_end_of_the_program(
     program: Callable[[str], str], by_hand: ByHand, cluster: dict[str, list[str]], tmp_path: Path
 ) -> None:
     """The chief had no work for it since, so TensorFlow holds no connection with it."""

@@ -1,4 +1,4 @@
-"""Chief, workers and parameter servers as processes of TensorFlow: from the first meeting to the goodbye."""
+"""Chief, workers and parameter servers as processes of TensorFlow: from the rendezvous to the end."""
 
 from __future__ import annotations
 

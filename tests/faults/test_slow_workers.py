@@ -68,8 +68,8 @@ def check(ended: Watched, what: str) -> None:
     assert slow[0].startswith("[dtrain] worker 1 is slow, and the others wait for it"), slow
     assert f"of it is {what}" in slow[0]
     # TensorFlow's own words, when the first worker leaves before the others, speak of restarts too.
-    told = [line.text for line in ended.lines if line.text.startswith("[dtrain]")]
-    assert not [text for text in told if "no progress" in text or "restart" in text], ended.text
+    lines = [line.text for line in ended.lines if line.text.startswith("[dtrain]")]
+    assert not [text for text in lines if "no progress" in text or "restart" in text], ended.text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A folder of checkpoints belongs to one job that lives; going on by other settings is told or refused."""
+"""A folder of checkpoints belongs to one live job; resuming with other settings warns, or is refused."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ keras.utils.set_random_seed(seed)
 model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
 model.compile(keras.optimizers.SGD(rate), "mse")
 x = np.ones((16, 3), "float32")
-told = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: print(epoch, flush=True))
-model.fit(x, x[:, :1], epochs=epochs, verbose=0, callbacks=[told, dtrain.BackupAndRestore(sys.argv[1])])
+printer = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: print(epoch, flush=True))
+model.fit(x, x[:, :1], epochs=epochs, verbose=0, callbacks=[printer, dtrain.BackupAndRestore(sys.argv[1])])
 """
 
 
@@ -127,12 +127,12 @@ def test_loops_hold_their_folder_until_they_are_closed(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_other_settings_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_settings_cause_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fit(tmp_path, keras.optimizers.SGD(0.1, momentum=0.9), 1)
     fit(tmp_path, keras.optimizers.SGD(0.1, momentum=0.9), 2)  # more epochs are no other settings
     assert "other settings" not in caplog.text
     fit(tmp_path, keras.optimizers.SGD(0.02, momentum=0.5), 3, seed=2)
-    (told,) = [record.getMessage() for record in caplog.records if "other settings" in record.getMessage()]
+    (message,) = [record.getMessage() for record in caplog.records if "other settings" in record.getMessage()]
     for words in (
         "the optimizer's learning_rate was 0.1",
         "and is 0.02",
@@ -141,7 +141,7 @@ def test_other_settings_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         "the seed was 1 and is 2",
         "Give this run a folder of its own",
     ):
-        assert words in told, told
+        assert words in message, message
 
 
 def test_a_rate_that_training_has_changed_is_no_other_setting(
@@ -171,7 +171,7 @@ def test_another_optimizer_of_the_same_shapes_is_refused(tmp_path: Path) -> None
 
 @pytest.mark.long
 def test_two_jobs_on_one_folder(tmp_path: Path) -> None:
-    """The second is refused while the first lives, and told of the differences once it was killed."""
+    """The second is refused while the first lives, and message of the differences once it was killed."""
     folder = str(tmp_path / "backup")
 
     def job(*arguments: str) -> list[str]:

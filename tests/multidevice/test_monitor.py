@@ -296,7 +296,7 @@ def test_a_loss_that_is_no_number_ends_training_if_that_is_wished(tmp_path: Path
     assert (alarm["alarm"], alarm["epoch"], alarm["value"]) == ("nan", 0, None)
 
 
-def test_a_jump_of_the_loss_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_jump_of_the_loss_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     class Watching(keras.callbacks.Callback):  # type: ignore[misc]
         """Has each call make one step."""
 
@@ -509,9 +509,9 @@ def test_what_a_monitor_cannot_do(options: dict[str, Any], says: str) -> None:
 
 def test_a_monitor_that_fit_cannot_put_others_in_the_place_of() -> None:
     model = make()
-    told = keras.callbacks.CallbackList([Monitor()], add_history=True, model=model)
+    callbacks = keras.callbacks.CallbackList([Monitor()], add_history=True, model=model)
     with pytest.raises(ConfigurationError, match="that dtrain does not handle"):
-        model.fit(X, Y, verbose=0, callbacks=told)
+        model.fit(X, Y, verbose=0, callbacks=callbacks)
 
 
 def test_events_that_cannot_be_written_do_not_end_training(

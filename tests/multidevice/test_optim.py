@@ -269,7 +269,7 @@ def test_layers_that_cannot_be_computed_again_are_refused(two: Any) -> None:
         ({"mode": "full", "size": 3}, ("size", "mode='full'", "mode='larger_than'")),
     ],
 )
-def test_what_rematerialize_is_not_told_well(options: dict[str, Any], named: tuple[str, ...]) -> None:
+def test_invalid_arguments_of_rematerialize(options: dict[str, Any], named: tuple[str, ...]) -> None:
     with refused(ConfigurationError, *named), rematerialize(**options):
         pass
 
@@ -525,7 +525,7 @@ def test_a_new_rate_keeps_what_does_not_decay(scaled: bool) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_an_optimizer_whose_rate_cannot_be_told() -> None:
+def test_an_optimizer_whose_rate_is_unknown() -> None:
     assert rate_of(base_optimizer(lambda: keras.optimizers.SGD(0.5))) == 0.5
     with refused(ConfigurationError, "learning_rate", "'rate'"):
         base_optimizer(lambda rate: keras.optimizers.SGD(rate))

@@ -300,9 +300,9 @@ class _LooksAtDevices(tf.distribute.cluster_resolver.UnionResolver):  # type: ig
         raise AssertionError("TensorFlow starts before its collectives are configured")
 
 
-def test_only_resolvers_that_were_told_their_gpus_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_resolvers_with_a_number_of_gpus_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "planned", lambda kind: {"GPU": 4, "CPU": 1}[kind])
     cluster = tf.train.ClusterSpec({"worker": ["127.0.0.1:1", "127.0.0.1:2"]})
-    told = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, num_accelerators={"GPU": 2})
-    assert multi_worker._local_replicas(told) == (2, True)
-    assert multi_worker._local_replicas(_LooksAtDevices(told)) == (4, True)
+    configured = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, num_accelerators={"GPU": 2})
+    assert multi_worker._local_replicas(configured) == (2, True)
+    assert multi_worker._local_replicas(_LooksAtDevices(configured)) == (4, True)

@@ -57,7 +57,7 @@ def failed(findings: Findings) -> set[str]:
     return {name for name, found in findings.items() if any(each["status"] == "fail" for each in found)}
 
 
-def told(findings: Findings, check: str, status: str) -> str:
+def finding(findings: Findings, check: str, status: str) -> str:
     """What a check says with this status; its remedy must be there."""
     assert check in findings, findings
     chosen = [each for each in findings[check] if each["status"] == status]
@@ -82,18 +82,18 @@ def test_two_sound_hosts_then_a_slow_network_and_a_port_in_use(make_hosts: MakeH
     listening = made[1].popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert listening.stdout is not None and listening.stdout.readline() == "ready\n"
     for status, findings in doctors(made, tmp_path):
-        assert status == 0 and "Gbit/s" in told(findings, "network", "warn")
+        assert status == 0 and "Gbit/s" in finding(findings, "network", "warn")
     (first, second) = doctors(made, tmp_path, "--wait", "3", port=PORT + 1)
-    assert second[0] == 1 and "port 20301" in told(second[1], "port", "fail")
-    assert "Address already in use" in told(second[1], "port", "fail")
-    assert first[0] == 1 and "no `dtrain doctor` of this job" in told(first[1], "peers", "fail")
+    assert second[0] == 1 and "port 20301" in finding(second[1], "port", "fail")
+    assert "Address already in use" in finding(second[1], "port", "fail")
+    assert first[0] == 1 and "no `dtrain doctor` of this job" in finding(first[1], "peers", "fail")
 
 
 def test_the_index_of_another_host(make_hosts: MakeHosts, tmp_path: Path) -> None:
     (first, second) = doctors(make_hosts(), tmp_path, "--wait", "3", indices=(0, 0))
-    assert second[0] == 1 and "worker 1 is" in told(second[1], "own address", "fail")
+    assert second[0] == 1 and "worker 1 is" in finding(second[1], "own address", "fail")
     assert '"index": 1' in second[1]["own address"][0]["remedy"]
-    assert first[0] == 1 and "says that it is worker 0" in told(first[1], "peers", "fail")
+    assert first[0] == 1 and "says that it is worker 0" in finding(first[1], "peers", "fail")
 
 
 def test_a_host_that_cannot_be_reached(make_hosts: MakeHosts, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_host_that_cannot_be_reached(make_hosts: MakeHosts, tmp_path: Path) ->
     made[1].cut()
     for status, findings in doctors(made, tmp_path, "--wait", "1"):
         assert status == 1 and failed(findings) == {"peers"}
-        assert "cannot be reached" in told(findings, "peers", "fail")
+        assert "cannot be reached" in finding(findings, "peers", "fail")
 
 
 def test_other_versions_and_a_directory_that_is_not_shared(make_hosts: MakeHosts, tmp_path: Path) -> None:
@@ -116,13 +116,15 @@ def test_other_versions_and_a_directory_that_is_not_shared(make_hosts: MakeHosts
     )
     for status, findings in (first, second):
         assert status == 1 and {"versions", "checkpoint directory"} <= failed(findings)
-        assert "is not shared" in told(findings, "checkpoint directory", "fail")
-    assert "worker 1 has numpy 0.9" in told(first[1], "versions", "fail")
+        assert "is not shared" in finding(findings, "checkpoint directory", "fail")
+    assert "worker 1 has numpy 0.9" in finding(first[1], "versions", "fail")
 
 
 @pytest.mark.skipif(not FAKETIME.exists(), reason="libfaketime is not installed")
 def test_a_clock_that_is_an_hour_ahead(make_hosts: MakeHosts, tmp_path: Path) -> None:
     fake = {"LD_PRELOAD": str(FAKETIME), "FAKETIME": "+1h", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
     (first, second) = doctors(make_hosts(), tmp_path, variables=({}, fake))
-    assert "ahead of" in told(first[1], "clocks", "fail") and "behind" in told(second[1], "clocks", "fail")
+    assert "ahead of" in finding(first[1], "clocks", "fail") and "behind" in finding(
+        second[1], "clocks", "fail"
+    )
     assert first[0] == second[0] == 1

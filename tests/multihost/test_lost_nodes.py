@@ -29,14 +29,14 @@ attempt, index = os.environ["DTRAIN_ATTEMPT"], config["task"]["index"]
 def save(signum, frame):
     sys.exit(channel.RUN_AGAIN)
 signal.signal(signal.SIGUSR1, save)
-channel.tell_checkpoint(1, str(folder))
+channel.report_checkpoint(1, str(folder))
 step = 1
-channel.tell_progress(step, "step", train=True, done=step)
+channel.report_progress(step, "step", train=True, done=step)
 (folder / f"{attempt}-{index}-of-{len(config['cluster']['worker'])}").write_text(os.uname().nodename)
 while not (folder / "end").exists():
     time.sleep(0.05)
     step += 1
-    channel.tell_progress(step, "step", train=True, done=step)
+    channel.report_progress(step, "step", train=True, done=step)
     if attempt == "0" and index == 1 and (folder / "cut").exists():
         if time.monotonic() > float((folder / "cut").read_text()) + LIMIT:
             (folder / "zombie").touch()

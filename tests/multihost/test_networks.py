@@ -123,7 +123,7 @@ import os, sys, time
 from pathlib import Path
 from dtrain import channel
 folder, place = Path(sys.argv[1]), os.environ["DTRAIN_PLACE"]
-channel.tell_progress(1, "step", train=True, done=1)
+channel.report_progress(1, "step", train=True, done=1)
 (folder / f"{os.environ['DTRAIN_ATTEMPT']}-{place}").write_text(os.uname().nodename)
 while not (folder / "end").exists():
     time.sleep(0.05)

@@ -125,12 +125,12 @@ folder = Path(sys.argv[1])
 config = json.loads(os.environ["TF_CONFIG"])
 place = f"{os.environ['DTRAIN_ATTEMPT']}-{config['task']['index']}-of-{len(config['cluster']['worker'])}"
 signal.signal(signal.SIGUSR1, lambda *arguments: sys.exit(channel.RUN_AGAIN))
-channel.tell_checkpoint(1, str(folder))
+channel.report_checkpoint(1, str(folder))
 step = 0
 while not (folder / "end").exists():
     time.sleep(0.05)
     step += 1
-    channel.tell_progress(step, "step", train=True, done=step)
+    channel.report_progress(step, "step", train=True, done=step)
     (folder / place).write_text(os.uname().nodename)
 """
 

@@ -70,19 +70,19 @@ print("steps:", len(steps), flush=True)
 np.savez(f"{out}-{dtrain.rank()}.npz", *model.get_weights(), *model.optimizer.variables)
 """
 
-# Each worker counts steps until it is told to save, as a training with checkpoints does. It saves once.
+# Each worker counts steps until a signal asks it to save, as a training with checkpoints does. It saves once.
 SAVES = """
 import signal, sys, time
 from dtrain import channel
 
-told = []
+received = []
 for signum in (signal.SIGTERM, signal.SIGUSR1):
-    signal.signal(signum, lambda signum, frame: told.append(signum))
-channel.tell_checkpoint(1, "nowhere")
+    signal.signal(signum, lambda signum, frame: received.append(signum))
+channel.report_checkpoint(1, "nowhere")
 step = 0
-while not told:
+while not received:
     step += 1
-    channel.tell_progress(step, "step", train=True, done=step)
+    channel.report_progress(step, "step", train=True, done=step)
     print("step", step, flush=True)
     time.sleep(0.1)
 time.sleep(1)

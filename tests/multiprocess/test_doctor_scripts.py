@@ -159,7 +159,7 @@ def test_what_a_tpu_refuses_is_named_with_its_place(tmp_path: Path) -> None:
     assert status == 1
     (data,) = findings["train data"]
     assert "8 examples" in data["found"] and "batch 2 (the last one) has 4" in data["found"]
-    told = {each["found"] for each in findings["train step"]}
+    problems = {each["found"] for each in findings["train step"]}
     for mark, words in {
         "py_function": "calls Python on the host",
         "boolean_mask": "depends on values",
@@ -167,8 +167,8 @@ def test_what_a_tpu_refuses_is_named_with_its_place(tmp_path: Path) -> None:
         "lookup": "in the layer 'words'",
     }.items():
         place = line(FAULTY, mark)
-        assert [each for each in told if words in each and place in each], (place, words, told)
-    assert len(told) == 4, told
+        assert [each for each in problems if words in each and place in each], (place, words, problems)
+    assert len(problems) == 4, problems
     (tested,) = findings["test step"]
     assert "'words'" in tested["found"] and "test data" not in findings
 

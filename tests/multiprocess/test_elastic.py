@@ -37,7 +37,7 @@ def test_one_that_does_not_come_up_is_left_out_and_taken_in_again(
         if place == 0 and len(list(folder.glob("0-*"))) < 5:
             die()
         if index == 0:
-            channel.tell_checkpoint(5, "/usr")
+            channel.report_checkpoint(5, "/usr")
         step(5 + attempt)
         print("at work", attempt, workers, flush=True)
         hang() if workers == 2 or attempt < 4 else time.sleep(1)

@@ -24,7 +24,7 @@ if topology.rank == 1:
 print("patience", cluster.settings.peer_timeout(), flush=True)
 with channel.rendezvous():
     cluster.meet_peers(topology)
-channel.tell_connected()
+channel.report_connected()
 print("met", flush=True)
 if topology.rank == 0:
     time.sleep(3)  # worker 1 has ended well, and nobody waits for it any more
@@ -111,7 +111,7 @@ def test_a_machine_that_has_only_the_new_loopback_address(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("limit", [10, 12, 14, 16, 18])
-def test_a_limit_of_open_files_is_told(tmp_path: Path, limit: int) -> None:
+def test_the_error_at_the_limit_of_open_files(tmp_path: Path, limit: int) -> None:
     status, output, _ = _launch(tmp_path, "print('runs')\n", limit=limit)
     if status:
         assert "Too many open files" in output and "ulimit -n" in output, output

@@ -57,7 +57,7 @@ MARKS = {"mpi": needs_mpi, "ray": (needs_ray, pytest.mark.long)}
     if block.title == "shell_launcher.py"
 )
 
-# Every process leaves a file with its id as name; `tell` leaves one that `told` finds.
+# Every process leaves a file with its id as name; `report` leaves one that `reported` finds.
 PRELUDE = """
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
@@ -65,12 +65,12 @@ config = json.loads(os.environ["TF_CONFIG"])
 job, index = config["task"]["type"], config["task"]["index"]
 attempt = int(os.environ.get("DTRAIN_ATTEMPT", "0"))
 folder = Path(os.environ["FOLDER"])
-def tell(word):
+def report(word):
     text = json.dumps([config, sys.argv[1:], dict(os.environ)])
     (folder / f"unfinished-{os.getpid()}").write_text(text)
-    (folder / f"unfinished-{os.getpid()}").rename(folder / "told" / f"{word}-{job}-{index}")
+    (folder / f"unfinished-{os.getpid()}").rename(folder / "reported" / f"{word}-{job}-{index}")
 def wait_for(count):
-    while len(list((folder / "told").iterdir())) < count:
+    while len(list((folder / "reported").iterdir())) < count:
         time.sleep(0.02)
 (folder / "pids" / str(os.getpid())).touch()
 """
@@ -132,9 +132,9 @@ class Jobs:
         """The ids that the processes of the tasks wrote."""
         return [int(path.name) for path in (self.folder / "pids").iterdir()]
 
-    def told(self, word: str) -> dict[str, Any]:
-        """What tasks told with this word, by task."""
-        found = (self.folder / "told").glob(f"{word}-*")
+    def reported(self, word: str) -> dict[str, Any]:
+        """What tasks reported with this word, by task."""
+        found = (self.folder / "reported").glob(f"{word}-*")
         return {path.name.partition("-")[2]: json.loads(path.read_text()) for path in found}
 
 
@@ -152,7 +152,7 @@ def launcher(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture
 def jobs(launcher: str, tmp_path: Path) -> Jobs:
     (tmp_path / "shell_launcher.py").write_text(EXAMPLE)
-    for name in ("pids", "told"):
+    for name in ("pids", "reported"):
         (tmp_path / name).mkdir()
     return Jobs(launcher, tmp_path)
 
@@ -171,7 +171,7 @@ def test_all_tasks_start_with_their_own_place_and_output(jobs: Jobs) -> None:
         """
         import dtrain
         os.environ["FOUND"] = str(dtrain.local_rank())
-        tell("started")
+        report("started")
         for i in range(300):
             print("x" * 200, i, "end")
             print("e" * 200, i, "end", file=sys.stderr)
@@ -184,7 +184,7 @@ def test_all_tasks_start_with_their_own_place_and_output(jobs: Jobs) -> None:
         env={"WITH": "a 'quote',\n $HOME and `a` line"},
     )
     assert status == 0, err
-    seen = jobs.told("started")
+    seen = jobs.reported("started")
     assert sorted(seen) == ["worker-0", "worker-1", "worker-2"]
     for index in range(3):
         config, args, env = seen[f"worker-{index}"]
@@ -210,7 +210,7 @@ def test_the_exit_status_and_the_last_lines_are_the_first_failures(jobs: Jobs) -
     status, _, err = jobs.run(
         """
         signal.signal(signal.SIGTERM, lambda *a: sys.exit(9))
-        tell("ready")
+        report("ready")
         wait_for(2)
         if index == 1:
             print("the last line")
@@ -228,10 +228,10 @@ def test_after_a_death_all_are_started_again_by_the_engine(jobs: Jobs) -> None:
     status, _, err = jobs.run(
         """
         from dtrain import channel
-        channel.tell_progress(3, "step", train=True, done=3)
+        channel.report_progress(3, "step", train=True, done=3)
         print(index, "in attempt", attempt, flush=True)
         print("to stderr", file=sys.stderr, flush=True)
-        tell(f"attempt-{attempt}")
+        report(f"attempt-{attempt}")
         wait_for(2 * (attempt + 1))
         if attempt == 0 and index == 1:
             time.sleep(0.2)
@@ -250,7 +250,7 @@ def test_after_a_death_all_are_started_again_by_the_engine(jobs: Jobs) -> None:
         assert ("ValueError: on purpose" in text) == (attempt == 1 and index == 0)
     assert not logs
     assert "worker 1 was killed by signal 9 (SIGKILL) at step 3. All are started again" in err
-    assert len(jobs.told("attempt-0")) == len(jobs.told("attempt-1")) == 2
+    assert len(jobs.reported("attempt-0")) == len(jobs.reported("attempt-1")) == 2
     assert status == 1 and "worker 0 ended with exit status 1; the job was ended" in err
     assert "ValueError: on purpose" in err
 
@@ -274,7 +274,7 @@ def test_a_death_without_restarts_ends_the_job(jobs: Jobs) -> None:
 def test_signals_reach_all(jobs: Jobs, signum: signal.Signals) -> None:
     text = f"""
     def answer(signum, frame):
-        tell(f"signal-{{signum}}")
+        report(f"signal-{{signum}}")
         sys.exit(0)
     signal.signal({int(signum)}, answer)
     {WITH_CHILD.strip().replace(chr(10), chr(10) + "    ")}
@@ -288,7 +288,7 @@ def test_signals_reach_all(jobs: Jobs, signum: signal.Signals) -> None:
         assert time.monotonic() - start < 4
     assert process.returncode == 128 + signum
     assert f"{signum.name} was received" in err
-    assert len(jobs.told(f"signal-{int(signum)}")) == 2
+    assert len(jobs.reported(f"signal-{int(signum)}")) == 2
 
 
 @pytest.mark.parametrize("ignored", [signal.SIGTERM, signal.SIGSTOP])
@@ -325,8 +325,8 @@ def test_a_killed_launcher_leaves_nothing(jobs: Jobs) -> None:
 def test_one_task_is_started_again_alone(jobs: Jobs) -> None:
     """As parameter servers need it."""
     text = """
-        first = not list((folder / "told").glob(f"*-{job}-{index}"))
-        tell("first" if first else "again")
+        first = not list((folder / "reported").glob(f"*-{job}-{index}"))
+        report("first" if first else "again")
         if job == "worker" and first:
             os.kill(os.getpid(), signal.SIGKILL)
         wait_for(4)
@@ -337,9 +337,9 @@ def test_one_task_is_started_again_alone(jobs: Jobs) -> None:
         return
     assert status == 0, err
     assert "worker 0 was killed by signal 9 (SIGKILL); it is started again in 1 s" in err
-    assert sorted(jobs.told("first")) == ["chief-0", "ps-0", "worker-0"]
-    (again,) = jobs.told("again").items()
-    assert again[0] == "worker-0" and again[1][0] == jobs.told("first")["worker-0"][0]
+    assert sorted(jobs.reported("first")) == ["chief-0", "ps-0", "worker-0"]
+    (again,) = jobs.reported("again").items()
+    assert again[0] == "worker-0" and again[1][0] == jobs.reported("first")["worker-0"][0]
 
 
 def test_a_launcher_whose_system_restarts_jobs_makes_one_attempt(

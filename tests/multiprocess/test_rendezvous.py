@@ -393,7 +393,7 @@ def test_a_well_formed_line_without_the_secret_changes_nothing(
     assert max(map(len, said.splitlines())) < 600
 
 
-def test_without_a_secret_a_process_that_does_not_fit_is_told_and_named(
+def test_without_a_secret_a_process_that_does_not_fit_is_refused_and_named(
     tasks: Tasks, ports: Callable[[int], list[int]]
 ) -> None:
     addresses = local(ports(3))
@@ -422,7 +422,7 @@ def test_processes_of_one_user_on_one_machine_share_a_secret(
     assert errors_of(results) == {""} and "does not know the secret" in results[0]["stderr"]
 
 
-def test_a_process_without_the_secret_is_told_so(tasks: Tasks, ports: Callable[[int], list[int]]) -> None:
+def test_the_error_of_a_process_without_the_secret(tasks: Tasks, ports: Callable[[int], list[int]]) -> None:
     cluster = {"worker": local(ports(3))}
     tasks.start(cluster, 0, secret="known to all", timeout=3.0)
     tasks.start(cluster, 1, timeout=3.0)

@@ -37,11 +37,11 @@ def test_a_killed_worker_has_all_started_again_from_the_checkpoint(
         """
         if attempt == 0:
             step(57)
-            channel.tell_checkpoint(48, FOLDER)
+            channel.report_checkpoint(48, FOLDER)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nobody is asked
             wait_for(lambda: len(lives(0)) == 2)
             die() if index == 1 else hang()
-        channel.tell_progress(57, "step", train=True, done=9)
+        channel.report_progress(57, "step", train=True, done=9)
         """.replace("FOLDER", repr(str(folder)))
     )
     assert ended.status == 0, ended.err
@@ -114,7 +114,7 @@ def test_a_wish_to_be_run_again_is_no_failure(launch: Callable[..., Ended]) -> N
     ended = launch(
         """
         if attempt < 2:
-            channel.tell_checkpoint(attempt, "/folder")
+            channel.report_checkpoint(attempt, "/folder")
             wait_for(lambda: len(lives(attempt)) == 2)
             if index == 1:
                 time.sleep(0.5)
@@ -182,7 +182,7 @@ def test_one_that_is_stuck_is_found_shown_and_started_again(launch: Callable[...
                     if index == 0 or number < 6:
                         step(min(number, 5 + index), done=min(number, 5 + index))
                     time.sleep(0.2)
-                channel.tell_progress(5, "callbacks" if index else "step", train=True, done=5)
+                channel.report_progress(5, "callbacks" if index else "step", train=True, done=5)
                 hang()
             stuck_here()
         """,
@@ -203,7 +203,7 @@ def test_what_was_finished_is_removed_once_the_job_has_ended_well(
     (tmp_path / "kept" / "other").touch()
     folders = [str(tmp_path / name / "fit-0") for name in ("backup", "kept")]
     ended = launch(
-        f"for folder in {folders!r}: channel.tell_removal(folder)\nchannel.tell_removal('../lives')"
+        f"for folder in {folders!r}: channel.request_removal(folder)\nchannel.request_removal('../lives')"
     )
     assert ended.status == 0
     assert not (tmp_path / "backup").exists(), "nor the folder around it, which is empty"
@@ -212,14 +212,14 @@ def test_what_was_finished_is_removed_once_the_job_has_ended_well(
 
 def test_nothing_is_removed_of_a_job_that_failed(launch: Callable[..., Ended], tmp_path: Path) -> None:
     (tmp_path / "backup").mkdir()
-    ended = launch(f"channel.tell_removal({str(tmp_path / 'backup')!r})\nsys.exit(3)")
+    ended = launch(f"channel.request_removal({str(tmp_path / 'backup')!r})\nsys.exit(3)")
     assert ended.status == 3
     assert (tmp_path / "backup").exists()
 
 
 SAVES = """
         signal.signal(signal.SIGTERM, lambda *_: (time.sleep(2.0), sys.exit(channel.RUN_AGAIN)))
-        channel.tell_checkpoint(-1, "/folder")
+        channel.report_checkpoint(-1, "/folder")
 """
 
 

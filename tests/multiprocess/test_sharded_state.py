@@ -114,7 +114,7 @@ def test_what_workers_save_together_is_the_whole_state(reports: list[dict[str, A
 
 
 @pytest.mark.timeout(220)
-def test_a_worker_that_saves_alone_is_told_so(reports: list[dict[str, Any]]) -> None:
+def test_the_error_of_a_worker_that_saves_alone(reports: list[dict[str, Any]]) -> None:
     said = reports[0]["alone_saving"]
     assert said.startswith("PeerMissingError: A model whose optimizer state is divided over the workers must")
     assert "another worker is doing something else\nHint: call save in every worker" in said

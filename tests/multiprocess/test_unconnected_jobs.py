@@ -38,7 +38,7 @@ def program(setup: str = "", *, scope: str = "if True:", data: str = "x, x[:, :1
 
 @pytest.mark.parametrize("options", [("--workers", "2"), ("--workers", "1", "--ps", "1")])
 @pytest.mark.long
-def test_a_script_without_a_strategy_is_told_of_it(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_a_script_without_a_strategy_gets_advice(tmp_path: Path, options: tuple[str, ...]) -> None:
     done = launch(tmp_path, program(), *options)
     assert done.returncode == 0, done.stderr
     assert "processes of this job never connected to each other" in done.stderr
@@ -74,6 +74,6 @@ def test_tensorflows_own_parameter_servers(tmp_path: Path) -> None:
     assert "write `strategy = dtrain.ParameterServerStrategy()` instead" in done.stderr
 
 
-def test_a_job_that_is_no_training_is_told_nothing(tmp_path: Path) -> None:
+def test_a_job_that_is_no_training_gets_no_advice(tmp_path: Path) -> None:
     done = launch(tmp_path, "print('hello')\n", "--workers", "2")
     assert (done.returncode, done.stderr) == (0, "")

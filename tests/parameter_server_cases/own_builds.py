@@ -239,7 +239,7 @@ def under(strategy: Any, make: Make) -> Any:
         return make()
 
 
-def told(history: Any) -> list[float]:
+def losses_of(history: Any) -> list[float]:
     """What the epochs of a `fit` reported of the loss."""
     key = next(key for key in ("error", "error_0", "loss") if key in history.history)
     return list(history.history[key])
@@ -277,7 +277,7 @@ def models_that_their_steps_build_train(job: Job) -> None:
     """With workers that do not wait for each other, every step counts, and the loss falls."""
     for name in ("parts", "forward"):
         model = under(job.strategy, MODELS[name])
-        losses = told(model.fit(X, Y, **(FIT | {"epochs": 4})))
+        losses = losses_of(model.fit(X, Y, **(FIT | {"epochs": 4})))
         assert np.isfinite(losses).all() and losses[-1] < losses[0], (name, losses)
         if name != "forward":
             assert iterations(model) == 4 * STEPS, name
@@ -297,7 +297,7 @@ def what_is_built_late_goes_on(job: Job) -> None:
         for each in (tf.distribute.get_strategy(), strategy):
             model = under(each, MODELS[name])
             calls = {
-                "fit": lambda model=model: told(model.fit(X, Y, **FIT)),
+                "fit": lambda model=model: losses_of(model.fit(X, Y, **FIT)),
                 "predict": lambda model=model: model.predict(X, batch_size=BATCH, verbose=0),
                 "evaluate": lambda model=model: model.evaluate(X[:BATCH], Y[:BATCH], verbose=0),
             }

@@ -17,11 +17,11 @@ import pytest
 from dtrain import channel
 from dtrain.channel import (
     Listener,
+    report_checkpoint,
+    report_failure,
+    report_progress,
+    request_removal,
     request_restart,
-    tell_checkpoint,
-    tell_failure,
-    tell_progress,
-    tell_removal,
 )
 from dtrain.task_messages import (
     CheckpointNote,
@@ -136,16 +136,16 @@ def test_numbers_that_are_none_are_left_out() -> None:
 def test_progress_and_notes_arrive_as_what_they_are(
     heard: queue.SimpleQueue[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert tell_progress(
+    assert report_progress(
         7, "input", train=True, seconds_per_step=0.25, own_seconds=0.125, done=9, own_input=0.0625
     )
     monkeypatch.setenv(
         "TF_CONFIG",
         json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}),
     )
-    assert tell_progress(8, "idle", train=False)
-    assert tell_checkpoint(-1, "/tmp/für alle")
-    assert tell_removal("/tmp/old")
+    assert report_progress(8, "idle", train=False)
+    assert report_checkpoint(-1, "/tmp/für alle")
+    assert request_removal("/tmp/old")
     first, second = Task("worker", 0), Task("worker", 1)
     assert [heard.get(timeout=5) for _ in range(4)] == [
         Progress(first, os.getpid(), 7, "input", 0.25, 0.125, True, 9, 0.0625),
@@ -156,7 +156,7 @@ def test_progress_and_notes_arrive_as_what_they_are(
 
 
 def test_why_a_task_failed_and_what_its_libraries_found(heard: queue.SimpleQueue[Message]) -> None:
-    assert tell_failure("ValueError: " + "\u00fc" * 9000, lost_peer=True, hint="Hint: less")
+    assert report_failure("ValueError: " + "\u00fc" * 9000, lost_peer=True, hint="Hint: less")
     found = heard.get(timeout=5)
     assert found == FailureNote(
         Task("worker", 0), ("ValueError: " + "\u00fc" * 9000)[:500], True, "Hint: less"
@@ -176,16 +176,16 @@ def test_all_that_was_said_is_heard_before_it_catches_up() -> None:
     listener.catch_up()
 
 
-def test_nothing_is_told_without_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_reported_without_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(channel.VARIABLE, raising=False)
     assert not channel.connected()
-    assert not tell_progress(1, "step", train=True)
-    assert not tell_checkpoint(1, "/a")
-    assert not tell_removal("/a")
+    assert not report_progress(1, "step", train=True)
+    assert not report_checkpoint(1, "/a")
+    assert not request_removal("/a")
 
 
 def test_a_note_too_long_for_one_piece_is_refused(heard: queue.SimpleQueue[Message]) -> None:
-    assert not tell_removal("/a" * 2100)
+    assert not request_removal("/a" * 2100)
     assert heard.empty()
 
 
@@ -196,11 +196,11 @@ def test_a_launcher_that_does_not_read_stops_nobody_and_misses_no_note(
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
     monkeypatch.setenv(channel.VARIABLE, f"{writing}:{os.fstat(writing).st_ino}")
     begin = time.monotonic()
-    while tell_progress(1, "step", train=True):
+    while report_progress(1, "step", train=True):
         assert time.monotonic() - begin < 5
     notes = [f"/checkpoint/{number}" for number in range(40)]  # more than the pipe holds
-    assert all(tell_removal(path) for path in notes)
-    assert not tell_progress(2, "step", train=True)
+    assert all(request_removal(path) for path in notes)
+    assert not report_progress(2, "step", train=True)
     assert time.monotonic() - begin < 5
     # The mode of the way that launcher and tasks share is as it was.
     assert os.get_blocking(writing)
@@ -217,14 +217,14 @@ def test_a_launcher_that_does_not_read_stops_nobody_and_misses_no_note(
 def test_a_program_that_ends_waits_for_its_notes_to_be_read() -> None:
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
-    notes = "from dtrain import channel\nfor i in range(50): channel.tell_removal(f'/{i:0200}')\n"
-    code = f"{notes}print('told', flush=True)"  # at once: the rest is read only after it
+    notes = "from dtrain import channel\nfor i in range(50): channel.request_removal(f'/{i:0200}')\n"
+    code = f"{notes}print('sent', flush=True)"  # at once: the rest is read only after it
     environment = {**os.environ, channel.VARIABLE: f"{writing}:{os.fstat(writing).st_ino}"}
     with subprocess.Popen(
         [sys.executable, "-c", code], env=environment, pass_fds=[writing], stdout=subprocess.PIPE, text=True
     ) as child:
         assert child.stdout is not None
-        assert child.stdout.readline() == "told\n"
+        assert child.stdout.readline() == "sent\n"
         os.close(writing)
         with os.fdopen(reading, "rb") as pipe:
             assert len(pipe.readlines()) == 50
@@ -238,7 +238,7 @@ def test_a_listener_ends_at_once_while_somebody_holds_its_pipe(
     listener = Listener(messages.put)
     duplicate = os.dup(listener.descriptor)
     monkeypatch.setenv(channel.VARIABLE, listener.address)
-    assert all(tell_removal(f"/{number}") for number in range(200))
+    assert all(request_removal(f"/{number}") for number in range(200))
     begin = time.monotonic()
     listener.close()
     assert time.monotonic() - begin < 0.9

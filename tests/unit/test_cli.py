@@ -56,7 +56,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
         ("dtrain no", []),
     ],
 )
-def test_a_shell_is_told_what_may_follow(typed: str, offered: list[str], tmp_path: Path) -> None:
+def test_completion_in_a_shell(typed: str, offered: list[str], tmp_path: Path) -> None:
     (tmp_path / "file.txt").touch()
     done = subprocess.run(
         [sys.executable, "-c", IN_FRESH_PYTHON.replace("sys.argv[1:]", ""), "is not looked at"],
@@ -65,7 +65,7 @@ def test_a_shell_is_told_what_may_follow(typed: str, offered: list[str], tmp_pat
             **os.environ,
             "_ARGCOMPLETE": "1",
             "_ARGCOMPLETE_IFS": "\n",
-            "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "told"),
+            "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "reported"),
             "COMP_LINE": typed,
             "COMP_POINT": str(len(typed)),
         },
@@ -74,7 +74,7 @@ def test_a_shell_is_told_what_may_follow(typed: str, offered: list[str], tmp_pat
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "told").read_text().split() == offered
+    assert (tmp_path / "reported").read_text().split() == offered
 
 
 def test_launching_and_meeting_import_no_tensorflow() -> None:

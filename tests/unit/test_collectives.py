@@ -58,7 +58,7 @@ def test_mpi_that_cannot_be_had_is_an_error() -> None:
         choose([facts("mpi"), facts("mpi")])
 
 
-def test_workers_that_were_told_different_things_are_told_so() -> None:
+def test_the_error_of_workers_with_different_values() -> None:
     with refused(PeerMismatchError, "ring (worker 0)", "mpi (worker 1)"):
         choose([facts("ring"), facts("mpi", mpi=2)])
 
@@ -193,7 +193,7 @@ def test_16_bit_floats_are_sent_as_they_are_and_rounded_once(dtype: Any) -> None
         assert sent[1] <= 2 * (2 * 100 + 16)
 
 
-def test_sums_of_other_sizes_that_have_as_many_bytes_are_told_apart() -> None:
+def test_sums_of_other_sizes_that_have_as_many_bytes_are_distinguished() -> None:
     def work(calls: Calls) -> Any:
         sizes = (3000, 1000) if calls.rank else (1000, 3000)
         return calls.sums([np.ones(n) for n in sizes])
@@ -204,7 +204,7 @@ def test_sums_of_other_sizes_that_have_as_many_bytes_are_told_apart() -> None:
         assert f"worker 0 {each}, worker 1 {each}" in error.message
 
 
-def test_workers_that_have_come_apart_are_told_where_each_is() -> None:
+def test_the_error_of_workers_at_different_calls_names_each_call() -> None:
     def work(calls: Calls) -> Any:
         return calls.sum(np.ones(3)) if calls.rank else calls.gather([np.ones(3)])
 

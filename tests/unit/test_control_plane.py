@@ -225,7 +225,7 @@ def test_the_wait_for_the_server_does_not_use_up_the_lease() -> None:
     assert left[0] > 0
 
 
-def test_a_member_of_another_version_is_told(sides: Sides) -> None:
+def test_an_agent_of_another_version_is_refused(sides: Sides) -> None:
     client, heard = sides.client()
     client._outbox.append((b"", of_another_version(End(0))))
     wait_until(lambda: bool(heard), 10)

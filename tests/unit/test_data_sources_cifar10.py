@@ -129,12 +129,12 @@ def test_data_that_is_missing_says_where_it_was_looked_for_and_where_to_get_it(t
     monkeypatch.setenv("DTRAIN_DATA_DIR", str(tmp_path / "sets"))
     with refused(DataError, "CIFAR-10") as caught:
         load_cifar10()
-    for told in (
+    for expected in (
         f"{tmp_path}/sets (no such folder)",
         f"{tmp_path}/.keras/datasets",
         "cifar-10-python.tar.gz",
     ):
-        assert told in caught.value.message
+        assert expected in caught.value.message
     assert "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz" in caught.value.hint
     assert f"into {tmp_path}/sets" in caught.value.hint
     (tmp_path / "other.txt").write_text("")
@@ -298,7 +298,7 @@ def test_links_in_an_archive_are_not_followed(tmp_path):
         load_cifar10(path)
 
 
-def test_whole_batches_of_which_some_are_missing_are_told(tmp_path, caplog):
+def test_missing_batch_files_cause_a_warning(tmp_path, caplog):
     made = batches(train=1)
     made["data_batch_1"] = (np.zeros((10_000, 3072), np.uint8), np.zeros(10_000, np.int64))
     assert len(load_cifar10(archive(tmp_path, made)).train.labels) == 10_000

@@ -100,7 +100,7 @@ def test_an_archive_of_something_else(tmp_path):
         load_imdb(path)
 
 
-def test_another_encoding_is_told_with_file_and_byte_and_can_be_said(tmp_path):
+def test_the_error_of_another_encoding_names_file_and_byte(tmp_path):
     files = reviews()
     files["aclImdb/test/neg/4_2.txt"] = "café".encode("latin-1")
     path = write_archive(tmp_path / "x.tar.gz", files)

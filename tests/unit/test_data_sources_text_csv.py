@@ -171,7 +171,7 @@ def test_too_few_rows_for_the_split(tmp_path):
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-def test_another_encoding_is_told_with_line_and_byte(tmp_path, mark):
+def test_the_error_of_another_encoding_names_line_and_byte(tmp_path, mark):
     path = tmp_path / "news.csv"
     path.write_bytes(mark + b'title,text,label\na,"b\n\xc3\xa9",0\nc,\xe9,1\n')
     place = f"line 4, byte {len(mark) + 30} of the file, is 0xe9"

@@ -299,16 +299,16 @@ def invited(folder: Path, **options: Any) -> list[HostMessage]:
 
 
 def test_an_agent_tells_the_address_of_its_interface(tmp_path: Path) -> None:
-    (told,) = invited(tmp_path, interface="lo")
-    assert isinstance(told, Hello) and told.address == "127.0.0.1"
-    (told,) = invited(tmp_path, interface="eth77")
-    assert isinstance(told, Refused) and "There is no network interface 'eth77'" in told.reason
-    assert "lo" in told.hint
+    (answer,) = invited(tmp_path, interface="lo")
+    assert isinstance(answer, Hello) and answer.address == "127.0.0.1"
+    (answer,) = invited(tmp_path, interface="eth77")
+    assert isinstance(answer, Refused) and "There is no network interface 'eth77'" in answer.reason
+    assert "lo" in answer.hint
 
 
 def test_an_agent_refuses_a_share_of_gpus_that_it_does_not_have(tmp_path: Path) -> None:
-    (told,) = invited(tmp_path, gpus_per_worker=2)
-    assert isinstance(told, Refused) and "0 GPUs for 2 workers" in told.reason
+    (answer,) = invited(tmp_path, gpus_per_worker=2)
+    assert isinstance(answer, Refused) and "0 GPUs for 2 workers" in answer.reason
 
 
 @pytest.mark.parametrize(

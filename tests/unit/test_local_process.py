@@ -28,13 +28,15 @@ child.wait()
 @pytest.fixture
 def task(tmp_path: Path) -> Iterator[tuple[LocalProcess, int]]:
     """A task, and a process that it has started."""
-    told = tmp_path / "child"
+    written = tmp_path / "child"
     process = LocalProcess(
-        [sys.executable, "-S", "-c", _PROGRAM, str(told)], dict(os.environ), queue.SimpleQueue[object]().put
+        [sys.executable, "-S", "-c", _PROGRAM, str(written)],
+        dict(os.environ),
+        queue.SimpleQueue[object]().put,
     )
     child = ""
     for _ in range(400):
-        child = told.read_text(encoding="ascii") if told.exists() else ""
+        child = written.read_text(encoding="ascii") if written.exists() else ""
         if child.endswith("\n"):
             break
         time.sleep(0.02)

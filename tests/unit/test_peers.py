@@ -86,9 +86,9 @@ def test_a_note_is_there_before_the_next_value(job: Callable[..., Job]) -> None:
         found, complete = set(), []
         for number in range(20):
             if worker.rank:
-                worker.tell_first(b"%d" % number)
+                worker.send_to_first(b"%d" % number)
             worker.all_gather(b"")
-            found.update(worker.told())
+            found.update(worker.receive_notes())
             complete.append(found >= {(other, b"%d" % n) for other in (1, 2) for n in range(number + 1)})
         return complete
 
@@ -242,7 +242,7 @@ def test_a_thread_that_fails_ends_the_wait(job: Callable[..., Job], monkeypatch:
         raise AssertionError("nobody has noticed")
 
 
-def test_several_losses_at_once_are_told_to_the_others() -> None:
+def test_several_losses_at_once_are_sent_to_the_others() -> None:
     """Telling one worker of a loss may be how the loss of that worker is noticed."""
     pairs = {worker: socket.socketpair() for worker in range(1, 5)}
     first = Peers(0, 5, {worker: Connection(near, b"") for worker, (near, _) in pairs.items()})

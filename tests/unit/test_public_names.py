@@ -208,9 +208,11 @@ def test_type_checkers_know_the_public_names_and_no_others(tmp_path: Path) -> No
     program.write_text(PROGRAM)
     command = ["-m", "mypy", "--cache-dir", str(tmp_path), str(program)]
     found = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=120).stdout
-    told = [line for line in found.splitlines() if line.startswith(str(program))]
-    assert [line.split(":")[1] for line in told] == ["10", "11", "12", "13"], found
-    for line, word in zip(told, ("scop", "no_such_name", "NoSuchError", "DistributionStrategy"), strict=True):
+    lines = [line for line in found.splitlines() if line.startswith(str(program))]
+    assert [line.split(":")[1] for line in lines] == ["10", "11", "12", "13"], found
+    for line, word in zip(
+        lines, ("scop", "no_such_name", "NoSuchError", "DistributionStrategy"), strict=True
+    ):
         assert word in line
 
 

@@ -127,7 +127,7 @@ def test_what_is_no_run_is_a_message_and_2(
     assert not list(tmp_path.rglob("*.html"))
 
 
-def test_several_without_a_run_among_them_are_told_one_by_one(tmp_path: Path) -> None:
+def test_each_path_without_a_run_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     done = command("empty", "missing", cwd=tmp_path)
     assert done.returncode == 2
@@ -238,7 +238,7 @@ DAMAGES: list[tuple[Callable[[Path], None], str]] = [
 
 
 @pytest.mark.parametrize(("damage", "said"), DAMAGES)
-def test_what_is_damaged_is_told_and_the_rest_is_shown(
+def test_what_is_damaged_is_named_and_the_rest_is_shown(
     damage: Callable[[Path], None], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path / "it", epochs=3)
@@ -262,7 +262,7 @@ def test_all_damages_at_once_through_the_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_what_may_not_be_read_is_told(tmp_path: Path) -> None:
+def test_what_may_not_be_read_is_named(tmp_path: Path) -> None:
     run = write_run(tmp_path / "it", epochs=1)
     (run / "events.jsonl").chmod(0)
     done = command(run)

@@ -46,7 +46,7 @@ def test_the_end_of_the_chief_is_the_jobs() -> None:
     assert [policy().on_exit(CHIEF, code).action for code in (1, 2, -9)] == ["fail"] * 3
 
 
-def test_servers_that_are_told_to_end_change_nothing() -> None:
+def test_servers_that_were_asked_to_end_change_nothing() -> None:
     assert [policy().on_exit(task, 0).action for task in (WORKER, PS)] == ["go on"] * 2
 
 

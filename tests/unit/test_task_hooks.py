@@ -32,7 +32,7 @@ class UnavailableError(Exception):
         (UnavailableError("aborted"), None, True),
     ],
 )
-def test_an_exception_as_it_is_told(error: BaseException, exception: str | None, lost_peer: bool) -> None:
+def test_the_message_about_an_exception(error: BaseException, exception: str | None, lost_peer: bool) -> None:
     found = task_hooks.describe(error)
     assert exception in (None, found["exception"])
     assert found["lost_peer"] is lost_peer
@@ -57,8 +57,8 @@ os.environ["MY_OWN"] = os.environ["TF_CONFIG"] = "{}"
 sys.path.insert(0, sys.argv[1])
 import tensorflow, yaml
 os.environ["XLA_AFTER"] = "2"
-assert not task_hooks.told()
-print(json.dumps([task_hooks.imports(), task_hooks.told(), task_hooks.imports()]))
+assert not task_hooks.has_reported()
+print(json.dumps([task_hooks.imports(), task_hooks.has_reported(), task_hooks.imports()]))
 """
 
 
@@ -69,11 +69,11 @@ def test_what_the_libraries_of_a_task_found(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)], env=env, capture_output=True, text=True, check=True
     )
-    first, told, second = json.loads(done.stdout)
+    first, reported, second = json.loads(done.stdout)
     assert first["variables"] == {"TF_BEFORE": "1", "KERAS_OLD": None}
     assert first["later"] == {"XLA_AFTER": "2"}
     assert "yaml" in first["modules"] and "tensorflow" not in first["modules"]
-    assert told and second is None
+    assert reported and second is None
 
 
 def test_a_process_that_no_launcher_began_tells_nothing() -> None:

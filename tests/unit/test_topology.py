@@ -94,7 +94,7 @@ def test_a_local_rank_counts_the_workers_of_a_host(
         ({"PMIX_RANK": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "3"}, 3),
     ],
 )
-def test_the_local_rank_is_told_by_the_launcher_the_starter_or_the_addresses(
+def test_the_local_rank_comes_from_the_launcher_the_starter_or_the_addresses(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], local_rank: int
 ) -> None:
     for name, value in variables.items():

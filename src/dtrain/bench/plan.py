@@ -146,8 +146,8 @@ class BenchOptions:
         """The command-line arguments of the recipe, the same in all rows."""
         model = self.what
         size = ["--size", str(model.examples)] if model.sized else []
-        told = ["--seed", str(self.seed), "--epochs", str(model.epochs)]
-        return [*told, "--global-batch", str(self.global_batch), *model.options, *size]
+        options = ["--seed", str(self.seed), "--epochs", str(model.epochs)]
+        return [*options, "--global-batch", str(self.global_batch), *model.options, *size]
 
     def strategy_names(self) -> tuple[str, ...]:
         """The requested strategies in the order of STRATEGIES; all of them if none was named.

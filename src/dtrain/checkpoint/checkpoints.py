@@ -82,7 +82,7 @@ class Checkpoints:
             self._layout,
             keep=keep,
         )
-        self._folder.tell_launcher(-1)
+        self._folder.report_to_launcher(-1)
 
     def restore(self) -> dict[str, Any] | None:
         """Restores variables and random generators from the newest complete checkpoint; all workers call it.
@@ -101,7 +101,7 @@ class Checkpoints:
         worker = found.worker(self._layout.worker)
         restore_generators(worker)
         logger.info("Step %d is restored from %s.", found.step, found.path)
-        self._folder.tell_launcher(found.step)
+        self._folder.report_to_launcher(found.step)
         return {**worker["values"], "step": found.step}
 
     def save(self, step: int, **values: Any) -> None:

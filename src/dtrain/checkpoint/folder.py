@@ -68,7 +68,7 @@ class CheckpointFolder:
             writers=len(self._group.members),
             keep=keep,
             fence=self._lock.check,
-            announce=self.tell_launcher,
+            announce=self.report_to_launcher,
         )
         self._program = program_facts(optimizer)
         self._serial = 0
@@ -140,7 +140,7 @@ class CheckpointFolder:
         text = f"The checkpoint of step {committed} is in {self.path}."
         events.emit(events.CheckpointSaved(committed, round(self._seconds, 6), text))
 
-    def tell_launcher(self, step: int) -> None:
+    def report_to_launcher(self, step: int) -> None:
         """Tells the launcher the folder of the checkpoints, and the step that training would resume from.
 
         The writing thread calls it as soon as a checkpoint is committed: the next step may never come.
@@ -149,7 +149,7 @@ class CheckpointFolder:
             step: how many steps are done in the newest checkpoint; -1 for new training.
         """
         if self._layout.worker == 0:
-            channel.tell_checkpoint(step, self.path)
+            channel.report_checkpoint(step, self.path)
 
     def close(self, timeout: float | None = None) -> None:
         """Waits at most `timeout` seconds for the checkpoint that is being written, and ends its thread."""

@@ -166,7 +166,7 @@ class BackupSession:
             self._close()
             exchange(self._layout, None)
             if job_continues and self._folder.leads:
-                channel.tell_removal(self._plan.folder)
+                channel.request_removal(self._plan.folder)
         self._folder.release()
         upstream_keras.set_first_epoch(self._model, None)
         self._on_end()
@@ -207,7 +207,7 @@ class BackupSession:
         self._coordinator = SaveCoordinator(
             self._layout, every=plan.steps, seconds=plan.seconds, total=self._total
         )
-        self._folder.tell_launcher(self._total if isinstance(begun, Restoration) else -1)
+        self._folder.report_to_launcher(self._total if isinstance(begun, Restoration) else -1)
 
     def _find(self) -> NewTraining:
         found = self._folder.find()

@@ -50,7 +50,7 @@ class Control:
         topology: the job as this server sees it.
 
     Attributes:
-        told: set when the chief has asked this process to end.
+        end_requested: set when the chief has asked this process to end.
         failure: why the chief's program failed; None if it did not.
         heard: when the last request arrived, by `time.monotonic`; None before the first.
         chief: the chief's address, from the cluster or else from the chief's first request. None if the
@@ -58,7 +58,7 @@ class Control:
     """
 
     def __init__(self, topology: Topology) -> None:
-        self.told = threading.Event()
+        self.end_requested = threading.Event()
         self.failure: str | None = None
         self.heard: float | None = None
         self.chief = next(iter(topology.jobs.get("chief", ())), None)
@@ -73,7 +73,7 @@ class Control:
         }
         self._answers: dict[str, Callable[[dict[str, Any]], None]] = {
             "status": self._on_status,
-            "done": lambda message: self.told.set(),
+            "done": lambda message: self.end_requested.set(),
             "failed": self._on_failure,
         }
 
@@ -105,7 +105,7 @@ class Control:
 
     def _on_failure(self, message: dict[str, Any]) -> None:
         self.failure = cleaned(message.get("reason") or "it gave no reason", _REASON_SHOWN)
-        self.told.set()
+        self.end_requested.set()
 
 
 def _as_text(value: Any) -> str:

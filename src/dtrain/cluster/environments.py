@@ -96,11 +96,11 @@ def local_rank() -> int:
     Raises:
         ClusterConfigError, MPIError: as `current`, if the addresses are needed.
     """
-    told = settings.local_rank()
+    given = settings.local_rank()
     for each in found():
-        told = each.local_rank() if told is None else told
-    if told is not None:
-        return told
+        given = each.local_rank() if given is None else given
+    if given is not None:
+        return given
     topology = current()
     return 0 if topology is None else topology.local_rank
 

@@ -138,12 +138,12 @@ class Peers:
         with self._changed:
             self._lost.raise_if_any(_GRACE)
 
-    def tell_first(self, note: bytes) -> None:
+    def send_to_first(self, note: bytes) -> None:
         """Sends a note to the first worker, and does not wait; it arrives before this worker's next value."""
         with self._changed:
             self._send(0, _NOTE, 0, note)
 
-    def told(self) -> list[tuple[int, bytes]]:
+    def receive_notes(self) -> list[tuple[int, bytes]]:
         """On the first worker: the notes that have come since the last call, each with its worker."""
         with self._changed:
             found = [*self._notes]

@@ -268,14 +268,14 @@ class RendezvousServer:
         """Send a verdict to all tasks, including those that come within the next 5 s, and raise its error."""
         text = {"kind": verdict.kind, "message": verdict.message, "hint": verdict.hint}
         deadline = time.monotonic() + (0.0 if verdict.kind == "missing" else min(_LINGER, self._timeout))
-        told: set[Task] = set()
+        notified: set[Task] = set()
         while True:
             for peer in [g for g in self._peers.values() if g.task is not None]:
-                told.add(peer.task or self._topology.task)
+                notified.add(peer.task or self._topology.task)
                 self._tell(peer, "error", **text)
                 self._drop(peer)
             left = deadline - time.monotonic()
-            if left <= 0 or told.issuperset(self._expected):
+            if left <= 0 or notified.issuperset(self._expected):
                 break
             try:
                 self._serve(left)

@@ -91,7 +91,7 @@ def serve(topology: Topology) -> NoReturn:
     control.register()
     server = _start_server(topology)
     watch = _ChiefWatch(control)
-    while not control.told.wait(_WATCH_INTERVAL):
+    while not control.end_requested.wait(_WATCH_INTERVAL):
         watch.look()
     time.sleep(_ANSWER_TIME)
     watch.wait_for_end(_CHIEF_END_TIME)

@@ -65,8 +65,8 @@ def connect_all(
     with contextlib.ExitStack() as stack:
         listeners = _listen(stack, host)
         where = {"host": host, "machine": machine(), **{kind: name for kind, (name, _) in listeners.items()}}
-        told = exchange(layout, (where, nonce if layout.worker == 0 else None))
-        shared, nonce = job_secret(), told[0][1]
+        received = exchange(layout, (where, nonce if layout.worker == 0 else None))
+        shared, nonce = job_secret(), received[0][1]
         # Without a job secret, the only secret is a random number, which travels in the clear.
         secret = nonce if shared is None else shared.sign("transport", nonce)
         found: dict[int, socket.socket] = {}
@@ -78,7 +78,7 @@ def connect_all(
         )
         accepting.start()
         for other in range(layout.worker):
-            sock = _connect(where, told[other][0], layout.worker, secret)
+            sock = _connect(where, received[other][0], layout.worker, secret)
             if sock is not None:
                 found[other] = sock
         accepting.join(_SECONDS + 1.0)

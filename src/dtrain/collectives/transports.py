@@ -88,9 +88,9 @@ def choose(facts: Sequence[Facts]) -> tuple[str, str]:
         ConfigurationError, MPIError: a transport was asked for that cannot be used.
     """
     if len({each.asked for each in facts}) > 1:
-        told = ", ".join(f"{each.asked} (worker {i})" for i, each in enumerate(facts))
+        given = ", ".join(f"{each.asked} (worker {i})" for i, each in enumerate(facts))
         raise PeerMismatchError(
-            f"The workers were given different values of communication: {told}.",
+            f"The workers were given different values of communication: {given}.",
             hint="give all of them the same value, or none",
         )
     wanted = facts[0].asked

@@ -111,7 +111,7 @@ class Meeting:
     Args:
         topology: the job.
         secret: the job's secret.
-        facts: what the peers are told about this process, as values that JSON can hold.
+        facts: what this process sends its peers about itself, as values that JSON can hold.
 
     Raises:
         OSError: this task's port is in use.

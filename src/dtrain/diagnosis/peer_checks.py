@@ -74,10 +74,12 @@ def check_same_versions(situation: Situation) -> Iterator[CheckResult]:
         if not isinstance(theirs, dict):
             theirs = {}
         different = [each for each in mine if theirs.get(each) != mine[each]]
-        told = ", ".join(f"{each} {theirs.get(each) or 'missing'} (here {mine[each]})" for each in different)
+        differences = ", ".join(
+            f"{each} {theirs.get(each) or 'missing'} (here {mine[each]})" for each in different
+        )
         if different:
             remedy = "install the same versions on all hosts, from one list (pip freeze, pip install -r)"
-            yield CheckResult(status="fail", found=f"{name} has {told}", remedy=remedy)
+            yield CheckResult(status="fail", found=f"{name} has {differences}", remedy=remedy)
         else:
             yield CheckResult(status="ok", found=f"{name} has the same versions")
 

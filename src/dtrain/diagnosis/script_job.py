@@ -121,8 +121,8 @@ def _judged(
         yield "job", _fail(f"{failed[0]['task']}: {failed[0]['error']}", failed[0]["hint"])
     elif status:
         said = [line.removeprefix(_LAUNCHER) for line in lines if line.startswith(_LAUNCHER)]
-        told = failed[0]["error"] if failed else f"the job ended with status {status}"
-        yield "job", _fail((said or [told])[-1].rstrip("."), failed[0]["hint"] if failed else "")
+        error = failed[0]["error"] if failed else f"the job ended with status {status}"
+        yield "job", _fail((said or [error])[-1].rstrip("."), failed[0]["hint"] if failed else "")
     elif not steps:
         yield (
             "job",

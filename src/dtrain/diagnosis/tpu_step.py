@@ -85,7 +85,7 @@ class StepExaminer:
                 self._add_operation(operation, f"{operation.type} computes with strings", _MOVE)
         self._look_at_hlo(hlo, operations)
         if problem and not self._found:
-            self._tell_problem(problem, operations)
+            self._add_problem(problem, operations)
         if not self._found:
             shapes = ", ".join(str(tuple(getattr(each, "shape", None) or ())) for each in specs)
             text = f"XLA for CPUs compiles its {len(operations)} operations for batches of shapes {shapes}"
@@ -140,7 +140,7 @@ class StepExaminer:
                 self._add_operation(operation, what, _STATIC)
             return  # further ones may be consequences of this one
 
-    def _tell_problem(self, problem: str, operations: list[Any]) -> None:
+    def _add_problem(self, problem: str, operations: list[Any]) -> None:
         """Adds XLA's error as a problem, with a remedy if the error is a known one."""
         first = next(iter(problem.strip().splitlines()), "")
         what, remedy = f"XLA cannot compile it: {first}", f"use operations that XLA has, or {_MOVE}"

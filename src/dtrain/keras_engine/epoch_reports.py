@@ -255,7 +255,7 @@ class WorkerTimes:
         connected = peers.connected()
         if connected is not None and self._mine is not None and self._unsent and not self.first:
             message = encode({"fit": self._fit, **self._mine})
-            connected.tell_first(message.encode())
+            connected.send_to_first(message.encode())
         self._unsent, self._sent_at = False, time.monotonic()
 
     def known(self) -> list[dict[str, Any]]:
@@ -269,7 +269,7 @@ class WorkerTimes:
         if self._mine is not None:
             self._found[0] = self._mine
         connected = peers.connected()
-        for worker, text in [] if connected is None else connected.told():
+        for worker, text in [] if connected is None else connected.receive_notes():
             message = _decoded(text.decode("ascii", "replace"), worker)
             if message.pop("fit") == self._fit:  # else it is left from a `fit` that ended with an error
                 self._found[worker] = message

@@ -328,10 +328,10 @@ def combine(step: ReplicaStep, outputs: Any) -> Any:
 def _all_rows(step: ReplicaStep, value: Any, name: str) -> Any:
     """All replicas' rows of a ragged or sparse value, which must have a row for each example."""
     rows = row_count(value, tf.int32)
-    told = (
+    message = (
         f"{name!r} is a {type(value).__name__} whose rows are not the examples': they cannot be put together"
     )
-    with tf.control_dependencies([tf.debugging.assert_equal(rows, step.size, message=told)]):
+    with tf.control_dependencies([tf.debugging.assert_equal(rows, step.size, message=message)]):
         return gather_examples(tf.identity(value))
 
 

@@ -16,7 +16,7 @@ _LIMITS = (*EXHAUSTED, errno.EAGAIN)
 
 
 @contextlib.contextmanager
-def system_limits_told() -> Iterator[None]:
+def convert_limit_errors() -> Iterator[None]:
     """Convert the system's refusals inside the `with` block into errors that say what to do.
 
     Raises:

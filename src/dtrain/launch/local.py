@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from dtrain.launch.launchers import make_launcher
-from dtrain.launch.limits import system_limits_told
+from dtrain.launch.limits import convert_limit_errors
 from dtrain.launch.parameter_servers import ParameterServerJob
 from dtrain.launch.reports import exit_status
 from dtrain.launch.session import Session
@@ -20,7 +20,7 @@ from dtrain.launch.synchronous import SynchronousJob
 from dtrain.launch.task_logs import kept_logs
 
 
-@system_limits_told()
+@convert_limit_errors()
 def launch_local(
     command: Sequence[str], *, stdout: TextIO | None = None, stderr: TextIO | None = None, **options: Any
 ) -> int:

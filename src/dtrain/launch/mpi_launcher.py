@@ -35,7 +35,7 @@ PATIENCE = 60.0
 
 _END_SECONDS = 5.0  # seconds for srun to end its job step
 _OPEN_FILES = ("HYDI_CONTROL_FD",)  # variables that name file descriptors of the placeholder alone
-_TOLD = 8  # lines of a failed starter's output that the error message quotes
+_QUOTED_LINES = 8  # lines of a failed starter's output that the error message quotes
 
 
 class MPILauncher(LocalLauncher):
@@ -221,9 +221,9 @@ def read_rank(own: dict[str, str], size: int, env: Mapping[str, str]) -> tuple[i
 
 def starter_failed(starter: Starter, what: str, said: Sequence[str]) -> MPIError:
     """The error of a starter that failed, with the first lines of what it said."""
-    told = [line for line in said if line.strip(" -*=")][:_TOLD]
+    quoted = [line for line in said if line.strip(" -*=")][:_QUOTED_LINES]
     return MPIError(
-        "\n".join([f"The MPI starter {starter} {what}.", *told]),
+        "\n".join([f"The MPI starter {starter} {what}.", *quoted]),
         hint="See its output, or name another one (--mpi-starter PATH).",
     )
 

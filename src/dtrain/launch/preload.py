@@ -109,7 +109,7 @@ class _Watch:
 
     def _checked(self, change: Callable[..., None]) -> Callable[..., None]:
         def checked(name: str | bytes, *value: str | bytes) -> None:
-            if not task_hooks.told():
+            if not task_hooks.has_reported():
                 self._look(os.fsdecode(name), os.fsdecode(value[0]) if value else None)
             change(name, *value)
 

@@ -228,10 +228,10 @@ class Job:
             if self._waiting:
                 return  # the tasks are saving and ending by themselves; a signal could interrupt a save
             # Slurm's notice (SIGUSR1) and a closed output stream (SIGPIPE) also mean that the job should end.
-            told = signal.SIGTERM if signum in (signal.SIGPIPE, signal.SIGUSR1) else signum
+            forwarded = signal.SIGTERM if signum in (signal.SIGPIPE, signal.SIGUSR1) else signum
             running = self._running(self._children)
             first = self._policy.signalled_first(signum, running)
-            self._stop(told, first)
+            self._stop(forwarded, first)
             self._others_after = first if len(first) < len(running) else ()
         elif signum != signal.SIGPIPE and not self._is_same_notice(signum):
             self._stop(signal.SIGKILL)

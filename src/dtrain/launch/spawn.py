@@ -20,7 +20,7 @@ import cloudpickle
 from dtrain.errors import ConfigurationError, TaskFailedError, TaskTimeoutError
 from dtrain.launch import child
 from dtrain.launch.environment import local_topologies, task_environment, worker_tasks
-from dtrain.launch.limits import system_limits_told
+from dtrain.launch.limits import convert_limit_errors
 from dtrain.launch.local_launcher import LocalLauncher
 from dtrain.launch.ports import reserve_ports
 from dtrain.launch.processes import Job, JobOutcome
@@ -33,7 +33,7 @@ from dtrain.topology import Task
 Result = TypeVar("Result")
 
 
-@system_limits_told()
+@convert_limit_errors()
 def spawn(
     fn: Callable[..., Result],
     workers: int = 2,

@@ -139,10 +139,10 @@ class RecipeOptions:
 
     def settings(self) -> dict[str, Any]:
         """These options as the run's record shows them, with defaults filled in and without `run_dir`."""
-        told = {f.name: getattr(self, f.name) for f in own_fields(type(self)) if f.name != "run_dir"}
+        fields = {f.name: getattr(self, f.name) for f in own_fields(type(self)) if f.name != "run_dir"}
         return {
-            "strategy_asked": told.pop("strategy"),
-            **told,
+            "strategy_asked": fields.pop("strategy"),
+            **fields,
             "learning_rate": self.rate(),
             "warmup": self.warmup_epochs(),
         }

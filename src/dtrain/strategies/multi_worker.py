@@ -169,7 +169,7 @@ class MultiWorkerMirroredStrategy(
         _seed_alike(self.dtrain_layout)
         strategy_made(self)
         if self.dtrain_layout.workers > 1:
-            channel.tell_connected()
+            channel.report_connected()
 
 
 def _options(options: Any, communication: Any) -> tuple[str, Any]:

@@ -211,7 +211,7 @@ class ParameterServerStrategy(
             gradient_hook=hook,
         )
         strategy_made(self)
-        channel.tell_connected()
+        channel.report_connected()
 
     def _weights_are_elsewhere(self) -> bool:
         return True

@@ -3,7 +3,7 @@
 Nothing outside this folder imports `keras.src` or `tensorflow.python`. A `Reach` is the use of one private
 name: it states why the name is needed and which public issue is about it, and `record.json` holds its
 signature in every version that was tested. If a signature changes upstream, a test fails, and no strategy
-can be created. What differs between supported versions is told here, and nowhere else.
+can be created. What differs between supported versions is stated here, and nowhere else.
 `python -m dtrain.upstream` lists all reaches.
 """
 

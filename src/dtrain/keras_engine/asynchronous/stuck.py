@@ -47,7 +47,7 @@ class StuckAlarm:
         self._changed = threading.Condition()
         self._watched: list[_Watched] = []
         self._thread: threading.Thread | None = None
-        self._told: set[tuple[int, float]] = set()
+        self._warned: set[tuple[int, float]] = set()
 
     def watch(self, runner: BlockRunner) -> None:
         """Checks the blocks of a session until the session is over.
@@ -75,7 +75,7 @@ class StuckAlarm:
             self._watched = [each for each in self._watched if not each.runner.over]
             watched = list(self._watched)
             if not watched:
-                self._told.clear()
+                self._warned.clear()
         for each in watched:
             blocks = [block for block in each.runner.in_flight if block.worker is not None]
             self._look_at_blocks(each, blocks)
@@ -86,10 +86,10 @@ class StuckAlarm:
         for block in blocks:
             taken = time.monotonic() - block.since
             usual = (step_seconds or 0.0) * block.steps
-            if block.worker is None or (block.worker, block.since) in self._told:
+            if block.worker is None or (block.worker, block.since) in self._warned:
                 continue
             if taken > max(watched.timeout, _TIMES_SLOWER * usual):
-                self._told.add((block.worker, block.since))
+                self._warned.add((block.worker, block.since))
                 what = (
                     f"it has been at work on {block.steps} step{'s' if block.steps > 1 else ''} for "
                     f"{taken:.0f} s"

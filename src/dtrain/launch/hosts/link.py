@@ -42,7 +42,7 @@ class Link:
         self._number = 0  # the number of the last message sent
         self._waiting: collections.deque[tuple[int, bytes]] = collections.deque()
         self._seen = 0  # the number of the last message received
-        self._told_seen = 0
+        self._acknowledged = 0
         self._beats: collections.deque[tuple[int, float]] = collections.deque(maxlen=64)
         self._beat = 0
         self._echo = 0
@@ -88,7 +88,7 @@ class Link:
         if room and number == self._seen + 1:
             self._seen = number
             yield frame[_HEADER.size :]
-        if self._seen - self._told_seen >= _OFTEN:
+        if self._seen - self._acknowledged >= _OFTEN:
             self.acknowledge()
 
     def tick(self) -> None:
@@ -111,5 +111,5 @@ class Link:
         self._frame(0, b"")
 
     def _frame(self, number: int, body: bytes) -> None:
-        self._told_seen = self._seen
+        self._acknowledged = self._seen
         self._write(_HEADER.pack(_MARK, number, self._seen, self._beat, self._echo) + body)

@@ -43,11 +43,11 @@ def _begin(path: str) -> None:
     finally:
         sys.path[:] = known
 
-    def tell_failure(error: BaseException) -> None:
+    def report_failure(error: BaseException) -> None:
         # Imported only on a failure, because the import takes a while.
-        importlib.import_module("dtrain.channel").tell_failure(**hooks.describe(error))
+        importlib.import_module("dtrain.channel").report_failure(**hooks.describe(error))
 
-    hooks.begin(tell_failure, spare=spare)
+    hooks.begin(report_failure, spare=spare)
     if preload is not None:
         preload.wait_for_order(path)
 

@@ -76,9 +76,9 @@ def bar_chart(title: str, bars: Sequence[Bar], axis: str) -> Markup:
     for place, bar in enumerate(bars):
         middle = left + slot * (place + 0.5)
         half = len(bar.label) * _CHARACTER / 2
-        told = middle - half >= end + 6 and middle + half <= _WIDTH
-        end = middle + half if told else end
-        stacks.append((_stack(bar, middle - width / 2, width, y), middle, bar.label if told else ""))
+        labelled = middle - half >= end + 6 and middle + half <= _WIDTH
+        end = middle + half if labelled else end
+        stacks.append((_stack(bar, middle - width / 2, width, y), middle, bar.label if labelled else ""))
     total = {name: sum(bar.parts.get(name, 0.0) for bar in bars) for bar in bars for name in bar.parts}
     said = ", ".join(f"{name} {text.percent(total[name] / sum(total.values()))}" for name in ordered(total))
     frame = {"width": _WIDTH, "height": _HEIGHT, "left": left, "right": right, "base": base, "axis": axis}

@@ -64,13 +64,13 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def time_section(runs: Sequence[RunData], names: Sequence[Markup]) -> tuple[Markup, list[str]]:
     """The section on time by part, for all epochs and by epoch, with the causes of lost time; and notes."""
-    told = [(place, run) for place, run in enumerate(runs) if run.parts]
-    if not told:
+    timed = [(place, run) for place, run in enumerate(runs) if run.parts]
+    if not timed:
         return Markup(), []
     notes: list[str] = []
-    body = _of_several(runs, told, names, notes) if names else _of_one(runs[0], notes)
-    causes = [(place, cause) for place, run in told for cause in _causes(run)]
-    return body + _callbacks(told, several=bool(names)) + sections.causes(causes, names), notes
+    body = _of_several(runs, timed, names, notes) if names else _of_one(runs[0], notes)
+    causes = [(place, cause) for place, run in timed for cause in _causes(run)]
+    return body + _callbacks(timed, several=bool(names)) + sections.causes(causes, names), notes
 
 
 def _of_one(run: RunData, notes: list[str]) -> Markup:
@@ -97,20 +97,20 @@ def epoch_bars(run: RunData, title: str, notes: list[str], most: int = 40) -> Ma
 
 
 def _of_several(
-    runs: Sequence[RunData], told: Sequence[tuple[int, RunData]], names: Sequence[Markup], notes: list[str]
+    runs: Sequence[RunData], timed: Sequence[tuple[int, RunData]], names: Sequence[Markup], notes: list[str]
 ) -> Markup:
-    parts = ordered({name: 0.0 for _, run in told for name in run.parts})
-    shown = sections.time_by_run(told, names, parts, [flat_bar(run.parts, run.name) for run in runs])
-    if len(told) > _MOST_BY_EPOCH:
+    parts = ordered({name: 0.0 for _, run in timed for name in run.parts})
+    shown = sections.time_by_run(timed, names, parts, [flat_bar(run.parts, run.name) for run in runs])
+    if len(timed) > _MOST_BY_EPOCH:
         return shown
-    charts = [epoch_bars(run, run.name, notes, most=20) for _, run in told]
+    charts = [epoch_bars(run, run.name, notes, most=20) for _, run in timed]
     return shown + markup.folded("each run by epoch", drawings.charts(charts, ""))
 
 
-def _callbacks(told: Sequence[tuple[int, RunData]], *, several: bool) -> Markup:
+def _callbacks(timed: Sequence[tuple[int, RunData]], *, several: bool) -> Markup:
     """The callbacks that took longest, for each run."""
     said = []
-    for _, run in told:
+    for _, run in timed:
         seconds = summed(epoch.callbacks for epoch in run.epochs)
         longest = sorted(seconds.items(), key=lambda item: -item[1])[:_MOST_CALLBACKS]
         if longest:

@@ -37,7 +37,7 @@ _SHAPES = (
 
 
 Unit = Literal["number", "seconds", "percent"]
-_TOLD: dict[Unit, Callable[[float], str]] = {
+_FORMATTERS: dict[Unit, Callable[[float], str]] = {
     "number": text.number,
     "seconds": text.seconds,
     "percent": text.percent,
@@ -98,13 +98,13 @@ class ChartMark:
 class Axis:
     """The horizontal axis: its name, whether it has whole numbers only, and its start (None: the curves').
 
-    `told` formats the labels of the ticks; `unit` is the unit of positions that the page shows on hover.
+    `formatter` formats the labels of the ticks; `unit` is the unit of positions that the page shows on hover.
     """
 
     name: str
     whole: bool = False
     start: float | None = None
-    told: Callable[[float], str] = text.number
+    formatter: Callable[[float], str] = text.number
     unit: Unit = "number"
 
 
@@ -163,10 +163,10 @@ def line_chart(
     ends = [x for line in drawn for x in (line.x[0], line.x[-1])] + [mark.x for mark in marks]
     ends += [] if axis.start is None else [axis.start]
     across = position_scale(min(ends), max(ends))
-    told = _TOLD[unit]
+    formatter = _FORMATTERS[unit]
     up = value_scale([*(y for line in drawn for y in line.y), *(values or ())], from_zero=from_zero)
-    ticks = [(tick, told(tick)) for tick in up.ticks(5)]
-    summary = _summary(title, drawn, axis, told)
+    ticks = [(tick, formatter(tick)) for tick in up.ticks(5)]
+    summary = _summary(title, drawn, axis, formatter)
     legend = drawn if len(drawn) > 1 and drawn[0].run is None else ()
     plot = _Plot(across, up, ticks)
     made = partial(drawings.line_chart, title, up.log, legend, data=plot.data(drawn, axis, unit))
@@ -210,7 +210,7 @@ class _Plot:
         """The x coordinates and texts of the axis labels, without labels that would touch a neighbour."""
         end = 0.0
         for value in self._x_ticks(axis):
-            label = axis.told(value)
+            label = axis.formatter(value)
             half = len(label) * _CHARACTER / 2
             x = min(self.x(value), self.width - half - 1)
             if x - half >= end + 6:
@@ -266,14 +266,14 @@ class _Plot:
         )
 
 
-def _summary(title: str, lines: Sequence[Line], axis: Axis, told: Callable[[float], str]) -> str:
+def _summary(title: str, lines: Sequence[Line], axis: Axis, formatter: Callable[[float], str]) -> str:
     """A chart in words, for screen readers."""
     said = []
     for line in lines[:6]:
         known = [value for value in line.y if value == value]
         said.append(
-            f"{line.label}: from {told(known[0])} to {told(known[-1])}, lowest {told(min(known))}, "
-            f"highest {told(max(known))}"
+            f"{line.label}: from {formatter(known[0])} to {formatter(known[-1])}, lowest "
+            f"{formatter(min(known))}, highest {formatter(max(known))}"
         )
     more = f"; and {len(lines) - 6} more curves" if len(lines) > 6 else ""
     return f"{title} by {axis.name}. {'; '.join(said)}{more}"

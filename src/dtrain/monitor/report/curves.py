@@ -177,7 +177,7 @@ def _by_clock(runs: Sequence[RunData], column: str, title: str, most: int, *, un
     lines = _lines(runs, lambda run: (run.steps.clock, run.steps.values[column]))
     marks = [mark for place, run in enumerate(runs) for mark in _attempt_marks(run, _place(runs, place))]
     longest = max((line.x[-1] for line in lines if line.x), default=0.0)
-    axis = Axis("time trained", start=0.0, told=_clock_unit(longest), unit="seconds")
+    axis = Axis("time trained", start=0.0, formatter=_clock_unit(longest), unit="seconds")
     return line_chart(title, lines, axis, unit=unit, marks=marks, from_zero=True, most=most)
 
 

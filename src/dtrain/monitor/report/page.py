@@ -80,10 +80,10 @@ def render(
 def _problems(runs: Sequence[RunData], failed: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Pairs of a run's name and a problem; shown at the top, because the sections below lack that data."""
     several = len(runs) > 1
-    told = [(run.name if several else "", problem) for run in runs for problem in run.problems]
-    told += [(path, why) for path, why in failed]
-    told, left_out = thin_list(told, _MOST_PROBLEMS)
-    return told + ([("", f"And {left_out} more.")] if left_out else [])
+    problems = [(run.name if several else "", problem) for run in runs for problem in run.problems]
+    problems += [(path, why) for path, why in failed]
+    problems, left_out = thin_list(problems, _MOST_PROBLEMS)
+    return problems + ([("", f"And {left_out} more.")] if left_out else [])
 
 
 def _thinned(charts: Sequence[Chart]) -> list[str]:
