@@ -64,7 +64,7 @@ def _in_scope(set_up: Callable[[Any], None]) -> Callable[[Any], None]:
     return set_up_in_scope
 
 
-def _stand_ins() -> dict[str, types.ModuleType]:
+def _placeholders() -> dict[str, types.ModuleType]:
     """What whole files import for a few of their tests; `conftest` is Keras' own, which is in no wheel."""
     from keras import backend
 
@@ -80,8 +80,8 @@ def _stand_ins() -> dict[str, types.ModuleType]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Any:
-    """Puts stand-ins in the place of what is absent, while the suites are imported."""
-    modules = _stand_ins()
+    """Replaces absent modules by placeholders, while the suites are imported."""
+    modules = _placeholders()
     sys.modules.update(modules)
     try:
         return (yield)

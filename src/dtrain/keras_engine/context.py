@@ -320,7 +320,7 @@ Apply = Callable[..., Any]
 
 
 class TracedBlock(Protocol):
-    """What a thread traces for parameter servers: a block of steps, or its rehearsal.
+    """What a thread traces for parameter servers: a block of steps, or a step to plan one.
 
     Attributes:
         mixed_into_seeds: an int64 scalar that is mixed into the seeds of random layers; None to leave them.
@@ -335,7 +335,7 @@ class TracedBlock(Protocol):
 
 
 current_block: ThreadValue[TracedBlock | None] = ThreadValue(None)
-"""The block whose train step this thread is tracing, or its rehearsal; None if there is none."""
+"""The block whose train step this thread is tracing, or the planner of its step; None if there is none."""
 
 block_workers = ThreadValue(0)
 """The workers that run the block, of any kind, which this thread is tracing; 0 outside of a block."""

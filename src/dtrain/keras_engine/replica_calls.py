@@ -27,7 +27,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain.keras_engine.asynchronous.stand_in import StandIn
+from dtrain.keras_engine.asynchronous.local_variable import LocalVariable
 from dtrain.keras_engine.context import (
     ReplicaStep,
     ThreadValue,
@@ -225,7 +225,7 @@ def _in_any_replica() -> bool:
 def assign_change(original: Callable[..., Any], self: Any, value: Any) -> Any:
     """The replacement of `assign_add` and `assign_sub`."""
     variable: Any = value_of(self)
-    shared = isinstance(variable, StandIn) or _shared_by_workers(variable)
+    shared = isinstance(variable, LocalVariable) or _shared_by_workers(variable)
     if in_stateless_scope() or not (shared or _written_in_step(variable)):
         return original(self, value)
     value = tf.cast(value, variable.dtype)

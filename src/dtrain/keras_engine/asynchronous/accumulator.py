@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.keras_engine.asynchronous.stand_in import StandIn
+from dtrain.keras_engine.asynchronous.local_variable import LocalVariable
 from dtrain.keras_engine.asynchronous.updates import updating
 from dtrain.keras_engine.context import Apply
 from dtrain.upstream import keras as upstream_keras
@@ -31,11 +31,12 @@ class Accumulator:
 
     def __init__(self, optimizer: Any, left: tf.Tensor) -> None:
         self.optimizer = optimizer
-        self._sums: list[StandIn] = [
-            StandIn(tf.zeros(v.shape, v.dtype)) for v in upstream_keras.trainable_variables_of(optimizer)
+        self._sums: list[LocalVariable] = [
+            LocalVariable(tf.zeros(v.shape, v.dtype))
+            for v in upstream_keras.trainable_variables_of(optimizer)
         ]
-        self._left = StandIn(left)
-        self._pending = StandIn(tf.constant(0, tf.int64))
+        self._left = LocalVariable(left)
+        self._pending = LocalVariable(tf.constant(0, tf.int64))
         self._given: list[tuple[int, Any]] = []
 
     def add(self, push_pull: PushPull, original: Apply, grads: list[Any], targets: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""A block of steps as a worker computes it: the model's step on stand-in variables, with updates on servers.
+"""A block of steps as a worker computes it: the model's step on local variables, with updates on servers.
 
 A step exchanges data with the servers where it calls `optimizer.apply`. The step's other writes travel in the
 same message, or in a message at the end of the step. How messages are packed is not decided here.
@@ -15,10 +15,10 @@ import tensorflow as tf
 
 from dtrain.keras_engine.asynchronous.accumulator import Accumulator, Update
 from dtrain.keras_engine.asynchronous.exchange import Exchange
+from dtrain.keras_engine.asynchronous.local_variable import LocalVariable, variables_replaced
 from dtrain.keras_engine.asynchronous.loops import between, in_turns, time_of
 from dtrain.keras_engine.asynchronous.packing import Packing
-from dtrain.keras_engine.asynchronous.rehearsal import StepPlan, stand_in_for
-from dtrain.keras_engine.asynchronous.stand_in import StandIn, standing_in
+from dtrain.keras_engine.asynchronous.step_planner import StepPlan, local_copy_of
 from dtrain.keras_engine.asynchronous.updates import updating
 from dtrain.keras_engine.context import Apply, block_workers, current_block, local_update, underlying
 from dtrain.upstream import keras as upstream_keras
@@ -80,34 +80,34 @@ class Block:
         self._begun = time_of([numbers])
         values, clock = setting.exchange.read()
         self._real = [underlying(v) for v in plan.pulled]
-        self._stand_ins = [stand_in_for(v, value) for v, value in zip(plan.pulled, values, strict=True)]
+        self._copies = [local_copy_of(v, value) for v, value in zip(plan.pulled, values, strict=True)]
         given = setting.held.unpack(held)
-        self._held = [stand_in_for(v, value) for v, value in zip(plan.held, given, strict=True)]
+        self._held = [local_copy_of(v, value) for v, value in zip(plan.held, given, strict=True)]
         self._written = plan.written
         # The servers' values from which the worker's changes are computed.
         based = [] if setting.alone else self._written
-        self._base = {i: StandIn(self._stand_ins[i].read_value()) for i in based}
-        self._clock = StandIn(clock, name="clock")
+        self._base = {i: LocalVariable(self._copies[i].read_value()) for i in based}
+        self._clock = LocalVariable(clock, name="clock")
         # Staleness of this block's updates: the sum, the maximum, and the number of updates.
-        self._staleness = StandIn(tf.zeros([3], tf.int64), name="staleness")
+        self._staleness = LocalVariable(tf.zeros([3], tf.int64), name="staleness")
         # Seconds in which the worker only waited for the servers.
-        self._waited = StandIn(between(self._begun, time_of([*values, clock])), name="waited")
+        self._waited = LocalVariable(between(self._begun, time_of([*values, clock])), name="waited")
         self._accumulators = {id(o): Accumulator(o, numbers[1]) for o in setting.accumulating}
         self._unsent = False
         self._exchanged = False
         self._graph: Any = None
         for i in self._written:
-            self._stand_ins[i].on_write = self._note_write
+            self._copies[i].on_write = self._note_write
         self.mixed_into_seeds = None if setting.alone else numbers[0]
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Replaces the servers' variables by stand-ins inside the context, and then frees the stand-ins."""
-        plan, stand_ins = self._setting.plan, [*self._stand_ins, *self._held]
+        """Replaces the servers' variables by local copies inside the context, and then frees the copies."""
+        plan, copies = self._setting.plan, [*self._copies, *self._held]
         workers = self._setting.strategy.dtrain_layout.workers
-        with standing_in([*plan.pulled, *plan.held], stand_ins), block_workers.set(workers):
+        with variables_replaced([*plan.pulled, *plan.held], copies), block_workers.set(workers):
             yield
-        for each in (*stand_ins, self._clock, self._staleness, self._waited, *self._base.values()):
+        for each in (*copies, self._clock, self._staleness, self._waited, *self._base.values()):
             each.destroy()
         for accumulator in self._accumulators.values():
             accumulator.destroy()
@@ -183,7 +183,7 @@ class Block:
         """
         values, clock = self._sent(self._changes(), update, grads, targets, wait=True)
         for i, value in enumerate(values):
-            self._stand_ins[i].refresh(value)
+            self._copies[i].refresh(value)
             if i in self._base:
                 self._base[i].refresh(value)
         if update is not None:
@@ -198,7 +198,7 @@ class Block:
 
     def _changes(self) -> Tensors:
         """The unsent writes: the change of each written variable, or with one worker its value."""
-        values = [self._stand_ins[i].read_value() for i in self._written]
+        values = [self._copies[i].read_value() for i in self._written]
         if self._setting.alone:
             return values
         bases = [self._base[i].read_value() for i in self._written]
@@ -271,8 +271,8 @@ class Block:
         self._unsent = True
 
     def _on_servers(self) -> contextlib.AbstractContextManager[None]:
-        """A context in which Keras variables are the servers' variables instead of the stand-ins."""
-        return standing_in(self._setting.plan.pulled, self._real)
+        """A context in which Keras variables are the servers' variables instead of the local copies."""
+        return variables_replaced(self._setting.plan.pulled, self._real)
 
 
 def update_by(original: Apply, optimizer: Any, targets: list[Any]) -> Update:
@@ -292,7 +292,7 @@ def adds_up(value: tf.Tensor) -> bool:
 
 def _device(target: Any) -> str:
     found = underlying(target)
-    device: str = (found.real if isinstance(found, StandIn) else found).device
+    device: str = (found.real if isinstance(found, LocalVariable) else found).device
     return device
 
 

@@ -2,7 +2,7 @@
 
 The loop carries a step's pending update into the next iteration. There the next step computes on weights
 that lack this update. Neither depends on the other, so TensorFlow runs both at the same time. Whether a step
-can be overlapped is decided in `rehearsal`.
+can be overlapped is decided in `step_planner`.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Overlapped(Block):
     def _renew_base(self) -> None:
         """Marks all writes so far as sent."""
         for i, base in self._base.items():
-            base.refresh(self._stand_ins[i].read_value())
+            base.refresh(self._copies[i].read_value())
 
     def _delivered(self, pending: PendingUpdate) -> tuple[Tensors, tf.Tensor]:
         """Sends a pending update; returns the weights and the clock after it."""
@@ -141,12 +141,12 @@ class Overlapped(Block):
         if pending.whole is None:
             found = send()
         else:
-            kept = [*(each.read_value() for each in self._stand_ins), self._clock.read_value()]
+            kept = [*(each.read_value() for each in self._copies), self._clock.read_value()]
             found = list(tf.cond(pending.whole, send, send_changes))
         return found[:-1], found[-1]
 
     def _take(self, values: Tensors, clock: tf.Tensor, changes: Tensors) -> None:
-        """Refreshes the stand-ins with new weights, and keeps the writes of the current step.
+        """Refreshes the local copies with new weights, and keeps the writes of the current step.
 
         Args:
             values: the servers' values, which lack the current step's writes.
@@ -156,10 +156,10 @@ class Overlapped(Block):
         written = dict(zip(self._written, changes, strict=True))
         for i, value in enumerate(values):
             if i not in written:
-                self._stand_ins[i].refresh(value)
+                self._copies[i].refresh(value)
             elif not self._setting.alone and adds_up(value):
                 now = value + written[i]
-                self._stand_ins[i].refresh(now)
+                self._copies[i].refresh(now)
                 self._base[i].refresh(now)
         self._clock.refresh(clock)
 

@@ -18,7 +18,7 @@ from dtrain.keras_engine.asynchronous.block import COUNTED, Block, BlockSetting
 from dtrain.keras_engine.asynchronous.exchange import Exchange
 from dtrain.keras_engine.asynchronous.overlap import Overlapped
 from dtrain.keras_engine.asynchronous.packing import Packing
-from dtrain.keras_engine.asynchronous.rehearsal import ModelStep, Rehearsal, StepPlan, spec_of
+from dtrain.keras_engine.asynchronous.step_planner import ModelStep, StepPlan, StepPlanner, spec_of
 from dtrain.keras_engine.rows import map_leaves, present_leaves
 from dtrain.log import logger
 
@@ -96,7 +96,7 @@ class BlockProgram:
     def __init__(self, model: Any, strategy: Any, kind: str) -> None:
         self.step = ModelStep(model, kind)
         self._strategy = strategy
-        self._rehearsal = Rehearsal(self.step, strategy)
+        self._planner = StepPlanner(self.step, strategy)
         self._functions: dict[str, BlockFunction] = {}
         self._wants_overlap = kind == "train" and strategy.dtrain_layout.overlap
         self.turns: set[int] = set()
@@ -114,7 +114,7 @@ class BlockProgram:
         key = f"{many}{unrolled}{spec}"
         if key not in self._functions:
             with events.part("start"):
-                self.setting = self._setting_of(self._rehearsal.plan(spec))
+                self.setting = self._setting_of(self._planner.plan(spec))
                 self.turns.add(unrolled)
                 run = _concatenated(self.step, spec, unrolled) if many else _single(self.step, spec)
                 # A block of one batch has no next step to overlap with.

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.keras_engine.asynchronous.exchange import Exchange
-from dtrain.keras_engine.asynchronous.stand_in import standing_in
+from dtrain.keras_engine.asynchronous.local_variable import variables_replaced
 from dtrain.keras_engine.context import underlying
 from dtrain.keras_engine.split_variables import parts_of
 from dtrain.upstream import keras as upstream_keras
@@ -40,7 +40,7 @@ class Snapshots:
             return
         values, _ = self._read()
         copies = [tf.Variable(value, trainable=False) for value in values]
-        with standing_in(self._variables, copies):
+        with variables_replaced(self._variables, copies):
             yield
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain.keras_engine.asynchronous.stand_in import StandIn, standing_in
+from dtrain.keras_engine.asynchronous.local_variable import LocalVariable, variables_replaced
 from dtrain.keras_engine.context import ThreadValue, underlying
 from dtrain.keras_engine.split_variables import is_split, part_of_value, parts_of
 from dtrain.upstream import keras as upstream_keras
@@ -68,7 +68,7 @@ def _update_parts(
     for number, part in enumerate(parts_of(variable)):
         own = [part_of_value(arg, variable, number) for arg in args]
         with (
-            standing_in(slots, [parts_of(slot)[number] for slot in slots]),
+            variables_replaced(slots, [parts_of(slot)[number] for slot in slots]),
             _known_as(optimizer, part, variable),
         ):
             result = _update_rows(one, optimizer, part, function, own, slots)
@@ -82,13 +82,13 @@ def _update_whole(optimizer: Any, variable: Any, function: Callable[..., Any], a
     """
     slots = [slot for slot in _slots(optimizer, variable) if is_split(slot)]
     reals = [underlying(slot) for slot in slots]
-    whole = StandIn(tf.convert_to_tensor(variable), real=variable)
-    stand_ins = [StandIn(tf.convert_to_tensor(real), real=real) for real in reals]
-    with standing_in(slots, stand_ins):
+    whole = LocalVariable(tf.convert_to_tensor(variable), real=variable)
+    copies = [LocalVariable(tf.convert_to_tensor(real), real=real) for real in reals]
+    with variables_replaced(slots, copies):
         result = function(whole, *args)
-    for real, stand_in in zip((variable, *reals), (whole, *stand_ins), strict=True):
-        real.assign(stand_in.read_value())
-        stand_in.destroy()
+    for real, copy in zip((variable, *reals), (whole, *copies), strict=True):
+        real.assign(copy.read_value())
+        copy.destroy()
     return result
 
 
@@ -112,22 +112,22 @@ def _update_rows(
         gradient = tf.IndexedSlices(sparse[0].values, places, shape)
         alike = [slot for slot in slots if underlying(slot).shape == target.shape]
         reals = [target, *(underlying(slot) for slot in alike)]
-        stand_ins = [_rows_stand_in(real, rows) for real in reals]
-        with standing_in(alike, stand_ins[1:]):
-            result = function(stand_ins[0], *(gradient if arg is sparse[0] else arg for arg in given))
-        for real, stand_in in zip(reals, stand_ins, strict=True):
-            real.scatter_update(tf.IndexedSlices(stand_in.read_value(), rows))
-            stand_in.destroy()
+        copies = [_rows_copy(real, rows) for real in reals]
+        with variables_replaced(alike, copies[1:]):
+            result = function(copies[0], *(gradient if arg is sparse[0] else arg for arg in given))
+        for real, copy in zip(reals, copies, strict=True):
+            real.scatter_update(tf.IndexedSlices(copy.read_value(), rows))
+            copy.destroy()
         return result
 
     return one(variable, on_rows, tuple(args))
 
 
-def _rows_stand_in(real: Any, rows: tf.Tensor) -> StandIn:
-    stand_in = StandIn(tf.gather(real, rows), name="rows")
-    stand_in.real = real
-    stand_in._unique_id = real._unique_id
-    return stand_in
+def _rows_copy(real: Any, rows: tf.Tensor) -> LocalVariable:
+    copy = LocalVariable(tf.gather(real, rows), name="rows")
+    copy.real = real
+    copy._unique_id = real._unique_id
+    return copy
 
 
 def moves_touched_rows_only(optimizer: Any) -> bool:

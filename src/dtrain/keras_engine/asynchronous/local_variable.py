@@ -1,6 +1,6 @@
-"""Stand-ins: local variables that replace the servers' variables while a worker computes a block.
+"""Local variables of a worker that replace the servers' variables while a worker computes a block.
 
-A step reads and writes the stand-ins only. Sending changes to the servers is the task of `exchange`.
+A step reads and writes the local variables only. Sending changes to the servers is the task of `exchange`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dtrain.upstream import tensorflow_names
 _Base: Any = tensorflow_names.RESOURCE_VARIABLE.resolve()
 
 
-class StandIn(_Base):  # type: ignore[misc]
+class LocalVariable(_Base):  # type: ignore[misc]
     """A temporary variable created inside a function, on the device that runs the function.
 
     Args:
         initial: the first value, of a known dtype; the shape may be partly unknown.
         trainable: whether a `tf.GradientTape` watches the variable.
-        real: the variable that the stand-in replaces, or None.
+        real: the variable that this one replaces, or None.
         name: the name in messages.
 
     Attributes:
@@ -33,7 +33,7 @@ class StandIn(_Base):  # type: ignore[misc]
     """
 
     def __init__(
-        self, initial: tf.Tensor, *, trainable: bool = False, real: Any = None, name: str = "stand_in"
+        self, initial: tf.Tensor, *, trainable: bool = False, real: Any = None, name: str = "local_variable"
     ) -> None:
         shape = real.shape if real is not None else initial.shape
         handle = upstream_tf.unnamed_variable_handle(initial.dtype, shape)
@@ -87,7 +87,7 @@ class StandIn(_Base):  # type: ignore[misc]
 
 
 @contextlib.contextmanager
-def standing_in(variables: Sequence[Any], values: Sequence[Any]) -> Iterator[None]:
+def variables_replaced(variables: Sequence[Any], values: Sequence[Any]) -> Iterator[None]:
     """Replaces, inside the context, the TensorFlow variables that Keras variables wrap.
 
     Args:

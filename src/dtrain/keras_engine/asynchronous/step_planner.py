@@ -14,8 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.errors import StepError
+from dtrain.keras_engine.asynchronous.local_variable import LocalVariable, variables_replaced
 from dtrain.keras_engine.asynchronous.outputs import Outputs, zeros_of
-from dtrain.keras_engine.asynchronous.stand_in import StandIn, standing_in
 from dtrain.keras_engine.context import Apply, block_workers, current_block, underlying
 from dtrain.keras_engine.split_variables import is_split
 from dtrain.keras_engine.steps import silent_results, step_is_stock
@@ -72,7 +72,7 @@ class StepPlan:
     obstacle: str | None
 
 
-class Rehearsal:
+class StepPlanner:
     """Traces the steps of one kind of one model to plan their blocks.
 
     Args:
@@ -150,18 +150,18 @@ class Rehearsal:
 
         def run(batch: Any) -> None:
             variables = [*self._pulled, *self._held]
-            stand_ins = [_blank(v) for v in variables]
-            for variable, each in zip(variables, stand_ins, strict=True):
+            copies = [_blank(v) for v in variables]
+            for variable, each in zip(variables, copies, strict=True):
                 each.on_write = functools.partial(self._written.add, id(variable))
             self._graph = tf.compat.v1.get_default_graph()
             with (
-                standing_in(variables, stand_ins),
+                variables_replaced(variables, copies),
                 block_workers.set(self._workers),
                 current_block.set(self),
                 self._making_on_servers(),
             ):
                 described.append(Outputs(self._step(batch)))
-            self._used.update(id(v) for v, each in zip(variables, stand_ins, strict=True) if each.used)
+            self._used.update(id(v) for v, each in zip(variables, copies, strict=True) if each.used)
 
         tf.function(run, autograph=False).get_concrete_function(spec)
         return described[-1]
@@ -218,16 +218,20 @@ class Rehearsal:
         known = [*self._pulled, *self._held]
         self._is_outside = True
         try:
-            with standing_in(known, [_real(v) for v in known]), tf.init_scope(), self._strategy.scope():
+            with (
+                variables_replaced(known, [_real(v) for v in known]),
+                tf.init_scope(),
+                self._strategy.scope(),
+            ):
                 yield
         finally:
             self._is_outside = False
 
 
-def stand_in_for(variable: Any, value: tf.Tensor) -> StandIn:
-    """Makes a stand-in for a variable, with the given first value."""
+def local_copy_of(variable: Any, value: tf.Tensor) -> LocalVariable:
+    """Makes a local copy of a variable, with the given first value."""
     real = underlying(variable)
-    return StandIn(value, trainable=real.trainable, real=real, name=name_of(variable))
+    return LocalVariable(value, trainable=real.trainable, real=real, name=name_of(variable))
 
 
 def spec_of(variable: Any) -> tf.TensorSpec:
@@ -246,13 +250,13 @@ def is_on_server(variable: Any) -> bool:
     return "/job:ps/" in underlying(variable).device
 
 
-def _blank(variable: Any) -> StandIn:
-    return stand_in_for(variable, zeros_of(spec_of(variable)))
+def _blank(variable: Any) -> LocalVariable:
+    return local_copy_of(variable, zeros_of(spec_of(variable)))
 
 
 def _real(variable: Any) -> Any:
     found = underlying(variable)
-    return found.real if isinstance(found, StandIn) else found
+    return found.real if isinstance(found, LocalVariable) else found
 
 
 def _first_value(arguments: dict[str, Any], step: str) -> Any:
