@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from dtrain.diagnosis.meeting import MetPeer
+from dtrain.diagnosis.peer_probe import PeerResult
 from dtrain.topology import Task, Topology
 
 Status = Literal["ok", "warn", "fail"]
@@ -33,13 +33,13 @@ class CheckResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Situation:
+class CheckContext:
     """The facts that all checks examine.
 
     Attributes:
         topology: the job that TF_CONFIG describes; None without one, or if it is invalid.
         problem: what is wrong with TF_CONFIG, and the remedy.
-        alone: why this process did not try to meet the other tasks; "" if it did.
+        alone: why this process did not try to reach the other tasks; "" if it did.
         port_problem: why this task cannot listen at its port; "" if it can.
         peers: what was found out about each of the other tasks.
         checkpoint_dir: the directory that all hosts should share; None if none was given.
@@ -50,13 +50,13 @@ class Situation:
     problem: tuple[str, str] = ("", "")
     alone: str = ""
     port_problem: str = ""
-    peers: dict[Task, MetPeer] = field(default_factory=dict)
+    peers: dict[Task, PeerResult] = field(default_factory=dict)
     checkpoint_dir: Path | None = None
     checkpoint_problem: str = ""
 
-    def met(self) -> dict[str, MetPeer]:
-        """The other tasks that this process has met, by name."""
+    def reached(self) -> dict[str, PeerResult]:
+        """The other tasks that this process has exchanged messages with, by name."""
         return {str(task): peer for task, peer in self.peers.items() if not peer.problem and not self.alone}
 
 
-Check = Callable[[Situation], Iterator[CheckResult]]
+Check = Callable[[CheckContext], Iterator[CheckResult]]

@@ -1,4 +1,4 @@
-"""The list of checks, and the function that runs them: it reads TF_CONFIG, meets the other tasks, runs each.
+"""The list of checks, and the function that runs them: it reads TF_CONFIG, probes the other tasks, runs each.
 
 To add a check, write a function with the interface `Check`, and list it in `CHECKS`.
 """
@@ -16,9 +16,9 @@ from dtrain.cluster.secret import job_secret
 from dtrain.cluster.sockets import bind_everywhere
 from dtrain.cluster.tf_config import TFConfig
 from dtrain.diagnosis import host_checks, peer_checks
-from dtrain.diagnosis.check import Check, CheckResult, Situation
+from dtrain.diagnosis.check import Check, CheckContext, CheckResult
 from dtrain.diagnosis.installation import versions
-from dtrain.diagnosis.meeting import Meeting, MetPeer, connected
+from dtrain.diagnosis.peer_probe import PeerProbe, PeerResult, connected
 from dtrain.errors import ConfigurationError, DtrainError
 from dtrain.topology import Task, split_address
 
@@ -40,7 +40,7 @@ CHECKS: dict[str, Check] = {
 }
 """The checks by name, in the order of the report."""
 
-_MEASURING = 1.0  # seconds for each peer by which measurements may delay the end of the peers' meetings
+_MEASURING = 1.0  # seconds for each peer by which measurements may delay the end of the peers' probes
 
 
 def run_checks(checkpoint_dir: Path | None, wait: float) -> Iterator[tuple[str, CheckResult]]:
@@ -53,10 +53,10 @@ def run_checks(checkpoint_dir: Path | None, wait: float) -> Iterator[tuple[str, 
     Yields:
         The name of the check, and a result; a check that raises an exception gives a failed one.
     """
-    with _looked_at(checkpoint_dir, wait) as situation:
+    with _prepared_context(checkpoint_dir, wait) as context:
         for name, check in CHECKS.items():
             try:
-                for finding in check(situation):
+                for finding in check(context):
                     yield name, finding
             except Exception as error:
                 found = f"the check itself failed: {type(error).__name__}: {error}"
@@ -67,22 +67,22 @@ def run_checks(checkpoint_dir: Path | None, wait: float) -> Iterator[tuple[str, 
 
 
 @contextlib.contextmanager
-def _looked_at(checkpoint_dir: Path | None, wait: float) -> Iterator[Situation]:
+def _prepared_context(checkpoint_dir: Path | None, wait: float) -> Iterator[CheckContext]:
     try:
         topology = TFConfig().topology() if TFConfig().detected() else None
-        situation = Situation(topology=topology, checkpoint_dir=checkpoint_dir)
+        context = CheckContext(topology=topology, checkpoint_dir=checkpoint_dir)
     except DtrainError as error:
-        situation = Situation(problem=(error.message, error.hint or ""), checkpoint_dir=checkpoint_dir)
+        context = CheckContext(problem=(error.message, error.hint or ""), checkpoint_dir=checkpoint_dir)
     token = f".dtrain-doctor-{secrets.token_hex(16)}"
     if checkpoint_dir is not None:
         problem = host_checks.writes_to(checkpoint_dir, token, "dtrain doctor\n")
-        situation = dataclasses.replace(situation, checkpoint_problem=problem)
+        context = dataclasses.replace(context, checkpoint_problem=problem)
     try:
-        situation = _met(situation, token, wait)
+        context = _with_peers(context, token, wait)
         begun = time.monotonic()
-        yield situation
-        if checkpoint_dir is not None and situation.met():  # peers may still look for this task's file
-            seconds = peer_checks.FRESH + _MEASURING * len(situation.met())
+        yield context
+        if checkpoint_dir is not None and context.reached():  # peers may still look for this task's file
+            seconds = peer_checks.FRESH + _MEASURING * len(context.reached())
             time.sleep(max(0.0, begun + seconds - time.monotonic()))
     finally:
         if checkpoint_dir is not None:
@@ -90,11 +90,11 @@ def _looked_at(checkpoint_dir: Path | None, wait: float) -> Iterator[Situation]:
                 (checkpoint_dir / token).unlink()
 
 
-def _met(situation: Situation, token: str, wait: float) -> Situation:
-    """The situation, completed by what is found out about the other tasks."""
-    topology = situation.topology
+def _with_peers(context: CheckContext, token: str, wait: float) -> CheckContext:
+    """The context, completed by what is found out about the other tasks."""
+    topology = context.topology
     if topology is None:
-        return situation
+        return context
     secret, alone = None, ""
     try:
         secret = job_secret(topology)
@@ -105,33 +105,33 @@ def _met(situation: Situation, token: str, wait: float) -> Situation:
     elif not topology.has_address:
         alone = f"{topology.task} has no address"
     if secret is not None and not alone:
-        written = situation.checkpoint_dir is not None and not situation.checkpoint_problem
-        facts = {"versions": versions(), "cluster": peer_checks.cluster_of(situation)}
+        written = context.checkpoint_dir is not None and not context.checkpoint_problem
+        facts = {"versions": versions(), "cluster": peer_checks.cluster_of(context)}
         facts |= {"token": token} if written else {}
         try:
-            meeting = Meeting(topology, secret, facts)
+            probe = PeerProbe(topology, secret, facts)
         except OSError as error:
             problem = error.strerror or str(error)
             return dataclasses.replace(
-                situation,
+                context,
                 port_problem=problem,
                 alone="this task's port cannot be used",
-                peers=_tried(situation),
+                peers=_peers_without_messages(context),
             )
-        with meeting:
-            return dataclasses.replace(situation, peers=meeting.meet(wait))
+        with probe:
+            return dataclasses.replace(context, peers=probe.run(wait))
     return dataclasses.replace(
-        situation, alone=alone, peers=_tried(situation), port_problem=_port_problem(situation)
+        context, alone=alone, peers=_peers_without_messages(context), port_problem=_port_problem(context)
     )
 
 
-def _tried(situation: Situation) -> dict[Task, MetPeer]:
+def _peers_without_messages(context: CheckContext) -> dict[Task, PeerResult]:
     """The other tasks, each with whether its host answers a connection; no message is exchanged."""
-    topology = situation.topology
-    peers: dict[Task, MetPeer] = {}
+    topology = context.topology
+    peers: dict[Task, PeerResult] = {}
     for task in topology.tasks() if topology else ():
         if topology is not None and task != topology.task:
-            peers[task] = MetPeer()
+            peers[task] = PeerResult()
             try:
                 with connected(topology.address_of(task), peers[task]):
                     peers[task].problem = ""
@@ -140,8 +140,8 @@ def _tried(situation: Situation) -> dict[Task, MetPeer]:
     return peers
 
 
-def _port_problem(situation: Situation) -> str:
-    topology = situation.topology
+def _port_problem(context: CheckContext) -> str:
+    topology = context.topology
     if topology is None or not topology.has_address:
         return ""
     try:

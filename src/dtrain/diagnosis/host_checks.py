@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from dtrain.diagnosis.check import CheckResult, Situation
+from dtrain.diagnosis.check import CheckContext, CheckResult
 from dtrain.diagnosis.installation import PROBE_SECONDS, nccl_version
 from dtrain.errors import DtrainError
 from dtrain.strategies.machine import find_mpi_problem, probe_devices
@@ -19,21 +19,21 @@ _OPEN_FILES = 1024
 _SHARED_MEMORY = 64 << 20  # bytes
 
 
-def check_tf_config(situation: Situation) -> Iterator[CheckResult]:
+def check_tf_config(context: CheckContext) -> Iterator[CheckResult]:
     """TF_CONFIG is valid: JSON, known jobs, no address twice, an index that exists."""
-    message, remedy = situation.problem
+    message, remedy = context.problem
     if message:
         yield CheckResult(status="fail", found=message, remedy=remedy)
-    elif situation.topology is None:
+    elif context.topology is None:
         yield CheckResult(status="ok", found="TF_CONFIG is not set: this process is a job of its own")
     else:
-        tasks = len(situation.topology.tasks())
-        yield CheckResult(status="ok", found=f"{situation.topology.task} of a job of {tasks} tasks")
+        tasks = len(context.topology.tasks())
+        yield CheckResult(status="ok", found=f"{context.topology.task} of a job of {tasks} tasks")
 
 
-def check_names(situation: Situation) -> Iterator[CheckResult]:
+def check_names(context: CheckContext) -> Iterator[CheckResult]:
     """The host name of every task resolves."""
-    topology = situation.topology
+    topology = context.topology
     for task in topology.tasks() if topology else ():
         host = split_address(topology.address_of(task))[0] if topology else ""
         try:
@@ -48,9 +48,9 @@ def check_names(situation: Situation) -> Iterator[CheckResult]:
             yield CheckResult(status="ok", found=f"{task}: {host} is {', '.join(sorted(found))}")
 
 
-def check_own_address(situation: Situation) -> Iterator[CheckResult]:
+def check_own_address(context: CheckContext) -> Iterator[CheckResult]:
     """The address of this task is one of this host; otherwise TF_CONFIG may have another host's index."""
-    topology = situation.topology
+    topology = context.topology
     if topology is None or not topology.has_address or _is_here(topology, topology.task):
         return
     here = [task for task in topology.tasks() if _is_here(topology, task)]
@@ -69,26 +69,26 @@ def check_own_address(situation: Situation) -> Iterator[CheckResult]:
         )
 
 
-def check_port(situation: Situation) -> Iterator[CheckResult]:
+def check_port(context: CheckContext) -> Iterator[CheckResult]:
     """This task's port is free."""
-    topology = situation.topology
+    topology = context.topology
     if topology is None or not topology.has_address:
         return
     port = split_address(topology.address)[1]
-    if situation.port_problem:
+    if context.port_problem:
         yield CheckResult(
             status="fail",
-            found=f"port {port} of {topology.task} cannot be used: {situation.port_problem}{_used_by(port)}",
+            found=f"port {port} of {topology.task} cannot be used: {context.port_problem}{_used_by(port)}",
             remedy="end the process that uses it, or choose another port in TF_CONFIG on all hosts",
         )
     else:
         yield CheckResult(status="ok", found=f"port {port} is free")
 
 
-def check_open_files(situation: Situation) -> Iterator[CheckResult]:
+def check_open_files(context: CheckContext) -> Iterator[CheckResult]:
     """The limit of open files leaves room for the connections and files of a job."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES + 8 * len(situation.topology.tasks() if situation.topology else ())
+    wanted = _OPEN_FILES + 8 * len(context.topology.tasks() if context.topology else ())
     if limit != resource.RLIM_INFINITY and limit < wanted:
         yield CheckResult(
             status="warn",
@@ -99,7 +99,7 @@ def check_open_files(situation: Situation) -> Iterator[CheckResult]:
         yield CheckResult(status="ok", found=f"a process may open {limit} files")
 
 
-def check_shared_memory(situation: Situation) -> Iterator[CheckResult]:
+def check_shared_memory(context: CheckContext) -> Iterator[CheckResult]:
     """/dev/shm has room, because MPI and NCCL use it between processes of one host."""
     try:
         free = shutil.disk_usage("/dev/shm").free
@@ -116,7 +116,7 @@ def check_shared_memory(situation: Situation) -> Iterator[CheckResult]:
         yield CheckResult(status="ok", found=reason)
 
 
-def check_tensorflow(situation: Situation) -> Iterator[CheckResult]:
+def check_tensorflow(context: CheckContext) -> Iterator[CheckResult]:
     """TensorFlow and Keras can be imported, and their versions are supported."""
     try:
         found = probe_devices(PROBE_SECONDS)
@@ -135,7 +135,7 @@ def check_tensorflow(situation: Situation) -> Iterator[CheckResult]:
         )
 
 
-def check_mpi(situation: Situation) -> Iterator[CheckResult]:
+def check_mpi(context: CheckContext) -> Iterator[CheckResult]:
     """Whether processes can be started by MPI; a job over sockets or NCCL does not need it."""
     problem = find_mpi_problem()
     yield CheckResult(

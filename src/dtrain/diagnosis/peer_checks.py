@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dtrain.diagnosis.check import CheckResult, Situation
+from dtrain.diagnosis.check import CheckContext, CheckResult
 from dtrain.diagnosis.installation import versions
 
 _CLOCK_WARN, _CLOCK_FAIL = 1.0, 60.0  # seconds
@@ -20,31 +20,31 @@ FRESH = 5.0
 """Seconds after which a shared directory must show the files of other hosts; NFS shows them with a delay."""
 
 
-def check_peers(situation: Situation) -> Iterator[CheckResult]:
+def check_peers(context: CheckContext) -> Iterator[CheckResult]:
     """Every other task can be reached, and the process there is the task that TF_CONFIG names."""
-    if situation.alone and situation.topology is not None and situation.peers:
+    if context.alone and context.topology is not None and context.peers:
         yield CheckResult(
             status="warn",
-            found=f"tried alone: {situation.alone}",
+            found=f"tried alone: {context.alone}",
             remedy="run `dtrain doctor` on every host at once, with the same secret in a file of "
             "mode 600 that DTRAIN_SECRET_FILE names",
         )
-    for task, peer in situation.peers.items():
-        address = situation.topology.address_of(task) if situation.topology else ""
+    for task, peer in context.peers.items():
+        address = context.topology.address_of(task) if context.topology else ""
         if not peer.answers:
             yield CheckResult(
                 status="fail",
                 found=f"{task} at {address} cannot be reached: {peer.problem}",
                 remedy="start that host, or let its firewall and the network pass this port",
             )
-        elif peer.problem and not situation.alone:
+        elif peer.problem and not context.alone:
             yield CheckResult(
                 status="warn" if "refused" in peer.problem else "fail",
                 found=f"the host of {task} answers, but no `dtrain doctor` of this job answers at "
                 f"{address}: {peer.problem}",
                 remedy=f"run `dtrain doctor` there at the same time, as {task} and with the same secret",
             )
-        elif not situation.alone and peer.facts.get("task") != str(task):
+        elif not context.alone and peer.facts.get("task") != str(task):
             yield CheckResult(
                 status="fail",
                 found=f"the process at {address} says that it is {peer.facts.get('task')}, not {task}",
@@ -54,10 +54,10 @@ def check_peers(situation: Situation) -> Iterator[CheckResult]:
             yield CheckResult(status="ok", found=f"{task} at {address} answers")
 
 
-def check_same_cluster(situation: Situation) -> Iterator[CheckResult]:
+def check_same_cluster(context: CheckContext) -> Iterator[CheckResult]:
     """All tasks have the same list of addresses."""
-    mine = cluster_of(situation)
-    for name, peer in situation.met().items():
+    mine = cluster_of(context)
+    for name, peer in context.reached().items():
         if peer.facts.get("cluster") != mine:
             yield CheckResult(
                 status="fail",
@@ -66,10 +66,10 @@ def check_same_cluster(situation: Situation) -> Iterator[CheckResult]:
             )
 
 
-def check_same_versions(situation: Situation) -> Iterator[CheckResult]:
+def check_same_versions(context: CheckContext) -> Iterator[CheckResult]:
     """All tasks have the same versions."""
     mine = versions()
-    for name, peer in situation.met().items():
+    for name, peer in context.reached().items():
         theirs = peer.facts.get("versions")
         if not isinstance(theirs, dict):
             theirs = {}
@@ -84,9 +84,9 @@ def check_same_versions(situation: Situation) -> Iterator[CheckResult]:
             yield CheckResult(status="ok", found=f"{name} has the same versions")
 
 
-def check_clocks(situation: Situation) -> Iterator[CheckResult]:
+def check_clocks(context: CheckContext) -> Iterator[CheckResult]:
     """The hosts' clocks agree; otherwise the times in files and logs mislead."""
-    for name, peer in situation.met().items():
+    for name, peer in context.reached().items():
         apart = abs(peer.clock)
         found = (
             f"the clock of {name} is {apart:.3f} s {'ahead of' if peer.clock > 0 else 'behind'} this host's"
@@ -98,9 +98,9 @@ def check_clocks(situation: Situation) -> Iterator[CheckResult]:
             yield CheckResult(status=status, found=found, remedy="set both by NTP (timedatectl set-ntp true)")
 
 
-def check_network(situation: Situation) -> Iterator[CheckResult]:
+def check_network(context: CheckContext) -> Iterator[CheckResult]:
     """Latency and bandwidth over TCP are sufficient; they limit how fast a step can be."""
-    for name, peer in situation.met().items():
+    for name, peer in context.reached().items():
         found = f"to {name}: {peer.latency * 1e3:.2f} ms one way, {peer.bandwidth / 1e9:.2f} Gbit/s"
         if peer.latency > _LATENCY or peer.bandwidth < _BANDWIDTH:
             remedy = "gradients will take long; use a faster network, or gradient accumulation or local SGD"
@@ -109,22 +109,22 @@ def check_network(situation: Situation) -> Iterator[CheckResult]:
             yield CheckResult(status="ok", found=found)
 
 
-def check_checkpoint_directory(situation: Situation) -> Iterator[CheckResult]:
+def check_checkpoint_directory(context: CheckContext) -> Iterator[CheckResult]:
     """This host can write to the directory, and sees what the others have written."""
-    folder = situation.checkpoint_dir
+    folder = context.checkpoint_dir
     if folder is None:
         return
-    if situation.checkpoint_problem:
+    if context.checkpoint_problem:
         yield CheckResult(
             status="fail",
-            found=f"{folder} cannot be written to: {situation.checkpoint_problem}",
+            found=f"{folder} cannot be written to: {context.checkpoint_problem}",
             remedy="make the directory on this host, and let this user write to it",
         )
         return
     yield CheckResult(status="ok", found=f"{folder} can be written to")
-    tokens = {str(peer.facts.get("token")) for peer in situation.met().values()}
+    tokens = {str(peer.facts.get("token")) for peer in context.reached().values()}
     missing = _missing(folder, {token for token in tokens if _TOKEN.fullmatch(token)})
-    for name, peer in situation.met().items():
+    for name, peer in context.reached().items():
         token = str(peer.facts.get("token"))
         if not _TOKEN.fullmatch(token):
             yield CheckResult(
@@ -142,9 +142,9 @@ def check_checkpoint_directory(situation: Situation) -> Iterator[CheckResult]:
             )
 
 
-def cluster_of(situation: Situation) -> dict[str, list[str]]:
+def cluster_of(context: CheckContext) -> dict[str, list[str]]:
     """The addresses of the job, as JSON holds them."""
-    jobs = situation.topology.jobs if situation.topology else {}
+    jobs = context.topology.jobs if context.topology else {}
     return {job: [*addresses] for job, addresses in jobs.items()}
 
 

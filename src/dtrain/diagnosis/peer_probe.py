@@ -25,7 +25,7 @@ from dtrain.topology import Task, Topology, split_address
 _LINE = 1 << 16  # the most bytes of a message
 _ANSWER = 10.0  # seconds within which a peer must answer a message
 _CONNECT = 3.0  # seconds within which a host must answer a connection attempt
-_CONVERSATION = 30.0  # seconds that a whole conversation may take
+_EXCHANGE_SECONDS = 30.0  # seconds that all messages with one peer may take
 _SERVED = threading.BoundedSemaphore(16)  # the most connections that are served at a time
 _PINGS = 20
 _SMALL, _LARGE = 1 << 20, 32 << 20  # bytes sent to measure bandwidth
@@ -33,22 +33,22 @@ _FAST = 0.05  # seconds; if the small message takes less, the large one is sent 
 _PAUSE = 0.2
 
 
-class MeetingError(Exception):
+class ProbeError(Exception):
     """A peer does not follow the protocol, so it is no `dtrain doctor` of this job."""
 
 
 _FAULTS = (
-    OSError, MeetingError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError,
+    OSError, ProbeError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError,
 )  # fmt: skip
-"""The errors of a conversation if the network fails, or if the peer sends a malformed message."""
+"""The errors of an exchange if the network fails, or if the peer sends a malformed message."""
 
 
 @dataclass
-class MetPeer:
+class PeerResult:
     """What a process has found out about a peer.
 
     Attributes:
-        problem: why they did not meet; "" if they did.
+        problem: why no messages were exchanged; "" if they were.
         answers: whether the peer's host answers a connection attempt, if only by a refusal.
         facts: the facts that the peer has sent about itself.
         latency: seconds of half a round trip, the median.
@@ -64,7 +64,7 @@ class MetPeer:
     clock: float = 0.0
 
 
-class _Conversation:
+class _SignedConnection:
     """Signed messages over one connection; a signature holds for one message of one connection."""
 
     def __init__(self, connection: socket.socket, secret: Secret, *, server: bool) -> None:
@@ -76,7 +76,7 @@ class _Conversation:
         connection.sendall(f"dtrain-doctor 1 {mine}\n".encode())
         words = self.file.readline(_LINE).decode("ascii", "replace").split()
         if words[:2] != ["dtrain-doctor", "1"] or len(words) != 3:
-            raise MeetingError("what answers there is not `dtrain doctor`")
+            raise ProbeError("what answers there is not `dtrain doctor`")
         nonces = (mine, words[2]) if server else (words[2], mine)
         self._secret = secret.derive("doctor", *nonces)
         self._sent = self._received = 0
@@ -91,22 +91,22 @@ class _Conversation:
         line = self.file.readline(_LINE)
         signature, _, body = line.rstrip(b"\n").partition(b" ")
         if not line:
-            raise MeetingError("it ended the connection; its secret may be a different one")
+            raise ProbeError("it ended the connection; its secret may be a different one")
         try:
             signed = bytes.fromhex(signature.decode("ascii"))
         except ValueError:
             signed = b""
         if not self._secret.has_signed(signed, self._roles[1], self._received, body):
-            raise MeetingError("it has a different secret")
+            raise ProbeError("it has a different secret")
         self._received += 1
         message = json.loads(body)
         if not isinstance(message, dict):
-            raise MeetingError("it sent a message in an unexpected form")
+            raise ProbeError("it sent a message in an unexpected form")
         return message
 
 
-class Meeting:
-    """This process' part in the meeting.
+class PeerProbe:
+    """This process' part in the probe of all peers.
 
     Args:
         topology: the job.
@@ -131,7 +131,7 @@ class Meeting:
             raise
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def __enter__(self) -> Meeting:
+    def __enter__(self) -> PeerProbe:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -139,27 +139,27 @@ class Meeting:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
-    def meet(self, seconds: float) -> dict[Task, MetPeer]:
-        """Meets every other task; returns when all have met, or after `seconds` and a last attempt."""
+    def run(self, seconds: float) -> dict[Task, PeerResult]:
+        """Exchanges messages with every other task, for at most `seconds` and one last attempt."""
         deadline = time.monotonic() + seconds
         tasks = self._topology.tasks()
         after = tasks.index(self._topology.task) + 1  # each task begins with the peer after it
         others = [*tasks[after:], *tasks[: after - 1]]
-        peers = {task: MetPeer() for task in others}
+        peers = {task: PeerResult() for task in others}
         threads = [
-            threading.Thread(target=self._meet_one, args=(task, peer, deadline), daemon=True)
+            threading.Thread(target=self._probe, args=(task, peer, deadline), daemon=True)
             for task, peer in peers.items()
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        met = {str(task) for task, peer in peers.items() if not peer.problem}
-        while not met <= self._done and time.monotonic() < deadline + _ANSWER:
+        reached = {str(task) for task, peer in peers.items() if not peer.problem}
+        while not reached <= self._done and time.monotonic() < deadline + _ANSWER:
             self._pause.wait(_PAUSE)
         return peers
 
-    def _meet_one(self, task: Task, peer: MetPeer, deadline: float) -> None:
+    def _probe(self, task: Task, peer: PeerResult, deadline: float) -> None:
         while True:
             try:
                 with connected(self._topology.address_of(task), peer):
@@ -169,7 +169,7 @@ class Meeting:
                     connected(self._topology.address_of(task), peer) as connection,
                     _limited(connection),
                 ):
-                    self._measure(_Conversation(connection, self._secret, server=False), peer)
+                    self._measure(_SignedConnection(connection, self._secret, server=False), peer)
                 peer.problem = ""
                 return
             except _FAULTS as error:
@@ -178,31 +178,31 @@ class Meeting:
                 return
             self._pause.wait(_PAUSE)
 
-    def _measure(self, talk: _Conversation, peer: MetPeer) -> None:
-        talk.send(kind="facts", **self._facts)
-        peer.facts = talk.receive()
+    def _measure(self, channel: _SignedConnection, peer: PeerResult) -> None:
+        channel.send(kind="facts", **self._facts)
+        peer.facts = channel.receive()
         trips, clocks = [], []
         for _ in range(_PINGS):
             begun, clock = time.perf_counter(), time.time()
-            talk.send(kind="ping")
-            answer = talk.receive()
+            channel.send(kind="ping")
+            answer = channel.receive()
             trips.append(time.perf_counter() - begun)
             theirs = float(answer["time"])
             if not math.isfinite(theirs):
-                raise MeetingError("it sent a time that is not finite")
+                raise ProbeError("it sent a time that is not finite")
             clocks.append(theirs - clock - trips[-1] / 2)
         peer.latency, peer.clock = statistics.median(trips) / 2, statistics.median(clocks)
         for size in (_SMALL, _LARGE):
             begun = time.perf_counter()
-            talk.send(kind="bytes", count=size)
-            talk.connection.sendall(bytes(size))
-            talk.receive()
+            channel.send(kind="bytes", count=size)
+            channel.connection.sendall(bytes(size))
+            channel.receive()
             took = time.perf_counter() - begun
             peer.bandwidth = size * 8 / took
             if took > _FAST:
                 break
-        talk.send(kind="done")
-        talk.receive()
+        channel.send(kind="done")
+        channel.receive()
 
     def _accept(self) -> None:
         while True:
@@ -218,16 +218,16 @@ class Meeting:
     def _serve(self, connection: socket.socket) -> None:
         try:
             with connection, contextlib.suppress(*_FAULTS), _limited(connection):
-                talk = _Conversation(connection, self._secret, server=True)
-                peer = str(talk.receive()["task"])
-                talk.send(**self._facts)
+                channel = _SignedConnection(connection, self._secret, server=True)
+                peer = str(channel.receive()["task"])
+                channel.send(**self._facts)
                 while True:
-                    message = talk.receive()
+                    message = channel.receive()
                     if message["kind"] == "bytes":
                         left = min(int(message["count"]), _LARGE)
-                        while left and (block := talk.file.read(min(left, 1 << 20))):
+                        while left and (block := channel.file.read(min(left, 1 << 20))):
                             left -= len(block)
-                    talk.send(time=time.time())
+                    channel.send(time=time.time())
                     if message["kind"] == "done":
                         self._done.add(peer)
                         return
@@ -237,10 +237,10 @@ class Meeting:
 
 @contextlib.contextmanager
 def _limited(connection: socket.socket) -> Iterator[None]:
-    """Limits a whole conversation, because a peer that sends byte by byte never exceeds a socket's timeout.
+    """Limits the whole exchange, because a peer that sends byte by byte never exceeds a socket's timeout.
 
     Raises:
-        MeetingError: the conversation took too long.
+        ProbeError: the exchange took too long.
     """
     late = threading.Event()
 
@@ -249,21 +249,21 @@ def _limited(connection: socket.socket) -> Iterator[None]:
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
 
-    timer = threading.Timer(_CONVERSATION, end)
+    timer = threading.Timer(_EXCHANGE_SECONDS, end)
     timer.daemon = True
     timer.start()
     try:
         yield
     except _FAULTS as error:
         if late.is_set():
-            raise MeetingError(f"the conversation took more than {_CONVERSATION:g} s") from error
+            raise ProbeError(f"the conversation took more than {_EXCHANGE_SECONDS:g} s") from error
         raise
     finally:
         timer.cancel()
 
 
 @contextlib.contextmanager
-def connected(address: str, peer: MetPeer) -> Iterator[socket.socket]:
+def connected(address: str, peer: PeerResult) -> Iterator[socket.socket]:
     """Connect to a `host:port`; notes in `peer` whether the host answers, if only by a refusal.
 
     Raises:
