@@ -20,7 +20,7 @@ import dtrain
 from dtrain import cluster
 from dtrain.cluster import peers
 topology = cluster.current()
-cluster.meet_peers(topology, timeout=60)
+cluster.run_rendezvous(topology, timeout=60)
 print("all:", topology.jobs["worker"], "local rank", dtrain.local_rank())
 print("nccl:", os.environ.get("NCCL_SOCKET_IFNAME"))
 """

@@ -223,4 +223,4 @@ def test_a_peer_whose_name_does_not_resolve_yet_is_waited_for_and_named() -> Non
     with pytest.raises(
         PeerMissingError, match=r"train-0\.invalid:2222, a name that does not resolve here yet"
     ):
-        cluster.meet_peers(topology, timeout=0.5, log=said.append, secret=b"")
+        cluster.run_rendezvous(topology, timeout=0.5, log=said.append, secret=b"")

@@ -1,4 +1,4 @@
-"""Who a process is in its job, and how processes meet outside of training: alone, and in two real ones."""
+"""Who a process is in its job, and how processes exchange values outside of training: one, and two."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_tf_config_that_is_wrong_is_said_here_too(monkeypatch: pytest.MonkeyPa
             ask()
 
 
-def meet() -> dict[str, Any]:
+def exchange_all() -> dict[str, Any]:
     """All of the talk between two workers, in one pair of processes: TensorFlow is slow to import."""
     seen: dict[str, Any] = {"who": (dtrain.rank(), dtrain.world_size(), dtrain.is_chief())}
     for name, ask in (("barrier", dtrain.barrier), ("broadcast", lambda: dtrain.broadcast(1))):
@@ -121,30 +121,30 @@ def meet() -> dict[str, Any]:
     else:
         time.sleep(3)
         dtrain.barrier(timeout=30)
-    # ... and they meet again afterwards.
+    # ... and they exchange_all again afterwards.
     seen["after"] = dtrain.broadcast("again" if me == 0 else None, timeout=60)
     return seen
 
 
 @pytest.fixture(scope="module")
-def met() -> list[dict[str, Any]]:
-    return dtrain.spawn(meet, workers=2, timeout=LIMIT)
+def exchanged() -> list[dict[str, Any]]:
+    return dtrain.spawn(exchange_all, workers=2, timeout=LIMIT)
 
 
-def test_ranks_in_spawned_workers(met: list[dict[str, Any]]) -> None:
-    assert [seen["who"] for seen in met] == [(0, 2, True), (1, 2, False)]
-    assert [seen["replicas"] for seen in met] == [2, 2]
+def test_ranks_in_spawned_workers(exchanged: list[dict[str, Any]]) -> None:
+    assert [seen["who"] for seen in exchanged] == [(0, 2, True), (1, 2, False)]
+    assert [seen["replicas"] for seen in exchanged] == [2, 2]
 
 
 @pytest.mark.parametrize("call", ["barrier", "broadcast"])
-def test_before_a_strategy_exists(met: list[dict[str, Any]], call: str) -> None:
-    for seen in met:
+def test_before_a_strategy_exists(exchanged: list[dict[str, Any]], call: str) -> None:
+    for seen in exchanged:
         assert "No strategy of dtrain's connects the 2 processes of this job" in seen[f"{call} too early"]
         assert "dtrain.MultiWorkerMirroredStrategy()" in seen[f"{call} too early"]
 
 
-def test_broadcast_gives_the_chiefs_value_of_any_type(met: list[dict[str, Any]]) -> None:
-    for seen in met:
+def test_broadcast_gives_the_chiefs_value_of_any_type(exchanged: list[dict[str, Any]]) -> None:
+    for seen in exchanged:
         text, number, nothing, nested, array, large = seen["broadcast"]
         assert (text, number, nothing, nested) == ("text of 0", 0, None, [0, {"nested": (0, 0.5)}])
         np.testing.assert_array_equal(array, np.zeros((2, 3), "float32"))
@@ -154,18 +154,18 @@ def test_broadcast_gives_the_chiefs_value_of_any_type(met: list[dict[str, Any]])
         assert seen["order"] == list(range(20))
 
 
-def test_a_barrier_waits_for_the_last(met: list[dict[str, Any]]) -> None:
-    assert met[0]["waited at the barrier"] > 1.0
-    assert met[1]["waited at the barrier"] < 1.0
+def test_a_barrier_waits_for_the_last(exchanged: list[dict[str, Any]]) -> None:
+    assert exchanged[0]["waited at the barrier"] > 1.0
+    assert exchanged[1]["waited at the barrier"] < 1.0
 
 
-def test_a_worker_that_does_not_come_in_time(met: list[dict[str, Any]]) -> None:
-    name, text, seconds = met[0]["timeout"]
+def test_a_worker_that_does_not_come_in_time(exchanged: list[dict[str, Any]]) -> None:
+    name, text, seconds = exchanged[0]["timeout"]
     assert name == "PeerMissingError"
     assert "Worker 1 did not reach this point within 1 s" in text
     assert "must be called by every worker" in text
     assert 0.9 < seconds < 6
-    assert [seen["after"] for seen in met] == ["again", "again"]
+    assert [seen["after"] for seen in exchanged] == ["again", "again"]
 
 
 def test_a_worker_that_fails_ends_the_others_that_wait_for_it() -> None:

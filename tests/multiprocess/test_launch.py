@@ -222,7 +222,7 @@ def test_two_launches_at_the_same_time_share_no_port(script: Callable[[str], str
         """
         from dtrain import cluster
         topology = cluster.current()
-        cluster.meet_peers(topology, timeout=20)
+        cluster.run_rendezvous(topology, timeout=20)
         print(topology.address)
         time.sleep(0.5)
         """

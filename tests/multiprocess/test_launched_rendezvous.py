@@ -1,4 +1,4 @@
-"""The meeting of launched tasks: as long as all live they are waited for, and who does not come is named."""
+"""The rendezvous of launched tasks: living ones are waited for, and one that does not come is named."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if topology.rank == 1:
     exec(sys.argv[1])
 print("patience", cluster.settings.peer_timeout(), flush=True)
 with channel.rendezvous():
-    cluster.meet_peers(topology)
+    cluster.run_rendezvous(topology)
 channel.report_connected()
 print("met", flush=True)
 if topology.rank == 0:

@@ -1,4 +1,4 @@
-"""The meeting before training, among real processes over real sockets."""
+"""The rendezvous before training, among real processes over real sockets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from dtrain.cluster import meet_peers
+from dtrain.cluster import run_rendezvous
 from dtrain.cluster.rendezvous_lines import PROTOCOL, Lines
 from dtrain.cluster.rendezvous_server import describe_difference
 from dtrain.cluster.sockets import this_process_listens_on
@@ -39,7 +39,7 @@ topology = cluster.current()
 start, met = time.monotonic(), 0
 try:
     for _ in range(times):
-        cluster.meet_peers(topology, timeout=timeout, secret=secret)
+        cluster.run_rendezvous(topology, timeout=timeout, secret=secret)
         met += 1
     error, message = "", ""
 except DtrainError as caught:
@@ -149,7 +149,7 @@ def test_a_chief_meets_workers_while_other_jobs_stay_away(
 
 def test_a_lone_worker_waits_for_nobody(ports: Callable[[int], list[int]]) -> None:
     start = time.monotonic()
-    meet_peers(Topology({"worker": tuple(local(ports(1)))}, "worker", 0))
+    run_rendezvous(Topology({"worker": tuple(local(ports(1)))}, "worker", 0))
     assert time.monotonic() - start < 5
 
 
@@ -220,7 +220,7 @@ def test_a_worker_that_has_given_up_does_not_go_on(ports: Callable[[int], list[i
         thread = threading.Thread(target=first, daemon=True)
         thread.start()
         with refused(PeerMissingError, "Missing: worker 2"):
-            meet_peers(topology, timeout=1.0, secret=b"")
+            run_rendezvous(topology, timeout=1.0, secret=b"")
         thread.join(LIMIT)
 
 
@@ -305,7 +305,7 @@ def test_the_first_tasks_port_in_use(tasks: Tasks, ports: Callable[[int], list[i
 def test_a_port_that_gets_free_in_time_is_no_error(ports: Callable[[int], list[int]]) -> None:
     other = socket.create_server(("127.0.0.1", 0))
     threading.Timer(0.5, other.close).start()
-    meet_peers(Topology({"worker": (f"127.0.0.1:{other.getsockname()[1]}",)}, "worker", 0))
+    run_rendezvous(Topology({"worker": (f"127.0.0.1:{other.getsockname()[1]}",)}, "worker", 0))
 
 
 def test_a_listener_of_this_very_process_is_in_the_way_as_well() -> None:
@@ -313,7 +313,7 @@ def test_a_listener_of_this_very_process_is_in_the_way_as_well() -> None:
         port = other.getsockname()[1]
         assert this_process_listens_on(port)
         with refused(PortInUseError, f"127.0.0.1:{port}"):
-            meet_peers(Topology({"worker": (f"127.0.0.1:{port}",)}, "worker", 0))
+            run_rendezvous(Topology({"worker": (f"127.0.0.1:{port}",)}, "worker", 0))
     assert not this_process_listens_on(port)
 
 
@@ -489,13 +489,13 @@ def test_a_name_for_this_machine(tasks: Tasks, ports: Callable[[int], list[int]]
 def test_a_name_that_nobody_knows() -> None:
     topology = Topology({"worker": ("no-such-host.invalid:2222", "127.0.0.1:2223")}, "worker", 1)
     with refused(PeerMissingError, "no-such-host.invalid:2222"):
-        meet_peers(topology, timeout=1.0)
+        run_rendezvous(topology, timeout=1.0)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may serve on every port")
 def test_a_port_that_this_user_may_not_have() -> None:
     with pytest.raises(ClusterConfigError, match="cannot serve"):
-        meet_peers(Topology({"worker": ("127.0.0.1:1",)}, "worker", 0))
+        run_rendezvous(Topology({"worker": ("127.0.0.1:1",)}, "worker", 0))
 
 
 def test_describe_difference() -> None:

@@ -25,18 +25,18 @@ def rank() -> int:
     return -1 if topology is None else topology.rank
 
 
-def meet(factor: int, *, offset: int = 0) -> tuple[int, int, str | None]:
+def exchange_all(factor: int, *, offset: int = 0) -> tuple[int, int, str | None]:
     """A function of a module, which travels by name; the module is found through this process's sys.path."""
     topology = cluster.current()
     if topology is None:
         raise RuntimeError("no cluster")
-    cluster.meet_peers(topology)
+    cluster.run_rendezvous(topology)
     devices = cluster.settings.devices_per_worker()
     return topology.rank * factor + offset, topology.world_size, devices and str(devices)
 
 
 def test_results_in_rank_order_with_arguments() -> None:
-    results = spawn(meet, 3, args=(10,), kwargs={"offset": 1}, devices_per_worker=2)
+    results = spawn(exchange_all, 3, args=(10,), kwargs={"offset": 1}, devices_per_worker=2)
     assert results == [(1, 3, "2"), (11, 3, "2"), (21, 3, "2")]
 
 
@@ -196,7 +196,7 @@ def test_tensorflow_in_the_workers() -> None:
         topology = cluster.current()
         if topology is None:
             raise RuntimeError("no cluster")
-        cluster.meet_peers(topology)
+        cluster.run_rendezvous(topology)
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
         @tf.function

@@ -233,7 +233,7 @@ def test_a_thread_that_fails_ends_the_wait(job: Callable[..., Job], monkeypatch:
 
     here = job(2)
     here.run(lambda worker: worker.all_gather(b""))
-    monkeypatch.setattr(here.workers[1], "_hear", fail)
+    monkeypatch.setattr(here.workers[1], "_receive", fail)
     for error in here.run(lambda worker: worker.all_gather(b"", timeout=5)):
         if isinstance(error, Exception):
             assert "this worker's own connections failed: RuntimeError('a mistake in here')" in str(error)
@@ -294,7 +294,9 @@ def test_another_job_closes_the_connections_of_the_one_before(monkeypatch: pytes
     pairs = [socket.socketpair() for _ in range(2)]
     ends = iter(pairs)
     monkeypatch.setattr(peers, "_current", None)
-    monkeypatch.setattr(peers, "meet_peers", lambda topology, timeout: {1: Connection(next(ends)[0], b"")})
+    monkeypatch.setattr(
+        peers, "run_rendezvous", lambda topology, timeout: {1: Connection(next(ends)[0], b"")}
+    )
     jobs = [Topology({"worker": (f"127.0.0.1:{port}", "127.0.0.1:9")}, "worker", 0) for port in (1, 2)]
     first = peers.connect(jobs[0])
     assert peers.connect(jobs[0]) is first

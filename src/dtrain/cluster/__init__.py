@@ -20,7 +20,7 @@ from dtrain.cluster.environments import (
     register,
     without_task,
 )
-from dtrain.cluster.rendezvous import meet_peers
+from dtrain.cluster.rendezvous import run_rendezvous
 
 __all__ = [
     "Environment",
@@ -30,11 +30,11 @@ __all__ = [
     "join",
     "known_to_tensorflow",
     "local_rank",
-    "meet_peers",
     "mpi",
     "origin",
     "plain_environment",
     "register",
+    "run_rendezvous",
     "settings",
     "without_task",
 ]

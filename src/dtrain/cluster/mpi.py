@@ -97,7 +97,7 @@ class MPIStart(Environment):
         global _topology
         with _lock:
             if _topology is None:
-                _topology = _meet(world())
+                _topology = _make_topology(world())
             return _topology
 
     def secret(self) -> bytes | None:
@@ -328,27 +328,27 @@ def _announce_end(*, wait: bool) -> None:
         request.Wait()
 
 
-def _meet(ranks: Any) -> Topology:
+def _make_topology(ranks: Any) -> Topology:
     """Exchange the ranks' addresses and a secret; returns the topology. Collective."""
     global _held
     _held = bind_everywhere(0)
     mine = socket.gethostname(), _held.getsockname()[1]
-    _agree(ranks)
-    places: list[tuple[str, int]] = [(host, port) for host, port in _heard_from_all(ranks, mine)]
+    _share_secret(ranks)
+    places: list[tuple[str, int]] = [(host, port) for host, port in _all_gather(ranks, mine)]
     hosts = {host for host, _ in places}
     names = {mine[0]: loopback_host()} if len(hosts) == 1 else _reachable(ranks, hosts)
     addresses = tuple(f"{names[host]}:{port}" for host, port in places)
     return Topology({"worker": addresses}, "worker", ranks.Get_rank())
 
 
-def _agree(ranks: Any) -> None:
+def _share_secret(ranks: Any) -> None:
     """Share a random secret of rank 0 with all ranks. Collective."""
     global _secret
     own = secrets.token_hex(32) if ranks.Get_rank() == 0 else ""
-    _secret = str(_heard_from_all(ranks, own)[0]).encode()
+    _secret = str(_all_gather(ranks, own)[0]).encode()
 
 
-def _heard_from_all(ranks: Any, value: Any) -> list[Any]:
+def _all_gather(ranks: Any, value: Any) -> list[Any]:
     """All-gather a JSON-serialisable value; returns the values of all ranks, in rank order. Collective.
 
     mpi4py's `allgather` would unpickle the received bytes, which can run arbitrary code.
@@ -366,18 +366,18 @@ def _heard_from_all(ranks: Any, value: Any) -> list[Any]:
 def _reachable(ranks: Any, hosts: set[str]) -> dict[str, str]:
     """Map each host to its name, or to its IP address if some rank cannot resolve the name. Collective."""
     unknown = {host for host in hosts if not _resolves(host)}
-    own = socket.gethostname(), _own_number()
-    heard = _heard_from_all(ranks, (sorted(unknown), own))
-    numbers: dict[str, str | None] = {host: number for _, (host, number) in heard}
+    own = socket.gethostname(), _own_address()
+    heard = _all_gather(ranks, (sorted(unknown), own))
+    addresses: dict[str, str | None] = {host: address for _, (host, address) in heard}
     bad: set[str] = set().union(*(names for names, _ in heard))
-    lost = sorted(host for host in bad if numbers[host] is None)
+    lost = sorted(host for host in bad if addresses[host] is None)
     if lost:
         raise MPIError(
             f"TensorFlow needs addresses of this MPI start's hosts, and {', '.join(lost)} cannot be found by "
             "name from all of them.",
             hint="Give the hosts names that all of them resolve (DNS or /etc/hosts), or set TF_CONFIG.",
         )
-    return {host: f"{numbers[host]}" if host in bad else host for host in hosts}
+    return {host: f"{addresses[host]}" if host in bad else host for host in hosts}
 
 
 def _resolves(host: str) -> bool:
@@ -387,7 +387,7 @@ def _resolves(host: str) -> bool:
         return False
 
 
-def _own_number() -> str | None:
+def _own_address() -> str | None:
     """This machine's IPv4 address on the default route, or None if there is none beyond loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

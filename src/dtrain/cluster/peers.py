@@ -31,7 +31,7 @@ from dtrain.cluster.peer_link import (
     split,
     this_process,
 )
-from dtrain.cluster.rendezvous import meet_peers
+from dtrain.cluster.rendezvous import run_rendezvous
 from dtrain.cluster.rendezvous_lines import Connection
 from dtrain.cluster.secret import Secret, job_secret
 from dtrain.errors import AuthenticationError, PeerMissingError
@@ -265,13 +265,13 @@ class Peers:
                 link.flush()
             if events & selectors.EVENT_READ:
                 for frame in link.receive():
-                    self._hear(link, *frame)
+                    self._receive(link, *frame)
         except OSError as error:
             self._lose(link.worker, str(error), forged=isinstance(error, ForgedFrameError))
         except (ValueError, struct.error) as error:
             self._lose(link.worker, f"what it sent cannot be read ({error})", forged=True)
 
-    def _hear(self, link: PeerLink, kind: int, number: int, body: bytes) -> None:
+    def _receive(self, link: PeerLink, kind: int, number: int, body: bytes) -> None:
         if kind == _HELLO:
             link.process, self.hosts[link.worker] = parsed_process(body)
             if self.rank == 0:
@@ -337,21 +337,21 @@ def connect(topology: Topology, *, timeout: float | None = None) -> Peers:
 
     Args:
         topology: the job, of several training tasks.
-        timeout: as `meet_peers`.
+        timeout: as `run_rendezvous`.
 
     Returns:
         The connected peers; of an earlier call, if it was for the same job.
 
     Raises:
         PortInUseError, PeerMissingError, PeerMismatchError, ConfigurationError, ClusterConfigError: as
-            `meet_peers`.
+            `run_rendezvous`.
     """
     global _current
     if _current is not None and _current[0] == topology:
         return _current[1]
     _close()
     _current = None
-    connections = meet_peers(topology, timeout=timeout)
+    connections = run_rendezvous(topology, timeout=timeout)
     peers = Peers(topology.rank, topology.world_size, connections, secret=job_secret(topology))
     _current = topology, peers
     return peers

@@ -46,7 +46,7 @@ _ANSWER_SHOWN = 2000  # characters of the first task's answer that an error show
 _VERDICT_PATIENCE = 2.0  # seconds for the first task's verdict after this task's own time limit
 
 
-def meet_peers(
+def run_rendezvous(
     topology: Topology,
     *,
     timeout: float | None = None,
@@ -86,7 +86,7 @@ def meet_peers(
         shared = job_secret(topology)
         secret = b"" if shared is None else shared.sign("meeting")
     try:
-        return _meet(topology, timeout, log or log_to_stderr, secret)
+        return _run(topology, timeout, log or log_to_stderr, secret)
     except OSError as error:
         if error.errno not in EXHAUSTED:
             raise
@@ -96,7 +96,7 @@ def meet_peers(
         ) from error
 
 
-def _meet(
+def _run(
     topology: Topology, timeout: float, log: Callable[[str], None], secret: bytes | None
 ) -> dict[int, Connection]:
     host, port = split_address(topology.address)
@@ -111,7 +111,7 @@ def _meet(
         if topology.world_size == 1:
             return {}
         if topology.rank > 0:
-            return {0: rendezvous.attend()}
+            return {0: rendezvous.join()}
         ranks = {task: rank for rank, task in enumerate(topology.training_tasks())}
         return {ranks[task]: connection for task, connection in rendezvous.serve(host, port).items()}
 
@@ -147,7 +147,7 @@ class _Rendezvous:
             secret=self._secret,
         ).run()
 
-    def attend(self) -> Connection:
+    def join(self) -> Connection:
         """Join the rendezvous, as any other task: connect to the first task until it answers "go".
 
         Returns:
@@ -155,7 +155,7 @@ class _Rendezvous:
         """
         pause = _FIRST_PAUSE
         while True:
-            if connection := self._visit(self._deadline):
+            if connection := self._connect_once(self._deadline):
                 return connection
             if time.monotonic() >= self._deadline:
                 raise missing_error(self._missing or [self._describe_first()], self._timeout).error()
@@ -172,12 +172,12 @@ class _Rendezvous:
         problem = "" if self._topology.task == self._first else f"{self._topology.task}: {error.message}"
         deadline = time.monotonic() + min(_REPORT_PATIENCE, self._timeout)
         with contextlib.suppress(PortInUseError, PeerMissingError):
-            while time.monotonic() < deadline and not self._visit(deadline, problem):
+            while time.monotonic() < deadline and not self._connect_once(deadline, problem):
                 if not problem:  # the process that holds the port is no task of this job
                     return
                 time.sleep(0.2)
 
-    def _visit(self, deadline: float, problem: str = "") -> Connection | None:
+    def _connect_once(self, deadline: float, problem: str = "") -> Connection | None:
         """Connect once to the first task, until its verdict.
 
         Returns:
@@ -191,7 +191,7 @@ class _Rendezvous:
         verdict: dict[str, Any] | None = None
         lines = Lines(self._secret, first=False)
         with contextlib.suppress(OSError):
-            verdict = self._talk(sock, lines, deadline, problem)
+            verdict = self._exchange(sock, lines, deadline, problem)
         if verdict is not None and verdict["dtrain"] == "go":
             return Connection(sock, lines.key())
         sock.close()
@@ -204,7 +204,7 @@ class _Rendezvous:
         make = ERRORS.get(kind, PeerMismatchError) if isinstance(kind, str) else PeerMismatchError
         raise make(_text(message, "The first task refused this one."), hint=_text(hint, ""))
 
-    def _talk(
+    def _exchange(
         self, sock: socket.socket, lines: Lines, deadline: float, problem: str
     ) -> dict[str, Any] | None:
         """Send a hello and wait for the first task's verdict; None without one before the deadline."""

@@ -110,7 +110,7 @@ class RendezvousServer:
             self._tell_all("go")
             return self._take_connections()
         except Verdict as verdict:
-            self._dismiss(verdict)
+            self._fail_all(verdict)
         finally:
             self._close_listener()
             self._selector.close()
@@ -182,14 +182,14 @@ class RendezvousServer:
             message = peer.lines.decode(line)
             if message is None:
                 return self._drop(peer)
-            self._hear(peer, message)
+            self._handle(peer, message)
             if peer.sock not in self._peers:
                 return None
         if not chunk or len(peer.inbox) > MESSAGE_LIMIT:
             self._drop(peer)
         return None
 
-    def _hear(self, peer: Peer, message: dict[str, Any]) -> None:
+    def _handle(self, peer: Peer, message: dict[str, Any]) -> None:
         if peer.task is not None and peer.lines.signed and not peer.lines.proven:
             return
         if message["dtrain"] == "gave up" and peer.task is not None:
@@ -264,7 +264,7 @@ class RendezvousServer:
         refused = f"These were refused: {' '.join(self._refused)}" if self._refused else ""
         return missing_error(self._described(self._missing()), seconds, refused)
 
-    def _dismiss(self, verdict: Verdict) -> NoReturn:
+    def _fail_all(self, verdict: Verdict) -> NoReturn:
         """Send a verdict to all tasks, including those that come within the next 5 s, and raise its error."""
         text = {"kind": verdict.kind, "message": verdict.message, "hint": verdict.hint}
         deadline = time.monotonic() + (0.0 if verdict.kind == "missing" else min(_LINGER, self._timeout))

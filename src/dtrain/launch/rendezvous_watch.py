@@ -36,23 +36,23 @@ class RendezvousWatch:
         self._limit = None if hang_timeout is None else max(hang_timeout, START_LIMIT)
         self._clock = clock
         self._waiting: dict[Task, float] = {}  # since when each task waits
-        self._met: set[Task] = set()
+        self._joined: set[Task] = set()
         self._ended: set[Task] = set()  # the tasks that have ended with status 0
 
     def note(self, message: Message) -> None:
         """Receive a task's message; only those about the rendezvous matter."""
         if isinstance(message, ConnectedNote) or (isinstance(message, RendezvousNote) and message.over):
             self._waiting.pop(message.task, None)
-            self._met.add(message.task)
+            self._joined.add(message.task)
         elif isinstance(message, RendezvousNote):
-            self._met.discard(message.task)
+            self._joined.discard(message.task)
             self._waiting.setdefault(message.task, self._clock())
 
     def started(self, task: Task) -> None:
         """A task was started, perhaps again: it has not joined the rendezvous yet."""
         self._waiting.pop(task, None)
         self._ended.discard(task)
-        self._met.discard(task)
+        self._joined.discard(task)
 
     def ended(self, task: Task, code: int) -> None:
         """A task has ended; `code` is its exit code, negative for a death by signal."""
@@ -71,11 +71,11 @@ class RendezvousWatch:
         if not self._waiting:
             return GO_ON
         waited = self._clock() - min(self._waiting.values())
-        for task in self._ended - self._met:
+        for task in self._ended - self._joined:
             reason = f"{describe_exit(0)} before it had met the other tasks, which wait for it"
             return Decision("kill", task=task, reason=reason)
         for task in tasks:
-            if task in self._met or task in self._waiting or task in self._ended:
+            if task in self._joined or task in self._waiting or task in self._ended:
                 continue
             process = find(task)
             if process is None or process.exit_code is not None:

@@ -138,7 +138,7 @@ class MultiWorkerMirroredStrategy(
         topology = current() if cluster_resolver is None else _topology_of(cluster_resolver)
         common.prepare(memory_growth=memory_growth)
         if topology is not None and topology.world_size > 1:
-            _meet(topology, peer_timeout)
+            _connect_peers(topology, peer_timeout)
         by_program = cluster_resolver is not None
         if not by_program and topology is not None and not known_to_tensorflow():
             cluster_resolver = common.resolver_of(topology)
@@ -185,7 +185,7 @@ def _options(options: Any, communication: Any) -> tuple[str, Any]:
     return asked, tf.distribute.experimental.CommunicationOptions(implementation=implementation_of(asked))
 
 
-def _meet(topology: Topology, timeout: float | None) -> None:
+def _connect_peers(topology: Topology, timeout: float | None) -> None:
     """Connects this worker with its peers."""
     with channel.rendezvous():
         connected = peers.connect(topology, timeout=timeout)

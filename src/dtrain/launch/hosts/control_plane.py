@@ -371,11 +371,11 @@ class ControlClient(_Endpoint):
     def _serve(self, ready: dict[object, int]) -> None:
         for frames in self._read() if self._socket in ready else ():
             for body in self._own.receive(frames[0]) if len(frames) == 1 else ():
-                self._hear(body)
+                self._receive(body)
         if self.proved:
             self._own.tick()
 
-    def _hear(self, body: bytes) -> None:
+    def _receive(self, body: bytes) -> None:
         try:
             self._on_message(parse(body))
         except PeerMismatchError as error:

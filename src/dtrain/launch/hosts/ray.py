@@ -188,9 +188,9 @@ class RayLauncher(HostsLauncher):
                 while not header.endswith(b"\n") and (byte := link.recv(1)):
                     header += byte
                 if header.endswith(b"\n"):
-                    self._meet(link, **json.loads(header))
+                    self._add_agent(link, **json.loads(header))
 
-    def _meet(self, link: socket.socket, node: int, host: str, address: str, moves: bool) -> None:
+    def _add_agent(self, link: socket.socket, node: int, host: str, address: str, moves: bool) -> None:
         with self._changed:
             if self._over:
                 link.close()
