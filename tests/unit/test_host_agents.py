@@ -144,7 +144,7 @@ def elastic() -> Iterator[tuple[NodesLauncher, Server]]:
     launcher, server = NodesLauncher(Session(), spec), Server()
     launcher._server = server  # type: ignore[assignment]
     with launcher.session.opened():
-        launcher._greet(Connection(), hello(0, "a", 2, "", ""))
+        launcher._register(Connection(), hello(0, "a", 2, "", ""))
         yield launcher, server
     for timer in launcher._late:
         timer.cancel()
@@ -259,11 +259,11 @@ def test_the_workers_of_hosts_with_spares() -> None:
 def test_a_job_by_ssh_does_without_hosts_beyond_those_that_it_needs() -> None:
     launcher = by_ssh({"localhost": 2, "b": 2, "c": 2}, most=2, fewest=2)
     with launcher.session.opened():
-        launcher._greet(Connection(), hello(0, "a", 2, "", ""))
+        launcher._register(Connection(), hello(0, "a", 2, "", ""))
         launcher._fail(ConfigurationError("b: no script"))  # its agent says why,
         launcher._fail(PeerMissingError("b ended"))  # and then ends
         assert launcher._failure is None and launcher._missing(1.0) == ""
-        launcher._greet(Connection(), hello(2, "c", 2, "", ""))
+        launcher._register(Connection(), hello(2, "c", 2, "", ""))
         assert launcher._missing(1.0) is None
         launcher._fail(PeerMissingError("c ended"))
     assert str(launcher._failure) == "b: no script"
@@ -275,7 +275,7 @@ def test_a_job_by_ssh_needs_all_hosts_if_none_is_spare() -> None:
     assert str(launcher._failure) == "b: no script"
 
 
-def invited(folder: Path, **options: Any) -> list[HostMessage]:
+def answers_to_invite(folder: Path, **options: Any) -> list[HostMessage]:
     """What an agent of two workers answers to an invitation, until it is welcomed."""
     heard: list[HostMessage] = []
     received = threading.Event()
@@ -299,15 +299,15 @@ def invited(folder: Path, **options: Any) -> list[HostMessage]:
 
 
 def test_an_agent_tells_the_address_of_its_interface(tmp_path: Path) -> None:
-    (answer,) = invited(tmp_path, interface="lo")
+    (answer,) = answers_to_invite(tmp_path, interface="lo")
     assert isinstance(answer, Hello) and answer.address == "127.0.0.1"
-    (answer,) = invited(tmp_path, interface="eth77")
+    (answer,) = answers_to_invite(tmp_path, interface="eth77")
     assert isinstance(answer, Refused) and "There is no network interface 'eth77'" in answer.reason
     assert "lo" in answer.hint
 
 
 def test_an_agent_refuses_a_share_of_gpus_that_it_does_not_have(tmp_path: Path) -> None:
-    (answer,) = invited(tmp_path, gpus_per_worker=2)
+    (answer,) = answers_to_invite(tmp_path, gpus_per_worker=2)
     assert isinstance(answer, Refused) and "0 GPUs for 2 workers" in answer.reason
 
 

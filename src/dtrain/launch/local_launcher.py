@@ -197,7 +197,7 @@ class LocalSpare:
     def become(self, command: TaskCommand) -> bool:
         """Send the spare the environment of its task; returns whether that worked."""
         order = json.dumps(task_hooks.changes(self._env, self._launcher.task_environment(command))).encode()
-        self._hurry()
+        self._raise_priority()
         os.set_blocking(self._order, False)  # a stuck spare must not block the launcher
         try:
             sent = os.write(self._order, order) == len(order)
@@ -214,7 +214,7 @@ class LocalSpare:
         self._close()
         self.handle.discard()
 
-    def _hurry(self) -> None:
+    def _raise_priority(self) -> None:
         """Raise the priority of a spare that still imports, because the job now waits for it."""
         own = os.getpriority(os.PRIO_PROCESS, 0)
         if not self.ready and not priority.restore(self.handle.pid, own, priority.of_session(os.getpid())):

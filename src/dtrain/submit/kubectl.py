@@ -17,7 +17,7 @@ _ANSWER = "--request-timeout=60s"
 _QUOTED = 2000  # characters of what kubectl says
 
 # Hints by words in kubectl's message; the first match counts.
-_REMEDIES = (
+_HINTS = (
     ("no matches for kind", "The cluster lacks that kind of object: ask its administrators for JobSet, or "
      "for Kubeflow Trainer with --kind trainjob. `kubectl api-resources` lists what it has."),
     ("immutable", "A job of this name is there. Give another --name, or delete it first."),
@@ -67,8 +67,8 @@ def _call(arguments: Sequence[str], manifest: str, hide: Callable[[str], str]) -
     if status == 0:
         return
     said = cleaned(hide(said).strip(), _QUOTED) or f"it ended with status {status} and said nothing"
-    remedy = next((hint for words, hint in _REMEDIES if words in said.lower()), _UNREACHABLE)
-    raise SchedulerError(f"kubectl cannot create the job: {said}", hint=remedy)
+    hint = next((hint for words, hint in _HINTS if words in said.lower()), _UNREACHABLE)
+    raise SchedulerError(f"kubectl cannot create the job: {said}", hint=hint)
 
 
 def _run(arguments: Sequence[str], manifest: str) -> tuple[int, str]:

@@ -34,7 +34,7 @@ _QUOTED = 2000  # characters of what sbatch says
 
 _HOSTS_HAVE = "sinfo -o '%P %D %c %m %G' lists what the hosts have; ask for less."
 # Hints by words in sbatch's message; the first match counts.
-_REMEDIES = (
+_HINTS = (
     ("partition", "sinfo --summarize lists the partitions; name one by --partition."),
     ("account", "sacctmgr show associations user=$USER lists your accounts; name one by --account."),
     ("qos", "sacctmgr show qos lists them; name one by --qos."),
@@ -255,14 +255,14 @@ def _given_to_sbatch(text: str) -> str:
         said = cleaned("; ".join((done.stderr or done.stdout).strip().splitlines()), _QUOTED)
         raise SchedulerError(
             f"sbatch has refused the job (status {done.returncode}): {said or 'it said nothing'}",
-            hint=_remedy(said),
+            hint=_hint_for(said),
         )
     with contextlib.suppress(BrokenPipeError):
         sys.stderr.write(done.stderr)  # warnings
     return job
 
 
-def _remedy(said: str) -> str:
+def _hint_for(said: str) -> str:
     lower = said.lower()
-    found = next((remedy for word, remedy in _REMEDIES if word in lower), "")
+    found = next((hint for word, hint in _HINTS if word in lower), "")
     return found or "sbatch --help explains the options; --dry-run prints the batch script."

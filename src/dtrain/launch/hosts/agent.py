@@ -165,7 +165,7 @@ class Agent:
             while (message := self._inbox.get(0.0)) is not None:
                 if isinstance(message, End):
                     return message
-                self._obey(message)
+                self._execute(message)
             with contextlib.suppress(queue.Empty):
                 self._on_event(self._session.events.get(timeout=_LOOK))
         return None
@@ -184,7 +184,7 @@ class Agent:
         elif not isinstance(event, TaskHandle):
             self._connection.send(Report(line_of(event)))
 
-    def _obey(self, message: HostMessage) -> None:
+    def _execute(self, message: HostMessage) -> None:
         if isinstance(message, Reserve):
             self._reserve(message)
         elif isinstance(message, Start):
@@ -282,7 +282,7 @@ def main() -> int:
         if not isinstance(invite, Invite):
             return 1
         os.environ.update(invite.env)
-        problem = _enter(invite)
+        problem = _change_directory(invite)
         if problem is not None:
             connection.send(problem)
             return 1
@@ -305,7 +305,7 @@ def main() -> int:
         connection.close()
 
 
-def _enter(invite: Invite) -> Refused | None:
+def _change_directory(invite: Invite) -> Refused | None:
     """Change to the working directory of the job; returns why the job cannot run there, or None."""
     try:
         os.chdir(invite.folder or ".")

@@ -79,7 +79,7 @@ class HostsLauncher(Launcher):
             PeerMissingError: too few agents have connected.
             PeerMismatchError: an agent cannot be part of the job.
         """
-        with guarded(new_mark(), self.session), self._agents_called():
+        with guarded(new_mark(), self.session), self._agents_started():
             try:
                 self._wait_for_agents()
                 yield
@@ -160,7 +160,7 @@ class HostsLauncher(Launcher):
             agent.connection.send(KillRest())
 
     @contextlib.contextmanager
-    def _piped(self, command: Sequence[str], invite: Invite) -> Iterator[None]:
+    def _agent_over_pipes(self, command: Sequence[str], invite: Invite) -> Iterator[None]:
         """Run a command that is an agent, with pipes as its standard input and output.
 
         When the context ends, the agent's input is closed: it ends its tasks and itself.
@@ -189,13 +189,13 @@ class HostsLauncher(Launcher):
             last = said[-1] if said else "it said nothing"
             return PeerMissingError(
                 f"dtrain could not be started on {invite.host} (status {status}): {last}",
-                hint=self._remedy(invite.host, status, "\n".join(said)),
+                hint=self._hint_for(invite.host, status, "\n".join(said)),
             )
 
         reading, writing = os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno())
         process.stdin.close()
         process.stdout.close()
-        connection = self._invited(reading, writing, invite, found, why)
+        connection = self._handshake(reading, writing, invite, found, why)
         try:
             yield
         finally:
@@ -206,7 +206,7 @@ class HostsLauncher(Launcher):
                 process.kill()
                 process.wait()
 
-    def _invited(
+    def _handshake(
         self,
         reading: int,
         writing: int,
@@ -231,7 +231,7 @@ class HostsLauncher(Launcher):
             elif found:
                 self._receive(found[0], message)
             elif isinstance(message, Hello):
-                agent = self._greet(connection, message)
+                agent = self._register(connection, message)
                 if agent is not None:
                     found.append(agent)
                 else:
@@ -253,7 +253,7 @@ class HostsLauncher(Launcher):
                 said.append(line.decode(errors="replace").rstrip())
                 self.session.say(f"{host}: {said[-1]}")
 
-    def _remedy(self, host: str, status: int, said: str) -> str:
+    def _hint_for(self, host: str, status: int, said: str) -> str:
         """The hint for an agent that ended before it joined the job, by its exit status and its output."""
         return f"See its messages about {host} above."
 
@@ -263,7 +263,7 @@ class HostsLauncher(Launcher):
             self._changed.notify_all()
 
     @abstractmethod
-    def _agents_called(self) -> contextlib.AbstractContextManager[None]:
+    def _agents_started(self) -> contextlib.AbstractContextManager[None]:
         """The context in which agents connect; each sends `Hello`."""
 
     @abstractmethod
@@ -291,7 +291,7 @@ class HostsLauncher(Launcher):
             )
         return None
 
-    def _greet(self, connection: HostConnection, hello: Hello) -> RemoteAgent | None:
+    def _register(self, connection: HostConnection, hello: Hello) -> RemoteAgent | None:
         """Take an agent into the job, or refuse it."""
         with self._changed:
             problem = self._problem(hello)

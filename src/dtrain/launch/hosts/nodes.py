@@ -83,7 +83,7 @@ class NodesLauncher(HostsLauncher):
         self._server: ControlServer | None = None
 
     @contextlib.contextmanager
-    def _agents_called(self) -> Iterator[None]:
+    def _agents_started(self) -> Iterator[None]:
         nodes = self._nodes
         host, port = split_address(nodes.rendezvous)
         self._server = ControlServer(host, port, self._secret, self._on_message, self._on_lost)
@@ -92,7 +92,7 @@ class NodesLauncher(HostsLauncher):
         interface = nodes.interface or ""
         invite = Invite(0, socket.gethostname(), nodes.per_node, "", {}, nodes.gpus, interface=interface)
         try:
-            with self._piped(own, invite):
+            with self._agent_over_pipes(own, invite):
                 yield
         finally:
             for late in self._late:
@@ -159,7 +159,7 @@ class NodesLauncher(HostsLauncher):
                 self._late.append(late)
                 self.session.say(f"Node {hello.node} ({hello.host}) waits until {other} counts as lost.")
                 return
-            found = self._greet(_NodeConnection(server, peer), hello)
+            found = self._register(_NodeConnection(server, peer), hello)
             if found is not None:
                 self._connected[peer] = found
                 waits = ", and waits as a spare" if len(self._present()) > self._nodes.most else ""

@@ -84,7 +84,7 @@ class RayLauncher(HostsLauncher):
         self._ended = threading.Event()
 
     @contextlib.contextmanager
-    def _agents_called(self) -> Iterator[None]:
+    def _agents_started(self) -> Iterator[None]:
         path = self.session.scratch() / "ray.socket"
         with socket.socket(socket.AF_UNIX) as server, self._driver(path):
             server.bind(str(path))
@@ -198,7 +198,7 @@ class RayLauncher(HostsLauncher):
             self._addresses[node] = address
             folder = "" if moves else str(Path.cwd())  # with `moves`, Ray has copied the working directory
             invite = Invite(node, host, 1, folder, self._env, [], self._script)
-            connection = self._invited(
+            connection = self._handshake(
                 os.dup(link.fileno()),
                 os.dup(link.fileno()),
                 invite,
@@ -210,8 +210,8 @@ class RayLauncher(HostsLauncher):
             )
             self._links = [*(each for each in self._links if not each[1].ended), (link, connection)]
 
-    def _greet(self, connection: HostConnection, hello: Hello) -> RemoteAgent | None:
-        found = super()._greet(connection, hello)
+    def _register(self, connection: HostConnection, hello: Hello) -> RemoteAgent | None:
+        found = super()._register(connection, hello)
         self.session.events.put(0)  # an elastic job may grow
         return found
 

@@ -31,7 +31,7 @@ _OWN = (MARK_VARIABLE, secret.VARIABLE, channel.VARIABLE)  # each means somethin
 _AGENT = (sys.executable, "-m", "dtrain.launch.hosts.agent")
 # The client must never ask the user, and must leave no shared connection open in the background.
 _OPTIONS = ("BatchMode=yes", "ConnectTimeout=20", "ControlMaster=no")
-_REMEDIES = {
+_HINTS = {
     "REMOTE HOST IDENTIFICATION HAS CHANGED": "If {host} was installed again, remove its old key (ssh-keygen "
     "-R {host}), connect once by hand (ssh {host}) and check the new one. If it was not, another machine "
     "answers in its place: do not connect.",
@@ -76,7 +76,7 @@ class SSHLauncher(HostsLauncher):
             )
 
     @contextlib.contextmanager
-    def _agents_called(self) -> Iterator[None]:
+    def _agents_started(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for node, (host, slots) in enumerate(self._hosts.slots.items()):
                 command = _AGENT if _is_here(host) else self._over_ssh(host)
@@ -91,7 +91,7 @@ class SSHLauncher(HostsLauncher):
                     self._hosts.gpus_per_worker,
                     self._hosts.interface or "",
                 )
-                stack.enter_context(self._piped(command, invite))
+                stack.enter_context(self._agent_over_pipes(command, invite))
             yield
 
     def _over_ssh(self, host: str) -> Sequence[str]:
@@ -118,14 +118,14 @@ class SSHLauncher(HostsLauncher):
                 return
         super()._fail(self._first)
 
-    def _remedy(self, host: str, status: int, said: str) -> str:
+    def _hint_for(self, host: str, status: int, said: str) -> str:
         if status in _NOT_FOUND:
             return (
                 f"Install Python and dtrain on {host} at the same path as on this machine: {sys.executable}."
             )
-        for words, remedy in _REMEDIES.items():
+        for words, hint in _HINTS.items():
             if words in said:
-                return remedy.format(host=host, python=sys.executable)
+                return hint.format(host=host, python=sys.executable)
         return (
             f"Is {host} up, does its SSH server run, and does a firewall let you through? See ssh -v {host}."
         )
