@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from dtrain.checkpoint.content import Found, find_newest
+from dtrain.checkpoint.content import LoadedCheckpoint, find_newest
 from dtrain.checkpoint.group import find_group
 from dtrain.checkpoint.session import BackupPlan, BackupSession
 from dtrain.checkpoint.storages import storage_of
@@ -155,7 +155,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
         """As `restore_weights`, without restoring, for a model that only `fit` builds."""
         return self._newest(model)[1]
 
-    def _newest(self, model: Any) -> tuple[Found | None, int]:
+    def _newest(self, model: Any) -> tuple[LoadedCheckpoint | None, int]:
         """The newest checkpoint, and how many whole epochs are done in it."""
         layout = layout_of(upstream_keras.strategy_of(model)) or ReplicaLayout()
         folder = f"{self._folder()}/fit-0"

@@ -25,7 +25,7 @@ from dtrain.log import logger
 
 
 @dataclass(frozen=True)
-class Found:
+class LoadedCheckpoint:
     """A checkpoint that was read into memory.
 
     Attributes:
@@ -83,7 +83,7 @@ def content(
         worker: this worker's own state, as plain data; the states of Python's and NumPy's random generators
             are added.
         program: the program's settings (see `program`).
-        boundary, finished: as in `Found`.
+        boundary, finished: as in `LoadedCheckpoint`.
 
     Returns:
         The tensors by name, and the notes as values that JSON can hold.
@@ -126,7 +126,7 @@ def restore_generators(worker: dict[str, Any]) -> None:
     np.random.set_state(worker["numpy"])
 
 
-def find_newest(folder: str, layout: ReplicaLayout, group: Group) -> Found | None:
+def find_newest(folder: str, layout: ReplicaLayout, group: Group) -> LoadedCheckpoint | None:
     """Reads the newest checkpoint that all workers can read; every worker must call it.
 
     Args:
@@ -175,7 +175,7 @@ def find_newest(folder: str, layout: ReplicaLayout, group: Group) -> Found | Non
     return None
 
 
-def _warn_of_other_sums(found: Found, layout: ReplicaLayout) -> None:
+def _warn_of_other_sums(found: LoadedCheckpoint, layout: ReplicaLayout) -> None:
     if found.sums and layout.sums and found.sums != layout.sums and found.workers == layout.workers:
         logger.warning(
             "The workers that wrote %s all-reduced over %s; now they all-reduce over %s. Training is still "
@@ -186,7 +186,7 @@ def _warn_of_other_sums(found: Found, layout: ReplicaLayout) -> None:
         )
 
 
-def _read(checkpoint: StoredCheckpoint) -> tuple[Found | None, str]:
+def _read(checkpoint: StoredCheckpoint) -> tuple[LoadedCheckpoint | None, str]:
     tensors: dict[str, Any] = {}
     try:
         for share in range(checkpoint.writers):
@@ -194,7 +194,7 @@ def _read(checkpoint: StoredCheckpoint) -> tuple[Found | None, str]:
     except CheckpointError as error:
         return None, error.message
     notes = checkpoint.notes
-    return Found(
+    return LoadedCheckpoint(
         path=checkpoint.path,
         step=checkpoint.step,
         serial=checkpoint.serial,

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from dtrain import channel, events
-from dtrain.checkpoint.content import Found, content, find_newest
+from dtrain.checkpoint.content import LoadedCheckpoint, content, find_newest
 from dtrain.checkpoint.folder_lock import FolderLock
 from dtrain.checkpoint.group import find_group
 from dtrain.checkpoint.program import check_program, program_facts, warn_of_other_program
@@ -75,11 +75,11 @@ class CheckpointFolder:
         self._seconds = 0.0  # that starting the last save took
         self._reported: int | None = None
 
-    def find(self) -> Found | None:
+    def find(self) -> LoadedCheckpoint | None:
         """The newest complete checkpoint, the same for all workers; None if there is none."""
         return find_newest(self.path, self._layout, self._group)
 
-    def restore(self, found: Found) -> None:
+    def restore(self, found: LoadedCheckpoint) -> None:
         """Checks that a checkpoint fits the program, and restores the variables from it.
 
         Raises:
@@ -93,7 +93,7 @@ class CheckpointFolder:
             warn_of_other_program(found.program, program, self._optimizer, found.path)
         self._serial = found.serial
 
-    def restore_variables(self, found: Found) -> None:
+    def restore_variables(self, found: LoadedCheckpoint) -> None:
         """Restores the variables from a checkpoint without checking it again."""
         self._variables.restore(found.table, found.tensors, found.replicas)
 

@@ -78,7 +78,7 @@ class FolderLock:
         """Releases the lock; calling it again does nothing."""
         path, self._path = self._path, None
         if path is not None:
-            _let_go(path)
+            _unlock(path)
 
 
 def _take(path: str, patience: float) -> str:
@@ -142,7 +142,7 @@ def _try(path: str) -> int | None:
     return None
 
 
-def _let_go(path: str) -> None:
+def _unlock(path: str) -> None:
     descriptor, times = _held.pop(path, (-1, 0))
     if times > 1:
         _held[path] = descriptor, times - 1

@@ -26,7 +26,7 @@ _DIRECTORY = re.compile(r"step-(\d{10,})-(\d{3,})-([A-Za-z0-9]+)")
 HINT = "Use an older checkpoint, or start again in an empty folder."
 
 
-class Name(NamedTuple):
+class CheckpointName(NamedTuple):
     """The parts of the name of a checkpoint's directory; names are ordered by step, then by serial.
 
     Attributes:
@@ -43,10 +43,10 @@ class Name(NamedTuple):
         return f"step-{self.step:010d}-{self.serial:03d}-{self.token}"
 
 
-def parse_name(directory: str) -> Name | None:
+def parse_name(directory: str) -> CheckpointName | None:
     """Parses the name of a directory; returns None if it is not a checkpoint's."""
     found = _DIRECTORY.fullmatch(directory)
-    return Name(int(found[1]), int(found[2]), found[3]) if found else None
+    return CheckpointName(int(found[1]), int(found[2]), found[3]) if found else None
 
 
 def share_prefix(share: int, writers: int) -> str:

@@ -23,7 +23,7 @@ _POLL = 1.0  # seconds between two requests to the cloud
 _MAKER = Path("/sys/class/dmi/id/product_name")
 
 
-class Notices:
+class PreemptionNotices:
     """Listens for preemption notices while it is open.
 
     It handles signals only if it is opened in the main thread, and only those for which the program has no

@@ -12,7 +12,7 @@ from typing import Any
 
 from dtrain import events
 from dtrain.checkpoint.callback_state import CallbackStates
-from dtrain.checkpoint.content import Found, restore_findings, restore_generators
+from dtrain.checkpoint.content import LoadedCheckpoint, restore_findings, restore_generators
 from dtrain.checkpoint.folder import CheckpointFolder
 from dtrain.keras_engine.loop import current_loop
 from dtrain.keras_engine.protocol import ReplicaLayout
@@ -77,7 +77,7 @@ class Restoration(NewTraining):
 
     def __init__(
         self,
-        found: Found,
+        found: LoadedCheckpoint,
         folder: CheckpointFolder,
         layout: ReplicaLayout,
         *,

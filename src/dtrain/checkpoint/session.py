@@ -18,7 +18,7 @@ from dtrain.checkpoint.callback_state import CallbackStates
 from dtrain.checkpoint.content import findings_of
 from dtrain.checkpoint.coordinator import SaveCoordinator
 from dtrain.checkpoint.folder import CheckpointFolder
-from dtrain.checkpoint.preemption import Notices
+from dtrain.checkpoint.preemption import PreemptionNotices
 from dtrain.checkpoint.restoration import Moment, NewTraining, Restoration
 from dtrain.checkpoint.store import Written
 from dtrain.checkpoint.stored import remove_all
@@ -85,7 +85,7 @@ class BackupSession:
         self._epochs = int(arguments["epochs"])
         self._layout = layout_of(strategy) or ReplicaLayout()
         self._asynchronous = is_asynchronous(strategy)
-        self._notices = Notices()
+        self._notices = PreemptionNotices()
         self._on_error = contextlib.ExitStack()
         self._on_error.callback(self._notices.close)
         self._on_error.callback(upstream_keras.set_first_epoch, model, None)

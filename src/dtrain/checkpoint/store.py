@@ -32,7 +32,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class _Save(NamedTuple):
-    name: layout.Name
+    name: layout.CheckpointName
     tensors: dict[str, Any]
     notes: str  # JSON, encoded when `save` was called
 
@@ -100,7 +100,7 @@ class CheckpointStore:
         self._problem: str | None = None
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
-        self._used: set[layout.Name] = set()
+        self._used: set[layout.CheckpointName] = set()
 
     # --- the training thread's side
 
@@ -135,7 +135,7 @@ class CheckpointStore:
                 hint="make another store",
             )
         stored_notes = json.dumps(dict(notes))  # may raise, before anything is counted or queued
-        name = layout.Name(step, serial, self._token)
+        name = layout.CheckpointName(step, serial, self._token)
         while name in self._used:
             name = name._replace(serial=name.serial + 1)
         self._used.add(name)
@@ -194,7 +194,7 @@ class CheckpointStore:
                 self._write(save)
             except Exception as error:  # whatever a file system raises: training must continue
                 executor.clear_error()
-                self._give_up(save, error)
+                self._abort(save, error)
             save.tensors.clear()
             with self._change:
                 self._unfinished -= 1
@@ -218,7 +218,7 @@ class CheckpointStore:
             self._commit(path, save, [share, *others])
             self._fence()
             self._announce(save.name.step)
-            self._tidy(save.name)
+            self._remove_older(save.name)
 
     def _write_share(self, path: str, tensors: Mapping[str, Any]) -> dict[str, dict[str, int]]:
         prefix = layout.share_prefix(self._writer, self._writers)
@@ -264,7 +264,7 @@ class CheckpointStore:
         failure = join(path, layout.failure_marker(writer, self._writers))
         if self._storage.exists(failure):
             content = layout.decode(self._storage.read(failure), failure)
-            raise _ShareFailedError(f"writer {writer}: {content['reason']}", no_room=content["no_room"])
+            raise _ShareFailedError(f"writer {writer}: {content['reason']}", out_of_space=content["no_room"])
         marker = join(path, layout.whole_marker(writer, self._writers))
         if not self._storage.exists(marker):
             return None
@@ -291,38 +291,42 @@ class CheckpointStore:
         self._storage.sync(self._directory)
         self.last_committed = save.name.step
 
-    def _tidy(self, newest: layout.Name) -> None:
+    def _remove_older(self, newest: layout.CheckpointName) -> None:
         try:
             stored.prune(self._directory, newest, self._keep)
         except Exception as error:  # the new checkpoint is committed anyway
-            self._tell(f"Older checkpoints in {self._directory} cannot be removed: {stored.one_line(error)}")
+            self._set_problem(
+                f"Older checkpoints in {self._directory} cannot be removed: {stored.one_line(error)}"
+            )
 
-    def _give_up(self, save: _Save, error: Exception) -> None:
+    def _abort(self, save: _Save, error: Exception) -> None:
         save.tensors.clear()
-        no_room = _is_for_room(error)
+        out_of_space = _is_out_of_space(error)
         reason = error.message if isinstance(error, CheckpointError) else stored.one_line(error)
-        self._tell(f"The checkpoint of step {save.name.step} was not written to {self._directory}: {reason}")
+        self._set_problem(
+            f"The checkpoint of step {save.name.step} was not written to {self._directory}: {reason}"
+        )
         logger.debug("the checkpoint of step %d failed", save.name.step, exc_info=error)
         path = join(self._directory, str(save.name))
         # Remove the incomplete checkpoint at once: the next one may need its room on the disk.
         with contextlib.suppress(Exception):
             if self._writer:
-                self._withdraw(path, reason, no_room)
+                self._withdraw(path, reason, out_of_space)
             else:
                 stored.remove(path)
-                if no_room:
-                    self._make_room()
+                if out_of_space:
+                    self._free_space()
 
-    def _withdraw(self, path: str, reason: str, no_room: bool) -> None:
+    def _withdraw(self, path: str, reason: str, out_of_space: bool) -> None:
         """Removes this share, and leaves a marker that tells the first writer not to wait for it."""
         prefix = layout.share_prefix(self._writer, self._writers)
         for name in self._storage.names(path):
             if name.startswith(f"{prefix}."):
                 self._storage.remove(join(path, name))
-        marker = layout.encode({"version": layout.VERSION, "reason": reason, "no_room": no_room})
+        marker = layout.encode({"version": layout.VERSION, "reason": reason, "no_room": out_of_space})
         self._storage.write_whole(join(path, layout.failure_marker(self._writer, self._writers)), marker)
 
-    def _make_room(self) -> None:
+    def _free_space(self) -> None:
         """Removes all checkpoints but the newest readable one, because the disk has no room for another."""
         for checkpoint in committed(self._directory):
             try:
@@ -332,26 +336,28 @@ class CheckpointStore:
                 logger.warning("The checkpoint %s is incomplete: %s", checkpoint.path, error.message)
                 continue
             stored.prune(
-                self._directory, layout.Name(checkpoint.step, checkpoint.serial, checkpoint.token), keep=1
+                self._directory,
+                layout.CheckpointName(checkpoint.step, checkpoint.serial, checkpoint.token),
+                keep=1,
             )
             return
 
-    def _tell(self, problem: str) -> None:
+    def _set_problem(self, problem: str) -> None:
         with self._change:
             self._problem = problem
 
 
 class _ShareFailedError(CheckpointError):
-    def __init__(self, message: str, *, no_room: bool) -> None:
-        self.no_room = no_room
+    def __init__(self, message: str, *, out_of_space: bool) -> None:
+        self.out_of_space = out_of_space
         super().__init__(message)
 
 
-def _is_for_room(error: Exception) -> bool:
+def _is_out_of_space(error: Exception) -> bool:
     import tensorflow as tf
 
     if isinstance(error, _ShareFailedError):
-        return error.no_room
+        return error.out_of_space
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return isinstance(error, tf.errors.ResourceExhaustedError)

@@ -136,7 +136,7 @@ def remove(path: str) -> None:
     storage_of(path).remove_directory(path)
 
 
-def sweep(directory: str, before: layout.Name) -> None:
+def sweep(directory: str, before: layout.CheckpointName) -> None:
     """Deletes what failed saves of this attempt have left, older than `before`.
 
     A failed save was removed at once, but slower writers may have written to it afterwards.
@@ -151,7 +151,7 @@ def sweep(directory: str, before: layout.Name) -> None:
             remove(path)
 
 
-def prune(directory: str, newest: layout.Name, keep: int) -> None:
+def prune(directory: str, newest: layout.CheckpointName, keep: int) -> None:
     """Deletes the checkpoints that are no longer needed, after another one was committed.
 
     It keeps first the newest checkpoints of this attempt, then the newest ones that this attempt may have
@@ -163,7 +163,7 @@ def prune(directory: str, newest: layout.Name, keep: int) -> None:
         newest: the checkpoint that was just committed; it is always kept.
         keep: how many checkpoints to keep.
     """
-    whole = {layout.Name(each.step, each.serial, each.token): each for each in committed(directory)}
+    whole = {layout.CheckpointName(each.step, each.serial, each.token): each for each in committed(directory)}
     own = [name for name in whole if name.token == newest.token] or [newest]
     rest = sorted((name for name in whole if name != newest), reverse=True)
     rest.sort(key=lambda name: 0 if name.token == newest.token else 1 if name < min(own) else 2)
@@ -179,7 +179,7 @@ def one_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _names(directory: str) -> list[layout.Name]:
+def _names(directory: str) -> list[layout.CheckpointName]:
     found = (layout.parse_name(name) for name in storage_of(directory).names(directory))
     return [name for name in found if name is not None]
 
