@@ -17,7 +17,7 @@ import dtrain
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine import accumulation
 from dtrain.keras_engine.context import current_step
-from dtrain.keras_engine.gradients import MicroBatch
+from dtrain.keras_engine.gradients import MicroBatchStep
 from dtrain.keras_engine.sharded_state import owners_of
 from dtrain.optim import (
     SparseLabelSmoothing,
@@ -436,7 +436,7 @@ def reductions(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
         step = current_step()
         if step is not None and step.training:
             phase = {True: "update", False: "add"}[step.updates_weights]
-            found.append(phase if isinstance(step, MicroBatch) else None)
+            found.append(phase if isinstance(step, MicroBatchStep) else None)
         return original(self, *args, **options)
 
     monkeypatch.setattr(tf.distribute.ReplicaContext, "all_reduce", all_reduce)

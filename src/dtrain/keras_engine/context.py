@@ -79,7 +79,7 @@ class Kind(Protocol):
 
 
 @dataclass(frozen=True)
-class Learnt:
+class TrialResults:
     """What trials have found out about a user's own step and losses.
 
     Attributes:
@@ -103,7 +103,7 @@ class ReplicaStep(abc.ABC):
         size: examples in this replica's part, int32 scalar; may be 0.
         total: examples of all replicas, integer scalar.
         training: whether gradients are computed.
-        learnt: what is known about a user's own step.
+        trial_results: what is known about a user's own step.
         waits: measures the time spent waiting for other replicas.
 
     Attributes:
@@ -120,14 +120,14 @@ class ReplicaStep(abc.ABC):
         size: Any,
         total: Any,
         training: bool,
-        learnt: Learnt = Learnt(),
+        trial_results: TrialResults = TrialResults(),
         waits: Waits | NoWaits = _NO_WAITS,
     ) -> None:
         self.layout = layout
         self.training = training
         self.size = size
         self.share = tf.math.divide_no_nan(tf.cast(size, tf.float32), tf.cast(total, tf.float32))
-        self.learnt = learnt
+        self.trial_results = trial_results
         self.waits = waits
         self.sees_everything = False
         self.reduced: set[int] = set()
@@ -166,9 +166,9 @@ class ReplicaStep(abc.ABC):
     def next_point(self) -> Point:
         """Moves on to the next point where the replicas are combined, and returns it."""
         number = next(self._points)
-        if number >= len(self.learnt.kinds):
+        if number >= len(self.trial_results.kinds):
             return Point(self.share)
-        kind = self.learnt.kinds[number]
+        kind = self.trial_results.kinds[number]
         return Point(kind.weight(self.share), kind.rows, known=True)
 
     def whole_value(
@@ -231,7 +231,7 @@ class ReplicaStep(abc.ABC):
 
         A mean over the examples needs no correction. A sum is divided by the share, to count in full.
         """
-        return self.per_share(value) if next(self._additional) in self.learnt.summed_losses else value
+        return self.per_share(value) if next(self._additional) in self.trial_results.summed_losses else value
 
     def never_empty(self) -> bool:
         """Whether it is known while tracing that the replica has examples."""

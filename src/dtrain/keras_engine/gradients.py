@@ -59,7 +59,7 @@ def gradient(
     return tf.nest.pack_sequence_as(found, flat) if tf.nest.is_nested(found) else flat[0]
 
 
-class AtOnce(ReplicaStep):
+class AllReduceStep(ReplicaStep):
     """A step whose gradients are all-reduced as soon as its tape gives them."""
 
     def whole_gradients(self, gradients: list[Any], variables: list[Any], target: Any) -> list[Any]:
@@ -92,7 +92,7 @@ class AtOnce(ReplicaStep):
         return sum_gradients(gradients, variables, lookups)
 
 
-class LocalStep(AtOnce):
+class LocalStep(AllReduceStep):
     """A step of local SGD: `sum_gradients` leaves gradients local, and the optimizer's state is averaged.
 
     Args:
@@ -106,7 +106,7 @@ class LocalStep(AtOnce):
         self._optimizer = optimizer
 
     def gradients_to_apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        """As `AtOnce`.
+        """As `AllReduceStep`.
 
         Raises:
             ConfigurationError: it is another optimizer, whose state would stay different on each replica.
@@ -124,7 +124,7 @@ class SparseGradients(Exception):  # noqa: N818
     """A gradient is sparse: all-reducing its rows is cheaper than accumulating the whole table."""
 
 
-class MicroBatch(ReplicaStep):
+class MicroBatchStep(ReplicaStep):
     """A step on one micro-batch, whose gradients each replica accumulates by itself until the update.
 
     Args:

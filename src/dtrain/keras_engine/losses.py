@@ -208,7 +208,7 @@ def couples_examples(loss: Any) -> bool:
     """Whether an example's loss depends on the other examples of the batch, as in metric learning."""
     step = current_step()
     return isinstance(loss, keras.losses.Circle) or (
-        step is not None and id(loss) in step.learnt.coupled_losses
+        step is not None and id(loss) in step.trial_results.coupled_losses
     )
 
 
@@ -217,7 +217,7 @@ def is_own_loss(loss: Any) -> bool:
     return not upstream_keras.is_keras_own(loss) or _wraps_own_function(loss)
 
 
-def learn_coupling(loss: Any, y_true: Any, y_pred: Any) -> bool:
+def find_coupling(loss: Any, y_true: Any, y_pred: Any) -> bool:
     """Whether a loss couples examples; found out by computing it without some of them.
 
     Args:

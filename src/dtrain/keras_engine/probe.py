@@ -18,8 +18,8 @@ import keras
 import tensorflow as tf
 
 from dtrain.errors import StepError
-from dtrain.keras_engine.context import Learnt, current_step
-from dtrain.keras_engine.losses import is_own_loss, learn_coupling, watch_own_call
+from dtrain.keras_engine.context import TrialResults, current_step
+from dtrain.keras_engine.losses import find_coupling, is_own_loss, watch_own_call
 from dtrain.keras_engine.peer_exchange import exchange, sendable
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.rows import batch_rows
@@ -70,11 +70,11 @@ class Findings:
     summed: frozenset[int] = frozenset()
     kinds: list[LossKind] = field(default_factory=list)
 
-    def learnt(self, model: Any) -> Learnt:
+    def trial_results(self, model: Any) -> TrialResults:
         """The findings, for the loss objects that the model has now."""
         pairs = zip(upstream_keras.compiled_losses(model), self.coupled, strict=False)
         coupled = frozenset(id(loss) for (_, loss), is_coupled in pairs if is_coupled)
-        return Learnt(self.kinds, self.summed, coupled)
+        return TrialResults(self.kinds, self.summed, coupled)
 
     def as_data(self) -> dict[str, Any]:
         """The findings as plain data, for a checkpoint."""
@@ -135,7 +135,7 @@ def findings_of(
 
 def _traced(step: TriedStep, known: Findings) -> StepTrial | None:
     try:
-        return StepTrial(step, known.learnt(step.model))
+        return StepTrial(step, known.trial_results(step.model))
     except Exception as error:
         logger.debug("the step cannot be tried out: %s", error, exc_info=True)
         return None
@@ -173,11 +173,11 @@ class StepTrial:
 
     Args:
         step: the step.
-        learnt: what is known of the step's losses already.
+        trial_results: what is known of the step's losses already.
     """
 
-    def __init__(self, step: TriedStep, learnt: Learnt) -> None:
-        self._step, self._learnt = step, learnt
+    def __init__(self, step: TriedStep, trial_results: TrialResults) -> None:
+        self._step, self._trial_results = step, trial_results
         self._last: TrialStep | None = None
         self._trial = Trial(self._run, step.part, step.model.distribute_strategy)
 
@@ -188,7 +188,7 @@ class StepTrial:
             size=batch_rows(part),
             total=step.rows,
             training=step.training,
-            learnt=self._learnt,
+            trial_results=self._trial_results,
         )
         with current_step.set(trial):
             step.run(part, trial)
@@ -304,7 +304,7 @@ def coupled_losses(model: Any, part: Any, layout: ReplicaLayout, rows: int) -> l
     try:
         y_pred, _ = Trial(predict, x, model.distribute_strategy).run(x)
         return [
-            mine and learn_coupling(loss, _at(path, y_true), _at(path, y_pred))
+            mine and find_coupling(loss, _at(path, y_true), _at(path, y_pred))
             for mine, (path, loss) in zip(own, losses, strict=True)
         ]
     except Exception as error:

@@ -148,7 +148,7 @@ class StepFunction:
         if not most:
             return _NO_STEPS
         events.emit(events.StepBegins())
-        self._program.learn(None)
+        self._program.try_step(None)
         return self._in_phase(
             most,
             lambda phase, rounds: self._run(iterator, phase, exact=exact)(iterator, rounds),
@@ -164,7 +164,7 @@ class StepFunction:
             return _NO_STEPS
         events.emit(events.StepBegins())
         parts, total, specs = self._parts(iterator, batch)
-        self._program.learn(parts[0])
+        self._program.try_step(parts[0])
 
         def run(phase: str | None, rounds: int) -> RunResult:
             outputs, waited = self._function(specs, phase)(parts, total)

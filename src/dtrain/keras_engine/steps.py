@@ -18,13 +18,13 @@ import tensorflow as tf
 from dtrain.keras_engine import metrics
 from dtrain.keras_engine.accumulation import UPDATE
 from dtrain.keras_engine.context import (
-    Learnt,
     ReplicaStep,
+    TrialResults,
     current_step,
     gather_examples,
     variable_ids,
 )
-from dtrain.keras_engine.gradients import AtOnce, CompiledStep, LocalStep, MicroBatch, lookups_of
+from dtrain.keras_engine.gradients import AllReduceStep, CompiledStep, LocalStep, MicroBatchStep, lookups_of
 from dtrain.keras_engine.losses import is_own_loss, watch_own_call
 from dtrain.keras_engine.probe import ROWS, Findings, TriedStep, findings_of
 from dtrain.keras_engine.protocol import ReplicaLayout
@@ -63,10 +63,10 @@ class Program(abc.ABC):
     def findings(self, found: dict[str, Any]) -> None: ...
 
     def wants_part(self) -> bool:
-        """Whether `learn` needs a batch."""
+        """Whether `try_step` needs a batch."""
         return False
 
-    def learn(self, part: Any) -> None:
+    def try_step(self, part: Any) -> None:
         """Finds out what must be known before the step is traced.
 
         Args:
@@ -134,12 +134,12 @@ class StepProgram(Program):
         # The results of Keras' own steps are computed once, after the last step of a call.
         self.stock = step_is_stock(model, self.name)
         self._results_while_traced = silent_results if self.stock else metrics.whole_results
-        self._has_learnt = False
+        self._is_tried = False
         self._findings: Findings | None = None  # what trials have found out; None if none was needed
 
     def wants_part(self) -> bool:
-        """Whether `learn` needs a batch: for a user's own step, layers or losses, before the first step."""
-        if self._has_learnt:
+        """Whether `try_step` needs a batch: for a user's own step, layers or losses, before step 1."""
+        if self._is_tried:
             return False
         return self._own_step() or self._summing_layers() or any(map(is_own_loss, self._losses()))
 
@@ -156,7 +156,7 @@ class StepProgram(Program):
             for layer in upstream_keras.layers_of(self.model)
         )
 
-    def learn(self, part: Any) -> None:
+    def try_step(self, part: Any) -> None:
         """Finds out whether a user's own losses are sums or means; Keras' own losses are known.
 
         All workers must call it.
@@ -183,18 +183,18 @@ class StepProgram(Program):
             )
         if refusal is not None:
             raise refusal
-        self._has_learnt = True
+        self._is_tried = True
         for loss in self._losses():
             watch_own_call(loss)
 
     @property
     def findings(self) -> dict[str, Any] | None:
         """The findings, as plain data; None before. A trial with other weights may find something else."""
-        return (self._findings or Findings()).as_data() if self._has_learnt else None
+        return (self._findings or Findings()).as_data() if self._is_tried else None
 
     @findings.setter
     def findings(self, found: dict[str, Any]) -> None:
-        self._has_learnt = True
+        self._is_tried = True
         self._findings = Findings.of_data(found)
 
     def _tried(self, part: Any, step: ReplicaStep) -> None:
@@ -241,37 +241,37 @@ class StepProgram(Program):
             total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, size)
             waits.expect(total)
         known = {"size": size, "total": total, "training": self.training}
-        learnt = Learnt() if self._findings is None else self._findings.learnt(self.model)
-        step = self._step_of_phase(phase, **known, learnt=learnt, waits=waits)
+        trial_results = TrialResults() if self._findings is None else self._findings.trial_results(self.model)
+        step = self._step_of_phase(phase, **known, trial_results=trial_results, waits=waits)
         one = self._compiled_step if self.compiled else self._plain_step
         with current_step.set(step):
             outputs = one(step, part, known)
         return outputs, waits.total()
 
-    def _step_of_phase(self, phase: str | None, **known: Any) -> AtOnce | MicroBatch:
+    def _step_of_phase(self, phase: str | None, **known: Any) -> AllReduceStep | MicroBatchStep:
         if phase is not None:
-            return MicroBatch(self.layout, last=phase == UPDATE, **known)
+            return MicroBatchStep(self.layout, last=phase == UPDATE, **known)
         if self.layout.average_every:
             return LocalStep(self.layout, optimizer=self.model.optimizer, **known)
-        return AtOnce(self.layout, **known)
+        return AllReduceStep(self.layout, **known)
 
     def _user_step(self, part: Any) -> Any:
         return unwrapped(getattr(self.model, self.name))(part)
 
-    def _plain_step(self, step: AtOnce | MicroBatch, part: Any, known: dict[str, Any]) -> Any:
+    def _plain_step(self, step: AllReduceStep | MicroBatchStep, part: Any, known: dict[str, Any]) -> Any:
         del known
         outputs = self._user_step(part)
         synchronise(step)
         return {} if self.stock else combine(step, outputs)
 
-    def _compiled_step(self, step: AtOnce | MicroBatch, part: Any, known: dict[str, Any]) -> Any:
+    def _compiled_step(self, step: AllReduceStep | MicroBatchStep, part: Any, known: dict[str, Any]) -> Any:
         """Runs forward and backward in one XLA program, and the all-reduce and the update after it."""
         captured: list[tuple[Any, list[Any], list[Any]]] = []
         lookups: list[list[Lookups | None]] = []
 
         def inside(part: Any, size: Any, total: Any) -> Any:
             compiled = CompiledStep(
-                self.layout, size=size, total=total, training=self.training, learnt=step.learnt
+                self.layout, size=size, total=total, training=self.training, trial_results=step.trial_results
             )
             with current_step.set(compiled):
                 self._user_step(part)

@@ -27,7 +27,7 @@ from dtrain.upstream import tensorflow as upstream_tf
 
 
 class TrialStep(ReplicaStep):
-    """A step that a single replica runs as a trial, to learn what its losses are.
+    """A step that a single replica runs as a trial, to find out what its losses are.
 
     It does not communicate with other replicas.
 
@@ -157,7 +157,7 @@ class Trial:
 
         def alone(part: Any) -> Any:
             with (
-                _LoneReplica(self._strategy, 0 if layout is None else layout.first_replica),
+                _SingleReplicaContext(self._strategy, 0 if layout is None else layout.first_replica),
                 tf.device(device),
                 local_update(),
                 tf.variable_creator_scope(self._make),
@@ -179,10 +179,10 @@ class Trial:
                 return next_creator(**kwargs)
 
         context = tf.distribute.get_replica_context()
-        return context.across(made) if isinstance(context, _LoneReplica) else made(self._strategy)
+        return context.across(made) if isinstance(context, _SingleReplicaContext) else made(self._strategy)
 
 
-class _LoneReplica(tf.distribute.ReplicaContext):  # type: ignore[misc]
+class _SingleReplicaContext(tf.distribute.ReplicaContext):  # type: ignore[misc]
     """The context of a replica that communicates with no other: sums and gathers return its own values."""
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:

@@ -40,7 +40,7 @@ class Spares:
         self._imports: ImportsNote | None = None
         self.allowed = count == 0
 
-    def learn(self, imports: ImportsNote) -> None:
+    def note_imports(self, imports: ImportsNote) -> None:
         """Record what a task imports and with which variables; if tasks differ, the job has no spares."""
         self._imports = self._imports or imports
         if imports.variables != self._imports.variables:

@@ -93,7 +93,7 @@ class SynchronousPolicy(AttemptPolicy):
     def on_message(self, message: Message) -> None:
         """Receive a task's message; the imports that a task reports are for the spares."""
         if isinstance(message, ImportsNote):
-            self._spares.learn(message)
+            self._spares.note_imports(message)
         super().on_message(message)
 
     def on_progress(self, progress: Progress) -> None:

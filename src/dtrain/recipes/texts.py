@@ -23,7 +23,7 @@ _AT_A_TIME = 1024
 _FILE = "vocabulary.txt"
 
 
-def learn_words(texts: Sequence[str], vocabulary: int, length: int) -> keras.layers.TextVectorization:
+def make_vectorizer(texts: Sequence[str], vocabulary: int, length: int) -> keras.layers.TextVectorization:
     """Learn the most frequent words of the texts; token 0 is padding, and token 1 is any other word.
 
     The same texts give the same tokens in every process.
@@ -139,7 +139,7 @@ def train_on(
     Returns:
         A summary of the run; see `TrainingRun.train`.
     """
-    words = learn_words(train.texts, options.vocabulary, options.sequence_length)
+    words = make_vectorizer(train.texts, options.vocabulary, options.sequence_length)
     data = make_data(train, validation, test, words, run.batches.micro_batch, options.seed)
     rate = run.schedule(len(data.train))
 
