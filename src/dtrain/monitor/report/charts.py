@@ -45,7 +45,7 @@ _FORMATTERS: dict[Unit, Callable[[float], str]] = {
 
 
 @dataclass(frozen=True)
-class Look:
+class LineStyle:
     """The colour, the dashes and the mark of a curve, chosen by the curve's number."""
 
     number: int
@@ -79,9 +79,9 @@ class Line:
     run: int | None = None
 
     @property
-    def look(self) -> Look:
+    def line_style(self) -> LineStyle:
         """The colour, dashes and mark of the curve."""
-        return Look(self.style)
+        return LineStyle(self.style)
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def line_chart(
 
 def swatch(style: int) -> Markup:
     """A sample of a curve's line, for a legend."""
-    return drawings.swatch(Look(style))
+    return drawings.swatch(LineStyle(style))
 
 
 class _Plot:
@@ -255,7 +255,7 @@ class _Plot:
                 "lines": [
                     {
                         "name": text.clean(line.label),
-                        "style": line.look.colour,
+                        "style": line.line_style.colour,
                         "run": line.run,
                         "x": [_short(x) for x in line.x],
                         "y": [_short(y) for y in line.y],
