@@ -51,7 +51,7 @@ class LoopEnds(NamedTuple):
     outer: str
 
 
-class TrainingFrom(NamedTuple):
+class TrainingResumes(NamedTuple):
     """Training resumes from a checkpoint: `step` steps are done, and the next step is `step` + 1."""
 
     step: int
@@ -197,7 +197,7 @@ class CheckpointSaved(NamedTuple):
     text: str
 
 
-class Trained(NamedTuple):
+class TrainingEnds(NamedTuple):
     """`fit` has trained all epochs on all workers; the last epoch's record may be emitted once more."""
 
     history: Any

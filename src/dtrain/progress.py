@@ -85,7 +85,7 @@ class ProgressReporter:
             channel.report_progress(self.step, "idle", train=event.kind == "fit", done=self.done)
         self._wake.set()
 
-    def _handle_training_from(self, event: events.TrainingFrom) -> None:
+    def _handle_training_resumes(self, event: events.TrainingResumes) -> None:
         self.step, self._first_step = event.step, None
 
     def _handle_input_begins(self, event: events.InputBegins) -> None:

@@ -13,7 +13,7 @@ class Ear:
     def __init__(self) -> None:
         self.steps: list[int] = []
 
-    def _handle_training_from(self, event: events.TrainingFrom) -> None:
+    def _handle_training_resumes(self, event: events.TrainingResumes) -> None:
         self.steps.append(event.step)
 
 
@@ -25,12 +25,12 @@ def test_a_fit_inside_of_another_has_listeners_of_its_own(monkeypatch: pytest.Mo
     with events.one_fit():
         events.listen(outer)
         events.listen(outer)  # hears each event once all the same
-        events.emit(events.TrainingFrom(1))
+        events.emit(events.TrainingResumes(1))
         with events.one_fit():
             events.listen(inner)
-            events.emit(events.TrainingFrom(2))
-        events.emit(events.TrainingFrom(3))
-    events.emit(events.TrainingFrom(4))
+            events.emit(events.TrainingResumes(2))
+        events.emit(events.TrainingResumes(3))
+    events.emit(events.TrainingResumes(4))
     assert (always.steps, outside.steps) == ([1, 2, 3, 4], [])
     assert (outer.steps, inner.steps) == ([1, 3], [2])
 

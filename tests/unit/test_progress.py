@@ -114,7 +114,7 @@ def test_steps_count_from_the_optimizers_number_and_once(
         events.emit(events.BetweenSteps(3))  # of a function that emits nothing itself
         assert (fresh.step, fresh.done) == (123, 3)
     with events.loop("fit", lambda: 0):
-        events.emit(events.TrainingFrom(200))  # a checkpoint knows better
+        events.emit(events.TrainingResumes(200))  # a checkpoint knows better
         events.emit(events.InputBegins(None))
         step()
         assert fresh.step == 201
@@ -138,7 +138,7 @@ from dtrain import events, progress
 def stuck():
     sys.stdin.readline()
 with events.loop("fit"):
-    events.emit(events.TrainingFrom(40))
+    events.emit(events.TrainingResumes(40))
     events.emit(events.StepsEnd())
     with events.part("checkpoint"):
         print("ready", flush=True)

@@ -110,7 +110,7 @@ def _fitted(model: Any, original: Callable[..., Any], call: inspect.BoundArgumen
         report.publish()
         # Waits for all workers: what their callbacks write is complete when fit returns on any of them.
         exchange(layout, None)
-    events.emit(events.Trained(history))
+    events.emit(events.TrainingEnds(history))
     report.ended()
     events.emit(events.FitEnds("finished", history))
     return history

@@ -167,7 +167,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
             **self._notes,
         }
 
-    def _handle_trained(self, event: events.Trained) -> None:
+    def _handle_training_ends(self, event: events.TrainingEnds) -> None:
         def draw(run: RunDirectory) -> None:
             series, title = event.history.history, self._record["strategy"]
             with events.part("other", type(self).__name__):
