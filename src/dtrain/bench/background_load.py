@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import psutil
 
 
-class OtherPrograms:
+class BackgroundLoad:
     """Measures the use of cores by other programs, from the moment that this object is made.
 
     Args:

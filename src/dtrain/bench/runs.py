@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from dtrain.bench.busy import OtherPrograms
+from dtrain.bench.background_load import BackgroundLoad
 from dtrain.bench.plan import BenchOptions, Row
 from dtrain.launch.environment import task_environment
 from dtrain.launch.local_launcher import LocalLauncher
@@ -83,7 +83,7 @@ class Runner:
         """
         task = Task(row.key, number)
         command = TaskCommand(task, row.command(self._asked, run_dir), _environment())
-        started, others = time.monotonic(), OtherPrograms(self._cores)
+        started, others = time.monotonic(), BackgroundLoad(self._cores)
         outcome = Job([command], self._launcher, timeout=self._asked.time_limit).run()
         seconds = time.monotonic() - started
         if outcome.signal is not None:

@@ -16,7 +16,7 @@ from dtrain.data.arguments import taking
 from dtrain.data.batching import Stages, StreamBatches, TableBatches, finished, rows_of_worker
 from dtrain.data.columns import ColumnTable
 from dtrain.data.epoch_counter import EpochCounter, EpochPositions
-from dtrain.data.readers import FunctionStream, InOrder, cached
+from dtrain.data.readers import FunctionStream, TableStream, cached
 from dtrain.data.sources import Share, source_of
 from dtrain.data.text_batches import Padding, check_pad, padding_of
 from dtrain.errors import BackendError, ConfigurationError, DataError
@@ -395,6 +395,6 @@ class Pipeline:
             table = TableBatches(reader, order, own, stages, padding, share)
             return table.dataset(counter, first_step)
         stream = self._stream_batches(
-            InOrder(reader) if hasattr(reader, "fetch") else reader, stages, max(batch, 1), drop=False
+            TableStream(reader) if hasattr(reader, "fetch") else reader, stages, max(batch, 1), drop=False
         )
         return stream.parts(counter, layout, share).skip(first_step)

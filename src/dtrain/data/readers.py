@@ -217,7 +217,7 @@ class FunctionStream:
         return numbered.map(unconverted(lambda epoch, each: (epoch, each[1], each[0] * many + mine)))
 
 
-class InOrder:
+class TableStream:
     """A table as a stream in the table's order; for a worker without examples, which has no row to fetch.
 
     Args:

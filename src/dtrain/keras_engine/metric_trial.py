@@ -257,18 +257,18 @@ def _otherwise_weighted(metric: Any, arguments: Arguments) -> _MetricTrial | Non
     return trial
 
 
-class _Kept:
+class _AttributeSnapshot:
     """Tells whether attributes of a metric have changed."""
 
     changed = False
 
 
 @contextlib.contextmanager
-def _attributes_kept(metric: Any) -> Iterator[_Kept]:
+def _attributes_kept(metric: Any) -> Iterator[_AttributeSnapshot]:
     """Restores the attributes of a metric, and of the metrics inside it, that a trial has changed."""
     objects = [metric, *upstream_keras.metrics_inside(metric)]
     before = [(each, dict(vars(each)), _contents(each)) for each in objects]
-    kept = _Kept()
+    kept = _AttributeSnapshot()
     try:
         yield kept
     finally:

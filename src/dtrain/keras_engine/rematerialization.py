@@ -34,7 +34,7 @@ class OwnNames(tuple[str, ...]):
         return True  # Keras replaces a false value with a list of its own
 
 
-class Draws:
+class RecordedSeeds:
     """The random seeds that a computation drew, for its repetition to draw again."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Draws:
         return self.seeds[self.place - 1]
 
 
-_draws: ThreadValue[Draws | None] = ThreadValue(None)
+_draws: ThreadValue[RecordedSeeds | None] = ThreadValue(None)
 
 
 def drawn(draw: Callable[[], Any]) -> Any:
@@ -140,7 +140,7 @@ class _Repeated:
     def __init__(self, call: Callable[[list[Any]], Any], layer: Any) -> None:
         self._call = call
         self._layer = layer
-        self._draws = Draws()
+        self._draws = RecordedSeeds()
         self._surroundings = upstream_keras.call_surroundings()
         self._state = [] if layer is None else [(v, _value(v)) for v in layer.non_trainable_variables]
 

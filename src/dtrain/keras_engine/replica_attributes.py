@@ -28,7 +28,7 @@ _MISSING: Any = object()
 _FRAMEWORKS = frozenset({"keras", "tensorflow", "numpy", "dtrain", "builtins", *sys.stdlib_module_names})
 
 
-class Members:
+class PerReplicaObjects:
     """The objects whose attributes each replica has for itself, in one call of `strategy.run`."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Members:
             self._add(value, depth + 1, seen)
 
 
-class OwnAttributes:
+class PerReplicaAttributes:
     """The values that one replica has written to the members' attributes.
 
     During the replica's turn, the members hold these values. Between its turns, they hold the shared values.
@@ -81,7 +81,7 @@ class OwnAttributes:
         members: the members of the replica's call of `strategy.run`.
     """
 
-    def __init__(self, members: Members) -> None:
+    def __init__(self, members: PerReplicaObjects) -> None:
         self._members = members
         self._shared: dict[int, _Snapshot] = {}
         self._attributes: list[tuple[Any, str, Any]] = []

@@ -40,7 +40,7 @@ from dtrain.keras_engine.context import (
 )
 from dtrain.keras_engine.protocol import in_replica, is_asynchronous, layout_of
 from dtrain.keras_engine.reductions import check_not_compiled
-from dtrain.keras_engine.replica_attributes import Members, OwnAttributes
+from dtrain.keras_engine.replica_attributes import PerReplicaAttributes, PerReplicaObjects
 from dtrain.keras_engine.rows import is_dense, row_count, with_zero_row, without_zero_row
 from dtrain.keras_engine.trial import TrialStep
 from dtrain.log import logger
@@ -50,7 +50,7 @@ from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.keras import in_stateless_scope, value_of
 from dtrain.upstream.reach import on_objects, replaces, set_methods
 
-_own: ThreadValue[OwnAttributes | None] = ThreadValue(None)
+_own: ThreadValue[PerReplicaAttributes | None] = ThreadValue(None)
 """The attributes of the replica that this thread runs; None if a process has one replica."""
 
 # Whether the code runs inside the outermost layer that a replica calls; and a bool tensor, whether this layer
@@ -66,12 +66,12 @@ def with_own_attributes(fn: Callable[..., Any], local_replicas: int) -> Callable
         fn: a replica's function, as TensorFlow would call it; AutoGraph does not convert it again.
         local_replicas: the number of replicas of this process.
     """
-    members = Members()
+    members = PerReplicaObjects()
     members.add(fn)
 
     def one_replica(*args: Any, **kwargs: Any) -> Any:
         set_methods(tf.distribute.get_replica_context(), tensorflow_names.MERGE_CALL)
-        own = OwnAttributes(members)
+        own = PerReplicaAttributes(members)
         with _own.set(own):
             own.begin_turn()
             found = fn(*args, **kwargs)

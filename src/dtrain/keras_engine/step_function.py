@@ -57,8 +57,8 @@ class StepFunction:
         self._sparse = False  # whether sparse gradients were found, which micro-batches cannot accumulate
         self._functions: dict[str, Callable[..., Any]] = {}
         self._runs: dict[str, Run] = {}
-        self._communicated = _Since(communication_clock(model.distribute_strategy))
-        self._waited = _Since(waiting_clock(model.distribute_strategy) if training else None)
+        self._communicated = _Stopwatch(communication_clock(model.distribute_strategy))
+        self._waited = _Stopwatch(waiting_clock(model.distribute_strategy) if training else None)
         self._results: Callable[..., Any] = self._program.results
         if not self._model.run_eagerly:
             self._results = tf.function(self._results, autograph=False)
@@ -351,7 +351,7 @@ class StepFunction:
             upstream_keras.iterations_of(optimizer).assign_add(1)
 
 
-class _Since:
+class _Stopwatch:
     """Seconds that a clock has counted since the last call.
 
     Args:

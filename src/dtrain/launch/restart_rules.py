@@ -91,7 +91,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class RestartDecision:
     """Whether the job is restarted, after how many seconds, and the line to show to the user."""
 
     again: bool
@@ -111,7 +111,7 @@ class RestartRules:
         self.before: list[Failure] = []
         self._in_vain = 0
 
-    def judge(self, failure: Failure, everyone: str = "All are") -> Judgement:
+    def judge(self, failure: Failure, everyone: str = "All are") -> RestartDecision:
         """Decide whether the job is restarted after this failure.
 
         Args:
@@ -121,16 +121,16 @@ class RestartRules:
         line = self.hopeless(failure)
         self.before.append(failure)
         if line:
-            return Judgement(False, 0.0, f"{line}, so the job is not started again.")
+            return RestartDecision(False, 0.0, f"{line}, so the job is not started again.")
         self._in_vain = 0 if failure.progressed else self._in_vain + 1
         if self._budget.take() is None:
             if not self._budget.limit:
-                return Judgement(False, 0.0, "The job is not started again (--max-restarts 0).")
+                return RestartDecision(False, 0.0, "The job is not started again (--max-restarts 0).")
             line = f"The job is not started again: it has had {self._budget} (--max-restarts)."
-            return Judgement(False, 0.0, line)
+            return RestartDecision(False, 0.0, line)
         delay = 0.0 if failure.progressed else back_off(self._in_vain)
         when = f" in {delay:g} s" if delay else ""
-        return Judgement(True, delay, f"{everyone} started again{when} ({self._budget})")
+        return RestartDecision(True, delay, f"{everyone} started again{when} ({self._budget})")
 
     def hopeless(self, failure: Failure) -> str:
         """Why another attempt cannot succeed, as the start of a line; "" if it may succeed."""

@@ -22,7 +22,7 @@ from dtrain.launch.environment import task_environment
 from dtrain.launch.launcher import Assignment, Launcher
 from dtrain.launch.processes import Job, JobOutcome
 from dtrain.launch.reports import exit_status, report
-from dtrain.launch.restart_rules import Failure, Judgement, RestartRules, back_off
+from dtrain.launch.restart_rules import Failure, RestartDecision, RestartRules, back_off
 from dtrain.launch.spares import Spares
 from dtrain.launch.spec import JobSpec
 from dtrain.launch.task_handle import TaskCommand
@@ -156,7 +156,7 @@ class RestartedJob(ABC):
             outcome.reason,
         )
 
-    def judge(self, failure: Failure, attempt: AttemptPolicy) -> Judgement:
+    def judge(self, failure: Failure, attempt: AttemptPolicy) -> RestartDecision:
         """Decide whether another attempt follows."""
         return self.rules.judge(failure, self.everyone)
 

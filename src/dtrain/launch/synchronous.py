@@ -21,7 +21,7 @@ from dtrain.launch.membership import Membership
 from dtrain.launch.policy import GO_ON, Decision
 from dtrain.launch.processes import JobOutcome
 from dtrain.launch.reports import trace
-from dtrain.launch.restart_rules import USAGE, Budget, Failure, Judgement, RestartRules, back_off
+from dtrain.launch.restart_rules import USAGE, Budget, Failure, RestartDecision, RestartRules, back_off
 from dtrain.launch.restarts import RestartedJob
 from dtrain.launch.spares import Spares
 from dtrain.launch.spec import JobSpec
@@ -260,7 +260,7 @@ class SynchronousJob(RestartedJob):
         own = {"CUDA_VISIBLE_DEVICES": self.spec.gpus[place]} if self.spec.gpus else {}
         return {"DTRAIN_PLACE": str(place), **own}
 
-    def judge(self, failure: Failure, attempt: AttemptPolicy) -> Judgement:
+    def judge(self, failure: Failure, attempt: AttemptPolicy) -> RestartDecision:
         """Decide whether another attempt follows.
 
         In an elastic job, a worker that was killed or failed before its first step is tried once more, then
@@ -276,15 +276,17 @@ class SynchronousJob(RestartedJob):
         if not members.failed_to_start(place):
             # This restart needs no budget: if the worker fails again, it is left out, so there is no loop.
             delay = back_off(1)
-            return Judgement(True, delay, f"It is tried once more: all are started again in {delay:g} s")
+            return RestartDecision(
+                True, delay, f"It is tried once more: all are started again in {delay:g} s"
+            )
         if not members.can_lose_one():
             left = len(members.present()) - 1
             line = f"It does not start. The job needs {members.fewest} workers, and {left} would be left"
-            return Judgement(False, 0.0, f"{line} (--workers {members.fewest}:{members.most}).")
+            return RestartDecision(False, 0.0, f"{line} (--workers {members.fewest}:{members.most}).")
         seconds = members.give_up(place)
         number = f"{len(members.present())} of {members.most} workers"
         later = f"the absent one (place {place}) is tried again after {seconds:g} s"
-        return Judgement(True, 0.0, f"It does not start: {later}. The job continues with {number}")
+        return RestartDecision(True, 0.0, f"It does not start: {later}. The job continues with {number}")
 
     def introduced(self, outcome: JobOutcome, failure: Failure) -> str:
         """Show the failed task's last lines if it exited by itself; returns the start of the restart line."""
