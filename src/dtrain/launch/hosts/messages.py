@@ -15,7 +15,7 @@ from typing import Any
 
 from dtrain.errors import ConfigurationError, PeerMismatchError
 
-VERSION = 3
+VERSION = 4
 """The version of the schema. It changes with every change of a message."""
 
 LONGEST = 1 << 22
@@ -187,7 +187,6 @@ class SendSignal:
 
     id: int
     signum: int
-    pid: int | None = None
 
 
 @dataclass(frozen=True)
