@@ -361,5 +361,5 @@ def _task_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
     return _entry(task, "type", '"task"'), _entry(task, "index", '"task"')
 
 
-def _shorten(text: str, limit: int = 120) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}..."
+def _shorten(text: str) -> str:
+    return text if len(text) <= 120 else f"{text[:120]}..."

@@ -20,7 +20,7 @@ from typing import Any
 
 from dtrain.cluster import settings, slurm
 from dtrain.cluster.environment import Environment
-from dtrain.cluster.sockets import bind_everywhere, loopback_host
+from dtrain.cluster.sockets import bind_everywhere, loopback_host, resolves, source_towards
 from dtrain.cluster.tf_config import TFConfig
 from dtrain.errors import MPIError, PeerMissingError
 from dtrain.topology import Topology
@@ -365,7 +365,7 @@ def _all_gather(ranks: Any, value: Any) -> list[Any]:
 
 def _reachable(ranks: Any, hosts: set[str]) -> dict[str, str]:
     """Map each host to its name, or to its IP address if some rank cannot resolve the name. Collective."""
-    unknown = {host for host in hosts if not _resolves(host)}
+    unknown = {host for host in hosts if not resolves(host)}
     own = socket.gethostname(), _own_address()
     heard = _all_gather(ranks, (sorted(unknown), own))
     addresses: dict[str, str | None] = {host: address for _, (host, address) in heard}
@@ -380,19 +380,10 @@ def _reachable(ranks: Any, hosts: set[str]) -> dict[str, str]:
     return {host: f"{addresses[host]}" if host in bad else host for host in hosts}
 
 
-def _resolves(host: str) -> bool:
-    try:
-        return bool(socket.getaddrinfo(host, None))
-    except OSError:
-        return False
-
-
 def _own_address() -> str | None:
     """This machine's IPv4 address on the default route, or None if there is none beyond loopback."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # for UDP, this only chooses the route: nothing is sent
-            found: str = probe.getsockname()[0]
-        except OSError:
-            return None
+    try:
+        found = source_towards("192.0.2.1", 9)
+    except OSError:
+        return None
     return None if found.startswith("127.") else found

@@ -75,13 +75,18 @@ def host_towards(addresses: Iterable[str]) -> str:
     """
     for address in addresses:
         with contextlib.suppress(OSError):
-            host = _source_towards(*split_address(address))
+            host = source_towards(*split_address(address))
             if not ipaddress.ip_address(host).is_loopback:
                 return f"[{host}]" if ":" in host else host
     return loopback_host()
 
 
-def _source_towards(host: str, port: int) -> str:
+def source_towards(host: str, port: int) -> str:
+    """The address of this machine from which it reaches an address; no packet is sent.
+
+    Raises:
+        OSError: no route leads there, or the name does not resolve.
+    """
     family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as sock:
         sock.connect(place)  # for UDP, this only chooses the route: nothing is sent

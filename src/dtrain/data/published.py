@@ -20,6 +20,8 @@ from dtrain.errors import DataError
 from dtrain.plain_text import cleaned
 from dtrain.words import whole_number
 
+_LISTED = 8  # names of a list that a message shows
+
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedArchive:
@@ -108,10 +110,10 @@ def check_labels(labels: NDArray[np.int64], classes: int, where: str) -> None:
         )
 
 
-def listing(names: list[str], *, most: int = 8) -> str:
-    """The first `most` names of a list and how many more there are, for a message."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(cleaned(name) for name in names[:most]) + more if names else "nothing"
+def listing(names: list[str]) -> str:
+    """The first names of a list and how many more there are, for a message."""
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(cleaned(name) for name in names[:_LISTED]) + more if names else "nothing"
 
 
 def _missing(published: PublishedArchive, folders: list[Path]) -> DataError:

@@ -27,14 +27,10 @@ class RendezvousWatch:
     Args:
         hang_timeout: seconds that the others wait for a missing task before it counts as failed, at least
             `START_LIMIT`; None sets no limit.
-        clock: returns the time in seconds; tests replace it.
     """
 
-    def __init__(
-        self, hang_timeout: float | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, hang_timeout: float | None = None) -> None:
         self._limit = None if hang_timeout is None else max(hang_timeout, START_LIMIT)
-        self._clock = clock
         self._waiting: dict[Task, float] = {}  # since when each task waits
         self._joined: set[Task] = set()
         self._ended: set[Task] = set()  # the tasks that have ended with status 0
@@ -46,7 +42,7 @@ class RendezvousWatch:
             self._joined.add(message.task)
         elif isinstance(message, RendezvousNote):
             self._joined.discard(message.task)
-            self._waiting.setdefault(message.task, self._clock())
+            self._waiting.setdefault(message.task, time.monotonic())
 
     def started(self, task: Task) -> None:
         """A task was started, perhaps again: it has not joined the rendezvous yet."""
@@ -64,13 +60,13 @@ class RendezvousWatch:
         """When to call `check` next, on the clock; None while no task waits at the rendezvous."""
         if not self._waiting:
             return None
-        return self._clock() + _LOOK
+        return time.monotonic() + _LOOK
 
     def check(self, tasks: Iterable[Task], find: Callable[[Task], TaskHandle | None]) -> Decision:
         """Decide to kill the attempt if a missing task has ended, is stopped, or exceeds the time limit."""
         if not self._waiting:
             return GO_ON
-        waited = self._clock() - min(self._waiting.values())
+        waited = time.monotonic() - min(self._waiting.values())
         for task in self._ended - self._joined:
             reason = f"{describe_exit(0)} before it had met the other tasks, which wait for it"
             return Decision("kill", task=task, reason=reason)

@@ -65,7 +65,7 @@ def run_trial(make: Callable[[int], Any], batch: int, *, steps: int, memory_limi
         steps: number of training steps.
         memory_limit: bytes that the process may hold.
     """
-    _offer_to_be_killed()
+    _prefer_oom_kill()
     started = _start_tensorflow(memory_limit)
     if started > memory_limit:
         return BatchTrial(outcome="no start", resident=started)
@@ -120,7 +120,7 @@ def _limit_memory(limit: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
 
 
-def _offer_to_be_killed() -> None:
+def _prefer_oom_kill() -> None:
     """Makes Linux prefer to kill this process, not the user's, if the machine runs out of memory."""
     with contextlib.suppress(OSError):  # not Linux, or not allowed
         Path("/proc/self/oom_score_adj").write_text("1000")

@@ -24,19 +24,16 @@ def found() -> dict[str, Any]:
         import tensorflow as tf
 
         choice = choose()
+        gpus = tf.config.list_physical_devices("GPU")
     except DtrainError as error:
         return {"problem": error.message, "hint": error.hint}
     return {
-        "gpus": [device.name.removeprefix("/physical_device:") for device in _physical(tf, "GPU")],
+        "gpus": [device.name.removeprefix("/physical_device:") for device in gpus],
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "auto": choice.name,
         "auto_reason": choice.reason,
     }
-
-
-def _physical(tf: Any, kind: str) -> list[Any]:
-    return list(tf.config.list_physical_devices(kind))
 
 
 if __name__ == "__main__":

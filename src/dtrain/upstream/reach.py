@@ -224,11 +224,11 @@ def _method(function: Callable[..., Any], kind: type, name: str) -> Callable[...
     return not_converted(functools.wraps(original)(method))
 
 
-def makes(reach: Reach, *, inside: bool = False) -> Callable[[Make], Make]:
+def makes(reach: Reach) -> Callable[[Make], Make]:
     """Decorator as `replaces`, for a function that takes the original and returns the replacement."""
 
     def mark(make: Make) -> Make:
-        _made[reach] = (make, inside)
+        _made[reach] = (make, False)
         return make
 
     return mark
