@@ -331,7 +331,7 @@ def silent_worker(pid: int, machine: str | None = None) -> tuple[Peers, socket.s
 @pytest.mark.parametrize("fate", ["stopped", "busy", "elsewhere"])
 def test_who_is_silent_for_long(fate: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped process of this machine is lost; a busy one is not; of another machine, nobody knows."""
-    for name, value in (("_LOOK", 0.1), ("_STOPPED", 0.5), ("_SILENT", 1.2)):
+    for name, value in (("_CHECK_INTERVAL", 0.1), ("_STOPPED", 0.5), ("_SILENT", 1.2)):
         monkeypatch.setattr(peers, name, value)
     with subprocess.Popen(["sleep", "60"]) as process:
         if fate == "stopped":

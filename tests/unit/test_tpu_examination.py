@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from dtrain.diagnosis.check import CheckResult
-from dtrain.diagnosis.tpu_input import look_at_input, read_batches
+from dtrain.diagnosis.tpu_input import examine_input, read_batches
 from dtrain.diagnosis.tpu_step import StepExaminer
 
 BATCH = np.arange(12, dtype="float32").reshape(4, 3)
@@ -99,7 +99,7 @@ def test_a_recurrent_layer_compiles_and_a_sparse_update_does_not() -> None:
 
 def data_findings(dataset: tf.data.Dataset) -> list[CheckResult]:
     read = read_batches(iter(dataset), tf.distribute.get_strategy())
-    return list(look_at_input(read, dataset.element_spec))
+    return list(examine_input(read, dataset.element_spec))
 
 
 def of_lengths(*lengths: int) -> tf.data.Dataset:

@@ -68,7 +68,7 @@ def committed(directory: str) -> list[StoredCheckpoint]:
         path = join(directory, str(name))
         if storage_of(path).exists(join(path, layout.COMMITTED)):
             try:
-                found.append(_look_at(path))
+                found.append(_read_commit(path))
             except CheckpointError as error:
                 _report(path, error)
     return sorted(found, key=lambda each: (each.step, each.serial, each.time), reverse=True)
@@ -184,7 +184,7 @@ def _names(directory: str) -> list[layout.CheckpointName]:
     return [name for name in found if name is not None]
 
 
-def _look_at(path: str) -> StoredCheckpoint:
+def _read_commit(path: str) -> StoredCheckpoint:
     import tensorflow as tf
 
     marker = join(path, layout.COMMITTED)

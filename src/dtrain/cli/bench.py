@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     from dtrain.bench import output
     from dtrain.bench.plan import BenchOptions, rows_of
     from dtrain.bench.results import Results, RowResult
-    from dtrain.strategies.machine import look_at_machine
+    from dtrain.strategies.machine import examine_machine
 
     asked = BenchOptions(**said(args, own_fields(BenchOptions)))
     if (topology := cluster.current()) is not None:
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         )
     output.check_output(args.output)
     _say("examining this machine ...")
-    machine = look_at_machine()
+    machine = examine_machine()
     results = Results(asked, machine, [RowResult(row) for row in rows_of(asked, machine)])
     directory = output.open_output(args.output)
     status = _measure(results, directory)

@@ -158,9 +158,9 @@ def _results(args: argparse.Namespace, programs: list[CorpusProgram]) -> Conform
     """An empty run with this machine's facts."""
     from dtrain import __version__
     from dtrain.conformance.results import Conformance
-    from dtrain.strategies.machine import look_at_machine
+    from dtrain.strategies.machine import examine_machine
 
-    machine = look_at_machine()
+    machine = examine_machine()
     command = "dtrain conformance"
     for name in ("strategies", "programs", "only", "limit"):
         if getattr(args, name) is not None:

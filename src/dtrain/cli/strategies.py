@@ -38,9 +38,9 @@ def run(args: argparse.Namespace) -> int:
         UnsupportedVersionError: TensorFlow cannot be imported.
     """
     from dtrain.strategies.feasibility import judge
-    from dtrain.strategies.machine import look_at_machine
+    from dtrain.strategies.machine import examine_machine
 
-    machine = look_at_machine()
+    machine = examine_machine()
     here = judge(machine)
     if args.json:
         print(json.dumps(as_data(here, machine), indent=2))

@@ -26,7 +26,7 @@ from dtrain.errors import MPIError, PeerMissingError
 from dtrain.topology import Topology
 
 _LEAVING = 7_061  # the MPI tag of a rank's last message, which says that its program ends
-_LOOK = 0.01  # seconds between two checks for the other ranks' last messages
+_CHECK_INTERVAL = 0.01  # seconds between two checks for the other ranks' last messages
 _PATIENCE = 5.0  # seconds after a rank's last message during which its earlier messages may still arrive
 
 INSTALL = "Install it: pip install 'dtrain[mpi]'."
@@ -322,7 +322,7 @@ def _announce_end(*, wait: bool) -> None:
     leaving = [_world.Isend(bytearray(), rank, _LEAVING) for rank in others]
     for rank in others if wait else []:
         while not _world.Iprobe(rank, _LEAVING):
-            time.sleep(_LOOK)
+            time.sleep(_CHECK_INTERVAL)
         _world.Recv(bytearray(), rank, _LEAVING)
     for request in leaving if wait else []:
         request.Wait()

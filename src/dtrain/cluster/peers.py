@@ -41,7 +41,7 @@ from dtrain.topology import Topology
 # The kinds of frames. HELLO is each side's first frame; the first worker sends nothing before the other's.
 _HELLO, _ALIVE, _VALUE, _ALL, _MISSING, _LOST, _NOTE = range(7)
 
-_LOOK = 1.0  # seconds between two checks of who is alive
+_CHECK_INTERVAL = 1.0  # seconds between two checks of who is alive
 _BEAT = 2.0  # seconds after the last frame until a sign of life is sent
 _STOPPED = 8.0  # seconds of silence after which a process of this machine that is stopped is lost
 # A worker that holds Python's lock is silent too. A broken link ends its connection much earlier.
@@ -125,7 +125,7 @@ class Peers:
                 if left <= 0 and (missing := self._who_is_missing(number)):
                     self._abandoned.add(number)
                     raise _late(missing, timeout or 0.0)
-                self._changed.wait(min(_LOOK, max(0.001, left)))
+                self._changed.wait(min(_CHECK_INTERVAL, max(0.001, left)))
             return self._complete.pop(number)
 
     def check(self) -> None:
@@ -235,7 +235,7 @@ class Peers:
             raise
 
     def _serve(self) -> None:
-        looked = time.monotonic()
+        checked = time.monotonic()
         while True:
             with self._changed:
                 if not self._links:
@@ -244,7 +244,7 @@ class Peers:
                     wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.unsent else 0)
                     if self._selector.get_key(link.sock).events != wanted:
                         self._selector.modify(link.sock, wanted, data=link)
-            ready = self._selector.select(timeout=_LOOK)
+            ready = self._selector.select(timeout=_CHECK_INTERVAL)
             with self._changed:
                 for key, events in ready:
                     if key.data is None:
@@ -252,12 +252,12 @@ class Peers:
                     elif key.data.worker in self._links:
                         self._handle(key.data, events)
                 now = time.monotonic()
-                if now - looked > _STOPPED / 2:  # this process itself was stopped or very busy
+                if now - checked > _STOPPED / 2:  # this process itself was stopped or very busy
                     for link in self._links.values():
                         link.heard = now
-                if now - looked >= _LOOK:
-                    self._look(now)
-                    looked = now
+                if now - checked >= _CHECK_INTERVAL:
+                    self._check_liveness(now)
+                    checked = now
 
     def _handle(self, link: PeerLink, events: int) -> None:
         try:
@@ -294,7 +294,7 @@ class Peers:
             self._lost.note(number, cleaned(body.decode("utf-8", "replace"), _SHOWN))
         self._changed.notify_all()
 
-    def _look(self, now: float) -> None:
+    def _check_liveness(self, now: float) -> None:
         """Sends signs of life, and drops workers that have sent none for too long."""
         for link in [*self._links.values()]:
             if link.open and now - link.sent >= _BEAT:

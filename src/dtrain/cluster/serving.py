@@ -92,7 +92,7 @@ def serve(topology: Topology) -> NoReturn:
     server = _start_server(topology)
     watch = _ChiefWatch(control)
     while not control.end_requested.wait(_WATCH_INTERVAL):
-        watch.look()
+        watch.check()
     time.sleep(_ANSWER_TIME)
     watch.wait_for_end(_CHIEF_END_TIME)
     del server
@@ -148,7 +148,7 @@ class _ChiefWatch:
         self._last = time.monotonic()
         self._next_log = self._last + LOG_INTERVAL
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check once for the chief.
 
         Raises:

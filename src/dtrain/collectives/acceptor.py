@@ -21,7 +21,7 @@ SECRET = 32  # bytes
 HELLO = struct.Struct(f"!I{SECRET}s")
 _PATIENCE = 2.0  # seconds within which a connection must send its hello
 _MOST_UNAUTHENTICATED = 64  # connections without a hello that may be open; beyond that, the oldest are closed
-_LOOK = 0.2  # seconds between two checks of the deadline and of silent connections
+_CHECK_INTERVAL = 0.2  # seconds between two checks of the deadline and of silent connections
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Acceptor:
         """
         try:
             while self._awaited and time.monotonic() < deadline:
-                for number, _ in self._poll.poll(_LOOK * 1000):
+                for number, _ in self._poll.poll(_CHECK_INTERVAL * 1000):
                     if number in self._listeners:
                         self._accept(self._listeners[number])
                     elif number in self._pending:

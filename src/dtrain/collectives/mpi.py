@@ -183,14 +183,14 @@ class MPICalls(Calls):
         if done():
             return
         begun = time.perf_counter()
-        next_look = begun + _CHECK_SECONDS
+        next_check = begun + _CHECK_SECONDS
         while not done():
             now = time.perf_counter()
             if now - begun < eager:
                 continue
             time.sleep(_NAP)
-            if now >= next_look:
-                next_look = now + _CHECK_SECONDS
+            if now >= next_check:
+                next_check = now + _CHECK_SECONDS
                 try:
                     self._check()
                 except PeerMissingError:

@@ -28,7 +28,7 @@ from dtrain.upstream.datasets import read_from_service
 from dtrain.words import whole_number
 
 _START_SECONDS = 120.0
-_LOOK_SECONDS = 0.2
+_CHECK_SECONDS = 0.2
 _END_SECONDS = 5.0
 _SECURITY = "TensorFlow's servers have no authentication and listen on all interfaces."
 
@@ -143,10 +143,10 @@ class DataService:
         return answers
 
     def _watch(self) -> None:
-        self._watcher = threading.Thread(target=self._look, name="dtrain-data-service", daemon=True)
+        self._watcher = threading.Thread(target=self._check, name="dtrain-data-service", daemon=True)
         self._watcher.start()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Watches the processes; if one ends by itself, its elements are lost, so reading is made to fail."""
         while not self._closed:
             for process in self._processes:
@@ -161,7 +161,7 @@ class DataService:
                     )
                     self._fail()
                     return
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_CHECK_SECONDS)
 
     def _fail(self) -> None:
         """Makes readers fail, which would otherwise wait for ever.
@@ -181,7 +181,7 @@ class DataService:
                     self._substitutes.append(service.DispatchServer(service.DispatcherConfig(port=port)))
                     break
                 except tf.errors.OpError:
-                    time.sleep(_LOOK_SECONDS)  # the port is not free yet
+                    time.sleep(_CHECK_SECONDS)  # the port is not free yet
 
 
 def distribute(

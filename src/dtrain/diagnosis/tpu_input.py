@@ -48,7 +48,7 @@ def read_batches(iterator: Any, strategy: Any) -> ReadBatches:
     return ReadBatches(first, shapes, False)
 
 
-def look_at_input(read: ReadBatches, spec: Any) -> Iterator[CheckResult]:
+def examine_input(read: ReadBatches, spec: Any) -> Iterator[CheckResult]:
     """The problems of the data.
 
     Args:

@@ -79,11 +79,11 @@ class StepExaminer:
         operations = list(functions.operations_run(traced.graph))
         compiles = functions.operations_of_xla()
         for operation in operations:
-            self._look_at(operation, compiles)
+            self._examine_operation(operation, compiles)
         for operation in operations:  # strings last: they often serve another operation of the same line
             if operation.type not in _NO_STRINGS and _has_strings(operation):
                 self._add_operation(operation, f"{operation.type} computes with strings", _MOVE)
-        self._look_at_hlo(hlo, operations)
+        self._examine_hlo(hlo, operations)
         if problem and not self._found:
             self._add_problem(problem, operations)
         if not self._found:
@@ -106,7 +106,7 @@ class StepExaminer:
         except Exception as error:  # XLA's errors have many classes
             return str(error) or type(error).__name__, ""
 
-    def _look_at(self, operation: Any, compiles: frozenset[str]) -> None:
+    def _examine_operation(self, operation: Any, compiles: frozenset[str]) -> None:
         kind = operation.type
         if kind in _PYTHON:
             what = f"{kind} ({_PYTHON[kind]}) calls Python on the host"
@@ -124,7 +124,7 @@ class StepExaminer:
             remedy = f"use operations that XLA has, or {_MOVE}"
             self._add_operation(operation, f"XLA has no operation {kind}", remedy)
 
-    def _look_at_hlo(self, hlo: str, operations: list[Any]) -> None:
+    def _examine_hlo(self, hlo: str, operations: list[Any]) -> None:
         """Finds a shape in XLA's program that is only bounded, unless a problem was found before."""
         if self._found:
             return

@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from dtrain.diagnosis.check import CheckResult
-from dtrain.diagnosis.tpu_input import look_at_input, read_batches
+from dtrain.diagnosis.tpu_input import examine_input, read_batches
 from dtrain.diagnosis.tpu_step import StepExaminer
 from dtrain.diagnosis.user_script import described, ends_well, run_script
 from dtrain.errors import DtrainError, ProcessEnd
@@ -106,7 +106,7 @@ class FitExaminer:
         def examine(iterator: Any) -> NoReturn:
             read = read_batches(iterator, model.distribute_strategy)
             spec = getattr(iterator, "element_spec", None)
-            self._found += [(f"{name} data", each) for each in look_at_input(read, spec)]
+            self._found += [(f"{name} data", each) for each in examine_input(read, spec)]
             if read.first is not None:
                 examined = StepExaminer(model, step, read.first).examine()
                 self._found += [(f"{name} step", each) for each in examined]

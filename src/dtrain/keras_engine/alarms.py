@@ -80,13 +80,13 @@ class LossAlarm(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Checks the loss in the logs."""
-        self._look(int(batch + 1), (logs or {}).get("loss"))
+        self._check(int(batch + 1), (logs or {}).get("loss"))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Checks the epoch's loss."""
-        self._look(None, (logs or {}).get("loss"))
+        self._check(None, (logs or {}).get("loss"))
 
-    def _look(self, steps: int | None, loss: Any) -> None:
+    def _check(self, steps: int | None, loss: Any) -> None:
         if loss is None or np.size(loss) != 1:
             return
         value = float(np.asarray(loss).reshape(()))

@@ -133,13 +133,13 @@ class AttemptPolicy(Policy):
 
     def next_check(self) -> float | None:
         """When to check connections and the rendezvous next."""
-        times = (self.record.connections.next_look(), self._rendezvous.next_check())
+        times = (self.record.connections.next_check(), self._rendezvous.next_check())
         return min((at for at in times if at is not None), default=None)
 
     def check(self) -> Decision:
         """Check connections and the rendezvous."""
         ports = [split_address(address)[1] for address in self.addresses.values()]
-        self.record.connections.look(map(self.find, self.addresses), ports)
+        self.record.connections.check(map(self.find, self.addresses), ports)
         return self._rendezvous.check(self.addresses, self.find)
 
     def grace(self) -> float:

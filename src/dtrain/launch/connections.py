@@ -31,11 +31,11 @@ class Connections:
         self.tensorflow = False
         self._next = 0.0
 
-    def next_look(self) -> float | None:
+    def next_check(self) -> float | None:
         """When to call `look` next, by `time.monotonic()`; None once a connection is known."""
         return None if self.made else self._next
 
-    def look(self, processes: Iterable[TaskHandle | None], ports: Collection[int]) -> None:
+    def check(self, processes: Iterable[TaskHandle | None], ports: Collection[int]) -> None:
         """Inspect the processes, at most once a second: the libraries they loaded, the ports they listen on.
 
         A TensorFlow server sends the launcher no message, so only its listening port shows it.

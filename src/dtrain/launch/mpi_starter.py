@@ -110,7 +110,7 @@ def find_starter(given: str | None) -> Starter:
     """
     if not mpi.installed():
         raise MPIError("The job is to be started by MPI, but mpi4py is not installed.", hint=mpi.INSTALL)
-    command = shlex.split(given) if given is not None else _look()
+    command = shlex.split(given) if given is not None else _search()
     if not command or shutil.which(command[0]) is None:
         raise MPIError(
             f"There is no MPI starter {given!r}."
@@ -122,7 +122,7 @@ def find_starter(given: str | None) -> Starter:
     return Starter(tuple(command), _kind(command))
 
 
-def _look() -> list[str]:
+def _search() -> list[str]:
     beside = [str(Path(sys.executable).parent / name) for name in _NAMES]
     return next(([name] for name in (*beside, *_NAMES) if shutil.which(name)), [])
 

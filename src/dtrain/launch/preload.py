@@ -105,22 +105,22 @@ class _Watch:
         """Start to watch. `os.environ` calls `os.putenv` and `os.unsetenv` for each change."""
         os.putenv = self._checked(os.putenv)
         os.unsetenv = self._checked(os.unsetenv)
-        task_hooks.before_first_message(self._look_at_all)
+        task_hooks.before_first_message(self._check_all)
 
     def _checked(self, change: Callable[..., None]) -> Callable[..., None]:
         def checked(name: str | bytes, *value: str | bytes) -> None:
             if not task_hooks.has_reported():
-                self._look(os.fsdecode(name), os.fsdecode(value[0]) if value else None)
+                self._check_variable(os.fsdecode(name), os.fsdecode(value[0]) if value else None)
             change(name, *value)
 
         return checked
 
-    def _look_at_all(self) -> None:
+    def _check_all(self) -> None:
         """Check all variables once: the program may not have set one that it set in the first attempt."""
         for name in self._set_before:
-            self._look(name, os.environ.get(name))
+            self._check_variable(name, os.environ.get(name))
 
-    def _look(self, name: str, value: str | None) -> None:
+    def _check_variable(self, name: str, value: str | None) -> None:
         if not task_hooks.is_library_variable(name) or value == self._imported.get(name):
             return
         if name not in self._later or value != self._later[name]:

@@ -18,7 +18,7 @@ from dtrain.topology import Task
 from dtrain.words import duration
 
 _STOPPED = 30.0  # seconds that others wait for a task that is stopped by SIGSTOP
-_LOOK = 1.0  # seconds between two checks for stopped tasks
+_CHECK_INTERVAL = 1.0  # seconds between two checks for stopped tasks
 
 
 class RendezvousWatch:
@@ -60,7 +60,7 @@ class RendezvousWatch:
         """When to call `check` next, on the clock; None while no task waits at the rendezvous."""
         if not self._waiting:
             return None
-        return time.monotonic() + _LOOK
+        return time.monotonic() + _CHECK_INTERVAL
 
     def check(self, tasks: Iterable[Task], find: Callable[[Task], TaskHandle | None]) -> Decision:
         """Decide to kill the attempt if a missing task has ended, is stopped, or exceeds the time limit."""

@@ -68,11 +68,11 @@ class Spares:
         return None
 
     def next_check(self) -> float | None:
-        """The present time if `look_after` has work to do, else None."""
+        """The present time if `maintain` has work to do, else None."""
         useless = any(spare.handle.exit_code is not None for spare in self._spares)
         return time.monotonic() if useless or self._lacks_one() else None
 
-    def look_after(self) -> None:
+    def maintain(self) -> None:
         """Remove dead spares, and start one if too few are ready."""
         self._drop_dead()
         if self._imports is not None and self._lacks_one():

@@ -152,7 +152,7 @@ class SynchronousPolicy(AttemptPolicy):
         if self._stuck is not None:
             reason = "was stuck, and was killed"
             return GO_ON if now < self._stuck[1] else Decision("kill", task=self._stuck[0], reason=reason)
-        self._spares.look_after()
+        self._spares.maintain()
         decision = super().check()
         if decision is not GO_ON:
             return decision

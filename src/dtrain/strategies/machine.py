@@ -60,7 +60,7 @@ class Machine:
     keras: str = ""
 
 
-def look_at_machine() -> Machine:
+def examine_machine() -> Machine:
     """Gathers the facts about this machine; it takes seconds, because another process imports TensorFlow.
 
     Raises:

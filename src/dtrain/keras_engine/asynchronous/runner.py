@@ -18,8 +18,8 @@ from dtrain.keras_engine.asynchronous.program import BlockFunction, BlockResult,
 from dtrain.keras_engine.context import underlying
 from dtrain.upstream import processes
 
-_LOOK = 0.5  # seconds between two checks whether the coordinator has lost a server
-_SHORT_LOOK = 0.001
+_CHECK_INTERVAL = 0.5  # seconds between two checks whether the coordinator has lost a server
+_SHORT_INTERVAL = 0.001
 _END_SECONDS = 1.0  # to wait for running blocks after an error has ended a session
 
 
@@ -73,7 +73,7 @@ class BlockRunner:
             variables: the variables that the chief holds.
         """
         while not self._coordinator.done():  # blocks of an abandoned session
-            time.sleep(_SHORT_LOOK)
+            time.sleep(_SHORT_INTERVAL)
         self._variables = variables
         self._held = [np.asarray(underlying(v).numpy()) for v in variables]
 
@@ -203,10 +203,10 @@ class BlockRunner:
             self._outputs = (number, result.outputs)
 
     def _done(self, most: int) -> bool:
-        """Waits for at most `_LOOK` seconds; returns whether at most `most` blocks are in flight."""
+        """Waits for one interval at most; returns whether at most `most` blocks are in flight."""
         with self._changed:
             done = self._changed.wait_for(
-                lambda: self._error is not None or len(self._in_flight) <= most, _LOOK
+                lambda: self._error is not None or len(self._in_flight) <= most, _CHECK_INTERVAL
             )
             if self._error is not None:
                 raise self._error

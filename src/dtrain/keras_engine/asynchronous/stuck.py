@@ -20,7 +20,7 @@ from dtrain.topology import Task
 
 _TIMES_SLOWER = 50
 _ANSWER_SECONDS = 5.0
-_LOOK = 0.5  # seconds between two checks
+_CHECK_INTERVAL = 0.5  # seconds between two checks
 
 
 @dataclass
@@ -67,10 +67,10 @@ class StuckAlarm:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._watched)
-            self._look_at_all()
-            time.sleep(_LOOK)
+            self._check_all()
+            time.sleep(_CHECK_INTERVAL)
 
-    def _look_at_all(self) -> None:
+    def _check_all(self) -> None:
         with self._changed:
             self._watched = [each for each in self._watched if not each.runner.over]
             watched = list(self._watched)
@@ -78,10 +78,10 @@ class StuckAlarm:
                 self._warned.clear()
         for each in watched:
             blocks = [block for block in each.runner.in_flight if block.worker is not None]
-            self._look_at_blocks(each, blocks)
-            self._look_at_workers(each, idle=not blocks)
+            self._check_blocks(each, blocks)
+            self._check_workers(each, idle=not blocks)
 
-    def _look_at_blocks(self, watched: _Watched, blocks: list[InFlightBlock]) -> None:
+    def _check_blocks(self, watched: _Watched, blocks: list[InFlightBlock]) -> None:
         step_seconds = watched.runner.step_seconds
         for block in blocks:
             taken = time.monotonic() - block.since
@@ -96,7 +96,7 @@ class StuckAlarm:
                 )
                 _alarm(block.worker, what, known=step_seconds is not None)
 
-    def _look_at_workers(self, watched: _Watched, *, idle: bool) -> None:
+    def _check_workers(self, watched: _Watched, *, idle: bool) -> None:
         now, progress = time.monotonic(), watched.runner.progress
         if progress != watched.progress or not idle:
             watched.progress, watched.since = progress, now

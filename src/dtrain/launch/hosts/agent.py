@@ -57,7 +57,7 @@ from dtrain.launch.task_handle import Event, TaskCommand, TaskHandle
 from dtrain.task_messages import RemoveNote, line_of
 from dtrain.topology import Task
 
-_LOOK = 0.5  # seconds between two checks whether the coordinator is still there
+_CHECK_INTERVAL = 0.5  # seconds between two checks whether the coordinator is still there
 
 
 def hello(node: int, host: str, slots: int, address: str, reached: str, command: Sequence[str] = ()) -> Hello:
@@ -167,7 +167,7 @@ class Agent:
                     return message
                 self._execute(message)
             with contextlib.suppress(queue.Empty):
-                self._on_event(self._session.events.get(timeout=_LOOK))
+                self._on_event(self._session.events.get(timeout=_CHECK_INTERVAL))
         return None
 
     def _on_event(self, event: Event) -> None:

@@ -48,7 +48,7 @@ from dtrain.launch.task_handle import TaskCommand
 from dtrain.task_hooks import changes
 from dtrain.topology import Task, Topology
 
-_LOOK = 0.2  # seconds between two checks for a signal while agents are awaited
+_CHECK_INTERVAL = 0.2  # seconds between two checks for a signal while agents are awaited
 _END_SECONDS = 5.0  # seconds for an agent to end
 
 
@@ -335,7 +335,7 @@ class HostsLauncher(Launcher):
         began = time.monotonic()
         while True:
             with self._changed:
-                self._changed.wait(_LOOK)
+                self._changed.wait(_CHECK_INTERVAL)
             if self._failure is not None:
                 raise self._failure
             missing = self._missing(time.monotonic() - began)

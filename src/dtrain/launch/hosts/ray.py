@@ -43,7 +43,7 @@ OLDEST = (2, 51)
 INSTALL = "Install it: pip install 'dtrain[ray]'."
 
 _DRIVER = (sys.executable, "-m", "dtrain.launch.hosts.ray_driver")
-_LOOK = 0.2  # seconds between two checks for a signal
+_CHECK_INTERVAL = 0.2  # seconds between two checks for a signal
 _END_SECONDS = 15.0  # seconds for Ray's driver to end the agents, and to leave the cluster
 _GO_ON = "Start the job again. With checkpoints (dtrain.BackupAndRestore) it resumes from the last one."
 _SILENT = 10.0  # seconds without a note about the cluster while tasks wait for their places
@@ -160,7 +160,7 @@ class RayLauncher(HostsLauncher):
         with notes:
             for line in notes:
                 self._noted(**json.loads(line))
-        listener.join(_LOOK)
+        listener.join(_CHECK_INTERVAL)
         last = next(filter(None, reversed(said)), "it said nothing")
         with self._changed:
             self._ended.set()
@@ -297,7 +297,7 @@ class RayLauncher(HostsLauncher):
                 if self.session.signalled:
                     self._status = 128 + self.session.signalled
                     raise ProcessEnd(self._status)
-                self._changed.wait(_LOOK)
+                self._changed.wait(_CHECK_INTERVAL)
         return time.monotonic() - began
 
 

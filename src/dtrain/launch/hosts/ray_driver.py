@@ -26,7 +26,7 @@ from dtrain.errors import DtrainError, PeerMismatchError, RayError
 from dtrain.launch.hosts.ray_actor import AgentActor
 from dtrain.words import counted
 
-_LOOK = 2.0  # seconds between two notes about the cluster's resources while tasks wait for their places
+_NOTE_INTERVAL = 2.0  # seconds between two notes about the resources while tasks wait
 _AGAIN = 1.0  # seconds until an agent that has ended is replaced
 _END_SECONDS = 6.0  # seconds for agents to end
 _CONNECT = 5.0  # seconds for the cluster's head to accept a connection
@@ -82,7 +82,7 @@ class _Driver:
         ]
         for thread in threads:
             thread.start()
-        while not ended.wait(_LOOK):
+        while not ended.wait(_NOTE_INTERVAL):
             if self._waiting:
                 self._note(kind="cluster", text=_resources())
         self._over.set()
