@@ -143,7 +143,7 @@ def help_of(option: Field[Any]) -> str:
     return f"{option.metadata['help']}{default}".replace("%", "%%")
 
 
-def said(arguments: argparse.Namespace, options: list[Field[Any]]) -> dict[str, Any]:
+def given_options(arguments: argparse.Namespace, options: list[Field[Any]]) -> dict[str, Any]:
     """The names and values of those options that were given on the command line."""
     return {f.name: getattr(arguments, f.name) for f in options if hasattr(arguments, f.name)}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from dtrain.option_fields import declare, option, own_fields, said, to_arguments
+from dtrain.option_fields import declare, given_options, option, own_fields, to_arguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,5 +21,5 @@ class Switches:
 def test_options_become_arguments_and_options_again(given: Switches) -> None:
     parser = argparse.ArgumentParser()
     declare(parser, own_fields(Switches))
-    found = said(parser.parse_args(to_arguments(given)), own_fields(Switches))
+    found = given_options(parser.parse_args(to_arguments(given)), own_fields(Switches))
     assert Switches(**found) == given

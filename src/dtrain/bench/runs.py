@@ -90,8 +90,8 @@ class Runner:
             raise StoppedError(outcome.signal)
         tail, code = tuple(filter(str.strip, outcome.tails[task])), outcome.exit_codes[task]
         if outcome.timed_out:
-            said = f", and was at: {tail[-1]}" if tail else ""
-            return RowRun(f"not done within {self._asked.time_limit:g} s (--time-limit){said}", seconds, tail)
+            last = f", and was at: {tail[-1]}" if tail else ""
+            return RowRun(f"not done within {self._asked.time_limit:g} s (--time-limit){last}", seconds, tail)
         if code:
             return RowRun(reason(tail) or f"it {describe_exit(code)}", seconds, tail)
         return RowRun("", seconds, others=others.share())

@@ -64,7 +64,7 @@ def warn_of_other_program(
     if found is None:
         return
     restored = _settings(optimizer)
-    said = []
+    differences = []
     then, now = found["optimizer"], mine["optimizer"]
     for key in sorted(then.keys() | now.keys()):
         counts = "the program's counts"
@@ -73,16 +73,18 @@ def warn_of_other_program(
                 continue  # the restored value equals this program's, so nothing differs
             counts = f"the checkpoint's counts: {restored.get(key)!r}"
         if then.get(key) != now.get(key):
-            said.append(f"the optimizer's {key} was {then.get(key)!r} and is {now.get(key)!r} ({counts})")
+            differences.append(
+                f"the optimizer's {key} was {then.get(key)!r} and is {now.get(key)!r} ({counts})"
+            )
     if found["seed"] != mine["seed"]:
-        said.append(
+        differences.append(
             f"the seed was {found['seed']!r} and is {mine['seed']!r} (the checkpoint's random state counts)"
         )
-    if said:
+    if differences:
         logger.warning(
             "The checkpoint %s was written by a program with other settings: %s. Hint: %s",
             path,
-            "; ".join(said),
+            "; ".join(differences),
             _HINT,
         )
 

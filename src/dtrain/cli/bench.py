@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtrain.errors import ConfigurationError
-from dtrain.option_fields import declare, own_fields, said
+from dtrain.option_fields import declare, given_options, own_fields
 
 if TYPE_CHECKING:
     from dtrain.bench.plan import BenchOptions
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from dtrain.bench.results import Results, RowResult
     from dtrain.strategies.machine import examine_machine
 
-    asked = BenchOptions(**said(args, own_fields(BenchOptions)))
+    asked = BenchOptions(**given_options(args, own_fields(BenchOptions)))
     if (topology := cluster.current()) is not None:
         raise ConfigurationError(
             f"This process is {topology.task} of a job, but a bench starts jobs of its own.",

@@ -21,7 +21,16 @@ from dtrain.cli.slurm_nodes import from_slurm
 from dtrain.cli.worker_counts import DEFAULT_WORKERS, Workers
 from dtrain.cluster.gpu_shares import gpu_shares
 from dtrain.errors import ConfigurationError
-from dtrain.option_fields import count, declare, flag, option, own_fields, positive_integer, said, seconds
+from dtrain.option_fields import (
+    count,
+    declare,
+    flag,
+    given_options,
+    option,
+    own_fields,
+    positive_integer,
+    seconds,
+)
 
 HELP = "run a script in several processes, on this machine or on several"
 
@@ -165,7 +174,7 @@ def note_placement(args: argparse.Namespace) -> None:
 
 def job_options(args: argparse.Namespace) -> dict[str, Any]:
     """The given fields of `JobOptions`, by name; a field that was given as `auto` is left out."""
-    given = said(args, own_fields(JobOptions))
+    given = given_options(args, own_fields(JobOptions))
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -262,11 +271,13 @@ def run(args: argparse.Namespace) -> int:
             hint="Leave it out: each task of such a job sees all GPUs of its machine.",
         )
     command = [sys.executable, *target, *args.args]
-    cluster = ray_cluster(args, said(args, own_fields(HostOptions)) | said(args, own_fields(NodeOptions)))
+    cluster = ray_cluster(
+        args, given_options(args, own_fields(HostOptions)) | given_options(args, own_fields(NodeOptions))
+    )
     if cluster is not None:
         options |= {"launcher": "ray", "ray": cluster, "devices_per_worker": args.devices_per_worker}
         return launch(command, args.workers or Workers(DEFAULT_WORKERS, DEFAULT_WORKERS), **options)
-    if said(args, own_fields(HostOptions)):
+    if given_options(args, own_fields(HostOptions)):
         return _launch_on_hosts(command, args, options)
     if args.env:
         raise ConfigurationError(
@@ -274,7 +285,7 @@ def run(args: argparse.Namespace) -> int:
         )
     for name, value in from_slurm(args).items():
         setattr(args, name, Workers(value, value) if name == "nnodes" else value)
-    if said(args, own_fields(NodeOptions)):
+    if given_options(args, own_fields(NodeOptions)):
         return _launch_node(command, args, options)
     processes, gpus = worker_counts.local_workers(args.workers, args.gpus_per_worker, servers="ps" in options)
     return launch(
@@ -295,7 +306,7 @@ def _launch_node(command: list[str], args: argparse.Namespace, options: dict[str
     from dtrain.cluster.gpus import visible_gpus
     from dtrain.launch.spec import Nodes
 
-    written = said(args, own_fields(NodeOptions))
+    written = given_options(args, own_fields(NodeOptions))
     given = {name: value for name, value in written.items() if value is not None}
     for name in ("nnodes", "node_rank", "rendezvous"):
         if name not in given:
@@ -345,7 +356,7 @@ def _launch_on_hosts(command: list[str], args: argparse.Namespace, options: dict
     from dtrain.launch.hosts.host_list import parse_hosts, read_hostfile
     from dtrain.launch.spec import SSHHosts
 
-    given = said(args, own_fields(HostOptions)) | said(args, own_fields(NodeOptions))
+    given = given_options(args, own_fields(HostOptions)) | given_options(args, own_fields(NodeOptions))
     name = "hosts" if "hosts" in given else "hostfile"
     shared = ("nnodes", "nproc_per_node", "join_timeout", "interface")
     others = [each for each in given if each not in (name, *shared)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dtrain.errors import ConfigurationError
-from dtrain.option_fields import declare, flag, option, own_fields, positive_integer, said
+from dtrain.option_fields import declare, flag, given_options, option, own_fields, positive_integer
 
 if TYPE_CHECKING:
     from dtrain.launch.ray_cluster import RayCluster
@@ -92,7 +92,7 @@ def ray_cluster(args: argparse.Namespace, elsewhere: Mapping[str, Any]) -> RayCl
     """
     from dtrain.launch.ray_cluster import RayCluster
 
-    given = said(args, own_fields(RayOptions))
+    given = given_options(args, own_fields(RayOptions))
     if not hasattr(args, "ray"):
         for name in given:
             raise ConfigurationError(

@@ -109,8 +109,8 @@ def as_text(here: dict[str, Feasibility], machine: Machine, *, width: int) -> st
 
 def _on_this_machine(entry: StrategyEntry, here: Feasibility, chosen: bool) -> list[str]:
     replicas = ("as asked for" if here.can else "-") if here.replicas is None else f"{here.replicas}"
-    said = f"{'yes' if here.can else 'no'}: {here.why}"
-    return [f"{entry.name}{' *' if chosen else ''}", entry.class_name, replicas, said]
+    verdict = f"{'yes' if here.can else 'no'}: {here.why}"
+    return [f"{entry.name}{' *' if chosen else ''}", entry.class_name, replicas, verdict]
 
 
 def _plain(text: str) -> str:

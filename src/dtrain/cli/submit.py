@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from dtrain.errors import ConfigurationError
-from dtrain.option_fields import declare, flag, own_fields, said
+from dtrain.option_fields import declare, flag, given_options, own_fields
 from dtrain.submit.target import TARGETS, JobRequest, load_target
 
 HELP = "queue a script as a job of Slurm or Kubernetes"
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         SchedulerError: the system refuses the job, or does not answer.
     """
     for name in TARGETS:
-        others = said(args, own_fields(load_target(name).Options))
+        others = given_options(args, own_fields(load_target(name).Options))
         if others and name != args.target:
             raise ConfigurationError(
                 f"{', '.join(map(flag, others))} is for {flag(name)}, and {flag(args.target)} was given.",
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
             )
     target = load_target(args.target)
     command = [*(["-m"] if args.is_module else []), args.script, *args.args]
-    given = said(args, own_fields(JobRequest))
+    given = given_options(args, own_fields(JobRequest))
     name = given.pop("name", None) or (args.script if args.is_module else Path(args.script).stem)
     request = JobRequest(command=command, name=name, **given)
-    return target.submit(request, target.Options(**said(args, own_fields(target.Options))))
+    return target.submit(request, target.Options(**given_options(args, own_fields(target.Options))))

@@ -140,18 +140,18 @@ def _check_servers(strategy: str, args: argparse.Namespace) -> None:
 
 def _check_alone(strategy: str, args: argparse.Namespace) -> None:
     """Check that no option of a job is given if the recipe trains in this process."""
-    for option, value in _said_of_job(args):
+    for option, value in _given_job_options(args):
         raise ConfigurationError(
             f"{option} is {value}, but the recipe trains in one process, without a launcher.",
             hint=f"Use --strategy {_WORKERS}, or leave {option} out; the strategy is {strategy!r}.",
         )
 
 
-def _said_of_job(args: argparse.Namespace) -> list[tuple[str, Any]]:
+def _given_job_options(args: argparse.Namespace) -> list[tuple[str, Any]]:
     """The given fields of `JobOptions` except `--ps`, as pairs of flag and value."""
-    said = job_options(args)
-    said.pop("ps", None)
-    return [(flag(name), "set" if value is True else value) for name, value in said.items()]
+    given = job_options(args)
+    given.pop("ps", None)
+    return [(flag(name), "set" if value is True else value) for name, value in given.items()]
 
 
 def _check_cluster(topology: Topology, args: argparse.Namespace) -> None:
@@ -171,7 +171,7 @@ def _check_cluster(topology: Topology, args: argparse.Namespace) -> None:
             f"--ps is {args.ps}, but {found} describes a job with {servers} parameter servers.",
             hint=f"Leave --ps out where something else has started the processes{unset}.",
         )
-    for option, value in _said_of_job(args):
+    for option, value in _given_job_options(args):
         raise ConfigurationError(
             f"{option} is {value}, but something else has started the processes.",
             hint=f"Leave it out: the program that started them decides on restarts{unset}.",

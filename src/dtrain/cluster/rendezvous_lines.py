@@ -129,10 +129,10 @@ class Lines:
             message = json.loads(line)
             if not (isinstance(message, dict) and isinstance(message.get("dtrain"), str)):
                 return None
-            said = message.pop(_PROOF, None)
-            if self._secret is not None and isinstance(said, str):
+            proof = message.pop(_PROOF, None)
+            if self._secret is not None and isinstance(proof, str):
                 right = _proof(self._secret, not self._first, self.challenge, message)
-                self.proven = hmac.compare_digest(said.encode("utf-8", "replace"), right.encode())
+                self.proven = hmac.compare_digest(proof.encode("utf-8", "replace"), right.encode())
         except (ValueError, RecursionError):
             return None
         self._to_sign = str(message.get(CHALLENGE, ""))[:64]

@@ -28,7 +28,7 @@ _CHECK_INTERVAL = 0.2  # seconds between two checks of the deadline and of silen
 class _PendingConnection:
     sock: socket.socket
     since: float
-    said: bytes = b""
+    received: bytes = b""
 
 
 class Acceptor:
@@ -82,15 +82,15 @@ class Acceptor:
 
     def _receive(self, connection: _PendingConnection, found: dict[int, socket.socket]) -> None:
         try:
-            more = connection.sock.recv(HELLO.size - len(connection.said))
+            more = connection.sock.recv(HELLO.size - len(connection.received))
         except BlockingIOError:
             return
         except OSError:
             more = b""
-        connection.said += more
+        connection.received += more
         if not more:
             self._close(connection)
-        elif len(connection.said) == HELLO.size:
+        elif len(connection.received) == HELLO.size:
             worker = self._authenticate(connection)
             if worker is None:
                 self._close(connection)
@@ -105,8 +105,11 @@ class Acceptor:
         Returns:
             The number of the worker; None if the hello is not valid, or the worker is not expected.
         """
-        worker, said = HELLO.unpack(connection.said)
-        if not hmac.compare_digest(said, proof(self._secret, "hello", worker)) or worker not in self._awaited:
+        worker, received = HELLO.unpack(connection.received)
+        if (
+            not hmac.compare_digest(received, proof(self._secret, "hello", worker))
+            or worker not in self._awaited
+        ):
             return None
         try:
             connection.sock.sendall(proof(self._secret, "welcome", worker))  # the empty send buffer takes it
@@ -131,6 +134,6 @@ class Acceptor:
         del self._pending[number]
 
 
-def proof(secret: bytes, said: str, worker: int) -> bytes:
+def proof(secret: bytes, message: str, worker: int) -> bytes:
     """A proof of knowing the secret that does not reveal it: an HMAC-SHA256 of the message and the worker."""
-    return hmac.digest(secret, f"{said} {worker}".encode(), "sha256")
+    return hmac.digest(secret, f"{message} {worker}".encode(), "sha256")

@@ -120,9 +120,9 @@ def _judged(
     elif failed and not failed[0]["lost_peer"]:
         yield "job", _fail(f"{failed[0]['task']}: {failed[0]['error']}", failed[0]["hint"])
     elif status:
-        said = [line.removeprefix(_LAUNCHER) for line in lines if line.startswith(_LAUNCHER)]
+        messages = [line.removeprefix(_LAUNCHER) for line in lines if line.startswith(_LAUNCHER)]
         error = failed[0]["error"] if failed else f"the job ended with status {status}"
-        yield "job", _fail((said or [error])[-1].rstrip("."), failed[0]["hint"] if failed else "")
+        yield "job", _fail((messages or [error])[-1].rstrip("."), failed[0]["hint"] if failed else "")
     elif not steps:
         yield (
             "job",

@@ -108,21 +108,21 @@ class _MPIStartOnHosts:
         deadline = time.monotonic() + PATIENCE
         while len(found) < len(agents):
             try:
-                host, said = self._heard.get(timeout=max(0.0, deadline - time.monotonic()))
+                host, message = self._heard.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 what = f"has started {len(found)} of {len(agents)} ranks in {PATIENCE:g} s"
                 raise self._failed(what) from None
-            if said is None:
+            if message is None:
                 what = "" if host is self._started[0] else "has a daemon that "
                 raise self._failed(f"{what}{describe_exit(host.exit_code or 0)} on {host.agent}", host)
-            if isinstance(said, list):
-                name, *words = map(str, said)
+            if isinstance(message, list):
+                name, *words = map(str, message)
                 if name not in first:
                     raise self._failed(f"wants to reach {name}, which is no host of the job")
                 self._run(first[name], ["sh", "-c", " ".join(words)])
                 continue
             try:
-                number, own = read_rank(dict(said), len(agents), self._usual)  # type: ignore[call-overload]
+                number, own = read_rank(dict(message), len(agents), self._usual)  # type: ignore[call-overload]
             except ValueError as error:
                 raise self._failed(f"{error}", host) from None
             if self._addresses[agents[number]] != self._addresses[host.agent]:
@@ -166,8 +166,8 @@ class _MPIStartOnHosts:
         return {}
 
     def _failed(self, what: str, host: _RankHost | None = None) -> MPIError:
-        said = [*(host or self._started[0]).tail]
-        return starter_failed(self._starter, what, said)
+        output = [*(host or self._started[0]).tail]
+        return starter_failed(self._starter, what, output)
 
 
 class _RankHost(RemoteTask):

@@ -214,14 +214,14 @@ def read_rank(own: dict[str, str], size: int, env: Mapping[str, str]) -> tuple[i
         own |= {"PMI_RANK": own["PMI_ID"], "PMI_SIZE": f"{size}"}
     start = mpi.start_in(own) or mpi.start_in({**env, **own})
     if start is None or start[1] != size:
-        said = "names no rank" if start is None else f"says that it is one of {start[1]} ranks"
-        raise ValueError(f"was asked for {size} ranks, and the environment of one {said}")
+        problem = "names no rank" if start is None else f"says that it is one of {start[1]} ranks"
+        raise ValueError(f"was asked for {size} ranks, and the environment of one {problem}")
     return start[0], own
 
 
-def starter_failed(starter: Starter, what: str, said: Sequence[str]) -> MPIError:
+def starter_failed(starter: Starter, what: str, output: Sequence[str]) -> MPIError:
     """The error of a starter that failed, with the first lines of what it said."""
-    quoted = [line for line in said if line.strip(" -*=")][:_QUOTED_LINES]
+    quoted = [line for line in output if line.strip(" -*=")][:_QUOTED_LINES]
     return MPIError(
         "\n".join([f"The MPI starter {starter} {what}.", *quoted]),
         hint="See its output, or name another one (--mpi-starter PATH).",

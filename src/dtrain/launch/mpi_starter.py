@@ -138,10 +138,10 @@ def _kind(command: Sequence[str]) -> Literal["openmpi", "hydra", "slurm"]:
             timeout=_PATIENCE,
             env=mpi.MPIStart().without(os.environ),
         )
-        said = done.stdout + done.stderr
+        output = done.stdout + done.stderr
     except (OSError, subprocess.TimeoutExpired) as error:
-        said = str(error)
-    lower = said.lower()
+        output = str(error)
+    lower = output.lower()
     if "open mpi" in lower or "openrte" in lower or "prrte" in lower:
         return "openmpi"
     if "intel(r) mpi" in lower:
@@ -155,7 +155,7 @@ def _kind(command: Sequence[str]) -> Literal["openmpi", "hydra", "slurm"]:
         return "hydra"
     if lower.startswith("slurm"):
         return "slurm"
-    shown = said.strip().partition("\n")[0][:200]
+    shown = output.strip().partition("\n")[0][:200]
     raise MPIError(
         f"The MPI starter {command[0]!r} is not known: to --version it says {shown!r}.",
         hint="Use that of Open MPI, MPICH or Slurm; or run yours by hand: mpirun python train.py",

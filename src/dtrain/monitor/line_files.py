@@ -49,8 +49,8 @@ def parse_events(content: bytes, *, running: bool = False) -> tuple[list[dict[st
     begins = {number: event for number, event in found.items() if event["kind"] == "begin"}
     for event in begins.values():
         if not is_known_version(event.get("version", 0)):
-            said = f"{EVENTS} has format version {event.get('version')!r}; this dtrain reads {versions()}."
-            return [], [said]
+            problem = f"{EVENTS} has format version {event.get('version')!r}; this dtrain reads {versions()}."
+            return [], [problem]
     # An incomplete line before a `begin` is no damage: an attempt died while writing it.
     bad = [number for number in bad if number + 1 not in begins]
     return list(found.values()), _lines_left_out(EVENTS, bad, torn=torn and not running)

@@ -67,11 +67,11 @@ def _attempt_spans(events: Sequence[Event]) -> list[tuple[int, int]]:
 def _attempt(number: int, events: Sequence[Event]) -> RunAttempt:
     begin: Event = next((event for event in events if event["kind"] == "begin"), {})
     end = next((event for event in reversed(events) if event["kind"] == "end"), {})
-    said = _count(begin.get("attempt"))
+    given = _count(begin.get("attempt"))
     return _made(
         RunAttempt,
         begin,
-        number=number if said is None else said,
+        number=number if given is None else given,
         began=float(events[0]["time"]),
         last=max(float(event["time"]) for event in events),
         status=_text(end.get("status")),

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 from dtrain.batch_sizes import BatchSizes, check_batches, plan_batches
 from dtrain.errors import ConfigurationError
 from dtrain.monitor.run_directory import check_run_directory
-from dtrain.option_fields import check, declare, option, own_fields, said, to_arguments
+from dtrain.option_fields import check, declare, given_options, option, own_fields, to_arguments
 from dtrain.strategies.registry import names
 from dtrain.words import PRECISIONS, SCALINGS, SHORT_PRECISIONS
 
@@ -173,7 +173,7 @@ class RecipeOptions:
         Raises:
             ConfigurationError: as for the class.
         """
-        return cls(**said(arguments, own_fields(cls)))
+        return cls(**given_options(arguments, own_fields(cls)))
 
     @classmethod
     def parse(cls, argv: Sequence[str] | None = None) -> Self:

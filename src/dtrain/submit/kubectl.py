@@ -63,12 +63,12 @@ def apply(manifest: str, *, context: str | None, hide: Callable[[str], str]) -> 
 
 
 def _call(arguments: Sequence[str], manifest: str, hide: Callable[[str], str]) -> None:
-    status, said = _run(arguments, manifest)
+    status, output = _run(arguments, manifest)
     if status == 0:
         return
-    said = cleaned(hide(said).strip(), _QUOTED) or f"it ended with status {status} and said nothing"
-    hint = next((hint for words, hint in _HINTS if words in said.lower()), _UNREACHABLE)
-    raise SchedulerError(f"kubectl cannot create the job: {said}", hint=hint)
+    output = cleaned(hide(output).strip(), _QUOTED) or f"it ended with status {status} and said nothing"
+    hint = next((hint for words, hint in _HINTS if words in output.lower()), _UNREACHABLE)
+    raise SchedulerError(f"kubectl cannot create the job: {output}", hint=hint)
 
 
 def _run(arguments: Sequence[str], manifest: str) -> tuple[int, str]:

@@ -49,7 +49,7 @@ def submit(request: JobRequest, options: KubernetesOptions) -> int:
         sys.stdout.write(text)
     if options.output or request.dry_run:
         return 0
-    kubectl.apply(text, context=options.context, hide=lambda said: hide(said, objects))
+    kubectl.apply(text, context=options.context, hide=lambda output: hide(output, objects))
     kind = objects[-1]["kind"]
     client = f"kubectl -n {options.namespace}" if options.namespace else "kubectl"
     removed = f"{kind.lower()},networkpolicy,secret"

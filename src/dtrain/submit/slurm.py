@@ -252,17 +252,17 @@ def _given_to_sbatch(text: str) -> str:
         ) from error
     job = done.stdout.strip().partition(";")[0]
     if done.returncode or not job.isdigit():
-        said = cleaned("; ".join((done.stderr or done.stdout).strip().splitlines()), _QUOTED)
+        output = cleaned("; ".join((done.stderr or done.stdout).strip().splitlines()), _QUOTED)
         raise SchedulerError(
-            f"sbatch has refused the job (status {done.returncode}): {said or 'it said nothing'}",
-            hint=_hint_for(said),
+            f"sbatch has refused the job (status {done.returncode}): {output or 'it said nothing'}",
+            hint=_hint_for(output),
         )
     with contextlib.suppress(BrokenPipeError):
         sys.stderr.write(done.stderr)  # warnings
     return job
 
 
-def _hint_for(said: str) -> str:
-    lower = said.lower()
+def _hint_for(output: str) -> str:
+    lower = output.lower()
     found = next((hint for word, hint in _HINTS if word in lower), "")
     return found or "sbatch --help explains the options; --dry-run prints the batch script."

@@ -176,9 +176,9 @@ class HostsLauncher(Launcher):
         )
         if process.stdin is None or process.stdout is None or process.stderr is None:
             raise RuntimeError("pipes were asked for")
-        said: deque[str] = deque(maxlen=50)
+        output: deque[str] = deque(maxlen=50)
         errors = threading.Thread(
-            target=self._show_errors, args=(process.stderr, invite.host, said), daemon=True
+            target=self._show_errors, args=(process.stderr, invite.host, output), daemon=True
         )
         errors.start()
         found: list[RemoteAgent] = []
@@ -186,10 +186,10 @@ class HostsLauncher(Launcher):
         def why() -> DtrainError:
             status = process.wait()
             errors.join(_END_SECONDS)
-            last = said[-1] if said else "it said nothing"
+            last = output[-1] if output else "it said nothing"
             return PeerMissingError(
                 f"dtrain could not be started on {invite.host} (status {status}): {last}",
-                hint=self._hint_for(invite.host, status, "\n".join(said)),
+                hint=self._hint_for(invite.host, status, "\n".join(output)),
             )
 
         reading, writing = os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno())
@@ -247,13 +247,13 @@ class HostsLauncher(Launcher):
         connection.send(invite)
         return connection
 
-    def _show_errors(self, pipe: IO[bytes], host: str, said: deque[str]) -> None:
+    def _show_errors(self, pipe: IO[bytes], host: str, output: deque[str]) -> None:
         with pipe:
             for line in pipe:
-                said.append(line.decode(errors="replace").rstrip())
-                self.session.say(f"{host}: {said[-1]}")
+                output.append(line.decode(errors="replace").rstrip())
+                self.session.say(f"{host}: {output[-1]}")
 
-    def _hint_for(self, host: str, status: int, said: str) -> str:
+    def _hint_for(self, host: str, status: int, output: str) -> str:
         """The hint for an agent that ended before it joined the job, by its exit status and its output."""
         return f"See its messages about {host} above."
 

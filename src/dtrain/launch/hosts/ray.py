@@ -114,10 +114,10 @@ class RayLauncher(HostsLauncher):
         )
         if process.stdin is None or process.stdout is None or process.stderr is None:
             raise RuntimeError("pipes were asked for")
-        said: deque[str] = deque(maxlen=50)
-        listener = threading.Thread(target=self._listen, args=(process.stderr, said), daemon=True)
+        output: deque[str] = deque(maxlen=50)
+        listener = threading.Thread(target=self._listen, args=(process.stderr, output), daemon=True)
         listener.start()
-        about = process, process.stdout, listener, said
+        about = process, process.stdout, listener, output
         threading.Thread(target=self._follow, args=about, daemon=True).start()
         wanted = self._wanted
         order = Order(wanted.address, self._bundles(), self._fewest, wanted.placement.upper(), str(path))
@@ -144,24 +144,24 @@ class RayLauncher(HostsLauncher):
             for _ in range(self._jobs[job])
         ]
 
-    def _listen(self, pipe: IO[bytes], said: deque[str]) -> None:
+    def _listen(self, pipe: IO[bytes], output: deque[str]) -> None:
         with pipe:
             for line in pipe:
-                said.append(line.decode(errors="replace").rstrip())
+                output.append(line.decode(errors="replace").rstrip())
 
     def _follow(
         self,
         process: subprocess.Popen[bytes],
         notes: IO[bytes],
         listener: threading.Thread,
-        said: deque[str],
+        output: deque[str],
     ) -> None:
         """Read the notes of Ray's driver until it ends."""
         with notes:
             for line in notes:
                 self._noted(**json.loads(line))
         listener.join(_CHECK_INTERVAL)
-        last = next(filter(None, reversed(said)), "it said nothing")
+        last = next(filter(None, reversed(output)), "it said nothing")
         with self._changed:
             self._ended.set()
             self._fail(

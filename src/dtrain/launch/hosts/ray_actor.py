@@ -31,7 +31,7 @@ class AgentActor:
             start_new_session=True,
             bufsize=0,
         )
-        self._said: collections.deque[str] = collections.deque(maxlen=_LAST)
+        self._last_lines: collections.deque[str] = collections.deque(maxlen=_LAST)
         self._listener = threading.Thread(target=self._listen, args=(self._process.stderr,), daemon=True)
         self._listener.start()
 
@@ -63,9 +63,9 @@ class AgentActor:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
         self._listener.join(_END_SECONDS)
-        return self._process.returncode, list(self._said)
+        return self._process.returncode, list(self._last_lines)
 
     def _listen(self, pipe: IO[bytes]) -> None:
         with pipe:
             for line in pipe:
-                self._said.append(line.decode(errors="replace").rstrip())
+                self._last_lines.append(line.decode(errors="replace").rstrip())

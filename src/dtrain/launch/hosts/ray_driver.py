@@ -118,11 +118,11 @@ class _Driver:
                 ray.kill(actor)
             self._over.wait(_AGAIN)
 
-    def _lost(self, node: int, said: str) -> None:
+    def _lost(self, node: int, reason: str) -> None:
         if self._over.is_set():
             return
-        lines = [line.strip() for line in said.splitlines() if line.strip()]
-        if _MISSING in said:
+        lines = [line.strip() for line in reason.splitlines() if line.strip()]
+        if _MISSING in reason:
             error = RayError(
                 f"A node of the Ray cluster has no dtrain: {lines[-1]}",
                 hint="Install the same versions of dtrain, TensorFlow and Keras on all nodes: in their "
@@ -198,14 +198,14 @@ def _connect(address: str) -> None:
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
-        said = " ".join(str(error).split())
-        if "Version mismatch" in said:
+        text = " ".join(str(error).split())
+        if "Version mismatch" in text:
             raise PeerMismatchError(
-                f"The Ray cluster at {address} has other versions than this process: {said}",
+                f"The Ray cluster at {address} has other versions than this process: {text}",
                 hint="Install the same versions of Ray and Python here as in the cluster.",
             ) from error
         raise RayError(
-            f"Ray could not be used at {address}: {type(error).__name__}: {said}",
+            f"Ray could not be used at {address}: {type(error).__name__}: {text}",
             hint=f"Start a cluster (ray start --head), and {_NO_NODE}. If the cluster asks for a token, set "
             "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN where ~/.ray/auth_token does not have it.",
         ) from error

@@ -118,13 +118,13 @@ class SSHLauncher(HostsLauncher):
                 return
         super()._fail(self._first)
 
-    def _hint_for(self, host: str, status: int, said: str) -> str:
+    def _hint_for(self, host: str, status: int, output: str) -> str:
         if status in _NOT_FOUND:
             return (
                 f"Install Python and dtrain on {host} at the same path as on this machine: {sys.executable}."
             )
         for words, hint in _HINTS.items():
-            if words in said:
+            if words in output:
                 return hint.format(host=host, python=sys.executable)
         return (
             f"Is {host} up, does its SSH server run, and does a firewall let you through? See ssh -v {host}."

@@ -49,10 +49,10 @@ def grouped(bars: Sequence[Bar], most: int) -> tuple[list[Bar], int]:
 
 @dataclass(frozen=True)
 class _Piece:
-    """The rectangle of a part, and its tooltip `said`."""
+    """The rectangle of a part, and its tooltip."""
 
     kind: str
-    said: str
+    tooltip: str
     x: float
     width: float
     y: float = 0.0
@@ -80,10 +80,10 @@ def bar_chart(title: str, bars: Sequence[Bar], axis: str) -> Markup:
         end = middle + half if labelled else end
         stacks.append((_stack(bar, middle - width / 2, width, y), middle, bar.label if labelled else ""))
     total = {name: sum(bar.parts.get(name, 0.0) for bar in bars) for bar in bars for name in bar.parts}
-    said = ", ".join(f"{name} {text.percent(total[name] / sum(total.values()))}" for name in ordered(total))
+    shares = ", ".join(f"{name} {text.percent(total[name] / sum(total.values()))}" for name in ordered(total))
     frame = {"width": _WIDTH, "height": _HEIGHT, "left": left, "right": right, "base": base, "axis": axis}
     frame["heights"] = [(y(tick), label) for tick, label in ticks]
-    return drawings.bar_chart(title, ordered(total), f"{title}. In all: {said}", frame, stacks)
+    return drawings.bar_chart(title, ordered(total), f"{title}. In all: {shares}", frame, stacks)
 
 
 def _stack(bar: Bar, x: float, width: float, place: Callable[[float], float]) -> list[_Piece]:
@@ -96,8 +96,8 @@ def _stack(bar: Bar, x: float, width: float, place: Callable[[float], float]) ->
             continue
         # A thin gap separates neighbouring parts for readers who cannot distinguish their colours.
         gap = 0.8 if bottom - top > 2.5 else 0.0
-        said = f"{bar.name}: {name} {text.seconds(seconds)} ({text.percent(seconds / bar.seconds)})"
-        pieces.append(_Piece(part_class(name), said, x, width, top, bottom - top - gap))
+        tooltip = f"{bar.name}: {name} {text.seconds(seconds)} ({text.percent(seconds / bar.seconds)})"
+        pieces.append(_Piece(part_class(name), tooltip, x, width, top, bottom - top - gap))
     return pieces
 
 
@@ -109,7 +109,7 @@ def flat_bar(parts: Mapping[str, float], name: str) -> Markup:
     pieces, x = [], 0.0
     for part in ordered(parts):
         width = 1000 * parts[part] / total
-        said = f"{name}: {part} {text.seconds(parts[part])} ({text.percent(parts[part] / total)})"
-        pieces.append(_Piece(part_class(part), said, x, max(width - 2, 0.5)))
+        tooltip = f"{name}: {part} {text.seconds(parts[part])} ({text.percent(parts[part] / total)})"
+        pieces.append(_Piece(part_class(part), tooltip, x, max(width - 2, 0.5)))
         x += width
     return drawings.flat_bar(name, pieces)

@@ -109,14 +109,14 @@ def _of_several(
 
 def _callbacks(timed: Sequence[tuple[int, RunData]], *, several: bool) -> Markup:
     """The callbacks that took longest, for each run."""
-    said = []
+    lines = []
     for _, run in timed:
         seconds = summed(epoch.callbacks for epoch in run.epochs)
         longest = sorted(seconds.items(), key=lambda item: -item[1])[:_MOST_CALLBACKS]
         if longest:
             names = ", ".join(f"{name} {text.seconds(each)}" for name, each in longest)
-            said.append(f"{f'{run.name}: ' if several else ''}{names}")
-    return markup.longest_callbacks(said) if said else Markup()
+            lines.append(f"{f'{run.name}: ' if several else ''}{names}")
+    return markup.longest_callbacks(lines) if lines else Markup()
 
 
 def _causes(run: RunData) -> list[_LostTime]:

@@ -268,15 +268,15 @@ class _Plot:
 
 def _summary(title: str, lines: Sequence[Line], axis: Axis, formatter: Callable[[float], str]) -> str:
     """A chart in words, for screen readers."""
-    said = []
+    parts = []
     for line in lines[:6]:
         known = [value for value in line.y if value == value]
-        said.append(
+        parts.append(
             f"{line.label}: from {formatter(known[0])} to {formatter(known[-1])}, lowest "
             f"{formatter(min(known))}, highest {formatter(max(known))}"
         )
     more = f"; and {len(lines) - 6} more curves" if len(lines) > 6 else ""
-    return f"{title} by {axis.name}. {'; '.join(said)}{more}"
+    return f"{title} by {axis.name}. {'; '.join(parts)}{more}"
 
 
 def _short(value: float) -> float | int | None:

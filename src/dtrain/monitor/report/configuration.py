@@ -62,13 +62,13 @@ def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 def _worded(key: str, value: Any) -> str:
     if value is None:
-        said = "none"
+        shown = "none"
     elif isinstance(value, str):
-        said = value
+        shown = value
     elif isinstance(value, bool):
-        said = "yes" if value else "no"
+        shown = "yes" if value else "no"
     elif key == "command" and isinstance(value, list):
-        said = shlex.join(str(word) for word in value)
+        shown = shlex.join(str(word) for word in value)
     else:
-        said = json.dumps(value, ensure_ascii=False)
-    return said if len(said) <= _LONGEST else said[: _LONGEST - 1] + "…"
+        shown = json.dumps(value, ensure_ascii=False)
+    return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 1] + "…"

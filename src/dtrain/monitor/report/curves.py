@@ -208,8 +208,8 @@ def _alarm_marks(
             name = f"{run.name}: " if len(runs) > 1 else ""
             where = f" (step {alarm.step:,})" if alarm.step is not None else ""
             if (x := position(run, alarm)) is not None:
-                said = f"{name}{alarm.text or alarm.kind}{where}"
-                marks.append(ChartMark(x, "alarm", said, _place(runs, place)))
+                sentence = f"{name}{alarm.text or alarm.kind}{where}"
+                marks.append(ChartMark(x, "alarm", sentence, _place(runs, place)))
     return marks
 
 

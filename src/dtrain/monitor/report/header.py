@@ -62,7 +62,7 @@ def measures(run: RunData) -> Measures:
         part: parts.get(part, 0.0) / total if total > 0 else None for part in ("input", "communication")
     }
     return Measures(
-        where=_said(record.get("strategy")) + many or text.UNKNOWN,
+        where=_text(record.get("strategy")) + many or text.UNKNOWN,
         rate=_first(
             finite(record.get("examples_per_second")),
             steady.examples_per_second,
@@ -147,15 +147,15 @@ def _facts(run: RunData) -> dict[str, str]:
     parameters = finite(record.get("parameters", record.get("weights")))
     named = versions.items() if isinstance(versions, dict) else ()
     return {
-        "recipe": _said(record.get("recipe")),
-        "strategy": _said(record.get("strategy")) or (begin.strategy if begin else ""),
-        "replicas": _said(record.get("replicas")),
-        "workers": _said(record.get("workers")),
-        "parameter servers": _said(record.get("parameter_servers")),
+        "recipe": _text(record.get("recipe")),
+        "strategy": _text(record.get("strategy")) or (begin.strategy if begin else ""),
+        "replicas": _text(record.get("replicas")),
+        "workers": _text(record.get("workers")),
+        "parameter servers": _text(record.get("parameter_servers")),
         "communication": _communication(record.get("communication")),
-        "started": _said(record.get("started_at")).replace("T", " ") or _started(run),
+        "started": _text(record.get("started_at")).replace("T", " ") or _started(run),
         "command": _command(record.get("command")),
-        "host": _said(record.get("host")),
+        "host": _text(record.get("host")),
         "commit": _commit(record.get("commit")),
         "parameters": "" if parameters is None else f"{parameters:,.0f}",
         "versions": ", ".join(f"{name} {version}" for name, version in named),
@@ -163,15 +163,15 @@ def _facts(run: RunData) -> dict[str, str]:
     }
 
 
-def _said(value: object) -> str:
+def _text(value: object) -> str:
     return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
 
 
 def _communication(value: object) -> str:
     """How the workers all-reduced, from the record's dictionary or one word."""
     if isinstance(value, dict):
-        return _said(value.get("name") or value.get("transport") or value.get("implementation"))
-    return _said(value)
+        return _text(value.get("name") or value.get("transport") or value.get("implementation"))
+    return _text(value)
 
 
 def _started(run: RunData) -> str:
@@ -181,15 +181,15 @@ def _started(run: RunData) -> str:
 
 def _commit(value: object) -> str:
     """The commit of the user's repository, and whether its files had uncommitted changes."""
-    if not isinstance(value, dict) or not (said := _said(value.get("id"))):
+    if not isinstance(value, dict) or not (commit := _text(value.get("id"))):
         return ""
-    return said[:12] + (", with changes that are not committed" if value.get("changed") is True else "")
+    return commit[:12] + (", with changes that are not committed" if value.get("changed") is True else "")
 
 
 def _command(value: object) -> str:
     if isinstance(value, list):
         return shlex.join(str(word) for word in value)
-    return _said(value)
+    return _text(value)
 
 
 def tiles(run: RunData) -> Markup:

@@ -133,7 +133,7 @@ document.querySelectorAll('.adjustable').forEach(figure => {
   const values = data.lines.flatMap(line => line.y.filter(v => v !== null));
   const lowest = Math.min(...values), highest = Math.max(...values), room = (highest - lowest || 1) * .06;
   const groups = [...svg.querySelectorAll('.series')], plain = groups.map(group => [...group.childNodes]);
-  const axis = [...svg.querySelectorAll('.grid, .tick[text-anchor=end]')], said = figure.querySelector('.by');
+  const axis = [...svg.querySelectorAll('.grid, .tick[text-anchor=end]')], note = figure.querySelector('.by');
   let log = data.log, weight = 0, added = [];
   const range = () => log === data.log ? data.values
     : log ? [lowest / 1.2, highest * 1.2] : [lowest - room, highest + room];
@@ -170,7 +170,7 @@ document.querySelectorAll('.adjustable').forEach(figure => {
         short(value)),
     ]);
     svg.prepend(...added);
-    if (said) said.hidden = !log;
+    if (note) note.hidden = !log;
   };
   const controls = make('div', '');
   controls.className = 'adjust';
