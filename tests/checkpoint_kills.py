@@ -63,7 +63,7 @@ class Kill:
     alone: bool = False
 
 
-class Doomed(storages.LocalFiles):
+class KillingFiles(storages.LocalFiles):
     """Counts the operations that change files, notes their names in `note`, and kills its process at one."""
 
     def __init__(self, kill: Kill | None, note: int) -> None:
@@ -137,7 +137,9 @@ def _run_and_end(work: Callable[[int], None], writing: int) -> NoReturn:
 
 def write_all(directory: Path, writer: int, kill: Kill | None, note: int) -> None:
     """One writer: saves all checkpoints and waits for each, to report which of them are committed."""
-    storages.STORAGES["file"] = Doomed(kill if kill is not None and kill.writer == writer else None, note)
+    storages.STORAGES["file"] = KillingFiles(
+        kill if kill is not None and kill.writer == writer else None, note
+    )
     # Little patience: a surviving writer would otherwise wait a minute for the dead one.
     mine = CheckpointStore(str(directory), token="first", writer=writer, writers=2, keep=KEEP, patience=0.02)
     for step in STEPS:

@@ -128,7 +128,7 @@ def train(folder: Path, options: Options) -> None:
         unfinished.replace(folder / "result.json")
     for number, fault in enumerate(options.faults):
         if fault.get("step") == "after" and fault.get("worker", "worker:0") == task():
-            hurt(folder, options, number)
+            inject_fault(folder, options, number)
 
 
 def task() -> str:
@@ -258,7 +258,7 @@ def reader_of(folder: Path, options: Options) -> Any:
         for number, fault in enumerate(options.faults):
             at = fault["kind"] == "data" and fault["item"] == count
             if at and fault.get("worker", "worker:0") == task():
-                hurt(folder, options, number)
+                inject_fault(folder, options, number)
         return batch
 
     return read
@@ -290,7 +290,7 @@ def faults_of(folder: Path, options: Options) -> Any:
                 wait_for_file(folder / "go", limit=2.0)
             for number, fault in enumerate(options.faults):
                 if fault.get("step") == self.step and fault.get("worker", "worker:0") == me:
-                    hurt(folder, options, number)
+                    inject_fault(folder, options, number)
 
     return Faults()
 
@@ -316,7 +316,7 @@ def wait_for_file(path: Path, limit: float) -> None:
         time.sleep(0.02)
 
 
-def hurt(folder: Path, options: Options, number: int) -> None:
+def inject_fault(folder: Path, options: Options, number: int) -> None:
     """Inject a fault, unless it has happened before; with `always`, in any case."""
     fault = options.faults[number]
     if once(folder, number, folder / options.backup) or fault.get("always"):

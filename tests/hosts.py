@@ -115,7 +115,7 @@ class Host:
         else:
             self._switch.run("ip", "link", "set", self._device, "down")
 
-    def heal(self) -> None:
+    def reconnect(self) -> None:
         """Undoes `cut`."""
         self._switch.run("ip", "link", "set", self._device, "up")
         self._switch.run("bridge", "link", "set", "dev", self._device, "state", "3")

@@ -50,19 +50,19 @@ def write_run(
         The directory.
     """
     path.mkdir(parents=True, exist_ok=True)
-    story = _Story(random.Random(seed), epochs, steps, workers, notes, slow, rate)
-    story.begin(0, 0)
+    generator = _EventGenerator(random.Random(seed), epochs, steps, workers, notes, slow, rate)
+    generator.begin(0, 0)
     for epoch in range(epochs):
         if epoch == restarted_in:
-            story.train(epoch, notes // 2)
-            story.now += 42.0
-            story.begin(1, epoch)
-        story.train(epoch, notes)
-        story.finish_epoch(epoch)
+            generator.train(epoch, notes // 2)
+            generator.now += 42.0
+            generator.begin(1, epoch)
+        generator.train(epoch, notes)
+        generator.finish_epoch(epoch)
     for alarm in range(alarms):
         step = (alarm + 1) * epochs * steps // (alarms + 1)
         epoch = step // steps
-        story.events.append(
+        generator.events.append(
             {
                 "kind": "alarm",
                 "time": BEGAN + 1 + alarm,
@@ -74,10 +74,10 @@ def write_run(
             }
         )
     if end is not None:
-        story.add("end", status=end)
-    (path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in story.events))
-    write_metrics(path, story.logs)
-    made = _record(story, epochs, steps, workers, seed, status, rate) | (record or {})
+        generator.add("end", status=end)
+    (path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in generator.events))
+    write_metrics(path, generator.logs)
+    made = _record(generator, epochs, steps, workers, seed, status, rate) | (record or {})
     (path / "run.json").write_text(json.dumps(made, indent=2) + "\n")
     return path
 
@@ -90,7 +90,7 @@ def write_metrics(path: Path, logs: list[dict[str, float]]) -> None:
         writer.writerows({"epoch": epoch, **values} for epoch, values in enumerate(logs))
 
 
-class _Story:
+class _EventGenerator:
     """Generates the events of a run, with a clock that advances as they are added."""
 
     def __init__(
@@ -217,7 +217,7 @@ class _Story:
 
 
 def _record(
-    story: _Story, epochs: int, steps: int, workers: int, seed: int, status: str, rate: float
+    generator: _EventGenerator, epochs: int, steps: int, workers: int, seed: int, status: str, rate: float
 ) -> dict[str, Any]:
     record: dict[str, Any] = {
         "version": 1,
@@ -240,11 +240,11 @@ def _record(
         "seed": seed,
     }
     if status == "finished":
-        last = story.logs[-1]
+        last = generator.logs[-1]
         metrics = {name: value for name, value in last.items() if name != "examples_per_second"}
         record |= {
             "examples_per_second": round(rate, 1),
-            "wall_time_seconds": round(story.now - BEGAN, 2),
+            "wall_time_seconds": round(generator.now - BEGAN, 2),
             "xla": False,
             "final_metrics": {"test_accuracy": 0.9556, "test_loss": 0.173, **metrics},
         }

@@ -43,7 +43,7 @@ def start(name: str, engine: str, communication: str | None = None) -> Any:
     return strategy
 
 
-def telling_line(message: str) -> str:
+def informative_line(message: str) -> str:
     """The line that says what is wrong: a failed graph's message begins with where, at length."""
     lines = [line.strip() for line in message.splitlines() if line.strip()] or [""]
     where = ("Graph execution error", "Detected at node", "File ", "<stack", "...")
@@ -74,7 +74,7 @@ def run(name: str, env: Env) -> dict[str, Any]:
     except Exception as error:
         report |= {
             "status": "error",
-            "error": f"{type(error).__name__}: {telling_line(str(error))[:300]}",
+            "error": f"{type(error).__name__}: {informative_line(str(error))[:300]}",
             "traceback": traceback.format_exc(),
             # A failed operation may have aborted the collectives of the process for good.
             "fatal": isinstance(error, tf.errors.OpError) and not isinstance(error, tf.errors.NotFoundError),

@@ -21,7 +21,7 @@ TURN = 0.01  # seconds that it runs at a time
 SAME_RULE = pytest.mark.soak("a worker that waits for its batches is named by the same rule")
 
 
-class Brake:
+class Throttle:
     """Lets a process run for a part of the time only, from its own word until it was called slow."""
 
     def __init__(self) -> None:
@@ -54,10 +54,10 @@ class Brake:
 
 
 @pytest.fixture
-def brake() -> Iterator[Brake]:
-    brake = Brake()
-    yield brake
-    brake.release()
+def throttle() -> Iterator[Throttle]:
+    throttle = Throttle()
+    yield throttle
+    throttle.release()
 
 
 def check(ended: Watched, what: str) -> None:
@@ -85,8 +85,8 @@ def test_a_worker_that_pauses_in_each_step_is_named(kind: str, what: str, tmp_pa
 
 @SAME_RULE
 @pytest.mark.timeout(1800)
-def test_a_worker_that_computes_slowly_is_named(tmp_path: Path, brake: Brake) -> None:
+def test_a_worker_that_computes_slowly_is_named(tmp_path: Path, throttle: Throttle) -> None:
     # As soon as it is named it is let go. On a busy machine that may take long.
     options = ("--spares", "none")
-    ended = run(tmp_path, "slow_process", steps=1500, options=options, on_line=brake.on_line, limit=1700)
+    ended = run(tmp_path, "slow_process", steps=1500, options=options, on_line=throttle.on_line, limit=1700)
     check(ended, "computing")

@@ -99,7 +99,7 @@ def test_a_cut_link_holds_data_back_until_it_is_healed(make_hosts: MakeHosts, tm
     before = log.read_text()
     time.sleep(1.0)
     assert log.read_text() == before
-    other.heal()
+    other.reconnect()
     assert sender.wait(60) == receiver.wait(60) == 0
     assert log.read_text().splitlines()[-1].startswith(f"{200 << 16} ")
 

@@ -180,7 +180,7 @@ def test_a_host_that_is_cut_off_writes_nothing_after_it_was_replaced(
         made[1].cut()
         wait_until((tmp_path / "1-1-of-2").exists, 30)
         assert (tmp_path / "1-1-of-2").read_text() == "host3"
-        made[1].heal()
+        made[1].reconnect()
         assert second.wait(20) == 2 and "was silent for" in nodes.log(1)
         time.sleep(1.0)
         assert not (tmp_path / "zombie").exists()

@@ -360,7 +360,7 @@ class Own(keras.Model):
         return {"loss": loss}
 
 
-class Heard(logging.Handler):
+class RecordedLogs(logging.Handler):
     """Keeps what is logged."""
 
     def __init__(self) -> None:
@@ -382,8 +382,8 @@ def own_steps_overlap_or_say_why_not(job: Job) -> None:
         "writes to weights": "the step itself writes to '.*kernel', which its optimizer holds or updates",
     }
     for kind, reason in reasons.items():
-        heard = Heard()
-        logging.getLogger("dtrain").addHandler(heard)
+        records = RecordedLogs()
+        logging.getLogger("dtrain").addHandler(records)
         found = []
         for each in (tf.distribute.get_strategy(), strategy):
             keras.utils.set_random_seed(6)
@@ -395,8 +395,8 @@ def own_steps_overlap_or_say_why_not(job: Job) -> None:
             model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
             found.append(model.get_weights())
             assert iterations(model) >= STEPS
-        logging.getLogger("dtrain").removeHandler(heard)
-        said = [line for line in heard.said if "overlap=True was set" in line]
+        logging.getLogger("dtrain").removeHandler(records)
+        said = [line for line in records.said if "overlap=True was set" in line]
         if reason is None:
             assert not said
             assert not np.allclose(found[0][0], found[1][0], rtol=2e-4, atol=1e-6), "nothing was late"

@@ -246,8 +246,8 @@ def test_who_waits_asks_after_its_peers_and_knows_how_long_it_waited() -> None:
     other.close()
 
 
-class Noticeboard:
-    """Stands in for the connected peers: everybody's value, to all threads."""
+class ThreadExchange:
+    """Exchanges values between threads, in place of the connected peers."""
 
     def __init__(self, workers: int) -> None:
         self._barrier = threading.Barrier(workers, timeout=SECONDS)
@@ -282,7 +282,7 @@ def test_workers_connect_locally_or_over_tcp(one_machine: bool) -> None:
     names = iter("aaa" if one_machine else "abc")
     connections = connected(
         3,
-        exchange=Noticeboard(3).exchange,
+        exchange=ThreadExchange(3).exchange,
         job_secret=lambda: None,
         machine=lambda: next(names),
     )
@@ -294,11 +294,11 @@ def test_workers_connect_locally_or_over_tcp(one_machine: bool) -> None:
 
 def test_unauthenticated_connections_are_not_taken_for_workers() -> None:
     """One who does not know the secret, and many who say nothing, come first; the worker is taken at once."""
-    board = Noticeboard(2)
+    shared = ThreadExchange(2)
     silent: list[socket.socket] = []
 
     def exchange(layout: ReplicaLayout, value: Any) -> list[Any]:
-        found = board.exchange(layout, value)
+        found = shared.exchange(layout, value)
         if isinstance(value, tuple) and layout.worker == 1:
             for _ in range(80):
                 where = found[0][0]["host"], found[0][0]["port"]

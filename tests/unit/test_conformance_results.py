@@ -10,7 +10,7 @@ from dtrain.conformance.corpus import chosen, programs
 from dtrain.conformance.page import as_page, short_table
 from dtrain.conformance.results import ERROR, SAME, WRONG, Conformance, ProgramVerdict, compare
 from dtrain.conformance.runs import ProgramAnswer
-from dtrain.conformance.worker import telling_line
+from dtrain.conformance.worker import informative_line
 from dtrain.errors import ConfigurationError
 
 EXPECTED = ProgramAnswer(
@@ -62,7 +62,7 @@ def test_an_error_is_an_outcome_with_its_reason() -> None:
     ],
 )
 def test_the_line_of_an_error_that_says_what_is_wrong(message: str, line: str) -> None:
-    assert telling_line(message) == line
+    assert informative_line(message) == line
 
 
 def a_run() -> Conformance:

@@ -7,8 +7,8 @@ import pytest
 from dtrain import events
 
 
-class Ear:
-    """Remembers the steps that it hears of."""
+class RecordingListener:
+    """Records the steps of the events that it gets."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
@@ -19,7 +19,7 @@ class Ear:
 
 def test_a_fit_inside_of_another_has_listeners_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "_always", {})
-    always, outside, outer, inner = (Ear() for _ in range(4))
+    always, outside, outer, inner = (RecordingListener() for _ in range(4))
     events.listen_always(always)
     events.listen(outside)  # there is no fit
     with events.one_fit():

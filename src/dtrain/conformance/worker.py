@@ -85,7 +85,7 @@ def _run(program: str, run: ProgramRun, file: Path) -> tuple[str, bool]:
     try:
         values = find(program)(run)
     except Exception as found:
-        error = f"{type(found).__name__}: {telling_line(str(found))}"
+        error = f"{type(found).__name__}: {informative_line(str(found))}"
         unfinished.write_text(json.dumps({"error": error}))
         fatal = isinstance(found, tf.errors.OpError) and not isinstance(found, tf.errors.NotFoundError)
     else:
@@ -97,7 +97,7 @@ def _run(program: str, run: ProgramRun, file: Path) -> tuple[str, bool]:
     return error, fatal
 
 
-def telling_line(message: str) -> str:
+def informative_line(message: str) -> str:
     """The line of an error that says what is wrong; the error of a failed graph begins with locations."""
     lines = [_COLOUR.sub("", line).strip() for line in message.splitlines() if line.strip()] or [""]
     where = (
