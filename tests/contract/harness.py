@@ -143,7 +143,7 @@ class Job:
                 )
             )
 
-    def _tell(self, name: str) -> None:
+    def _send(self, name: str) -> None:
         """A program's name to every worker."""
         line = f"{name}\n".encode()
         for ear in self.ears:
@@ -164,7 +164,7 @@ class Job:
         files = [self.out / f"{name}.{rank}.pickle" for rank in range(self.workers)]
         for file in files:
             file.unlink(missing_ok=True)
-        self._tell(name)
+        self._send(name)
         wait_until(lambda: all(f.exists() for f in files) or self._any_failed(files) or self._dead(), seconds)
         if not all(f.exists() for f in files):
             wait_until(

@@ -75,14 +75,14 @@ def test_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_where_the_job_was_found_and_the_rule_if_there_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Topology({"worker": tuple(f"127.0.0.1:{port}" for port in range(1, 5))}, "worker", 1)
-    assert cluster.origin() == cluster.how_to_leave() == "" and cluster.known_to_tensorflow()
+    assert cluster.origin() == cluster.how_to_disable() == "" and cluster.known_to_tensorflow()
     for name, value in OPEN_MPI.items():
         monkeypatch.setenv(name, value)
-    assert (cluster.origin(), cluster.how_to_leave()) == ("an MPI start", "set DTRAIN_MPI=0")
+    assert (cluster.origin(), cluster.how_to_disable()) == ("an MPI start", "set DTRAIN_MPI=0")
     assert not cluster.known_to_tensorflow()
     monkeypatch.setenv("TF_CONFIG", job.to_tf_config())
     assert cluster.origin() == "TF_CONFIG, which precedes an MPI start,"
-    assert cluster.how_to_leave() == "unset TF_CONFIG" and cluster.known_to_tensorflow()
+    assert cluster.how_to_disable() == "unset TF_CONFIG" and cluster.known_to_tensorflow()
     assert cluster.current() == job, "TF_CONFIG comes first, and nobody has to talk"
     assert cluster.describe() == {
         "environment": "tf_config",

@@ -195,13 +195,13 @@ def test_places_are_given_up_and_tried_again_after_growing_times() -> None:
     assert members.present() == [0, 1, 2] and members.next_return() is None
     assert [members.failed_to_start(0), members.failed_to_start(0)] == [False, True]
     assert (members.give_up(0), members.present(), members.next_return()) == (60.0, [1, 2], 1060.0)
-    assert members.take_in() == []
+    assert members.readmit() == []
     clock.now += 60
-    assert members.take_in() == [0] and members.present() == [0, 1, 2]
+    assert members.readmit() == [0] and members.present() == [0, 1, 2]
     assert members.failed_to_start(0), "one try is enough for one that was absent"
     assert members.give_up(0) == 120.0
     clock.now += 120
-    assert members.take_in() == [0]
+    assert members.readmit() == [0]
     members.works([0])
     assert [members.failed_to_start(0), members.failed_to_start(0)] == [False, True]
     assert members.give_up(0) == 60.0

@@ -83,7 +83,7 @@ def _prose(results: Results) -> list[tuple[str, list[str]]]:
 
 
 def _speed_heads(results: Results) -> tuple[str, ...]:
-    communication = ["for peers"] if _tells_communication(results) else []
+    communication = ["for peers"] if _has_communication(results) else []
     return (
         *_SPEED,
         *(["all cores"] if _has_cores(results) else []),
@@ -98,7 +98,7 @@ def _has_cores(results: Results) -> bool:
     return not results.machine.gpus and len(results.machine.cores) > 1
 
 
-def _tells_communication(results: Results) -> bool:
+def _has_communication(results: Results) -> bool:
     return any(run.communication is not None for o in results.outcomes for run in o.measured)
 
 
@@ -115,7 +115,7 @@ def _speed_rows(results: Results) -> list[list[str]]:
         if _has_cores(results):
             cells.append(_times(results.times(outcome, results.of("one_device"))))
         cells += [_share(outcome.median(lambda run: run.data_wait))]
-        if _tells_communication(results):
+        if _has_communication(results):
             cells.append(_share(outcome.median(lambda run: run.communication)))
         cells.append(_share(outcome.median(lambda run: run.others)))
         rows.append(cells)

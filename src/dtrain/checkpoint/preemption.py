@@ -74,7 +74,7 @@ class PreemptionNotices:
     def _ask_google(self) -> None:
         while not self._closed.wait(_POLL):
             try:
-                if processes.google_will_take_machine():
+                if processes.google_will_terminate_machine():
                     self.noted = self.noted or "Google Cloud's notice of a host's maintenance"
                     return
             except OSError as error:  # no answer

@@ -158,7 +158,7 @@ def _check_cluster(topology: Topology, args: argparse.Namespace) -> None:
     """Check that the arguments fit the job that this process is already part of."""
     coordinated = topology.is_coordinated
     there = len(topology.jobs.get("worker", ())) if coordinated else topology.world_size
-    found, leave = cluster.origin(), cluster.how_to_leave()
+    found, leave = cluster.origin(), cluster.how_to_disable()
     unset = f", or {leave}" if leave else ""
     if args.workers is not None and not args.workers.fewest <= there <= args.workers.most:
         raise ConfigurationError(

@@ -11,7 +11,7 @@ from dtrain.cluster.environment import Environment
 from dtrain.cluster.environments import (
     current,
     describe,
-    how_to_leave,
+    how_to_disable,
     join,
     known_to_tensorflow,
     local_rank,
@@ -26,7 +26,7 @@ __all__ = [
     "Environment",
     "current",
     "describe",
-    "how_to_leave",
+    "how_to_disable",
     "join",
     "known_to_tensorflow",
     "local_rank",

@@ -188,12 +188,12 @@ def finish(topology: Topology, *, failed: bool, reason: str = "") -> None:
         except Exception as error:  # the server is gone, or ended before its answer arrived
             complete = False
             logger.debug("%s did not confirm the end of the job: %s", task, error)
-    _tell_of_stock(topology, stock)
+    _warn_of_stock_servers(topology, stock)
     if not (_end_threads() and complete):
         processes.abandon_servers()
 
 
-def _tell_of_stock(topology: Topology, stock: list[Task]) -> None:
+def _warn_of_stock_servers(topology: Topology, stock: list[Task]) -> None:
     """Warn about TensorFlow's own servers, which do not end with the chief, unless this process runs them."""
     left = [t for t in stock if not this_process_listens_on(split_address(topology.address_of(t))[1])]
     if left:

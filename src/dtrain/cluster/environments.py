@@ -125,7 +125,7 @@ def origin() -> str:
     return f"{labels[0]}, which precedes {' and '.join(labels[1:])}," if labels[1:] else "".join(labels)
 
 
-def how_to_leave() -> str:
+def how_to_disable() -> str:
     """What a user does so that this process is a job of its own, such as "unset TF_CONFIG"; "" if unknown."""
     return next((each.leave for each in found()), "")
 

@@ -178,7 +178,7 @@ def _own_start() -> tuple[str, int, int] | None:
 
     Many clusters make every `srun` an MPI start (`MpiDefault`). Without mpi4py it is a Slurm step only.
     """
-    found = _found_in(os.environ) if settings.heeds_mpi() else None
+    found = _found_in(os.environ) if settings.mpi_enabled() else None
     is_step = found is not None and found[0] != "Open MPI" and found[1:] == slurm.task()
     return None if is_step and not installed() else found
 

@@ -25,7 +25,7 @@ from dtrain.cluster.rendezvous_lines import (
     Lines,
     missing_error,
 )
-from dtrain.cluster.rendezvous_server import HELLO_PATIENCE, LOG_INTERVAL, RendezvousServer, giving_up
+from dtrain.cluster.rendezvous_server import HELLO_PATIENCE, LOG_INTERVAL, RendezvousServer, remaining_wait
 from dtrain.cluster.secret import job_secret
 from dtrain.cluster.sockets import EXHAUSTED, bind_everywhere, connect_to, listen_at, resolves
 from dtrain.errors import (
@@ -275,7 +275,7 @@ class _Rendezvous:
         now = time.monotonic()
         if now >= self._next_log and missing:
             self._next_log += LOG_INTERVAL
-            self._log(f"waiting for {', '.join(missing)}{giving_up(self._deadline - now)}")
+            self._log(f"waiting for {', '.join(missing)}{remaining_wait(self._deadline - now)}")
 
 
 def hold_port(address: str, port: int) -> socket.socket:

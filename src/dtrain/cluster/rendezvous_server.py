@@ -107,7 +107,7 @@ class RendezvousServer:
             self._wait_for_all(start)
             # Close it before any task hears "go": TensorFlow may need the port, and late peers are refused.
             self._close_listener()
-            self._tell_all("go")
+            self._send_all("go")
             return self._take_connections()
         except Verdict as verdict:
             self._fail_all(verdict)
@@ -132,8 +132,8 @@ class RendezvousServer:
             if now >= next_log:
                 next_log += LOG_INTERVAL
                 names = self._described(missing)
-                self._log(f"waiting for {', '.join(names)}{giving_up(start + self._timeout - now)}")
-                self._tell_all("waiting", missing=names)
+                self._log(f"waiting for {', '.join(names)}{remaining_wait(start + self._timeout - now)}")
+                self._send_all("waiting", missing=names)
             self._serve(min(next_log, start + self._timeout) - now)
 
     def _serve(self, seconds: float) -> None:
@@ -158,7 +158,7 @@ class RendezvousServer:
         self._selector.register(sock, selectors.EVENT_READ, data=sock)
         self._drop_unidentified(most=max(_UNIDENTIFIED, self._topology.world_size))
         if peer.lines.signed:
-            self._tell(peer, CHALLENGE)
+            self._send(peer, CHALLENGE)
 
     def _unidentified(self) -> list[Peer]:
         return [peer for peer in self._peers.values() if peer.task is None]
@@ -211,7 +211,7 @@ class RendezvousServer:
             self._refuse(peer, claimed, verdict)
         else:
             peer.task = claimed
-            self._tell(peer, "waiting", missing=self._described(self._missing()))
+            self._send(peer, "waiting", missing=self._described(self._missing()))
 
     def _check(self, peer: Peer, claimed: Task, message: dict[str, Any]) -> None:
         """Raise a Verdict if a hello does not fit this job.
@@ -239,19 +239,19 @@ class RendezvousServer:
         if difference:
             raise mismatch(cleaned(difference, _SHOWN))
         if claimed == self._topology.task:
-            raise _two_claim(claimed, self._process, peer.process)
+            raise _duplicate_task(claimed, self._process, peer.process)
         if claimed not in self._expected:
             raise mismatch(f"{name} is not a training task of this cluster.")
         for other in list(self._peers.values()):
             if other is not peer and other.task == claimed:
                 if _is_alive(other.sock):
-                    raise _two_claim(claimed, other.process, peer.process)
+                    raise _duplicate_task(claimed, other.process, peer.process)
                 self._drop(other)  # the task's earlier process died, and the task was restarted
 
     def _refuse(self, peer: Peer, claimed: Task, verdict: Verdict) -> None:
         """Send a verdict to one peer, close its connection, and continue the rendezvous without it."""
         message = cleaned(verdict.message, _SHOWN)
-        self._tell(peer, "error", kind=verdict.kind, message=message, hint=verdict.hint)
+        self._send(peer, "error", kind=verdict.kind, message=message, hint=verdict.hint)
         self._drop(peer)
         if verdict.kind == "port in use" and claimed == self._topology.task:
             return  # the first task of another job; not worth a log line
@@ -272,7 +272,7 @@ class RendezvousServer:
         while True:
             for peer in [g for g in self._peers.values() if g.task is not None]:
                 notified.add(peer.task or self._topology.task)
-                self._tell(peer, "error", **text)
+                self._send(peer, "error", **text)
                 self._drop(peer)
             left = deadline - time.monotonic()
             if left <= 0 or notified.issuperset(self._expected):
@@ -293,12 +293,12 @@ class RendezvousServer:
     def _own_name(self) -> str:
         return f"{self._topology.task} ({self._process})"
 
-    def _tell_all(self, kind: str, /, **content: Any) -> None:
+    def _send_all(self, kind: str, /, **content: Any) -> None:
         for peer in list(self._peers.values()):
             if peer.task is not None:
-                self._tell(peer, kind, **content)
+                self._send(peer, kind, **content)
 
-    def _tell(self, peer: Peer, kind: str, /, **content: Any) -> None:
+    def _send(self, peer: Peer, kind: str, /, **content: Any) -> None:
         try:
             peer.sock.settimeout(1.0)
             peer.sock.sendall(peer.lines.encode(kind, **content))
@@ -344,12 +344,12 @@ def _are_addresses(found: Any) -> bool:
     return isinstance(found, list) and all(isinstance(each, str) for each in found)
 
 
-def giving_up(seconds: float) -> str:
+def remaining_wait(seconds: float) -> str:
     """The remaining waiting time as the end of a log line; "" if there is no limit."""
     return f"; giving up in {max(0.0, seconds):.0f} s" if seconds < math.inf else ""
 
 
-def _two_claim(task: Task, one: str, other: str) -> Verdict:
+def _duplicate_task(task: Task, one: str, other: str) -> Verdict:
     return mismatch(f"Two processes say that they are {task}: {one} and {other}.")
 
 

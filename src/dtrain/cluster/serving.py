@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from dtrain.cluster import settings
 from dtrain.cluster.control import CHIEF, FINISH_TIME, Control, ask, connect_chief, finish, note_failure
 from dtrain.cluster.rendezvous import hold_port, log_to_stderr
-from dtrain.cluster.rendezvous_server import LOG_INTERVAL, giving_up
+from dtrain.cluster.rendezvous_server import LOG_INTERVAL, remaining_wait
 from dtrain.cluster.sockets import (
     answers_at,
     bind_everywhere,
@@ -170,7 +170,7 @@ class _ChiefWatch:
             raise self._error(away)
         if now >= self._next_log:
             self._next_log = now + LOG_INTERVAL
-            log_to_stderr(f"waiting for {self._who()}{giving_up(bound - away)}")
+            log_to_stderr(f"waiting for {self._who()}{remaining_wait(bound - away)}")
 
     def wait_for_end(self, most: float) -> None:
         """Wait until nothing answers at the chief's address, at most `most` seconds.
@@ -263,7 +263,7 @@ def wait_for_servers(
             )
         if time.monotonic() >= next_log:
             next_log += log_every
-            log(f"waiting for {names}{giving_up(timeout - waited)}")
+            log(f"waiting for {names}{remaining_wait(timeout - waited)}")
         time.sleep(0.2)
 
 

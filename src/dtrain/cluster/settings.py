@@ -144,7 +144,7 @@ def rejoin_seconds() -> float:
     return _seconds("DTRAIN_REJOIN_SECONDS", _REJOIN)
 
 
-def heeds_mpi() -> bool:
+def mpi_enabled() -> bool:
     """Whether processes that an MPI starter started form a job; not if DTRAIN_MPI is 0."""
     return os.environ.get("DTRAIN_MPI", "").strip() != "0"
 
@@ -163,7 +163,7 @@ def overlap() -> bool | None:
     return text == "1" if text else None
 
 
-def heeds_slurm() -> bool:
+def slurm_enabled() -> bool:
     """Whether the tasks of a Slurm job step form a job; not if DTRAIN_SLURM is 0."""
     return os.environ.get("DTRAIN_SLURM", "").strip() != "0"
 

@@ -89,7 +89,7 @@ class SlurmStep(Environment):
 
 def task() -> tuple[int, int] | None:
     """The number of this task and the number of tasks of its step; None without a step of several tasks."""
-    return _task_of(os.environ) if settings.heeds_slurm() else None
+    return _task_of(os.environ) if settings.slurm_enabled() else None
 
 
 def launchers() -> JobStep | None:
@@ -121,7 +121,7 @@ def cores_of_task() -> int | None:
 
     Slurm binds a task to its cores only with its plugins task/affinity or task/cgroup.
     """
-    if not (settings.heeds_slurm() and os.environ.get("SLURM_JOB_ID")):
+    if not (settings.slurm_enabled() and os.environ.get("SLURM_JOB_ID")):
         return None
     each = _number(os.environ, "SLURM_CPUS_PER_TASK")
     if each:

@@ -196,12 +196,12 @@ class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
             key = cause["cause"] + cause.get("task", "")
             if cause["cause"] == "input" or key in self._logged or not self._logs_causes:
                 continue
-            if cause["cause"] == "slow_worker" and self._launcher_tells(ended=ended):
+            if cause["cause"] == "slow_worker" and self._launcher_reports(ended=ended):
                 continue
             self._logged.add(key)
             logger.warning("%s", cause["text"])
 
-    def _launcher_tells(self, *, ended: bool) -> bool:
+    def _launcher_reports(self, *, ended: bool) -> bool:
         """Whether the launcher reports a slow worker; its watchdog cannot, if the `fit` was too short."""
         seconds = sum(each["seconds"] - each["parts"]["start"] for each in self._epochs)
         return channel.connected() and not (ended and seconds < _WATCHDOG_SECONDS)

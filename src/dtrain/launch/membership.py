@@ -74,7 +74,7 @@ class Membership:
         """When the next absent place is due for another try, on the clock; None if none is absent."""
         return min(self._back_at.values(), default=None)
 
-    def take_in(self) -> list[int]:
+    def readmit(self) -> list[int]:
         """Mark the absent places whose time has come as present; returns these places, sorted."""
         now = self._clock()
         due = [place for place, at in self._back_at.items() if now >= at]

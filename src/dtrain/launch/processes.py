@@ -293,7 +293,7 @@ class Job:
             child.join_output()
             self._outcome.exit_codes[task] = -signal.SIGKILL if child.exit_code is None else child.exit_code
             self._outcome.tails[task] = list(child.tail)
-        for event in self._session.left_over():
+        for event in self._session.remaining_events():
             if isinstance(event, int) and event and self._outcome.signal is None:
                 self._outcome.signal = event
             self._note(event)

@@ -101,7 +101,7 @@ class RestartedJob(ABC):
 
         Call it when the launcher is closed, so that all messages of the tasks are there.
         """
-        self.record.note_all(self.session.left_over())
+        self.record.note_all(self.session.remaining_events())
         self.session.say(self._hint or self.record.connections.advice(outcome))
         if exit_status(outcome) == 0:
             remove_all(self.record.removals)

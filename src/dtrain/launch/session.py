@@ -98,7 +98,7 @@ class Session:
         """The folders to delete when the job ends."""
         return [folder for folder in (self._scratch, self._scratch_memory) if folder is not None]
 
-    def left_over(self) -> Iterator[Event]:
+    def remaining_events(self) -> Iterator[Event]:
         """The events still in the queue. After launcher and session are closed, none are added."""
         with contextlib.suppress(queue.Empty):
             while True:

@@ -70,12 +70,12 @@ class Spares:
     def next_check(self) -> float | None:
         """The present time if `maintain` has work to do, else None."""
         useless = any(spare.handle.exit_code is not None for spare in self._spares)
-        return time.monotonic() if useless or self._lacks_one() else None
+        return time.monotonic() if useless or self._is_short() else None
 
     def maintain(self) -> None:
         """Remove dead spares, and start one if too few are ready."""
         self._drop_dead()
-        if self._imports is not None and self._lacks_one():
+        if self._imports is not None and self._is_short():
             try:
                 spare = self._launcher.start_spare(self._command, self._env, self._imports)
             except OSError:  # the system allows no further process
@@ -91,7 +91,7 @@ class Spares:
             spare.discard()
         self._spares.clear()
 
-    def _lacks_one(self) -> bool:
+    def _is_short(self) -> bool:
         return self.allowed and len(self._spares) < self._count and all(s.ready for s in self._spares)
 
     def _drop_dead(self) -> None:

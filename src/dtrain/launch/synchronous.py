@@ -226,7 +226,7 @@ class SynchronousJob(RestartedJob):
     @contextlib.contextmanager
     def attempt(self, number: int) -> Iterator[tuple[AttemptPolicy, Sequence[TaskCommand]]]:
         """One attempt with the present workers, and with the absent ones that are due for another try."""
-        for place in self._members.take_in():
+        for place in self._members.readmit():
             present = len(self._members.present())
             self.session.say(f"The absent worker (place {place}) is tried again: {present} workers.")
         places = self._members.present()

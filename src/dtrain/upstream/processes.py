@@ -62,7 +62,7 @@ def schedule(coordinator: Any, function: Any) -> None:
     coordinator._cluster.schedule(function, None, None)
 
 
-def blames_a_process(error: BaseException) -> bool:
+def is_process_failure(error: BaseException) -> bool:
     """Whether an error means that a worker or a server is lost, and not that a step is wrong."""
     import tensorflow as tf
 
@@ -73,7 +73,7 @@ def blames_a_process(error: BaseException) -> bool:
     )
 
 
-def google_will_take_machine() -> bool:
+def google_will_terminate_machine() -> bool:
     """Whether Google Cloud's metadata server says that host maintenance will terminate this machine.
 
     It uses only the watcher of TensorFlow's preemption handler: the handler itself saves a

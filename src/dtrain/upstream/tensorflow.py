@@ -249,7 +249,7 @@ class ArrayFunction:
                 """Skips the base class's constructor, whose work for tensors is not needed."""
 
             def __call__(self, device: str, token: str, args: list[Any]) -> list[Any]:
-                _stay_known()
+                _keep_thread_state()
                 try:
                     return function(*args)
                 except DtrainError as error:
@@ -302,7 +302,7 @@ _kept: set[int] = set()
 _MOST_KEPT = 16  # threads: each one adds to the stacks that are printed for a hanging process
 
 
-def _stay_known() -> None:
+def _keep_thread_state() -> None:
     """Keeps Python's state for this TensorFlow thread, which Python would otherwise create at each call.
 
     Creating and deleting it maps and unmaps memory, which takes as long as a small all-reduce.

@@ -173,7 +173,7 @@ class BlockRunner:
             result = traced(np.array([number, pending], np.int64), data.sizes, held, data.values)
         except Exception as error:
             with self._changed:
-                if processes.blames_a_process(error):
+                if processes.is_process_failure(error):
                     # The coordinator runs the block again on another worker.
                     self._in_flight[number] = InFlightBlock(time.monotonic(), None, data.count)
                     raise

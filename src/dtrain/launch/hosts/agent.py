@@ -153,7 +153,7 @@ class Agent:
         with self._session.opened():
             with self._launcher.opened(), self._ports:
                 end = self._run(cut_off)
-            for event in self._session.left_over():
+            for event in self._session.remaining_events():
                 if isinstance(event, RemoveNote) or len(self.signals) > 1:
                     self._on_event(event)
         if end is not None and end.status == 0:

@@ -346,7 +346,7 @@ class HostsLauncher(Launcher):
                     " ".join([missing, *(each.reason for each in self._refusals[-3:])]),
                     hint=self._absent_hint,
                 )
-            for event in self.session.left_over():
+            for event in self.session.remaining_events():
                 if isinstance(event, int) and event:
                     self._status = 128 + event
                     raise ProcessEnd(self._status)
