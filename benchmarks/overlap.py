@@ -71,7 +71,8 @@ def looped(once: Callable[[], Any]) -> float:
         return i + 1, total + once()
 
     calls = tf.function(
-        lambda count: tf.while_loop(lambda i, _: i < count, body, (0, 0.0))[1], autograph=False
+        lambda count: tf.while_loop(lambda i, _: i < count, body, (0, 0.0), parallel_iterations=1)[1],
+        autograph=False,
     )
     calls(tf.constant(3)).numpy()
     begun = time.perf_counter()
