@@ -39,8 +39,9 @@ test-faults: setup
 # which needs root; what is not installed is skipped. `test` and `test-faults` run them but for the soak tests.
 test-engines: setup
 	$(PYTEST) 2 tests/multihost tests/multiprocess/test_environments.py tests/multiprocess/test_launchers.py \
-		tests/multiprocess/test_mpi_launch.py tests/unit/test_kubernetes_*.py tests/unit/test_mpi_environment.py \
-		tests/unit/test_ray_launch.py tests/unit/test_slurm_steps.py
+		tests/multiprocess/test_mpi_launch.py tests/multiprocess/test_trials_on_ray.py \
+		tests/unit/test_kubernetes_*.py tests/unit/test_mpi_environment.py tests/unit/test_ray_launch.py \
+		tests/unit/test_slurm_steps.py
 
 # `test-faults` for longer: more kills, more runs, other strategies under faults that it shows under one, all recipes.
 test-soak: setup
