@@ -112,7 +112,7 @@ def report_connected() -> bool:
 def rendezvous() -> Iterator[None]:
     """Tell the launcher that this task waits for its peers while the `with` block runs.
 
-    If the block raises, no message says that the wait is over: the task has not met its peers.
+    If the block raises, no message says that the wait is over: the task is not connected to its peers.
     """
     _send("rendezvous", over=False)
     yield

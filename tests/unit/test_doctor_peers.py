@@ -61,7 +61,7 @@ def test_a_peer_that_sends_byte_by_byte_is_given_up(monkeypatch: pytest.MonkeyPa
     first, second = topologies()
 
     def trickle() -> None:
-        for _ in range(2):  # whether the host answers, then the conversation
+        for _ in range(2):  # whether the host answers, then the exchange
             connection = listener.accept()[0]
             with connection, contextlib.suppress(OSError):
                 for _ in range(100):  # 5 seconds, unless the connection ends

@@ -161,7 +161,7 @@ def _is_file(path: str, descriptor: int) -> bool:
 
 
 def _holds(path: str) -> bool:
-    """Whether this process has the lock, and no later attempt; True if the file cannot be looked at."""
+    """Whether this process has the lock, and no later attempt; True if the file cannot be examined."""
     if path not in _held:
         return True  # files cannot be locked here
     try:

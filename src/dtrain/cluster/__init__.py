@@ -1,4 +1,4 @@
-"""Finds the job that this process is part of, from its environment, and meets the other processes of the job.
+"""Finds the job that this process is part of, from its environment, and connects it to its peers.
 
 Each kind of environment has a file and an entry in `environments`; `settings` has dtrain's own variables.
 This package starts no process and chooses no strategy.

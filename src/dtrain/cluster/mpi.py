@@ -367,9 +367,9 @@ def _reachable(ranks: Any, hosts: set[str]) -> dict[str, str]:
     """Map each host to its name, or to its IP address if some rank cannot resolve the name. Collective."""
     unknown = {host for host in hosts if not resolves(host)}
     own = socket.gethostname(), _own_address()
-    heard = _all_gather(ranks, (sorted(unknown), own))
-    addresses: dict[str, str | None] = {host: address for _, (host, address) in heard}
-    bad: set[str] = set().union(*(names for names, _ in heard))
+    gathered = _all_gather(ranks, (sorted(unknown), own))
+    addresses: dict[str, str | None] = {host: address for _, (host, address) in gathered}
+    bad: set[str] = set().union(*(names for names, _ in gathered))
     lost = sorted(host for host in bad if addresses[host] is None)
     if lost:
         raise MPIError(

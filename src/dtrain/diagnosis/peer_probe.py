@@ -26,7 +26,7 @@ _LINE = 1 << 16  # the most bytes of a message
 _ANSWER = 10.0  # seconds within which a peer must answer a message
 _CONNECT = 3.0  # seconds within which a host must answer a connection attempt
 _EXCHANGE_SECONDS = 30.0  # seconds that all messages with one peer may take
-_SERVED = threading.BoundedSemaphore(16)  # the most connections that are served at a time
+_SERVING_SLOTS = threading.BoundedSemaphore(16)  # one for each connection that is served
 _PINGS = 20
 _SMALL, _LARGE = 1 << 20, 32 << 20  # bytes sent to measure bandwidth
 _FAST = 0.05  # seconds; if the small message takes less, the large one is sent too
@@ -210,7 +210,7 @@ class PeerProbe:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
-            if not _SERVED.acquire(blocking=False):
+            if not _SERVING_SLOTS.acquire(blocking=False):
                 connection.close()
                 continue
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
@@ -232,7 +232,7 @@ class PeerProbe:
                         self._done.add(peer)
                         return
         finally:
-            _SERVED.release()
+            _SERVING_SLOTS.release()
 
 
 @contextlib.contextmanager
@@ -256,7 +256,7 @@ def _limited(connection: socket.socket) -> Iterator[None]:
         yield
     except _FAULTS as error:
         if late.is_set():
-            raise ProbeError(f"the conversation took more than {_EXCHANGE_SECONDS:g} s") from error
+            raise ProbeError(f"the exchange took more than {_EXCHANGE_SECONDS:g} s") from error
         raise
     finally:
         timer.cancel()

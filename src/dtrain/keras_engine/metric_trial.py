@@ -257,18 +257,18 @@ def _otherwise_weighted(metric: Any, arguments: Arguments) -> _MetricTrial | Non
     return trial
 
 
-class _AttributeSnapshot:
-    """Tells whether attributes of a metric have changed."""
+class _AttributeChange:
+    """Whether a trial has changed attributes of a metric; known when `_attributes_kept` ends."""
 
     changed = False
 
 
 @contextlib.contextmanager
-def _attributes_kept(metric: Any) -> Iterator[_AttributeSnapshot]:
+def _attributes_kept(metric: Any) -> Iterator[_AttributeChange]:
     """Restores the attributes of a metric, and of the metrics inside it, that a trial has changed."""
     objects = [metric, *upstream_keras.metrics_inside(metric)]
     before = [(each, dict(vars(each)), _contents(each)) for each in objects]
-    kept = _AttributeSnapshot()
+    kept = _AttributeChange()
     try:
         yield kept
     finally:

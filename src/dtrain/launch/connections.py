@@ -32,7 +32,7 @@ class Connections:
         self._next = 0.0
 
     def next_check(self) -> float | None:
-        """When to call `look` next, by `time.monotonic()`; None once a connection is known."""
+        """When to call `check` next, by `time.monotonic()`; None once a connection is known."""
         return None if self.made else self._next
 
     def check(self, processes: Iterable[TaskHandle | None], ports: Collection[int]) -> None:

@@ -220,7 +220,7 @@ def read_rank(own: dict[str, str], size: int, env: Mapping[str, str]) -> tuple[i
 
 
 def starter_failed(starter: Starter, what: str, output: Sequence[str]) -> MPIError:
-    """The error of a starter that failed, with the first lines of what it said."""
+    """The error of a starter that failed, with the first lines of its output."""
     quoted = [line for line in output if line.strip(" -*=")][:_QUOTED_LINES]
     return MPIError(
         "\n".join([f"The MPI starter {starter} {what}.", *quoted]),

@@ -237,7 +237,7 @@ class Job:
             self._stop(signal.SIGKILL)
 
     def _is_same_notice(self, signum: int) -> bool:
-        """Whether a scheduler has told several processes or hosts of the job at once."""
+        """Whether a scheduler has sent one notice to several processes or hosts of the job."""
         return signum in NOTICES and time.monotonic() - self._signalled_at < _ONE_NOTICE
 
     def _check(self) -> None:

@@ -168,8 +168,8 @@ def _listening(
 
     `updates` gets the names of the operations that `apply` makes. With None, the graph gets no updates.
     """
-    heard = step_optimizers(model)
-    for optimizer in heard:
+    replaced = step_optimizers(model)
+    for optimizer in replaced:
         original = optimizer.apply
 
         def apply(
@@ -189,7 +189,7 @@ def _listening(
     try:
         yield
     finally:
-        for optimizer in heard:
+        for optimizer in replaced:
             object.__delattr__(optimizer, "apply")
 
 

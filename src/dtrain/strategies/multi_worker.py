@@ -31,7 +31,7 @@ from dtrain.upstream import tensorflow_names
 _Extended: Any = tensorflow_names.COLLECTIVE_EXTENDED.resolve()
 _LOCAL = "/job:localhost/replica:0/task:0/device:CPU:0"
 
-# The resolvers that were told how many GPUs a task uses.
+# The resolvers that take the number of GPUs of a task as an argument.
 _GIVEN_DEVICES = (
     tf.distribute.cluster_resolver.SimpleClusterResolver,
     tf.distribute.cluster_resolver.SlurmClusterResolver,

@@ -174,7 +174,7 @@ class RayLauncher(HostsLauncher):
     def _noted(self, kind: str, **about: str) -> None:
         if kind == "failed":
             self._fail(getattr(errors, about["error"])(about["message"], hint=about["hint"]))
-        elif kind == "said":
+        elif kind == "message":
             self.session.say(about["line"])
         elif kind == "cluster":
             self._cluster, self._heard_at = about["text"], time.monotonic()

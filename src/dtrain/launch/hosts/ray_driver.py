@@ -130,7 +130,7 @@ class _Driver:
             )
             self._note(kind="failed", error="RayError", message=error.message, hint=error.hint)
         else:
-            self._note(kind="said", line=f"Ray has lost the place of node {node}: {lines[0]}")
+            self._note(kind="message", line=f"Ray has lost the place of node {node}: {lines[0]}")
 
     def _relay(self, node: int, actor: Any, host: str, address: str) -> None:
         """Connect the launcher and an agent, until one of them has ended."""
@@ -151,7 +151,7 @@ class _Driver:
                     link.shutdown(socket.SHUT_RDWR)  # ends the thread that reads from it
             if not self._over.is_set():
                 for line in ray.get(actor.ended.remote())[1]:
-                    self._note(kind="said", line=f"{host}: {line}")
+                    self._note(kind="message", line=f"{host}: {line}")
 
     def _to_agent(self, link: socket.socket, actor: Any) -> None:
         import ray

@@ -67,7 +67,7 @@ class LineStyle:
 
 @dataclass(frozen=True)
 class Line:
-    """A curve: its name, its points (NaN for a gap), and the number that decides its colour, dashes and mark.
+    """A curve: its name, its points (NaN for a gap), and its number, which decides its line style.
 
     `run` is the number of its run, for the page's legend; None if the page shows one run.
     """
@@ -75,13 +75,13 @@ class Line:
     label: str
     x: Sequence[float]
     y: Sequence[float]
-    style: int
+    number: int
     run: int | None = None
 
     @property
     def line_style(self) -> LineStyle:
         """The colour, dashes and mark of the curve."""
-        return LineStyle(self.style)
+        return LineStyle(self.number)
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def line_chart(
         return Chart()
     thinned = [thin_curve(line.x, line.y, most) for line in lines]
     drawn = [
-        Line(line.label, x, y, line.style, line.run) for line, (x, y, _) in zip(lines, thinned, strict=True)
+        Line(line.label, x, y, line.number, line.run) for line, (x, y, _) in zip(lines, thinned, strict=True)
     ]
     marks, _ = thin_list(marks, _MARKS)
     ends = [x for line in drawn for x in (line.x[0], line.x[-1])] + [mark.x for mark in marks]
@@ -180,9 +180,9 @@ def line_chart(
     return Chart(html, asked if some_left_out else 0, shown if some_left_out else 0, wide)
 
 
-def swatch(style: int) -> Markup:
-    """A sample of a curve's line, for a legend."""
-    return drawings.swatch(LineStyle(style))
+def swatch(number: int) -> Markup:
+    """A sample of the line of the curve with this number, for a legend."""
+    return drawings.swatch(LineStyle(number))
 
 
 class _Plot:

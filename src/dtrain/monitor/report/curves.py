@@ -138,7 +138,7 @@ def _counted(column: str) -> Points:
 
 def _of_one(run: RunData, name: str, most: int) -> list[Chart]:
     kinds = (("training", name), ("validation", _VALIDATION + name))
-    lines = [Line(label, *_log(key)(run), style) for style, (label, key) in enumerate(kinds)]
+    lines = [Line(label, *_log(key)(run), number) for number, (label, key) in enumerate(kinds)]
     return [line_chart(name, lines, _EPOCHS, marks=_epoch_marks([run]), most=most, adjustable=name == _LOSS)]
 
 
