@@ -91,7 +91,7 @@ class KillingFiles(storages.LocalFiles):
 
 
 class Process:
-    """A fork that runs a function. `said` has the lines that the function writes to its file descriptor."""
+    """A fork that runs a function. `lines` has those that the function writes to its file descriptor."""
 
     def __init__(self, work: Callable[[int], None]) -> None:
         reading, writing = os.pipe()
@@ -119,7 +119,7 @@ class Process:
         return os.waitstatus_to_exitcode(status)
 
     @property
-    def said(self) -> list[str]:
+    def lines(self) -> list[str]:
         return b"".join(self._parts).decode().splitlines()
 
 
@@ -213,17 +213,19 @@ def try_kill(directory: Path, kill: Kill) -> dict[str, Any]:
         tries += 1
     wrong = []
     if statuses[kill.writer] not in (-signal.SIGKILL, -signal.SIGXFSZ):
-        wrong.append(f"the victim ended with {statuses[kill.writer]}: {writers[kill.writer].said[-9:]}")
+        wrong.append(f"the victim ended with {statuses[kill.writer]}: {writers[kill.writer].lines[-9:]}")
     # Status 0 is also right for a writer that was to be killed, if it had ended before.
     if statuses[1 - kill.writer] not in (0, 0 if kill.alone else -signal.SIGKILL):
         wrong.append(
-            f"the other one ended with {statuses[1 - kill.writer]}: {writers[1 - kill.writer].said[-9:]}"
+            f"the other one ended with {statuses[1 - kill.writer]}: {writers[1 - kill.writer].lines[-9:]}"
         )
-    known = max((int(line.split()[1]) for line in writers[0].said if line.startswith("committed")), default=0)
+    known = max(
+        (int(line.split()[1]) for line in writers[0].lines if line.startswith("committed")), default=0
+    )
     after = Process(lambda note: go_on(directory, known, note))
     if after.end() != 0:
-        wrong.append("\n".join(after.said))
-    newest = int(after.said[-1]) if not wrong else None
+        wrong.append("\n".join(after.lines))
+    newest = int(after.lines[-1]) if not wrong else None
     shutil.rmtree(directory, ignore_errors=True)
     return {**vars(kill), "status": statuses[kill.writer], "known": known, "newest": newest, "wrong": wrong}
 
@@ -274,10 +276,10 @@ def main() -> None:
     arguments = parser.parse_args()
     began = time.monotonic()
     undisturbed, statuses = life(arguments.folder / "undisturbed", None)
-    operations = [[line for line in each.said if line in CHANGES] for each in undisturbed]
-    whole = statuses == [0, 0] and undisturbed[0].said[-1] == f"committed {STEPS[-1]}"
+    operations = [[line for line in each.lines if line in CHANGES] for each in undisturbed]
+    whole = statuses == [0, 0] and undisturbed[0].lines[-1] == f"committed {STEPS[-1]}"
     if not whole:
-        sys.exit(f"undisturbed: {statuses} {[each.said[-9:] for each in undisturbed]}")
+        sys.exit(f"undisturbed: {statuses} {[each.lines[-9:] for each in undisturbed]}")
     kills = list(all_kills(operations))[:: arguments.every]
     for number, kill in enumerate(kills):
         print(json.dumps(try_kill(arguments.folder / str(number), kill)), flush=True)

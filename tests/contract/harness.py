@@ -56,7 +56,7 @@ LIMITS = {
 
 @dataclass
 class Job:
-    """The processes of one strategy, told one program at a time."""
+    """The processes of one strategy, which run one program at a time."""
 
     strategy: str
     engine: str
@@ -65,7 +65,7 @@ class Job:
     source: Path | None = None  # the `src` folder to import dtrain from; None takes the installed one
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     serving: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    ears: list[Path] = field(default_factory=list)
+    pipes: list[Path] = field(default_factory=list)
     kept_open: list[int] = field(default_factory=list)
 
     @property
@@ -125,11 +125,11 @@ class Job:
     def _start_by_mpi(
         self, command: list[str], environment: dict[str, str], cluster: dict[str, list[str]]
     ) -> None:
-        """One starter for all workers; each reads what it is told from a pipe with a name."""
-        self.ears = [self.out / f"ear.{rank}" for rank in range(self.workers)]
-        for ear in self.ears:
-            ear.unlink(missing_ok=True)
-            os.mkfifo(ear)
+        """One starter for all workers; each reads the names of its programs from a named pipe."""
+        self.pipes = [self.out / f"pipe.{rank}" for rank in range(self.workers)]
+        for pipe in self.pipes:
+            pipe.unlink(missing_ok=True)
+            os.mkfifo(pipe)
         with self._log(0).open("ab") as log:
             self.processes.append(
                 subprocess.Popen(
@@ -146,9 +146,9 @@ class Job:
     def _send(self, name: str) -> None:
         """A program's name to every worker."""
         line = f"{name}\n".encode()
-        for ear in self.ears:
+        for pipe in self.pipes:
             # Opened for both, so that it does not wait for a worker that is gone.
-            descriptor = os.open(ear, os.O_RDWR | os.O_NONBLOCK)
+            descriptor = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
             os.write(descriptor, line)
             self.kept_open.append(descriptor)
         for process in self.processes:
@@ -176,7 +176,7 @@ class Job:
         return report
 
     def stop(self) -> None:
-        if self.ears:
+        if self.pipes:
             for ready in self.out.glob("ready.*"):
                 with contextlib.suppress(OSError, ValueError):
                     os.kill(int(ready.read_text()), signal.SIGKILL)
@@ -187,7 +187,7 @@ class Job:
             for descriptor in self.kept_open:
                 os.close(descriptor)
             self.kept_open.clear()
-            self.ears.clear()
+            self.pipes.clear()
         for process in (*self.processes, *self.serving):
             process.kill()
         for process in (*self.processes, *self.serving):
@@ -203,7 +203,7 @@ class Job:
         missing = [rank for rank, report in enumerate(reports) if report is None]
         failed = [report for report in reports if report and report["status"] == "error"]
         if missing and not failed:
-            started = self.processes * (self.workers if self.ears else 1)
+            started = self.processes * (self.workers if self.pipes else 1)
             codes = {rank: started[rank].poll() for rank in missing}
             died = {rank: code for rank, code in codes.items() if code is not None}
             what = f"worker {missing} ended with status {died}" if died else f"HANG: none in {seconds:.0f} s"

@@ -1,4 +1,4 @@
-"""One process of a contract run: makes the strategy once, then runs the programs it is told to.
+"""One process of a contract run: makes the strategy once, then runs the programs that it is given.
 
 It reads program names from standard input, one a line, and leaves one pickle a program, so that the process
 that drives it can tell a slow program from a stuck one and go on after a crash.
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--strategy", required=True)
     parser.add_argument("--engine", required=True)
     parser.add_argument("--communication")
-    parser.add_argument("--rank", type=int, help="this worker's number; an MPI starter tells it otherwise")
+    parser.add_argument("--rank", type=int, help="this worker's number; without it, an MPI starter gives it")
     parser.add_argument("--cluster", type=json.loads, help="the workers' addresses, where started by MPI")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -102,7 +102,7 @@ def main() -> None:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
         # Opened for both, so that it does not end when whoever wrote to it closes it.
-        commands = os.fdopen(os.open(options.out / f"ear.{options.rank}", os.O_RDWR))
+        commands = os.fdopen(os.open(options.out / f"pipe.{options.rank}", os.O_RDWR))
     strategy = start(options.strategy, options.engine, options.communication)
     if options.communication is not None and strategy.dtrain_communication.name != options.communication:
         raise RuntimeError(f"values travel by {strategy.dtrain_communication}")

@@ -91,7 +91,7 @@ def test_notices_save_at_the_same_step_and_cost_nothing(tmp_path: Path, cloud: s
 
 
 def test_a_chief_saves_while_its_servers_are_there(tmp_path: Path) -> None:
-    """Told to the chief alone it costs nothing; told to the launcher, the servers end after the chief."""
+    """A notice to the chief alone costs nothing; one to the launcher ends the servers after the chief."""
     options = {"strategy": "parameter_server", "pause": 0.05, "save": {"save_freq": 100}}
     alone = Training(tmp_path / "alone", {**options, "save": None})
     run([alone], options=("--ps", "1"))
@@ -99,7 +99,7 @@ def test_a_chief_saves_while_its_servers_are_there(tmp_path: Path) -> None:
         {"kind": "SIGTERM", "step": 10, "worker": "chief:0"},
         {"kind": "SIGTERM", "step": 25, "worker": "chief:0", "target": "launcher"},
     ]
-    training = Training(tmp_path / "told", {**options, "faults": faults})
+    training = Training(tmp_path / "noticed", {**options, "faults": faults})
     job = run([training], status=AGAIN, options=("--ps", "1", "--max-restarts", "1"))
     assert f"chief 0 {SAVED}. The whole job is started again." in job.text, job.text
     assert "restarts in an hour" not in job.text

@@ -172,7 +172,7 @@ class Training:
             time.sleep(0.02)
 
     def pid(self, task: str) -> int:
-        """The process of a task, as the launcher has told."""
+        """The process of a task, by the launcher's output."""
         found = [re.search(rf"{task} started, process (\d+)", line) for line in self.lines]
         return int([match for match in found if match][-1].group(1))
 

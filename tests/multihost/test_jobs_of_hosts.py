@@ -1,4 +1,4 @@
-"""Jobs on several hosts that no launcher starts: each task is told its place by TF_CONFIG."""
+"""Jobs on several hosts that no launcher starts: each task gets its place from TF_CONFIG."""
 
 from __future__ import annotations
 

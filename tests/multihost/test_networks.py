@@ -13,8 +13,8 @@ import pytest
 from hosts import Host, HostProcess, MakeHosts
 from processes import wait_until
 
-# The workers meet as `dtrain.strategy` would have them meet, and tell the addresses of all.
-MEETS = """
+# The workers run the rendezvous of `dtrain.strategy`, and print the addresses of all.
+RENDEZVOUS = """
 import json, os
 import dtrain
 from dtrain import cluster
@@ -61,7 +61,7 @@ def run_nodes(
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    (tmp_path / "job.py").write_text(MEETS)
+    (tmp_path / "job.py").write_text(RENDEZVOUS)
     return tmp_path / "job.py"
 
 

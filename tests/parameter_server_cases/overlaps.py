@@ -361,14 +361,14 @@ class Own(keras.Model):
 
 
 class RecordedLogs(logging.Handler):
-    """Keeps what is logged."""
+    """Keeps the messages that are logged."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.said.append(record.getMessage())
+        self.messages.append(record.getMessage())
 
 
 @case
@@ -396,7 +396,7 @@ def own_steps_overlap_or_say_why_not(job: Job) -> None:
             found.append(model.get_weights())
             assert iterations(model) >= STEPS
         logging.getLogger("dtrain").removeHandler(records)
-        said = [line for line in records.said if "overlap=True was set" in line]
+        said = [line for line in records.messages if "overlap=True was set" in line]
         if reason is None:
             assert not said
             assert not np.allclose(found[0][0], found[1][0], rtol=2e-4, atol=1e-6), "nothing was late"

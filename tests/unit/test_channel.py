@@ -38,7 +38,7 @@ from dtrain.topology import Task
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[queue.SimpleQueue[Message]]:
-    """What a launcher hears while this process is one of its tasks."""
+    """What a launcher receives while this process is one of its tasks."""
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
     listener = Listener(messages.put)
     monkeypatch.setenv(channel.VARIABLE, listener.address)

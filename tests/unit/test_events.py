@@ -1,4 +1,4 @@
-"""Who hears which event."""
+"""Which listener gets which event."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_fit_inside_of_another_has_listeners_of_its_own(monkeypatch: pytest.Mo
     events.listen(outside)  # there is no fit
     with events.one_fit():
         events.listen(outer)
-        events.listen(outer)  # hears each event once all the same
+        events.listen(outer)  # gets each event once all the same
         events.emit(events.TrainingResumes(1))
         with events.one_fit():
             events.listen(inner)

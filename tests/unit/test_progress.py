@@ -1,4 +1,4 @@
-"""What a process notes of itself, and what its launcher hears of it."""
+"""What a process records about itself, and what it reports to its launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When workers meet to decide on checkpoints: often enough from the first step on, and not at every one."""
+"""When workers exchange proposals to save: often enough from the first step on, and not at every step."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def peers() -> Peers:
 
 
 def test_how_long_steps_take_is_not_guessed_before_one_was_made(peers: Peers) -> None:
-    """However soon after its making it meets for the first time."""
+    """The first exchange may come soon after the start."""
     found = peers.coordinator(every=None, total=7)
     found.decide(7, busy=False, notice="")
     peers.now += 0.2
     assert not found.decide(8, busy=False, notice="").notice
     assert len(peers.proposals) == 2
     assert peers.proposals[1].step_seconds == pytest.approx(0.2)
-    # Half a second's worth of such steps, two at most, until they meet again.
+    # Half a second's worth of such steps, two at most, until the next exchange.
     assert found.decide(10, busy=False, notice="the end is near").notice == "the end is near"
 
 
-def test_short_steps_are_many_between_two_meetings(peers: Peers) -> None:
+def test_short_steps_are_many_between_two_exchanges(peers: Peers) -> None:
     found = peers.coordinator(every=None, total=0)
     for total in range(200):
         peers.now += 0.001
@@ -57,7 +57,7 @@ def test_short_steps_are_many_between_two_meetings(peers: Peers) -> None:
     assert len(peers.proposals) < 20
 
 
-def test_a_number_of_steps_that_is_up_is_a_meeting(peers: Peers) -> None:
+def test_a_number_of_steps_that_is_up_causes_an_exchange(peers: Peers) -> None:
     found = peers.coordinator(every=8, total=0)
     saves = []
     for total in range(1, 30):
