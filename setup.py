@@ -1,7 +1,7 @@
 """Makes the readme of a wheel's or an sdist's metadata, which a package index shows: its links are absolute.
 
 In README.md they are relative, so that they work in a checkout. The repository's address is `Repository` in
-`[project.urls]` of pyproject.toml; all else is said there, too.
+`[project.urls]` of pyproject.toml; all else is in that file, too.
 """
 
 import re

@@ -162,7 +162,7 @@ def main() -> int:
     # A session of its own, as the tasks have: else the link is slow where what started it is nice.
     with contextlib.suppress(PermissionError):
         os.setsid()
-    # Who is told to end, ends the tasks and removes the namespaces.
+    # SIGTERM ends the tasks, too, and removes the namespaces.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with namespaces() as names:
         link = Link(names, arguments.delay / 1e3, arguments.rate * 1e9 / 8)

@@ -40,10 +40,10 @@ WAYS = {
 }
 
 
-# The same fit, of which something else is told: seconds of the hook between two steps.
+# The same fit, of which something else is measured: seconds of the hook between two steps.
 HOOKS = {
     "hook": "between two steps, median",
-    "hook_mean": "between two steps, mean, with the workers' meetings",
+    "hook_mean": "between two steps, mean, with the workers' exchanges",
     "save": "where a checkpoint is begun, median",
 }
 

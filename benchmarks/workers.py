@@ -57,7 +57,7 @@ def start(count: int, command: list[str], *, apart: bool = False) -> int:
     Args:
         count: how many.
         command: the program and its arguments.
-        apart: whether they are no job: each is told its number alone, by which it takes a core.
+        apart: whether they are no job: each gets its number alone, by which it takes a core.
     """
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count + 1)]

@@ -27,7 +27,7 @@ def main(strategy_name: str = "auto", directory: str | None = None, epochs: int 
     out = Path(directory)
     out.mkdir(parents=True, exist_ok=True)
 
-    # What decides the numbers is said, so that they are the same in every attempt.
+    # With a seed, the numbers are the same in every attempt.
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = keras.Sequential(

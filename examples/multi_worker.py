@@ -27,7 +27,7 @@ def main(directory: str | None = None, epochs: int = 3) -> dict[str, Any]:
     )
     strategy = dtrain.MultiWorkerMirroredStrategy(communication_options=options)
     if directory is None:
-        # A path of the chief's own making must be told to the others.
+        # The chief makes a path, and sends it to the others.
         directory = dtrain.broadcast(
             tempfile.mkdtemp(prefix="dtrain-example-") if dtrain.is_chief() else None
         )

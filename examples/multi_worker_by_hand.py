@@ -1,4 +1,4 @@
-"""Start the workers yourself, on one machine or several: each is told the cluster and its place in it.
+"""Start the workers yourself, on one machine or several: each gets the cluster and its place in it.
 
 Run `python examples/multi_worker_by_hand.py 0 HOST:PORT HOST:PORT` and, on the second host, the same with 1;
 without arguments it is a job of one. `dtrain launch` does all of this on one machine.
