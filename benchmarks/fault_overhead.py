@@ -246,7 +246,7 @@ def print_table(cases: dict[str, Any]) -> None:
             row = [name, WAYS[way][1], f"{taken['median']:.1f}"]
             if over:
                 row += [f"{over['median']:.1f}%", f"{over['min']:.1f} to {over['max']:.1f}"]
-                row.append(f"{over['processor']:.1f}%")
+                row.append(f"{over['processor']:.1f}%" if "processor" in over else "")
             if way == "saving":
                 row += [f"{case['excess_percent']:.1f}%", *(f"{hook[each]:.0f}" for each in HOOKS)]
             rows.append(row)

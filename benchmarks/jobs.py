@@ -258,17 +258,13 @@ def summary(taken: Sequence[Taken]) -> dict[str, Any]:
 def ratio(over: Sequence[Taken], under: Sequence[Taken]) -> dict[str, Any]:
     """The quotient of two times, round by round: median, least and most; and of processor times.
 
-    A round that used less processor time than the system's clock shows has no quotient of processor times.
+    Where the system's clock showed no processor time in any round, "processor" is missing.
     """
     pairs = [*zip(over, under, strict=True)]
     rounds = [round(a.wall / b.wall, 3) for a, b in pairs]
     processor = [round(a.processor / b.processor, 3) for a, b in pairs if b.processor]
-    return {
-        "median": statistics.median(rounds),
-        "min": min(rounds),
-        "max": max(rounds),
-        "processor": statistics.median(processor) if processor else None,
-    }
+    found = {"median": statistics.median(rounds), "min": min(rounds), "max": max(rounds)}
+    return found | ({"processor": statistics.median(processor)} if processor else {})
 
 
 def circumstances() -> dict[str, Any]:

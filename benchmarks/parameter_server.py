@@ -307,7 +307,9 @@ def print_table(times: dict[str, Any], ratios: dict[str, Any], ways: dict[str, t
         taken, ratio = times[way], ratios.get(way)
         row = [side, name, f"{taken['median']:.2f}", f"{taken['min']:.2f} to {taken['max']:.2f}"]
         row += [f"{1e3 / taken['median']:.0f}", f"{taken['processor']:.2f}"]
-        rows.append(row + ([jobs.spread(ratio, 2), f"{ratio['processor']:.2f}"] if ratio else []))
+        if ratio:
+            row += [jobs.spread(ratio, 2), f"{ratio['processor']:.2f}" if "processor" in ratio else ""]
+        rows.append(row)
     heads = ["", "", "ms a step", "min to max", "steps/s", "processor ms a step", "ratio"]
     jobs.print_table([*heads, "in processor time"], rows)
 

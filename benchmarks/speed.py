@@ -99,11 +99,14 @@ def judged(case: Case, taken: dict[str, list[jobs.Taken]]) -> dict[str, Any]:
         if name == first:
             continue
         found = jobs.ratio(times, taken[first])
-        del found["processor"]
+        found.pop("processor", None)
         aim = case.aims.get(name)
         ratios[name] = found if aim is None else {**found, "aim": aim, "met": found["median"] >= aim}
     times = {name: jobs.summary(each) for name, each in taken.items()}
-    for name, each in times.items():  # a process makes the steps of several epochs, and more than its steps
+    for (
+        name,
+        each,
+    ) in times.items():  # of one process, over several epochs; whatever else it does meanwhile counts too
         each["processor"] = round(each["processor"] / jobs.EPOCHS / case.sides[name].processes, 3)
     batch = NETWORKS[case.network].batch
     return {
@@ -140,7 +143,7 @@ def table(found: dict[str, Any]) -> str:
     """Markdown: a row a side."""
     from dtrain.text_table import markdown_of
 
-    heads = ["", "", "ms a step", "min to max", "processor ms of one", "examples/s", "memory"]
+    heads = ["", "", "ms a step", "min to max", "processor ms of a process", "examples/s", "memory"]
     heads += ["dtrain is faster by", "aim", ""]
     rows = []
     for key, case in found["cases"].items():
