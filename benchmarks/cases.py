@@ -134,7 +134,7 @@ def _workers(
 
 
 def _more_workers(number: int) -> Case:
-    """More workers than cores: what a step takes of the processor matters, beside as many processes apart."""
+    """A job of so many workers, for its processor time: they may be more than the cores."""
     two = _workers("mid", "mpi", {}, peers=False)
     sides = {
         name: replace(

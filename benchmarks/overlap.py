@@ -1,11 +1,11 @@
-"""What is gained when gradients are sent while others are computed, on a link of 1 and of 10 Gbit/s.
+"""The time of a step that sends gradients while it computes others, on a link of 1 and of 10 Gbit/s.
 
     python benchmarks/overlap.py [--rounds 1] [--out FILE.json]
 
 Two hosts (network namespaces) train with a worker each. `tbf` shapes the link between them, so this needs
 root, `ip` and `tc`. The layers of the model wait, as if a device computed for them: with two workers that
-compute, a machine of two cores has no core free. A step is compared with the least that it can take: forward
-pass, the longer of backward pass and all-reduce, and update, each measured by itself.
+compute, a machine of two cores has no core free. A step is compared with the least time that it can take: the
+sum of forward pass, the longer of backward pass and all-reduce, and update, each measured by itself.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def network() -> Any:
             time.sleep(seconds)
             return array
 
-        # An operation with a state would run in the program's order, and nothing beside it.
+        # Stateful operations would run one after another, in the order of the program.
         return tf.ensure_shape(tf.numpy_function(wait, [x], tf.float32, stateful=False), x.shape)
 
     class Waiting(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
@@ -64,7 +64,7 @@ def network() -> Any:
 
 
 def looped(once: Callable[[], Any]) -> float:
-    """Milliseconds of one of many calls in the graph, after some that are not counted."""
+    """The mean milliseconds of a call, over many in one graph, after some that are not counted."""
     import tensorflow as tf
 
     def body(i: Any, total: Any) -> Any:
@@ -81,7 +81,7 @@ def looped(once: Callable[[], Any]) -> float:
 
 
 def alone() -> dict[str, float]:
-    """What the parts of a step take in one process."""
+    """The milliseconds of the parts of a step, in one process without peers."""
     import keras
     import tensorflow as tf
 
@@ -112,7 +112,7 @@ def alone() -> dict[str, float]:
 
 
 def worker() -> dict[str, float]:
-    """What a step of a warm `fit` takes, and the all-reduce of its gradients by itself."""
+    """The milliseconds of a step of a warm `fit`, and of the all-reduce of its gradients by itself."""
     import numpy as np
     import tensorflow as tf
 
@@ -138,7 +138,7 @@ def worker() -> dict[str, float]:
 
 
 def job(rate: float, overlap: bool) -> dict[str, float]:
-    """What the first of two workers on two hosts has measured.
+    """The times that the first of two workers on two hosts measures.
 
     Raises:
         RuntimeError: the job failed.
@@ -152,10 +152,10 @@ def job(rate: float, overlap: bool) -> dict[str, float]:
         processes = []
         for index, host in enumerate(made):
             task = {"type": "worker", "index": index}
-            env = environment(TF_CONFIG=json.dumps({"cluster": cluster, "task": task}))
+            config = json.dumps({"cluster": cluster, "task": task})
+            env = environment(TF_CONFIG=config, DTRAIN_OVERLAP=str(int(overlap)))
             log = stack.enter_context(Path(folder, f"log-{index}").open("w"))
             command = [sys.executable, __file__, "worker"]
-            env |= {"DTRAIN_OVERLAP": str(int(overlap))}
             processes.append(host.popen(command, env=env, stdout=log, stderr=subprocess.STDOUT))
             stack.callback(processes[-1].kill)
         statuses = [process.wait(LIMIT) for process in processes]
@@ -177,7 +177,9 @@ def main() -> None:
     if len(sys.argv) == 2 and sys.argv[1] in ("alone", "worker"):
         print(json.dumps(alone() if sys.argv[1] == "alone" else worker()), flush=True)
         return
-    arguments = jobs.parser("what overlapping gains on a link", rounds=1).parse_args()
+    arguments = jobs.parser(
+        "the time of a step that sends gradients while it computes others", rounds=1
+    ).parse_args()
     output = subprocess.run(
         [sys.executable, __file__, "alone"], env=environment(), stdout=subprocess.PIPE, check=True, text=True
     ).stdout
@@ -196,8 +198,8 @@ def main() -> None:
         row = [f"{rate / 1e9:g} Gbit/s", *(f"{each:.0f}" for each in (reduced, least, fit))]
         rows.append([*row, f"{fit / least:.2f}", f"{serial:.0f}", f"{serial / least:.2f}"])
     print(", ".join(f"{name} {value:.1f} ms" for name, value in parts.items()))
-    heads = ["link", "all-reduce, ms", "least, ms", "step, ms", "of the least", "without overlap, ms"]
-    jobs.print_table([*heads, "of the least"], rows)
+    heads = ["link", "all-reduce, ms", "least, ms", "step, ms", "over least", "without overlap, ms"]
+    jobs.print_table([*heads, "over least"], rows)
     jobs.write(found, arguments.out)
 
 
