@@ -60,7 +60,7 @@ def _in_site(path: str) -> str:
 
 
 def _linked(markdown: str, page: str, root: Path, note: Callable[[str], None] = lambda target: None) -> str:
-    """The text of a page with its links as the site has them; `note` hears of each file that is linked to."""
+    """The text of a page with its links as the site has them; `note` is called with each linked file."""
 
     def replaced(match: re.Match[str]) -> str:
         image, text, target = match.groups()

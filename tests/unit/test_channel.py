@@ -37,7 +37,7 @@ from dtrain.topology import Task
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[queue.SimpleQueue[Message]]:
+def received(monkeypatch: pytest.MonkeyPatch) -> Iterator[queue.SimpleQueue[Message]]:
     """What a launcher receives while this process is one of its tasks."""
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
     listener = Listener(messages.put)
@@ -46,30 +46,30 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[queue.SimpleQueue[Message
     listener.close()
 
 
-def test_a_request_arrives(heard: queue.SimpleQueue[Message]) -> None:
+def test_a_request_arrives(received: queue.SimpleQueue[Message]) -> None:
     assert request_restart("worker", 1, "it does not answer", pid=12)
     assert request_restart("ps", 0, "ü" * 2000)
-    assert heard.get(timeout=5) == Request(Task("worker", 1), "it does not answer", 12)
-    second = heard.get(timeout=5)
+    assert received.get(timeout=5) == Request(Task("worker", 1), "it does not answer", 12)
+    second = received.get(timeout=5)
     assert isinstance(second, Request)
     assert (second.task, second.pid) == (Task("ps", 0), None)
     assert second.reason == "ü" * 500
 
 
-def test_nobody_hears_without_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_is_not_sent_without_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(channel.VARIABLE, raising=False)
     assert not request_restart("worker", 0, "stuck")
 
 
 def test_a_number_that_is_not_the_pipe_is_left_alone(
-    heard: queue.SimpleQueue[Message], monkeypatch: pytest.MonkeyPatch
+    received: queue.SimpleQueue[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program that a task starts has the variable, but another file under that number, or none."""
     descriptor, _, inode = os.environ[channel.VARIABLE].partition(":")
     for address in (f"{descriptor}:{int(inode) + 1}", f"999:{inode}", descriptor, "", "x:y"):
         monkeypatch.setenv(channel.VARIABLE, address)
         assert not request_restart("worker", 0, "stuck")
-    assert heard.empty()
+    assert received.empty()
 
 
 def test_a_launcher_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_numbers_that_are_none_are_left_out() -> None:
 
 
 def test_progress_and_notes_arrive_as_what_they_are(
-    heard: queue.SimpleQueue[Message], monkeypatch: pytest.MonkeyPatch
+    received: queue.SimpleQueue[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert report_progress(
         7, "input", train=True, seconds_per_step=0.25, own_seconds=0.125, done=9, own_input=0.0625
@@ -147,7 +147,7 @@ def test_progress_and_notes_arrive_as_what_they_are(
     assert report_checkpoint(-1, "/tmp/für alle")
     assert request_removal("/tmp/old")
     first, second = Task("worker", 0), Task("worker", 1)
-    assert [heard.get(timeout=5) for _ in range(4)] == [
+    assert [received.get(timeout=5) for _ in range(4)] == [
         Progress(first, os.getpid(), 7, "input", 0.25, 0.125, True, 9, 0.0625),
         Progress(second, os.getpid(), 8, "idle", None, None, False, 8),
         CheckpointNote(second, -1, "/tmp/für alle"),
@@ -155,9 +155,9 @@ def test_progress_and_notes_arrive_as_what_they_are(
     ]
 
 
-def test_why_a_task_failed_and_what_its_libraries_found(heard: queue.SimpleQueue[Message]) -> None:
+def test_why_a_task_failed_and_what_its_libraries_found(received: queue.SimpleQueue[Message]) -> None:
     assert report_failure("ValueError: " + "\u00fc" * 9000, lost_peer=True, hint="Hint: less")
-    found = heard.get(timeout=5)
+    found = received.get(timeout=5)
     assert found == FailureNote(
         Task("worker", 0), ("ValueError: " + "\u00fc" * 9000)[:500], True, "Hint: less"
     )
@@ -165,7 +165,7 @@ def test_why_a_task_failed_and_what_its_libraries_found(heard: queue.SimpleQueue
     assert parse(line) == ImportsNote(Task("ps", 1), {"TF_X": None}, {"XLA_Y": "1"}, ["h5py"])
 
 
-def test_all_that_was_said_is_heard_before_it_catches_up() -> None:
+def test_all_messages_are_received_when_it_catches_up() -> None:
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
     listener = Listener(messages.put)
     for number in range(200):
@@ -184,9 +184,9 @@ def test_nothing_is_reported_without_a_launcher(monkeypatch: pytest.MonkeyPatch)
     assert not request_removal("/a")
 
 
-def test_a_note_too_long_for_one_piece_is_refused(heard: queue.SimpleQueue[Message]) -> None:
+def test_a_note_too_long_for_one_piece_is_refused(received: queue.SimpleQueue[Message]) -> None:
     assert not request_removal("/a" * 2100)
-    assert heard.empty()
+    assert received.empty()
 
 
 def test_a_launcher_that_does_not_read_stops_nobody_and_misses_no_note(
@@ -232,7 +232,7 @@ def test_a_program_that_ends_waits_for_its_notes_to_be_read() -> None:
 
 
 def test_a_listener_ends_at_once_while_somebody_holds_its_pipe(
-    heard: queue.SimpleQueue[Message], monkeypatch: pytest.MonkeyPatch
+    received: queue.SimpleQueue[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
     listener = Listener(messages.put)

@@ -94,7 +94,7 @@ class _MPIStartOnHosts:
         self._starter = starter
         self._addresses = addresses
         self._set = env
-        self._heard: queue.SimpleQueue[tuple[_RankHost, object]] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[tuple[_RankHost, object]] = queue.SimpleQueue()
         self._started: list[_RankHost] = []
         self._usual = without_task(os.environ)
         self._common = {n: v for n, v in starter.for_ranks(of_one_host=False).items() if n not in env}
@@ -108,7 +108,7 @@ class _MPIStartOnHosts:
         deadline = time.monotonic() + PATIENCE
         while len(found) < len(agents):
             try:
-                host, message = self._heard.get(timeout=max(0.0, deadline - time.monotonic()))
+                host, message = self._messages.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 what = f"has started {len(found)} of {len(agents)} ranks in {PATIENCE:g} s"
                 raise self._failed(what) from None
@@ -150,7 +150,7 @@ class _MPIStartOnHosts:
         env = {**self._starter.environment(self._usual), **self._common, **self._network(agent)}
         own = [sys.executable, "-m", "dtrain.launch.rank_host", *command]
         asked = TaskCommand(Task("mpi", len(self._started)), own, env)
-        made = functools.partial(_RankHost, heard=self._heard, started=self._started)
+        made = functools.partial(_RankHost, messages=self._messages, started=self._started)
         host = agent.start(asked, changes(self._usual, env), made)
         answer = agent.answer(host.id)
         if isinstance(answer, Started) and answer.reason:
@@ -184,12 +184,12 @@ class _RankHost(RemoteTask):
         task: Task,
         session: Session,
         *,
-        heard: queue.SimpleQueue[tuple[_RankHost, object]],
+        messages: queue.SimpleQueue[tuple[_RankHost, object]],
         started: list[_RankHost],
     ) -> None:
         super().__init__(agent, id, task, session)
         self.agent = agent
-        self._heard = heard
+        self._messages = messages
         started.append(self)
 
     def show(self, line: OutputLine) -> None:
@@ -198,9 +198,9 @@ class _RankHost(RemoteTask):
             self.tail.append(line.line)
         else:
             with contextlib.suppress(ValueError):
-                self._heard.put((self, json.loads(line.line)))
+                self._messages.put((self, json.loads(line.line)))
 
     def ended(self, code: int, seconds_ago: float) -> None:
         """The program has ended."""
         super().ended(code, seconds_ago)
-        self._heard.put((self, None))
+        self._messages.put((self, None))

@@ -95,9 +95,9 @@ class PipeConnection:
 
     def _read(self) -> None:
         with contextlib.suppress(OSError), os.fdopen(self._reading, "rb", buffering=0) as pipe:
-            heard, rest, limit = select.poll(), b"", None
-            heard.register(pipe, select.POLLIN)
-            while heard.poll(limit) and (block := pipe.read(1 << 16)):
+            poller, rest, limit = select.poll(), b"", None
+            poller.register(pipe, select.POLLIN)
+            while poller.poll(limit) and (block := pipe.read(1 << 16)):
                 *lines, rest = (rest + block).split(b"\n")
                 for line in lines:
                     if self._deliver(line):
