@@ -14,7 +14,6 @@ from typing import NamedTuple
 from dtrain import events
 from dtrain.events import PARTS
 from dtrain.training_rate import TRAINING, Figures
-from dtrain.words import duration
 
 SLOW = 3.0
 """A worker is slow if its own time per step is more than this many times the others'."""
@@ -374,9 +373,16 @@ def slow_line(who: str, mine: float, usual: float, *, reading: float, between: f
     what, seconds = max(parts.items(), key=lambda item: item[1])
     times = "" if usual <= 0 else f", {mine / usual:.1f} times as long"
     return (
-        f"{who} is slow, and the others wait for it: its own part of a step takes {duration(mine)}, "
-        f"that of the others {duration(usual)}{times}; {duration(seconds)} of it is {what}"
+        f"{who} is slow, and the others wait for it: its own part of a step takes {in_words(mine)}, "
+        f"that of the others {in_words(usual)}{times}; {in_words(seconds)} of it is {what}"
     )
+
+
+def in_words(seconds: float) -> str:
+    """A duration in seconds as text, with two significant digits below 10 s and whole seconds above."""
+    if seconds >= 10:
+        return f"{seconds:.0f} s"
+    return f"{round(seconds, 1):g} s" if seconds >= 1 else f"{seconds:.2g} s"
 
 
 clock = TrainingClock()

@@ -1,7 +1,7 @@
 """Checks words and whole numbers that users give; the error for a word lists the known ones and the nearest.
 
-It also holds the words that several modules share, and formats durations, and numbers with their nouns. The
-module that uses a word defines its meaning. It does not import TensorFlow.
+It also holds the words that several modules share, and formats a number with its noun. The module that
+uses a word defines its meaning. It does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -82,10 +82,3 @@ def whole_number(value: Any, name: str, least: int | None = None) -> int:
 def counted(number: int, noun: str) -> str:
     """A number and its noun, in the plural unless the number is 1."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def duration(seconds: float) -> str:
-    """A duration in seconds as text, with two significant digits below 10 s and whole seconds above."""
-    if seconds >= 10:
-        return f"{seconds:.0f} s"
-    return f"{round(seconds, 1):g} s" if seconds >= 1 else f"{seconds:.2g} s"

@@ -15,7 +15,7 @@ from dtrain.launch.task_handle import TaskHandle
 from dtrain.launch.watchdog import START_LIMIT
 from dtrain.task_messages import ConnectedNote, Message, RendezvousNote
 from dtrain.topology import Task
-from dtrain.words import duration
+from dtrain.training_clock import in_words
 
 _STOPPED = 30.0  # seconds that others wait for a task that is stopped by SIGSTOP
 _CHECK_INTERVAL = 1.0  # seconds between two checks for stopped tasks
@@ -77,9 +77,9 @@ class RendezvousWatch:
             if process is None or process.exit_code is not None:
                 continue
             if waited >= _STOPPED and process.stopped():
-                reason = f"was stopped (SIGSTOP) while others waited {duration(waited)} for it"
+                reason = f"was stopped (SIGSTOP) while others waited {in_words(waited)} for it"
                 return Decision("kill", task=task, reason=reason)
             if self._limit is not None and waited >= self._limit:
-                reason = f"had not met the other tasks after {duration(waited)}, and was killed"
+                reason = f"had not met the other tasks after {in_words(waited)}, and was killed"
                 return Decision("kill", task=task, reason=reason)
         return GO_ON

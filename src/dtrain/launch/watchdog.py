@@ -13,8 +13,7 @@ from typing import Literal
 
 from dtrain.task_messages import Progress
 from dtrain.topology import Task
-from dtrain.training_clock import is_slow, slow_line
-from dtrain.words import duration
+from dtrain.training_clock import in_words, is_slow, slow_line
 
 START_LIMIT = 600.0
 """Seconds without progress that are no hang before the first step, which is traced and compiled."""
@@ -206,10 +205,10 @@ class Watchdog:
         record = self._records[task]
         usual = record.last.seconds_per_step
         line = (
-            f"{task} has made no progress for {duration(now - record.moved)}: {why}, "
+            f"{task} has made no progress for {in_words(now - record.moved)}: {why}, "
             f"{'last heard of ' if now - record.heard > _SILENT else ''}at step {record.last.step}"
             f"{_after_start(record)}"
-            f"{'' if usual is None else f'; usual step {duration(usual)}'}"
+            f"{'' if usual is None else f'; usual step {in_words(usual)}'}"
         )
         return Diagnosis("hung", task, line)
 
