@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +70,11 @@ def assert_nothing_left(pair: list[Host], folder: Path) -> None:
     for name in (str(folder / "job.py"), "rank_host", "dtrain-mpi-", "DTRAIN_RANK_PLACEHOLDER", "prted"):
         wait_until(lambda name=name: not processes_on_hosts(folder / "hosts", name), 15)  # type: ignore[misc]
     for host in pair:
-        wait_until(lambda host=host: not [*host.path("/dev/shm").iterdir()], 15)  # type: ignore[misc]
+        memory = host.path("/dev/shm")
+        deadline = time.monotonic() + 30  # longer than a guard waits for processes and their files: 20 s
+        while (left := [*memory.iterdir()]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not left
 
 
 @pytest.fixture(scope="session")
