@@ -150,15 +150,15 @@ class Fit:
             self._data[steps] = self._trained.data(steps).prefetch(8)
             self._model.fit(self._data[steps], verbose=0)  # traces
         before = int(self._model.optimizer.iterations)
-        times = self._model.train_function.times
+        before_fit = self._model.train_function.totals
         start = time.perf_counter()
         self._model.fit(self._data[steps], verbose=0)
         seconds = time.perf_counter() - start
         made = int(self._model.optimizer.iterations) - before
         if made != steps:
             raise RuntimeError(f"{made} of {steps} steps were made")
-        now = self._model.train_function.times
-        self._waited.append((now.exchange - times.exchange) / (now.seconds - times.seconds))
+        now = self._model.train_function.totals
+        self._waited.append((now.exchange - before_fit.exchange) / (now.seconds - before_fit.seconds))
         return seconds / steps
 
     def waited(self) -> float:
