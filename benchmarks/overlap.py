@@ -23,6 +23,8 @@ from typing import Any
 
 import jobs
 
+from transports import in_graph, looped
+
 WIDTH, LAYERS = 974, 8  # of 30 MB together
 FORWARD_SECONDS, BACKWARD_SECONDS = 0.004, 0.008  # of one layer
 STEPS, EPOCHS, BATCH = 30, 2, 64
@@ -63,20 +65,11 @@ def network() -> Any:
     return keras.Sequential([keras.Input((WIDTH,)), dense(WIDTH), *layers, dense(10)])
 
 
-def looped(once: Callable[[], Any]) -> float:
-    """The mean milliseconds of a call, over many in one graph, after some that are not counted."""
-    import tensorflow as tf
-
-    def body(i: Any, total: Any) -> Any:
-        return i + 1, total + once()
-
-    calls = tf.function(
-        lambda count: tf.while_loop(lambda i, _: i < count, body, (0, 0.0), parallel_iterations=1)[1],
-        autograph=False,
-    )
-    calls(tf.constant(3)).numpy()
+def milliseconds(calls: Callable[[int], Any]) -> float:
+    """The mean time of a call, over many, after some that are not counted."""
+    calls(3)
     begun = time.perf_counter()
-    calls(tf.constant(STEPS)).numpy()
+    calls(STEPS)
     return (time.perf_counter() - begun) / STEPS * 1e3
 
 
@@ -107,7 +100,7 @@ def alone() -> dict[str, float]:
         optimizer.apply(found, variables)
         return value
 
-    forward, passes, whole = looped(loss), looped(both_passes), looped(step)
+    forward, passes, whole = (milliseconds(in_graph(each)) for each in (loss, both_passes, step))
     return {"forward": forward, "backward": passes - forward, "update": max(0.0, whole - passes)}
 
 
@@ -129,12 +122,7 @@ def worker() -> dict[str, float]:
         model.fit(x, y, batch_size=2 * BATCH, epochs=EPOCHS, verbose=0)
     fit = (time.perf_counter() - begun) / (EPOCHS * STEPS) * 1e3
     gradients = [tf.zeros(variable.shape) for variable in model.trainable_variables]
-
-    def all_reduced() -> Any:
-        totals = tf.distribute.get_replica_context().all_reduce("SUM", gradients)
-        return tf.add_n([tf.reshape(total, [-1])[0] for total in totals])
-
-    return {"fit": fit, "all-reduce": looped(lambda: strategy.run(all_reduced))}
+    return {"fit": fit, "all-reduce": milliseconds(looped(strategy, gradients))}
 
 
 def job(rate: float, overlap: bool) -> dict[str, float]:
@@ -187,9 +175,9 @@ def main() -> None:
     found = {**jobs.circumstances(), "parts": parts, "links": {}}
     rows = []
     for rate in RATES:
-        rounds = [(job(rate, True), job(rate, False)) for _ in range(arguments.rounds)]
         measured = []
-        for with_overlap, without in rounds:
+        for _ in range(arguments.rounds):
+            with_overlap, without = job(rate, True), job(rate, False)
             reduced = with_overlap["all-reduce"]
             least = parts["forward"] + max(parts["backward"], reduced) + parts["update"]
             measured.append((with_overlap["fit"], without["fit"], reduced, least))

@@ -103,10 +103,8 @@ def judged(case: Case, taken: dict[str, list[jobs.Taken]]) -> dict[str, Any]:
         aim = case.aims.get(name)
         ratios[name] = found if aim is None else {**found, "aim": aim, "met": found["median"] >= aim}
     times = {name: jobs.summary(each) for name, each in taken.items()}
-    for (
-        name,
-        each,
-    ) in times.items():  # of one process, over several epochs; whatever else it does meanwhile counts too
+    for name, each in times.items():
+        # Of one process, over several epochs; whatever else it does meanwhile counts too.
         each["processor"] = round(each["processor"] / jobs.EPOCHS / case.sides[name].processes, 3)
     batch = NETWORKS[case.network].batch
     return {

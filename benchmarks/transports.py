@@ -137,11 +137,19 @@ def looped(strategy: Any, tensors: list[Any]) -> Callable[[int], Any]:
         totals = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tensors)
         return tf.add_n([tf.reshape(total, [-1])[0] for total in totals])
 
+    return in_graph(lambda: strategy.run(inside))
+
+
+def in_graph(once: Callable[[], Any]) -> Callable[[int], Any]:
+    """So many calls of what gives a float, one after another, in one graph."""
+    import tensorflow as tf
+
     def body(i: Any, seen: Any) -> Any:
-        return i + 1, seen + strategy.run(inside)
+        return i + 1, seen + once()
 
     function = tf.function(
-        lambda count: tf.while_loop(lambda i, _: i < count, body, (0, 0.0)), autograph=False
+        lambda count: tf.while_loop(lambda i, _: i < count, body, (0, 0.0), parallel_iterations=1),
+        autograph=False,
     )
     return lambda count: function(tf.constant(count))[1].numpy()
 

@@ -23,7 +23,7 @@ import guide
 from engine_variables import RAY_ACTOR, assert_as_recorded
 from hosts import Host, HostProcess, HostsNotPermitted, hosts
 from processes import wait_until
-from ray_nodes import ENVIRONMENT, MARK, RayNode, needs_ray, ray_node
+from ray_nodes import ACCESS, ENVIRONMENT, MARK, RayNode, needs_ray, ray_node
 
 pytestmark = needs_ray
 
@@ -108,13 +108,6 @@ with dtrain.strategy("parameter_server").scope():
     model.compile("sgd", "mse")
 history = model.fit(np.eye(64, 4), np.ones(64), batch_size=8, epochs=3, verbose=0)
 print("steps:", int(model.optimizer.iterations.numpy()), flush=True)
-"""
-WITHOUT_ACCESS = """
-import os, sys
-for name in [*os.environ]:
-    if name.startswith("RAY_AUTH"):
-        del os.environ[name]
-os.execv(sys.argv[1], sys.argv[1:])
 """
 # Each worker tells its steps until the file "end" is there, and notes its host and its attempt.
 TELLS = """
@@ -236,8 +229,11 @@ def test_what_the_cluster_cannot_place_is_an_error_in_time(cluster: Cluster, tmp
     done = cluster.run(["-m", "dtrain", "launch", "--ray", "host1:9", "job.py"], tmp_path, 60)
     assert done.returncode == 2 and "Ray does not answer at host1:9: Connection refused" in done.stderr
     assert "Is the cluster up" in done.stderr and "Traceback" not in done.stderr
-    closed = ["-m", "dtrain", "launch", "--ray", cluster.head.address, "job.py"]
-    done = cluster.run(["-c", WITHOUT_ACCESS, sys.executable, *closed], tmp_path, 90)
+    env = os.environ | ENVIRONMENT | {MARK: cluster.head.mark}
+    env = {name: value for name, value in env.items() if name not in ACCESS}
+    command = [sys.executable, "-m", "dtrain", "launch", "--ray", cluster.head.address, "job.py"]
+    done = cluster.made[0].run(command, cwd=tmp_path, env=env, timeout=90)
+    wait_until(lambda: not cluster.head.left(), 15)
     assert done.returncode == 2 and "set RAY_AUTH_MODE=token" in done.stderr, done.stderr
 
 
