@@ -32,7 +32,9 @@ signal.signal(signal.SIGUSR1, save)
 channel.report_checkpoint(1, str(folder))
 step = 1
 channel.report_progress(step, "step", train=True, done=step)
-(folder / f"{attempt}-{index}-of-{len(config['cluster']['worker'])}").write_text(os.uname().nodename)
+place = folder / f"{attempt}-{index}-of-{len(config['cluster']['worker'])}"
+(unfinished := folder / f"unfinished-{attempt}-{index}").write_text(os.uname().nodename)
+unfinished.rename(place)
 while not (folder / "end").exists():
     time.sleep(0.05)
     step += 1

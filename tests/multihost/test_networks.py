@@ -124,7 +124,9 @@ from pathlib import Path
 from dtrain import channel
 folder, place = Path(sys.argv[1]), os.environ["DTRAIN_PLACE"]
 channel.report_progress(1, "step", train=True, done=1)
-(folder / f"{os.environ['DTRAIN_ATTEMPT']}-{place}").write_text(os.uname().nodename)
+name = f"{os.environ['DTRAIN_ATTEMPT']}-{place}"
+(unfinished := folder / f"unfinished-{name}").write_text(os.uname().nodename)
+unfinished.rename(folder / name)
 while not (folder / "end").exists():
     time.sleep(0.05)
 """
