@@ -55,10 +55,19 @@ def _fit(side: str, strategy: str, *more: str) -> tuple[str, ...]:
     return ("train_keras.py", side, strategy, "{network}", "{address}", *more)
 
 
-def _one_device(data: str) -> Case:
+_XLA_LOOP = Side(
+    title="loop of an epoch in one XLA program",
+    starter="alone",
+    program=("train_xla.py", "{network}", "{address}"),
+)
+
+
+def _one_device(data: str, network: str = "tiny") -> Case:
+    more = {"XLA loop": _XLA_LOOP} if data == "arrays" else {}
     return Case(
-        title=f"one device, {data}",
-        network="tiny",
+        title=f"one device, {data}, {network}",
+        network=network,
+        steps=2000,
         sides={
             "dtrain": Side(
                 title="fit, OneDeviceStrategy",
@@ -75,8 +84,9 @@ def _one_device(data: str) -> Case:
             "stock fit": Side(
                 title="stock Keras, fit", starter="alone", program=_fit("stock", "default"), data=data
             ),
+            **more,
         },
-        aims={"stock fit": 10.0},
+        aims={"stock fit": 10.0, "XLA loop": 1 / 1.5},
     )
 
 
@@ -148,6 +158,7 @@ def _more_workers(number: int) -> Case:
 
 CASES = {
     "one-arrays": _one_device("arrays"),
+    "one-arrays-small": _one_device("arrays", "small"),
     "one-tf.data": _one_device("tf.data"),
     "mirrored": Case(
         title="two logical CPUs",

@@ -249,10 +249,10 @@ class ArrayOrder:
         batches = tf.data.Dataset.range(self.steps).map(_as_is(self.places)).map(_as_is(self._keras_shuffled))
         return batches.skip(first).map(_as_is(self._shaped))
 
-    def places(self, step: Any, batches: int = 1) -> Any:
-        """The positions of `batches` batches, from the batch `step` on: int64 of shape (n,)."""
+    def places(self, step: Any) -> Any:
+        """The positions of a batch: int64 of shape (n,)."""
         start = step * self.batch
-        return tf.range(start, tf.minimum(start + batches * self.batch, self.rows))
+        return tf.range(start, tf.minimum(start + self.batch, self.rows))
 
     def _keras_shuffled(self, rows: Any) -> Any:
         """The rows in the order of Keras' `tf.random.shuffle`; each new iterator repeats the same draws."""

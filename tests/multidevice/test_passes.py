@@ -81,18 +81,27 @@ def test_parts_of_passes_are_those_of_whole_batches(layout: ReplicaLayout, shuff
                 assert read(apart, source, place) == read(whole, source, place), (rows, seed, place)
 
 
-@pytest.mark.parametrize("rows", [13, 16])
-def test_groups_of_passes_are_whole_batches_put_together(rows: int) -> None:
+@pytest.mark.parametrize("seed", [None, 7])
+@pytest.mark.parametrize("rows", [3, 13, 16])
+def test_rows_that_are_read_ahead_are_those_of_whole_batches(rows: int, seed: int | None) -> None:
+    keras.utils.clear_session()
+    tf.random.set_seed(seed)
     source = made(rows, True)
     groups = source.in_groups(3)
     assert groups is not None
     for place in PLACES:
+        if place[1] >= source.steps:
+            continue
         source.set_next(*place)
         wanted = np.concatenate([np.asarray(batch[1]) for batch in source.dataset])
         source.set_next(*place)
-        found = [np.asarray(group[1]) for group in groups]
+        one, found = iter(groups), []
+        while one.left:
+            found.append(one.next_rows()[1].numpy())
         assert np.concatenate(found).tolist() == wanted.tolist(), place
         assert max(map(len, found)) <= 12
+        with pytest.raises(StopIteration):
+            one.next_rows()
 
 
 def test_one_iterator_serves_for_passes_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,15 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from dtrain.keras_engine.feed.iterators import let_go, prepare
+from dtrain.keras_engine.feed.passes import Pass
 from dtrain.keras_engine.rows import Split, batch_rows, map_leaves, present_leaves, row_bytes
 from dtrain.upstream import datasets as upstream_data
 
-BATCHES = 32
-"""The most batches in a group."""
+_BATCHES = 32
+"""The most batches in a group. The first step waits until a whole group is read, and any data may be slow."""
+
+_BATCHES_OF_ARRAYS = 1024
+"""The same for arrays in memory, whose rows are read in microseconds."""
 
 _BYTES = 8e6  # the most bytes of a group
 
@@ -57,13 +61,24 @@ class Groups:
 
     def __init__(self, source: Any, dataset: tf.data.Dataset, *, one_by_one: bool) -> None:
         self.dataset = dataset
-        self.batches = 1 if one_by_one else _batches(dataset.element_spec)
         self.rows, self.rest = 0, True
-        self._groups: Any = dataset
         self.lazy = bool(source.counted)
         self.counted = self.lazy or int(dataset.cardinality()) >= 0
+        own = getattr(source, "in_groups", None)
+        self._groups: Any = None
+        if own is not None and dataset is source.dataset:
+            most = 1 if one_by_one else _most(dataset.element_spec, _BATCHES_OF_ARRAYS)
+            # Groups of all passes have one shape. A power of two is the shape of many lengths of a pass.
+            self.batches = min(most, 1 << (source.steps - 1).bit_length())
+            self._groups, self.rows = own(self.batches), source.batch
+        if self._groups is None:
+            self.batches = 1 if one_by_one else _most(dataset.element_spec, _BATCHES)
+            self._group_dataset(dataset)
+
+    def _group_dataset(self, dataset: tf.data.Dataset) -> None:
+        self._groups, self.rows = dataset, 0
         if self.batches > 1:
-            self._groups, self.rows, self.rest = _rows_of_batches(source, dataset, self.batches)
+            self._groups, self.rows, self.rest = upstream_data.in_larger_batches(dataset, self.batches)
             if self._groups is None:
                 self._groups = _padded(dataset, self.batches)
 
@@ -112,7 +127,7 @@ class GroupIterator:
         if self._iterator is None:
             self._iterator = self._of.begin()
         try:
-            found = next(self._iterator)
+            found = self._iterator.next_rows() if isinstance(self._iterator, Pass) else next(self._iterator)
         except (StopIteration, tf.errors.OutOfRangeError):
             return False
         self._next = 0
@@ -189,27 +204,12 @@ def batch_size_of(source: Any, dataset: tf.data.Dataset) -> int | None:
     return None if found is None else int(found)
 
 
-def _batches(spec: Any) -> int:
-    """How many batches of this spec a group may have."""
+def _most(spec: Any, batches: int) -> int:
+    """How many batches of this spec a group may have, at most `batches`."""
     leaves = present_leaves(spec)
     # An unknown number of rows is taken to be 256.
     sizes = [row_bytes(leaf) * (leaf.shape[0] or 256) for leaf in leaves]
-    return max(1, min(BATCHES, int(_BYTES // max(1, sum(sizes)))))
-
-
-def _rows_of_batches(source: Any, dataset: tf.data.Dataset, batches: int) -> tuple[Any, int, bool]:
-    """A dataset whose elements are the rows of `batches` batches of equal size.
-
-    Returns:
-        The dataset, or None if it cannot be made; the rows of one batch; and whether the rows left over at
-        the end are a smaller batch.
-    """
-    own = getattr(source, "in_groups", None)
-    if own is not None and dataset is source.dataset:
-        made = own(batches)
-        if made is not None:
-            return made, source.batch, True
-    return upstream_data.in_larger_batches(dataset, batches)
+    return max(1, min(batches, int(_BYTES // max(1, sum(sizes)))))
 
 
 def _padded(dataset: tf.data.Dataset, batches: int) -> tf.data.Dataset:

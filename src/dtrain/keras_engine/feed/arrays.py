@@ -38,6 +38,7 @@ _SMALL_BYTES = 2e6
 _LARGE = 1 << 20  # bytes of an array that is copied once; smaller ones are copied as TensorFlow does
 _ALIGNMENT = 64  # bytes, of the memory that TensorFlow takes over without a copy
 _LARGEST_KEPT = 1 << 29  # bytes of a copy whose memory is kept between two fits
+_KEPT_ROWS = 1 << 20  # of an order that is kept between two fits
 _UNUSED = 3  # the references to memory that no tensor uses: of `_kept`, of `_memory_for`, of `getrefcount`
 _kept: dict[int, tuple[weakref.ref[np.ndarray], np.ndarray]] = {}  # by the id of the array that was copied
 _kept_lock = threading.Lock()
@@ -144,20 +145,15 @@ class ArraySource:
             value = tf.constant([number, first, *self._seed], tf.int64)
             tf.raw_ops.AssignVariableOp(resource=self._handle, value=value)
 
-    def in_groups(self, batches: int) -> Passes | None:
-        """Passes whose elements hold the rows of several batches; None if the order is drawn batch by batch.
+    def in_groups(self, batches: int) -> BufferedPasses | None:
+        """Passes of which the rows of up to `batches` batches are read together, for one replica.
 
-        Args:
-            batches: the number of batches in an element; the last of a pass may have fewer.
+        None if the order is drawn batch by batch.
         """
         if self._order.one_by_one:
             return None
-        return Passes(
-            self,
-            lambda: self._made("in_groups", at_once=batches, ahead=2),
-            each=batches,
-            alike=self._order.same_each_pass,
-        )
+        reader = self._reader(Parts(), batches, flat=True)
+        return BufferedPasses(self, self._rows_to_read, reader, alike=self._order.same_each_pass)
 
     def passes(self, layout: ReplicaLayout, at_once: int = _BATCHES_AT_ONCE) -> Passes | None:
         """Passes over this process' part of each batch, as elements of a `SplitDataset`.
@@ -182,15 +178,14 @@ class ArraySource:
         with tf.init_scope(), tf.device("CPU:0"):
             begun = tf.constant(self._seed, tf.int64)
             if self._order.drawn:
-                # A dataset makes the operation that draws anew, so that it draws the same order each time.
-                drawn = tf.data.Dataset.from_tensors(begun).map(unconverted(self._order.begun))
-                (begun,) = drawn.with_options(_options())
+                draw = _drawn if self._rows <= _KEPT_ROWS else _drawn.__wrapped__
+                begun = draw(self._order)
             return ArrayRows(self._values, begun, tf.constant(self._rows, tf.int64))
 
-    def _reader(self, parts: Parts, at_once: int) -> RowReader:
+    def _reader(self, parts: Parts, at_once: int, *, flat: bool = False) -> RowReader:
         # One function serves for any number of rows and any seed.
         order = replace(self._order, rows=0, fixed=(0, 0) if self._fixed else ())
-        return RowReader(order, parts, at_once, even=self._rows % self.batch == 0)
+        return RowReader(order, parts, at_once, even=self._rows % self.batch == 0, flat=flat)
 
     def _can_be_buffered(self, layout: ReplicaLayout, at_once: int) -> bool:
         """Whether reading many batches at a time is possible and faster.
@@ -226,13 +221,11 @@ class ArrayBatches:
         order: the order of the rows.
         ahead: the number of elements to read ahead.
         parts: which parts of each batch are read, by `by_one`.
-        at_once: the batches in an element, by `in_groups`.
     """
 
     order: ArrayOrder
     ahead: int
     parts: Parts = field(default_factory=Parts)
-    at_once: int = 1
 
     def whole(self, values: Any, handle: Any) -> tf.data.Dataset:
         """The global batches as Keras makes them, from the beginning to the end of that pass."""
@@ -247,22 +240,6 @@ class ArrayBatches:
             deterministic=True,
         )
         return batches.with_options(_options()).prefetch(self.ahead)
-
-    def in_groups(self, values: Any, handle: Any) -> tf.data.Dataset:
-        """The rows of several batches per element, without end."""
-
-        def groups(position: Any, begun: Any) -> tf.data.Dataset:
-            of_first = -(-(self.order.steps - position[1]) // self.at_once)
-            of_pass = -(-self.order.steps // self.at_once)
-
-            def rows(group: Any) -> Any:
-                number, first = _position_of_group(group, self.at_once, position, of_first, of_pass)
-                places = self.order.places(first, self.at_once)
-                return self._fetched(values, places, first, number, begun)
-
-            return _endless().map(unconverted(rows))
-
-        return self._endless_from(handle, groups)
 
     def by_one(self, values: Any, handle: Any) -> tf.data.Dataset:
         """This process' parts of the batches, one batch per element, without end."""
@@ -299,6 +276,15 @@ class ArrayBatches:
 
     def _fetched(self, values: Any, places: Any, step: Any, number: Any, begun: Any) -> Any:
         return upstream_data.some_rows(values, self.order.rows_at(places, step, number, begun))
+
+
+@functools.lru_cache(maxsize=1)
+def _drawn(order: ArrayOrder) -> Any:
+    """The rows of a pass in the order that Keras draws; the last one is kept, for the next `fit`."""
+    # A dataset makes the operation that draws anew, so that it draws the same order each time.
+    drawn = tf.data.Dataset.range(1).map(unconverted(order.begun))
+    (rows,) = drawn.with_options(_options())
+    return rows
 
 
 @functools.lru_cache(maxsize=64)
@@ -355,23 +341,6 @@ def _options() -> tf.data.Options:
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return options
-
-
-def _position_of_group(
-    group: Any, batches: int, position: Any, of_first: Any, of_pass: Any
-) -> tuple[Any, Any]:
-    """The number of a group's pass, and the number of the group's first batch in that pass.
-
-    Args:
-        group: the group's number, counted from the position.
-        batches: the number of batches in a group.
-        position: the pass and the batch where the first pass begins; later passes begin at their first batch.
-        of_first, of_pass: the number of groups in the first pass, and in every later pass.
-    """
-    later = group - of_first
-    number = tf.where(later < 0, position[0], position[0] + 1 + later // of_pass)
-    first = tf.where(later < 0, position[1] + group * batches, later % of_pass * batches)
-    return number, first
 
 
 def _endless() -> tf.data.Dataset:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -41,21 +42,16 @@ class Passes:
     Args:
         source: decides where the next pass begins.
         make: makes an endless dataset, whose iterators begin where the last `source.set_next` says.
-        each: the batches in one element of the dataset; the last element of a pass may have fewer.
         alike: whether all passes are equal, so that the iterator may continue with any of them.
 
     Attributes:
-        each: as given.
         reader, read: None, or those of `BufferedPasses`.
     """
 
     reader: RowReader | None = None
     read: Any = None
 
-    def __init__(
-        self, source: Seekable, make: Callable[[], Any], *, each: int = 1, alike: bool = False
-    ) -> None:
-        self.each = each
+    def __init__(self, source: Seekable, make: Callable[[], Any], *, alike: bool = False) -> None:
         self._source = source
         self._make = make
         self._first_compared = 1 if alike else 0  # with equal passes, only the batch number is compared
@@ -69,7 +65,7 @@ class Passes:
 
     @property
     def element_spec(self) -> Any:
-        """The spec of what an iteration yields: a batch, or several if `each` is greater."""
+        """The spec of a batch."""
         return self._data.element_spec
 
     def __iter__(self) -> Pass:
@@ -121,12 +117,29 @@ class BufferedPasses(Passes):
     ) -> None:
         super().__init__(source, make, alike=alike)
         self.reader = reader
+        self._ahead: Any = None  # a place, and the future of what a thread reads there
 
     @functools.cached_property
     def read(self) -> Any:
         """The reader's `read`, traced once for all arrays of the same kind."""
         place = tf.TensorSpec([2], tf.int64)
         return _read_traced(self.reader).get_concrete_function(self.reader.specs(self._data), place)
+
+    def read_rows(self, position: tuple[int, int]) -> tuple[Any, BatchBuffer]:
+        """What `reader` reads from a position on, and the buffer that is left.
+
+        A thread then reads the batches after these, beside the steps of the caller.
+        """
+        data, buffer = self.at(position)
+        ahead, self._ahead = self._ahead, None
+        was_read = ahead is not None and ahead[0] is buffer.place
+        found, after = ahead[1].result() if was_read else self._read_on_cpu(data, buffer.place)
+        self._ahead = after, _read_thread().submit(self._read_on_cpu, data, after)
+        return found, buffer._replace(place=after)
+
+    def _read_on_cpu(self, data: Any, place: Any) -> tuple[Any, Any]:
+        with tf.device("CPU:0"):
+            return self.read(data, place)
 
     @functools.cached_property
     def _buffer_spec(self) -> BatchBuffer:
@@ -137,7 +150,7 @@ class BufferedPasses(Passes):
 
     @property
     def element_spec(self) -> Any:
-        """As of `Passes`: the spec of one batch."""
+        """As of `Passes`."""
         return tf.nest.map_structure(_of_one, self._buffer_spec.batches)
 
     @property
@@ -148,6 +161,11 @@ class BufferedPasses(Passes):
     def _begun(self, position: tuple[int, int]) -> tuple[Any, BatchBuffer]:
         nothing = tf.nest.map_structure(_none_of, self._buffer_spec.batches)
         return self._data, BatchBuffer(nothing, tf.constant(0), tf.constant(position, tf.int64))
+
+
+@functools.cache
+def _read_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="dtrain-read-ahead")
 
 
 @functools.lru_cache(maxsize=64)
@@ -223,8 +241,21 @@ class Pass:
             if not buffer.left():
                 buffer = BatchBuffer.read(self._of.read, source, buffer.place)
             element, buffer = buffer.popped()
-        self.note(min(self._of.each, self.left), buffer)
+        self.note(1, buffer)
         return element
+
+    def next_rows(self) -> Any:
+        """The rows of the next batches, which a `RowReader` that is `flat` reads together.
+
+        Raises:
+            StopIteration: no batch is left.
+        """
+        if not self.left:
+            raise StopIteration
+        passes: Any = self._of
+        rows, buffer = passes.read_rows((self._number, self._steps - self.left))
+        self.note(-(-tf.nest.flatten(rows)[0].shape[0] // passes.reader.order.batch), buffer)
+        return rows
 
 
 class BatchBuffer(NamedTuple):
@@ -300,15 +331,19 @@ class RowReader:
         parts: which parts of each batch are read.
         at_once: the most batches to read.
         even: whether the last batch of a pass is full. If not, it is read alone.
+        flat: whether a tensor of the rows of all batches is read.
     """
 
     order: ArrayOrder
     parts: Parts
     at_once: int
     even: bool
+    flat: bool = False
 
     def read(self, data: ArrayRows, place: Any) -> tuple[Any, Any]:
-        """A nest of tensors of shape (batches, rows, ...), and the place of the batch after these.
+        """A nest of tensors, and the place of the batch after these.
+
+        The tensors' shape is (batches, rows, ...); if `flat`, (batches * rows, ...).
 
         Args:
             data: the arrays.
@@ -328,7 +363,7 @@ class RowReader:
         def part(low: Any, high: Any) -> Any:
             places = tf.reshape(starts + tf.range(low, high, dtype=tf.int64), [-1])
             rows = upstream_data.some_rows(data.values, order.rows_at(places, first, number, data.begun))
-            return map_leaves(lambda leaf: _in_batches(leaf, count, high - low), rows)
+            return rows if self.flat else map_leaves(lambda leaf: _in_batches(leaf, count, high - low), rows)
 
         parts = [part(*each) for each in self.parts.bounds(size)]
         after = first + count
