@@ -58,7 +58,9 @@ class Run:
         self._outputs, self._waited = rounds[-1][0].structured_outputs  # type: ignore[attr-defined]
         self._reading = _ReadingFlag() if channel.connected() else None
         self._reader: Any = iterator.reader
-        loop = self._counted if exact or self._reader else self._until_end
+        loop: Callable[..., Any] = self._counted if exact or self._reader else self._until_end
+        if self._reader and len(rounds) == 1:
+            loop = self._buffered
         # Traced here: TensorFlow would warn of retracing if each model called a new `tf.function`.
         traced = tf.function(loop, autograph=False)
         self._function = traced.get_concrete_function(*iterator.specs, tf.TensorSpec([], tf.int32))
@@ -100,6 +102,41 @@ class Run:
         found = self._loop(lambda done, *_: done < rounds, body, (*self._start(), start), invariants)
         done, reading, waited, rows, outputs, buffer = found
         return done, buffer or None, outputs, waited, reading, rows
+
+    def _buffered(self, source: Any, buffer: BatchBuffer, rounds: Any) -> Any:
+        """As `_counted`, with an inner loop over the batches of a buffer.
+
+        A step of the inner loop neither reads nor takes times, so that small steps cost about a third less.
+        """
+        one = self._rounds[0][0]
+        scalar = tf.TensorShape([])
+        known = tf.nest.map_structure(lambda spec: spec.shape, self._outputs)
+
+        def body(done: Any, reading: Any, waited: Any, rows: Any, outputs: Any, buffer: Any) -> Any:
+            def another() -> Any:
+                return self._read(lambda: BatchBuffer.read(self._reader.read, source, buffer.place))
+
+            buffer, read = tf.cond(buffer.left(), lambda: (buffer, tf.zeros([], tf.float64)), another)
+            first = buffer.next
+            last = tf.minimum(buffer.size(), first + rounds - done)
+
+            def step(number: Any, waited: Any, outputs: Any) -> Any:
+                outputs, more = one(*split_of(buffer.at(number), whole=self._whole))
+                return number + 1, waited if more is None else waited + more, outputs
+
+            _, waited, outputs = tf.while_loop(
+                lambda number, *_: number < last, step, (first, waited, outputs),
+                shape_invariants=(scalar, scalar, known), parallel_iterations=1,
+            )  # fmt: skip
+            count = last - first
+            each = rows_of(split_of(buffer.at(first), whole=self._whole))
+            rows += tf.cast(count, tf.int64) * tf.cast(each, tf.int64)
+            return done + count, reading + read, waited, rows, outputs, buffer._replace(next=last)
+
+        invariants = tf.nest.map_structure(lambda leaf: leaf.shape, buffer)
+        found = self._loop(lambda done, *_: done < rounds, body, (*self._start(), buffer), invariants)
+        done, reading, waited, rows, outputs, buffer = found
+        return done, buffer, outputs, waited, reading, rows
 
     def _step(self, one: TracedStep, source: Any, reading: Any, waited: Any, rows: Any, buffer: Any) -> Any:
         if buffer:

@@ -278,15 +278,22 @@ class BatchBuffer(NamedTuple):
         element, after = read(data, place)
         return cls(element, tf.constant(0), after)
 
+    def size(self) -> Any:
+        """The number of batches, those before `next` included."""
+        leaf = tf.nest.flatten(self.batches)[0]
+        return tf.shape(leaf)[0] if leaf.shape[0] is None else leaf.shape[0]
+
     def left(self) -> Any:
         """Whether there is a next batch, a bool scalar."""
-        leaf = tf.nest.flatten(self.batches)[0]
-        return self.next < (tf.shape(leaf)[0] if leaf.shape[0] is None else leaf.shape[0])
+        return self.next < self.size()
+
+    def at(self, number: Any) -> Any:
+        """The batch of a number."""
+        return tf.nest.map_structure(lambda leaf: tf.gather(leaf, number), self.batches)
 
     def popped(self) -> tuple[Any, BatchBuffer]:
         """The next batch, and the buffer without it."""
-        batch = tf.nest.map_structure(lambda leaf: tf.gather(leaf, self.next), self.batches)
-        return batch, self._replace(next=self.next + 1)
+        return self.at(self.next), self._replace(next=self.next + 1)
 
 
 @dataclass(frozen=True)
