@@ -67,6 +67,29 @@ class Network:
 
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True) if self.classes else "mse"
 
+    def keras_step(self) -> tuple[Any, Any]:
+        """What a loop without `compile` needs, for a new model.
+
+        Returns:
+            A function of a batch's inputs and targets, which gives the mean loss and the gradients; and a
+            function of gradients, which updates the model.
+        """
+        import keras
+        import tensorflow as tf
+
+        model = self.keras()
+        variables = model.trainable_variables
+        optimizer = keras.optimizers.get(self.optimizer)
+        optimizer.build(variables)
+        loss_of = keras.losses.get(self.keras_loss())
+
+        def loss_and_gradients(x: Any, y: Any) -> tuple[Any, list[Any]]:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(loss_of(y, model(x, training=True)))
+            return loss, tape.gradient(loss, [v.value for v in variables])
+
+        return loss_and_gradients, lambda gradients: optimizer.apply(gradients, variables)
+
     def torch(self) -> Any:
         """The same for PyTorch."""
         from torch import nn

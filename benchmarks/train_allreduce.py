@@ -23,20 +23,13 @@ class AllReduceLoop:
     """
 
     def __init__(self, network: Network) -> None:
-        import keras
         import numpy as np
         import tensorflow as tf
         from mpi4py import MPI
 
         self._network = network
         world = MPI.COMM_WORLD
-        model = network.keras()
-        variables = model.trainable_variables
-        optimizer = keras.optimizers.get(network.optimizer)
-        optimizer.build(variables)
-        loss_of = keras.losses.get(network.keras_loss())
-        shapes = [v.shape for v in variables]
-        sizes = [int(np.prod(shape)) for shape in shapes]
+        loss_and_gradients, update = network.keras_step()
 
         def mean_over_workers(local: np.ndarray) -> np.ndarray:
             total = np.empty_like(local)
@@ -48,13 +41,11 @@ class AllReduceLoop:
         def train(dataset: Any) -> Any:
             loss = tf.constant(0.0)
             for x, y in dataset:
-                with tf.GradientTape() as tape:
-                    loss = tf.reduce_mean(loss_of(y, model(x, training=True)))
-                gradients = tape.gradient(loss, [v.value for v in variables])
+                loss, gradients = loss_and_gradients(x, y)
                 flat = tf.concat([tf.reshape(each, [-1]) for each in gradients], 0)
                 mean = tf.ensure_shape(tf.numpy_function(mean_over_workers, [flat], tf.float32), flat.shape)
-                parts = map(tf.reshape, tf.split(mean, sizes), shapes)
-                optimizer.apply(list(parts), variables)
+                parts = tf.split(mean, [each.shape.num_elements() for each in gradients])
+                update([tf.reshape(part, each.shape) for part, each in zip(parts, gradients, strict=True)])
             return loss
 
         self._train = train

@@ -22,21 +22,15 @@ class XlaLoop:
     """
 
     def __init__(self, network: Network) -> None:
-        import keras
         import tensorflow as tf
 
         self._network = network
         batch = network.batch
-        model = network.keras()
-        variables = model.trainable_variables
-        optimizer = keras.optimizers.get(network.optimizer)
-        optimizer.build(variables)
-        loss_of = keras.losses.get(network.keras_loss())
+        loss_and_gradients, update = network.keras_step()
 
         def step(x: Any, y: Any) -> Any:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(loss_of(y, model(x, training=True)))
-            optimizer.apply(tape.gradient(loss, [v.value for v in variables]), variables)
+            loss, gradients = loss_and_gradients(x, y)
+            update(gradients)
             return loss
 
         @tf.function(jit_compile=True, autograph=False)

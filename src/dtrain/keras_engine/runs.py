@@ -113,10 +113,7 @@ class Run:
         known = tf.nest.map_structure(lambda spec: spec.shape, self._outputs)
 
         def body(done: Any, reading: Any, waited: Any, rows: Any, outputs: Any, buffer: Any) -> Any:
-            def another() -> Any:
-                return self._read(lambda: BatchBuffer.read(self._reader.read, source, buffer.place))
-
-            buffer, read = tf.cond(buffer.left(), lambda: (buffer, tf.zeros([], tf.float64)), another)
+            buffer, read = self._ready(source, buffer)
             first = buffer.next
             last = tf.minimum(buffer.size(), first + rounds - done)
 
@@ -140,7 +137,8 @@ class Run:
 
     def _step(self, one: TracedStep, source: Any, reading: Any, waited: Any, rows: Any, buffer: Any) -> Any:
         if buffer:
-            batch, buffer, read = self._popped(source, buffer)
+            buffer, read = self._ready(source, buffer)
+            batch, buffer = buffer.popped()
         else:
             batch, read = self._read(source.get_next)
         split = split_of(batch, whole=self._whole)
@@ -148,14 +146,15 @@ class Run:
         waited = waited if more is None else waited + more
         return reading + read, waited, rows + tf.cast(rows_of(split), tf.int64), buffer, outputs
 
-    def _popped(self, data: Any, buffer: BatchBuffer) -> tuple[Any, BatchBuffer, Any]:
-        """The next batch, the buffer without it, and the seconds of reading; reads if the buffer is empty."""
+    def _ready(self, data: Any, buffer: BatchBuffer) -> tuple[BatchBuffer, Any]:
+        """The buffer, read anew if no batch is left in it; and the seconds of reading."""
 
         def another() -> Any:
             return self._read(lambda: BatchBuffer.read(self._reader.read, data, buffer.place))
 
-        buffer, read = tf.cond(buffer.left(), lambda: (buffer, tf.zeros([], tf.float64)), another)
-        return *buffer.popped(), read
+        found: tuple[BatchBuffer, Any]
+        found = tf.cond(buffer.left(), lambda: (buffer, tf.zeros([], tf.float64)), another)
+        return found
 
     def _until_end(self, source: Any, buffer: None, rounds: Any) -> Any:
         """As `_counted`, for data of unknown length: reads optionals, and stops at the first empty one."""

@@ -274,9 +274,6 @@ class ArrayBatches:
         start = tf.ensure_shape(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64), [4])
         return start[:2], self.order.begun(start[2:])
 
-    def _fetched(self, values: Any, places: Any, step: Any, number: Any, begun: Any) -> Any:
-        return upstream_data.some_rows(values, self.order.rows_at(places, step, number, begun))
-
 
 @functools.lru_cache(maxsize=1)
 def _drawn(order: ArrayOrder) -> Any:
