@@ -63,6 +63,7 @@ _XLA_LOOP = Side(
 
 
 def _one_device(data: str, network: str = "tiny") -> Case:
+    call = data if data in ("evaluate", "predict") else "fit"
     more = {"XLA loop": _XLA_LOOP} if data == "arrays" else {}
     return Case(
         title=f"one device, {data}, {network}",
@@ -70,19 +71,19 @@ def _one_device(data: str, network: str = "tiny") -> Case:
         steps=2000,
         sides={
             "dtrain": Side(
-                title="fit, OneDeviceStrategy",
+                title=f"{call}, OneDeviceStrategy",
                 starter="alone",
                 program=_fit("dtrain", "one_device"),
                 data=data,
             ),
             "dtrain default": Side(
-                title='fit, dtrain.strategy("default")',
+                title=f'{call}, dtrain.strategy("default")',
                 starter="alone",
                 program=_fit("dtrain", "default"),
                 data=data,
             ),
             "stock fit": Side(
-                title="stock Keras, fit", starter="alone", program=_fit("stock", "default"), data=data
+                title=f"stock Keras, {call}", starter="alone", program=_fit("stock", "default"), data=data
             ),
             **more,
         },
@@ -160,6 +161,8 @@ CASES = {
     "one-arrays": _one_device("arrays"),
     "one-arrays-small": _one_device("arrays", "small"),
     "one-tf.data": _one_device("tf.data"),
+    "one-evaluate": _one_device("evaluate"),
+    "one-predict": _one_device("predict"),
     "mirrored": Case(
         title="two logical CPUs",
         network="tiny",

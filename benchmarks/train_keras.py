@@ -1,6 +1,6 @@
-"""`model.fit`, under a strategy of dtrain's or of stock TensorFlow's: one process of a job that answers.
+"""Keras' `fit`, `evaluate` and `predict` under a strategy of dtrain's or TensorFlow's: one process of a job.
 
-A whole `fit` is timed, from its call to its return; the round that is not counted warms up. Stock Keras is
+A whole call is timed, from its call to its return; the round that is not counted warms up. Stock Keras is
 measured in processes that never import dtrain.
 """
 
@@ -37,8 +37,8 @@ def stock_strategy(name: str) -> Any:
     return tf.distribute.OneDeviceStrategy("/cpu:0") if name == "one_device" else tf.distribute.get_strategy()
 
 
-class Fit:
-    """`model.fit` of one network, compiled once.
+class Calls:
+    """Calls of one model, which is compiled once.
 
     Args:
         network: what is trained.
@@ -54,19 +54,25 @@ class Fit:
         self._kept: dict[Any, Any] = {}
 
     def __call__(self, way: str, steps: int) -> float:
-        """Seconds a step of a whole `fit`, with all that it does before and after its steps.
+        """Seconds a step of a whole call, with all that it does before and after its steps.
 
         Args:
-            way: "arrays", or "tf.data" for a plain dataset of them.
-            steps: of an epoch.
+            way: `fit` of "arrays" or of "tf.data", a plain dataset; "evaluate" or "predict" of arrays.
+            steps: of an epoch; the other calls make as many steps as all epochs together.
         """
-        arguments = self._arguments(way, steps)
+        every = jobs.EPOCHS * steps
+        if way in ("evaluate", "predict"):
+            call, arguments = getattr(self._model, way), dict(self._arguments("arrays", every))
+            if way == "predict":
+                del arguments["y"]
+        else:
+            call, arguments = self._model.fit, {**self._arguments(way, steps), "epochs": jobs.EPOCHS}
         begun = time.perf_counter()
-        self._model.fit(**arguments, epochs=jobs.EPOCHS, verbose=0)
-        return (time.perf_counter() - begun) / (jobs.EPOCHS * steps)
+        call(**arguments, verbose=0)
+        return (time.perf_counter() - begun) / every
 
     def _arguments(self, way: str, steps: int) -> dict[str, Any]:
-        """What `fit` is given; the batch of a worker is the network's, the global one is for all of them."""
+        """The data of a call; the batch of a worker is the network's, the global one is for all of them."""
         if (way, steps) not in self._kept:
             batch = self._network.batch * self._replicas
             x, y = self._network.data(batch * steps)
@@ -103,8 +109,7 @@ def main() -> None:
         strategy = dtrain_strategy(asked.strategy, asked.communication)
     else:
         strategy = stock_strategy(asked.strategy)
-    fit = Fit(NETWORKS[asked.network], strategy)
-    jobs.answer(asked.address, fit)
+    jobs.answer(asked.address, Calls(NETWORKS[asked.network], strategy))
 
 
 if __name__ == "__main__":

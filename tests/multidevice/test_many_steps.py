@@ -43,6 +43,18 @@ class Watcher(keras.callbacks.Callback):  # type: ignore[misc]
         self.seen.append(batch)
 
 
+class TestWatcher(keras.callbacks.Callback):  # type: ignore[misc]
+    """Looks at each batch of `evaluate` and `predict`."""
+
+    __test__ = False
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Nothing."""
+
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Nothing."""
+
+
 class Calls(keras.callbacks.Callback):  # type: ignore[misc]
     """Notes when the calls of a `fit` begin, and how many steps were done by then."""
 
@@ -349,6 +361,118 @@ def test_epochs_of_steps_that_divide_no_group(runs_in_xla: None) -> None:
     np.testing.assert_allclose(found[0]["loss"], expected[0]["loss"], rtol=2e-4)
 
 
+def judged_in_xla(model: Any) -> bool:
+    return bool((model.test_function.findings or {}).get("xla"))
+
+
+def predicted_in_xla(model: Any) -> bool:
+    return model.predict_function._xla.traced > 0  # type: ignore[no-any-return]
+
+
+def inputs(data: str) -> Any:
+    """Data without labels: arrays, or a dataset as `predict` accepts it."""
+    if data == "arrays":
+        return X
+    rows = {"inputs alone": X, "inputs in a tuple": (X,), "with labels": (X, Y)}[data]
+    return tf.data.Dataset.from_tensor_slices(rows).batch(BATCH).prefetch(2)
+
+
+@pytest.mark.parametrize("data", ["arrays", "prefetched"])
+def test_evaluations_in_xla_give_the_numbers_of_tensorflow(data: str, runs_in_xla: None) -> None:
+    strategy = STRATEGIES["one device"]()
+    plain, model, watched = model_in(strategy, jit_compile=False), model_in(strategy), model_in(strategy)
+
+    def judged(model: Any, **arguments: Any) -> Any:
+        given = XLA_DATA[data]()
+        given = {"x": X, "y": Y, "batch_size": BATCH} if given is None else {"x": given}
+        return model.evaluate(**given, verbose=0, **arguments)
+
+    expected, found = judged(plain), judged(model)
+    assert judged_in_xla(model)
+    assert not judged_in_xla(plain)
+    np.testing.assert_allclose(found, expected, rtol=2e-6)
+    assert judged(model) == found
+    assert judged(watched, callbacks=[keras.callbacks.LambdaCallback()]) == found
+    assert judged(model_in(strategy), callbacks=[TestWatcher()]) == found
+
+
+@pytest.mark.parametrize("data", ["arrays", "inputs alone", "inputs in a tuple", "with labels"])
+def test_predictions_in_xla_are_those_of_tensorflow(data: str, runs_in_xla: None) -> None:
+    strategy = STRATEGIES["one device"]()
+    plain, model = model_in(strategy, jit_compile=False), model_in(strategy)
+    size = {"batch_size": BATCH} if data == "arrays" else {}
+    expected = plain.predict(inputs(data), verbose=0, **size)
+    found = model.predict(inputs(data), verbose=0, **size)
+    assert predicted_in_xla(model)
+    assert not predicted_in_xla(plain)
+    assert found.shape == expected.shape == (len(X), 1)
+    np.testing.assert_allclose(found, expected, rtol=2e-6)
+    np.testing.assert_array_equal(model.predict(inputs(data), verbose=0, **size), found)
+    one_by_one = model.predict(inputs(data), verbose=0, callbacks=[TestWatcher()], **size)
+    np.testing.assert_array_equal(one_by_one, found)
+    some = model.predict(inputs(data), verbose=0, steps=12, **size)
+    np.testing.assert_array_equal(some, found[: 12 * BATCH])
+
+
+def test_a_model_of_several_inputs_and_outputs_predicts_in_xla(runs_in_xla: None) -> None:
+    strategy = STRATEGIES["one device"]()
+
+    def made(**options: Any) -> Any:
+        keras.utils.set_random_seed(4)
+        with strategy.scope():
+            one, two = keras.Input((6,), name="one"), keras.Input((6,), name="two")
+            whole = keras.layers.Concatenate()([one, two])
+            outputs = {"wide": keras.layers.Dense(3)(whole), "narrow": keras.layers.Dense(1)(one)}
+            model = keras.Model({"one": one, "two": two}, outputs)
+            model.compile("sgd", {"wide": "mse", "narrow": "mae"}, **options)
+        return model
+
+    plain, model = made(jit_compile=False), made()
+    data = {"one": X, "two": 2 * X}
+    expected, found = (each.predict(data, batch_size=BATCH, verbose=0) for each in (plain, model))
+    assert predicted_in_xla(model)
+    assert found.keys() == expected.keys()
+    for name, rows in found.items():
+        assert len(rows) == len(X)
+        np.testing.assert_allclose(rows, expected[name], rtol=2e-5, atol=1e-6)
+
+
+def test_wide_outputs_make_small_groups(runs_in_xla: None) -> None:
+    strategy = STRATEGIES["one device"]()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(20_000)])
+        model.compile("sgd", "mse")
+    assert model.predict(X[:304], batch_size=BATCH, verbose=0).shape == (304, 20_000)
+    assert predicted_in_xla(model)
+    # Ten batches of ten rows of 80 kB are 8 MB; the other program is that of the last, smaller batch.
+    first, last = model.predict_function._xla._programs
+    assert "(100, 6)" in first.replace("TensorShape([100, 6])", "(100, 6)")
+    assert last.endswith(" 4")
+
+
+def test_the_evaluations_of_a_fit_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = STRATEGIES["one device"]()
+
+    def validated(**arguments: Any) -> Any:
+        model = model_in(strategy)
+        data = (X[: 12 * BATCH], Y[: 12 * BATCH])
+        history = model.fit(
+            X[:50], Y[:50], batch_size=BATCH, verbose=0, validation_data=data, **arguments
+        ).history
+        return model, history["val_loss"]
+
+    monkeypatch.setattr(xla_rule, "LEAST_STEPS", 36)
+    model, losses = validated(epochs=3)
+    assert judged_in_xla(model)
+    assert not judged_in_xla(validated(epochs=2)[0])
+    assert not judged_in_xla(validated(epochs=4, validation_freq=2)[0])
+    assert judged_in_xla(validated(epochs=4, validation_freq=[1, 2, 4])[0])
+    monkeypatch.setattr(xla_rule, "LEAST_STEPS", 1000)
+    plain, expected = validated(epochs=3)
+    assert not judged_in_xla(plain)
+    np.testing.assert_allclose(losses, expected, rtol=2e-6)
+
+
 class OwnLayer(keras.layers.Dense):  # type: ignore[misc]
     """A layer of the user's own."""
 
@@ -377,7 +501,7 @@ def test_the_rule_says_no(change: dict[str, Any], runs_in_xla: None) -> None:
             model.add(layer(1))
         if loss is not None or layer is not None:
             model.compile("sgd", loss or "mse")
-    assert not xla_rule.runs_in_xla(model, 11 if epochs else None, BATCH)
+    assert not xla_rule.runs_in_xla(model, "train_step", 11 if epochs else None, BATCH)
     model.fit(X[:40], Y[:40], batch_size=BATCH, epochs=3, verbose=0)
     assert change or not in_xla(model) or not epochs
 

@@ -32,6 +32,9 @@ START_SECONDS = 240.0
 _LAG = 8.0  # seconds that a worker whose program failed waits for the results of its peers
 _SEED = 1234
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_INSTALLED = re.compile(
+    r"/\S*/site-packages/"
+)  # where the packages are on this machine tells a reader nothing
 
 
 def main(name: str, side: str, folder: Path, limit: float, programs: list[str]) -> int:
@@ -113,7 +116,7 @@ def informative_line(message: str) -> str:
     if not found and lines[0].startswith("in user code"):
         found = [line.partition(": ")[2] for line in lines if "Error: " in line.split("(")[0]]
     found += [line for line in lines if not line.startswith(where) and "root error(s)" not in line]
-    return (found or lines)[0][:300]
+    return _INSTALLED.sub("", (found or lines)[0])[:300]
 
 
 def _check_stock() -> None:

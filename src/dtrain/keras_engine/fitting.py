@@ -153,8 +153,18 @@ def _loop_of_fit(
         every_batch=training,
         session=session,
         epochs=int(arguments["epochs"]) - int(arguments["initial_epoch"]),
-        validation=Loop(kind="evaluate", model=model, every_batch=validation),
+        validation=Loop(kind="evaluate", model=model, every_batch=validation, epochs=_validations(arguments)),
     )
+
+
+def _validations(arguments: Mapping[str, Any]) -> int:
+    """How often a `fit` evaluates on its validation data, after epochs whose numbers Keras counts from 1."""
+    frequency = arguments["validation_freq"]
+    epochs = range(int(arguments["initial_epoch"]) + 1, int(arguments["epochs"]) + 1)
+    if isinstance(frequency, list):
+        return sum(epoch in frequency for epoch in epochs)
+    # Keras reads no other value without validation data, and refuses it with them.
+    return sum(epoch % frequency == 0 for epoch in epochs) if _is_count(frequency, 1) else 0
 
 
 @replaces(keras_names.EVALUATE)
@@ -190,7 +200,7 @@ def _without_training(original: Callable[..., Any], self: Any, args: Any, kwargs
     if kind == "evaluate" or (layout is not None and layout.replicas == 1):
         watches = "test" if kind == "evaluate" else "predict"
         (every_batch,) = watched(call.arguments["callbacks"], layout, watches)
-    with Loop(kind=kind, model=self, every_batch=every_batch).running():
+    with Loop(kind=kind, model=self, every_batch=every_batch, epochs=1).running():
         return original(*call.args, **call.kwargs)
 
 

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from dtrain.keras_engine.feed.arrays import ArraySource
 from dtrain.keras_engine.feed.iterators import let_go, prepare
 from dtrain.keras_engine.feed.passes import Pass
+from dtrain.keras_engine.input_advice import may_read_ahead
 from dtrain.keras_engine.rows import Split, batch_rows, map_leaves, present_leaves, row_bytes
 from dtrain.upstream import datasets as upstream_data
 
@@ -48,6 +50,7 @@ class Groups:
         source: the source of the batches; it may have its own way to read groups, `in_groups`.
         dataset: yields batches.
         one_by_one: whether each batch is read only when it is needed, so that a group is one batch.
+        output_bytes: the bytes of what is computed and kept for each row.
 
     Attributes:
         dataset: as given.
@@ -59,7 +62,9 @@ class Groups:
             never reads, and these are then never made. For other data an unread iterator counts too.
     """
 
-    def __init__(self, source: Any, dataset: tf.data.Dataset, *, one_by_one: bool) -> None:
+    def __init__(
+        self, source: Any, dataset: tf.data.Dataset, *, one_by_one: bool, output_bytes: int = 0
+    ) -> None:
         self.dataset = dataset
         self.rows, self.rest = 0, True
         self.lazy = bool(source.counted)
@@ -67,12 +72,12 @@ class Groups:
         own = getattr(source, "in_groups", None)
         self._groups: Any = None
         if own is not None and dataset is source.dataset:
-            most = 1 if one_by_one else _most(dataset.element_spec, _BATCHES_OF_ARRAYS)
+            most = 1 if one_by_one else _most(source, dataset, _BATCHES_OF_ARRAYS, output_bytes)
             # Groups of all passes have one shape. A power of two is the shape of many lengths of a pass.
             self.batches = min(most, 1 << (source.steps - 1).bit_length())
             self._groups, self.rows = own(self.batches), source.batch
         if self._groups is None:
-            self.batches = 1 if one_by_one else _most(dataset.element_spec, _BATCHES)
+            self.batches = 1 if one_by_one else _most(source, dataset, _BATCHES, output_bytes)
             self._group_dataset(dataset)
 
     def _group_dataset(self, dataset: tf.data.Dataset) -> None:
@@ -183,10 +188,16 @@ def batch_of(part: Part) -> Any:
     return map_leaves(lambda leaf: None if leaf is None else leaf[start : start + part.size], part.rows)
 
 
-def can_be_grouped(spec: Any) -> bool:
-    """Whether batches of a spec are dense numbers whose shape is known, except for the number of rows."""
-    leaves = present_leaves(spec)
-    return bool(leaves) and all(
+def can_be_grouped(source: Any, dataset: tf.data.Dataset) -> bool:
+    """Whether batches may be read ahead, and are dense numbers of known shape but for the number of rows.
+
+    Args:
+        source: the source of the batches.
+        dataset: yields batches.
+    """
+    leaves = present_leaves(dataset.element_spec)
+    readable = isinstance(source, ArraySource) or may_read_ahead(dataset)
+    return bool(readable and leaves) and all(
         isinstance(leaf, tf.TensorSpec)
         and leaf.dtype != tf.string
         and bool(leaf.shape.rank)
@@ -204,12 +215,11 @@ def batch_size_of(source: Any, dataset: tf.data.Dataset) -> int | None:
     return None if found is None else int(found)
 
 
-def _most(spec: Any, batches: int) -> int:
-    """How many batches of this spec a group may have, at most `batches`."""
-    leaves = present_leaves(spec)
-    # An unknown number of rows is taken to be 256.
-    sizes = [row_bytes(leaf) * (leaf.shape[0] or 256) for leaf in leaves]
-    return max(1, min(batches, int(_BYTES // max(1, sum(sizes)))))
+def _most(source: Any, dataset: tf.data.Dataset, batches: int, output_bytes: int) -> int:
+    """How many batches a group may have, at most `batches`."""
+    rows = batch_size_of(source, dataset) or 256
+    size = rows * max(sum(map(row_bytes, present_leaves(dataset.element_spec))), output_bytes)
+    return max(1, min(batches, int(_BYTES // max(1, size))))
 
 
 def _padded(dataset: tf.data.Dataset, batches: int) -> tf.data.Dataset:

@@ -43,15 +43,16 @@ class LocalProgram(Program):
             self._step = tf.function(self._whole_step, jit_compile=True, reduce_retracing=True)
 
     def in_xla(self, steps: int | None, batch: int | None) -> bool:
-        """Whether the steps of a `fit` run in XLA: as a checkpoint has restored, or as `xla_rule` decides.
+        """Whether the planned steps run in XLA: as a checkpoint has restored, or as `xla_rule` decides.
 
         Args:
             steps: how many steps are planned; None if not known.
             batch: examples in a batch; None if not known.
         """
-        if not self._restored and self._name == "train_step":
-            self._in_xla = runs_in_xla(self._model, steps, batch)
-            logger.debug('jit_compile="auto": steps run %s XLA.', "in" if self._in_xla else "without")
+        if not self._restored:
+            self._in_xla = runs_in_xla(self._model, self._name, steps, batch)
+            ran = "in" if self._in_xla else "without"
+            logger.debug('jit_compile="auto": %ss run %s XLA.', self._name, ran)
         self._restored = False  # a restored decision holds for one fit
         return bool(self._in_xla)
 

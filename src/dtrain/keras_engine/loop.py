@@ -137,7 +137,8 @@ class Loop:
         every_batch: whether each call of the loop's function runs one step, because a callback needs each
             batch.
         session: is called between the steps.
-        epochs: the number of epochs that a `fit` trains.
+        epochs: how often the loop reads its data: the epochs of a `fit`, the evaluations of its validation
+            data, or 1.
         validation: the loop over the validation data of a `fit`; None for other loops.
         training_is_read: whether Keras has made the epoch iterator of a `fit` over its training data.
         local: what each replica of a `fit` holds by itself.
@@ -154,6 +155,12 @@ class Loop:
     training_is_read: bool = False
     local: LocalState = field(default_factory=LocalState)
     epoch_resumed: bool = False
+
+    @property
+    def function(self) -> Any:
+        """The model's function that the loop calls; None if no loop runs."""
+        names = {"fit": "train_function", "evaluate": "test_function", "predict": "predict_function"}
+        return getattr(self.model, names[self.kind]) if self.kind else None
 
     def of_new_iterator(self) -> Loop:
         """The loop that a new epoch iterator belongs to.

@@ -5,6 +5,7 @@ They are not used under parameter servers.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,12 +15,15 @@ import tensorflow as tf
 
 from dtrain.errors import DataError
 from dtrain.keras_engine.feed.iterators import SplitIterator
+from dtrain.keras_engine.groups import GroupIterator
 from dtrain.keras_engine.loop import TARGET_SECONDS, GroupCall
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.replica_calls import watch
 from dtrain.keras_engine.rows import Split, joined_rows, local_parts, to_tensors, without_optionals
 from dtrain.keras_engine.splitting import split_batch
 from dtrain.keras_engine.steps import unwrapped
+from dtrain.keras_engine.xla_rule import runs_in_xla
+from dtrain.keras_engine.xla_steps import XlaSteps, joined
 from dtrain.upstream import tensorflow as upstream_tf
 
 
@@ -46,7 +50,22 @@ class OneReplicaPredict:
         self.longest = TARGET_SECONDS
         self._groups: dict[str, Callable[..., Any] | None] = {}
         self._seconds: dict[str, float] = {}  # of the last call with a single batch
+        self._xla = XlaSteps(self._in_replica, returns=True)
         self._kind = ""  # the kind of batch that was asked for last: the key of both
+
+    def in_xla(self, steps: int | None, batch: int | None) -> bool:
+        """Whether all batches are predicted in XLA, by the rule of `xla_rule.py`; they come in groups then.
+
+        Args:
+            steps: the number of batches; None if not known.
+            batch: examples in a batch; None if not known.
+        """
+        return self._stock and runs_in_xla(self._model, "predict_step", steps, batch)
+
+    @property
+    def output_bytes(self) -> int:
+        """The bytes of the outputs for one example, of a model that `in_xla` accepts."""
+        return sum(4 * math.prod(size or 1 for size in each.shape[1:]) for each in self._model.outputs)
 
     def at_once(self, iterator: SplitIterator) -> int:
         """How many of the next batches can be a `GroupCall`; 0 if the next one must come by itself."""
@@ -63,11 +82,23 @@ class OneReplicaPredict:
     def __call__(self, batches: list[Any]) -> Any:
         """The concatenated outputs of all batches, each of shape (examples, ...)."""
         if isinstance(batches[0], GroupCall):
-            return self._predicted(batches[0])
+            grouped = isinstance(batches[0].iterator, GroupIterator)
+            return (self._predicted_in_xla if grouped else self._predicted)(batches[0])
         begun = time.perf_counter()
         outputs = self._function([each.parts[0] if isinstance(each, Split) else each for each in batches])
         self._seconds[self._kind] = time.perf_counter() - begun
         return outputs
+
+    def _predicted_in_xla(self, call: GroupCall) -> Any:
+        traced, begun = self._xla.traced, time.perf_counter()
+        outputs, call.ran = [], 0
+        while call.ran < call.steps and (part := call.iterator.take(call.steps - call.ran)) is not None:
+            outputs.append(self._xla.run(part))
+            call.ran += part.steps
+        if not outputs:
+            raise StopIteration
+        call.seconds = time.perf_counter() - begun if self._xla.traced == traced else None
+        return joined(outputs)
 
     def _predicted(self, call: GroupCall) -> Any:
         predict = self._groups[self._kind]
@@ -118,9 +149,13 @@ class OneReplicaPredict:
 
     def _one_batch(self, batch: Any) -> Any:
         """The outputs of one batch, as Keras' own function computes them."""
-        strategy, step = self._model.distribute_strategy, unwrapped(self._model.predict_step)
+        step = unwrapped(self._model.predict_step)
         compiled = tf.function(step, autograph=False, jit_compile=True) if self._model.jit_compile else step
-        outputs = strategy.run(compiled, args=(batch,))
+        return self._in_replica(batch, compiled)
+
+    def _in_replica(self, batch: Any, step: Callable[[Any], Any] | None = None) -> Any:
+        strategy = self._model.distribute_strategy
+        outputs = strategy.run(step or unwrapped(self._model.predict_step), args=(batch,))
         return keras.tree.map_structure(lambda each: strategy.experimental_local_results(each)[0], outputs)
 
 

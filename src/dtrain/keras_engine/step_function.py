@@ -205,7 +205,7 @@ class StepFunction:
         self._program.forget_restored()
 
     def in_xla(self, steps: int | None, batch: int | None) -> bool:
-        """Whether the steps of a `fit` run in XLA (`Program.in_xla`)."""
+        """Whether the planned steps run in XLA (`Program.in_xla`)."""
         return self._program.in_xla(steps, batch)
 
     def _run(self, iterator: SplitIterator, phase: str | None, *, exact: bool) -> Run:

@@ -93,7 +93,7 @@ class Program(abc.ABC):
         """The metrics over all replicas and all steps since they were reset."""
 
     def in_xla(self, steps: int | None, batch: int | None) -> bool:
-        """Whether the steps of a `fit` run in XLA, many steps in one program.
+        """Whether the planned steps run in XLA, many steps in one program.
 
         Args:
             steps: the number of planned steps; None if not known.

@@ -1,8 +1,8 @@
-"""Decides whether a training on one replica runs many steps in one XLA program, with `jit_compile="auto"`.
+"""Decides whether many steps on one replica run in one XLA program, with `jit_compile="auto"`.
 
-XLA rounds differently from TensorFlow's own kernels, so the decision follows from the model and the length of
-the training, never from a measured time: the same program always decides the same. How steps run in XLA is
-not decided here, but in `xla_steps.py`.
+XLA rounds differently from TensorFlow's own kernels, so the decision follows from the model and the number of
+steps, never from a measured time: the same program always decides the same. How steps run in XLA is not
+decided here, but in `xla_steps.py`.
 """
 
 from __future__ import annotations
@@ -47,21 +47,26 @@ def note_compiled(model: Any, *, auto: bool) -> None:
         _auto.add(model)
 
 
-def runs_in_xla(model: Any, steps: int | None, batch: int | None) -> bool:
-    """Whether all training steps of a `fit` run in XLA.
+def runs_in_xla(model: Any, name: str, steps: int | None, batch: int | None) -> bool:
+    """Whether all steps of a `fit`, of its evaluations, or of an `evaluate` or `predict` run in XLA.
 
     Args:
         model: a compiled and built model.
+        name: the model's method that makes a step: "train_step", "test_step" or "predict_step".
         steps: the number of planned steps; None if not known.
         batch: the examples in a batch; None if not known.
     """
     if steps is None or steps < LEAST_STEPS or batch is None or model not in _auto:
         return False
-    if model.run_eagerly or not step_is_stock(model, "train_step"):
+    if model.run_eagerly or not step_is_stock(model, name):
         return False
     if upstream_tf.deterministic_operations():
         return False
-    return _is_small(model, batch) and _is_plain(model)
+    if not _is_small(model, batch) or not _has_plain_layers(model):
+        return False
+    if name != "predict_step" and not _has_plain_losses(model):
+        return False
+    return name != "train_step" or _has_plain_optimizer(model)
 
 
 def _is_small(model: Any, batch: int) -> bool:
@@ -70,23 +75,29 @@ def _is_small(model: Any, batch: int) -> bool:
     return not others and batch * sum(math.prod(v.shape) for v in kernels) <= MOST_MULTIPLICATIONS
 
 
-def _is_plain(model: Any) -> bool:
-    """Whether the model, its losses, metrics and optimizer are Keras' own, in float32 on the CPU."""
+def _has_plain_layers(model: Any) -> bool:
+    """Whether the model's layers are Keras' own, in float32 on the CPU."""
     layers = [model, *upstream_keras.layers_of(model)]
     if not all(_is_keras(layer) and type(layer).__name__ in _LAYERS for layer in layers):
         return False
     if any(layer.dtype_policy.name != "float32" for layer in layers):
         return False
+    return all("GPU" not in device and "TPU" not in device for device in map(_device, model.variables))
+
+
+def _has_plain_losses(model: Any) -> bool:
+    """Whether the losses and metrics are Keras' own."""
+    losses = [loss for _, loss in upstream_keras.compiled_losses(model)]
+    return bool(losses) and all(map(_is_keras, [*losses, *model.metrics]))
+
+
+def _has_plain_optimizer(model: Any) -> bool:
+    """Whether the optimizer is Keras' own, and updates the weights in each step, without a loss scale."""
     optimizer = model.optimizer
     if not _is_keras(optimizer) or not isinstance(optimizer, keras.optimizers.Optimizer):
         return False
     scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    if scaled or optimizer.gradient_accumulation_steps:
-        return False
-    losses = [loss for _, loss in upstream_keras.compiled_losses(model)]
-    if not losses or not all(map(_is_keras, [*losses, *model.metrics])):
-        return False
-    return all("GPU" not in device and "TPU" not in device for device in map(_device, model.variables))
+    return not scaled and not optimizer.gradient_accumulation_steps
 
 
 def _is_keras(thing: Any) -> bool:

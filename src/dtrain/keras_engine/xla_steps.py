@@ -1,4 +1,4 @@
-"""Runs many steps in one XLA program, for a training on one replica.
+"""Runs many steps in one XLA program, on one replica.
 
 The program takes the rows of a group of batches and loops over the batches, so that many steps share the cost
 of a call. The number of steps per call changes no bit of the result. Uniform random numbers are those of
@@ -30,14 +30,16 @@ _FROM_ONE = 0x3F800000
 
 
 class XlaSteps:
-    """A train step, compiled to run on many batches in one call.
+    """A step, compiled to run on many batches in one call.
 
     Args:
-        step: runs one step on a batch; its result is ignored.
+        step: runs one step on a batch.
+        returns: whether `run` returns what the step returns, a nest of tensors of shape (rows, ...).
     """
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: Step, *, returns: bool = False) -> None:
         self._step = step
+        self._returns = returns
         self._programs: dict[str, Callable[..., Any]] = {}
 
     @property
@@ -45,15 +47,18 @@ class XlaSteps:
         """The number of compiled programs."""
         return len(self._programs)
 
-    def run(self, part: Part) -> None:
-        """Runs the steps of a part of a group."""
+    def run(self, part: Part) -> Any:
+        """Runs the steps of a part of a group; returns their outputs for all rows of the part, or ()."""
         if part.size == part.width:
-            self._program(part.rows, part.size)(part.rows, tf.constant(part.first), tf.constant(part.steps))
-            return
+            program = self._program(part.rows, part.size)
+            outputs = program(part.rows, tf.constant(part.first), tf.constant(part.steps))
+            return tf.nest.map_structure(lambda rows: rows[: part.steps * part.size], outputs)
         # A smaller batch, such as the last of an epoch, has its own program.
+        each = []
         for number in range(part.first, part.first + part.steps):
             rows = batch_of(part._replace(first=number))
-            self._program(rows, part.size)(rows, tf.constant(0), tf.constant(1))
+            each.append(self._program(rows, part.size)(rows, tf.constant(0), tf.constant(1)))
+        return joined(each)
 
     def _program(self, rows: Any, size: int) -> Callable[..., Any]:
         key = f"{[(leaf.shape, leaf.dtype) for leaf in present_leaves(rows)]} {size}"
@@ -62,8 +67,8 @@ class XlaSteps:
         return self._programs[key]
 
     def _made(self, rows: Any, size: int) -> Callable[..., Any]:
-        def many(rows: Any, first: Any, count: Any) -> None:
-            def body(number: Any) -> Any:
+        def many(rows: Any, first: Any, count: Any) -> Any:
+            def body(number: Any, outputs: Any) -> Any:
                 def batch(leaf: Any) -> Any:
                     if leaf is None:
                         return None
@@ -71,15 +76,45 @@ class XlaSteps:
                     return tf.gather(tf.reshape(leaf, [-1, size, *leaf.shape[1:]]), first + number)
 
                 with same_random_numbers():
-                    self._step(map_leaves(batch, rows))
-                return number + 1
+                    found = self._step(map_leaves(batch, rows))
+                found = found if self._returns else ()
+                return number + 1, tf.nest.map_structure(
+                    lambda array, value: array.write(number, value), outputs, found
+                )
 
-            tf.while_loop(lambda number: number < count, body, (tf.constant(0),), parallel_iterations=1)
+            most = present_leaves(rows)[0].shape[0] // size
+            start = tf.nest.map_structure(
+                lambda spec: tf.TensorArray(spec.dtype, most, element_shape=spec.shape), specs
+            )
+            _, outputs = tf.while_loop(
+                lambda number, _: number < count, body, (tf.constant(0), start), parallel_iterations=1
+            )
+            # What no step has written is zero.
+            return tf.nest.map_structure(
+                lambda array, spec: tf.reshape(array.stack(), [-1, *spec.shape[1:]]), outputs, specs
+            )
 
+        specs = self._specs(rows, size) if self._returns else ()
         number = tf.TensorSpec([], tf.int32)
         function = tf.function(many, jit_compile=True, autograph=False)
         made: Callable[..., Any] = function.get_concrete_function(rows, number, number)
         return made
+
+    def _specs(self, rows: Any, size: int) -> Any:
+        """The specs of what the step returns for a batch of this size."""
+
+        def of_batch(leaf: Any) -> Any:
+            return None if leaf is None else tf.TensorSpec([size, *leaf.shape[1:]], leaf.dtype)
+
+        step = tf.function(self._step, autograph=False)
+        return step.get_concrete_function(map_leaves(of_batch, rows)).structured_outputs
+
+
+def joined(outputs: list[Any]) -> Any:
+    """Concatenates the rows of outputs of one structure."""
+    if len(outputs) == 1:
+        return outputs[0]
+    return tf.nest.map_structure(lambda *each: tf.concat(each, axis=0), *outputs)
 
 
 def same_random_numbers() -> contextlib.AbstractContextManager[bool]:

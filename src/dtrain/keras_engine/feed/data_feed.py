@@ -17,15 +17,12 @@ import tensorflow as tf
 from dtrain import events
 from dtrain.errors import DataError
 from dtrain.keras_engine.asynchronous.epochs import make_asynchronous_epochs
-from dtrain.keras_engine.feed.arrays import ArraySource
 from dtrain.keras_engine.feed.iterators import SplitIterator
 from dtrain.keras_engine.feed.position import DataPosition, restored
 from dtrain.keras_engine.feed.sources import CountedAdapter, check_same_data, common_steps, divided, source_of
 from dtrain.keras_engine.groups import GroupIterator, Groups, batch_size_of, can_be_grouped
-from dtrain.keras_engine.input_advice import may_read_ahead
 from dtrain.keras_engine.loop import Call, CallSize, GroupCall, LastStep, current_loop
 from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous, layout_of
-from dtrain.keras_engine.step_function import StepFunction
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names
@@ -117,19 +114,20 @@ class DataFeed(_Base):  # type: ignore[misc]
 
     def _grouped(self, dataset: Any) -> Any:
         """An iterator over groups of batches, if the model's steps run in XLA; else None."""
-        loop, batches = self._loop, self.steps_per_epoch or self._num_batches
-        function = loop.model.train_function if loop.kind == "fit" else None
-        if not isinstance(function, StepFunction) or self.steps_per_execution > 1:
+        rule = getattr(self._loop.function, "in_xla", None)
+        if rule is None or self.steps_per_execution > 1:
             return None
         if self._in_xla is None:
-            readable = isinstance(self._source, ArraySource) or may_read_ahead(dataset)
-            known = batches and readable and can_be_grouped(dataset.element_spec)
-            steps = batches * loop.epochs if batches and known else None
-            self._in_xla = function.in_xla(steps, batch_size_of(self._source, dataset))
+            batches = self.steps_per_epoch or self._num_batches
+            known = batches and can_be_grouped(self._source, dataset)
+            steps = batches * self._loop.epochs if batches and known else None
+            self._in_xla = rule(steps, batch_size_of(self._source, dataset))
         if not self._in_xla:
             return None
         if self._groups is None or self._groups.dataset is not dataset:
-            self._groups = Groups(self._source, dataset, one_by_one=self._call_size.every_batch)
+            kept = getattr(self._loop.function, "output_bytes", 0)
+            one_by_one = self._call_size.every_batch
+            self._groups = Groups(self._source, dataset, one_by_one=one_by_one, output_bytes=kept)
         return iter(self._groups)
 
     # --- methods that Keras calls
@@ -244,8 +242,9 @@ class DataFeed(_Base):  # type: ignore[misc]
             return None
         if self.steps_per_execution > 1 or self._replayed is not None:
             return None
-        if self._loop.kind == "predict" and not self._loop.every_batch:
-            at_once = getattr(self._loop.model.predict_function, "at_once", lambda iterator: 0)
+        predicts, grouped = self._loop.kind == "predict", isinstance(iterator, GroupIterator)
+        if predicts and not grouped and not self._loop.every_batch:
+            at_once = getattr(self._loop.function, "at_once", lambda iterator: 0)
             fits = (group := at_once(iterator)) and (not total or step + group <= total)
             return GroupCall(iterator, group) if fits else Call(iterator, 1)
         limits = [
@@ -255,7 +254,8 @@ class DataFeed(_Base):  # type: ignore[misc]
             self._loop.session.max_steps(),
         ]
         steps = max(1, min(limit for limit in limits if limit is not None))
-        return Call(iterator, self._loop.local.fitting(steps))
+        make = GroupCall if predicts and grouped else Call
+        return make(iterator, self._loop.local.fitting(steps))
 
     def _note_call(self) -> None:
         """Corrects the counts after the last call, which ran fewer steps than planned if the data ended."""
