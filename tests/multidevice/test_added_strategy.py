@@ -14,7 +14,7 @@ from tests.programs.registry import Env, listed
 
 import dtrain
 import guide
-from dtrain.strategies.feasibility import judge
+from dtrain.strategies.feasibility import feasibilities
 from dtrain.strategies.machine import Machine
 from dtrain.strategies.registry import STRATEGIES, names, spanning
 
@@ -43,7 +43,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("pair")
 def test_one_entry_is_all_that_is_asked() -> None:
     assert "pair" in names() and "pair" in spanning("devices")
-    assert judge(Machine(processor="", cores=(0,), gpus=("GPU:0", "GPU:1")))["pair"].replicas == 2
+    assert feasibilities(Machine(processor="", cores=(0,), gpus=("GPU:0", "GPU:1")))["pair"].replicas == 2
     made = dtrain.strategy("PairStrategy", first="/cpu:0", second="/cpu:1")
     assert type(made).__name__ == "PairStrategy"
     assert made.num_replicas_in_sync == 2

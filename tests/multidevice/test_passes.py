@@ -209,8 +209,8 @@ def test_an_iterator_ends_beside_the_program() -> None:
             done.set()
 
     done = threading.Event()
-    iterators.prepare()
-    iterators.let_go(Held())
+    iterators.start_deleting()
+    iterators.delete_in_background(Held())
     assert done.wait(10.0)
     assert seen == ["dtrain-ended-iterator"]
 
@@ -230,11 +230,11 @@ def test_an_iterator_that_does_not_end_holds_up_no_other_one() -> None:
         waits.set()
         go_on.wait(60.0)
 
-    iterators.prepare()
-    iterators.let_go(Ends(wait))
+    iterators.start_deleting()
+    iterators.delete_in_background(Ends(wait))
     try:
         assert waits.wait(10.0)
-        iterators.let_go(Ends(ended.set))
+        iterators.delete_in_background(Ends(ended.set))
         assert ended.wait(10.0)
     finally:
         go_on.set()

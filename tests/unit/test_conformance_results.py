@@ -59,10 +59,7 @@ def test_an_error_is_an_outcome_with_its_reason() -> None:
         ("the shapes differ\nmore", "the shapes differ"),
         ("Graph execution error:\n\nDetected at node x\n  (0) INVALID: y\n\t [[z]]", "(0) INVALID: y"),
         ('in user code:\n\n    File "a.py", line 1, in f *\n        g()\n\n    ValueError: bad\n', "bad"),
-        (
-            "a resource (defined @ /a/venv/site-packages/keras/core.py:4)",
-            "a resource (defined @ keras/core.py:4)",
-        ),
+        ("a (defined @ /a/venv/site-packages/keras/core.py:4)", "a (defined @ keras/core.py:4)"),
     ],
 )
 def test_the_line_of_an_error_that_says_what_is_wrong(message: str, line: str) -> None:

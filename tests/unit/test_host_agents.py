@@ -164,11 +164,11 @@ def test_workers_that_a_lost_node_had_go_to_a_spare_or_are_left_out(
     launcher, _ = elastic
     for node in (1, 2, 3):
         join(launcher, node)
-    assert placed(launcher) == [0, 0, 1, 1, 2, 2] and launcher.room() == 8
+    assert placed(launcher) == [0, 0, 1, 1, 2, 2] and launcher.slots() == 8
     launcher._on_lost(b"1")
     assert placed(launcher) == [0, 0, 2, 2, 3, 3]
     launcher._on_lost(b"2")
-    assert placed(launcher) == [0, 0, 3, 3] and launcher.room() == 4
+    assert placed(launcher) == [0, 0, 3, 3] and launcher.slots() == 4
     launcher._on_lost(b"3")
     with pytest.raises(PeerMissingError, match=r"needs 4 workers, .* room for 2"):
         placed(launcher)
@@ -193,7 +193,7 @@ def test_a_node_whose_rank_is_taken_waits_until_the_other_is_gone(
     join(launcher, 1, b"again")
     assert b"again" not in server.sent
     launcher._on_lost(b"1")
-    assert isinstance(server.sent[b"again"][0], Welcome) and launcher.room() == 4
+    assert isinstance(server.sent[b"again"][0], Welcome) and launcher.slots() == 4
 
 
 def test_a_node_whose_rank_stays_taken_is_refused(elastic: tuple[NodesLauncher, Server]) -> None:

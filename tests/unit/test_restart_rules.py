@@ -119,7 +119,7 @@ def test_the_chiefs_exception_of_before_is_the_programs_own(
     raised: list[str | None], again: list[bool]
 ) -> None:
     rules = ServerRestartRules(Budget(100, Clock()))
-    assert [rules.judge(Failure(CHIEF, 1, each)).again for each in raised] == again
+    assert [rules.decide(Failure(CHIEF, 1, each)).again for each in raised] == again
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ ONE, TWO = Task("worker", 1), Task("worker", 2)
 
 def failures(*found: Failure, limit: int = 100) -> list[tuple[bool, float]]:
     rules = RestartRules(Budget(limit, Clock()))
-    return [(judged.again, judged.delay) for judged in map(rules.judge, found)]
+    return [(judged.again, judged.delay) for judged in map(rules.decide, found)]
 
 
 def killed(step: int | None, code: int = -9, task: Task = ONE) -> Failure:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dtrain.cli.strategies import as_text
-from dtrain.strategies.feasibility import judge
+from dtrain.strategies.feasibility import feasibilities
 from dtrain.strategies.machine import Machine
 from dtrain.strategies.registry import STRATEGIES, resolve_name
 
@@ -19,7 +19,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def here(**found: Any) -> dict[str, tuple[bool, int | None, str]]:
-    return {name: tuple(each) for name, each in judge(Machine(processor="", cores=(0, 1), **found)).items()}
+    return {
+        name: tuple(each)
+        for name, each in feasibilities(Machine(processor="", cores=(0, 1), **found)).items()
+    }
 
 
 def test_every_strategy_has_a_rule_and_is_found_by_its_class() -> None:
@@ -102,7 +105,7 @@ def test_what_cannot(found: dict[str, Any], name: str, said: str) -> None:
 @pytest.mark.parametrize("width", [100, 140])
 def test_the_text_fits_and_marks_the_choice_of_auto(width: int) -> None:
     machine = Machine(processor="x", cores=(0,), auto="mirrored", auto_reason="this machine has 2 GPUs")
-    lines = as_text(judge(machine), machine, width=width).splitlines()
+    lines = as_text(feasibilities(machine), machine, width=width).splitlines()
     assert max(map(len, lines)) <= width
     assert any(line.startswith("mirrored *") for line in lines)
     assert "* auto chooses mirrored: this machine has 2 GPUs." in lines

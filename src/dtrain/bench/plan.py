@@ -14,7 +14,7 @@ from typing import NamedTuple
 from dtrain.errors import ConfigurationError
 from dtrain.option_fields import check, option, seconds
 from dtrain.recipes.catalogue import RECIPES
-from dtrain.strategies.feasibility import judge
+from dtrain.strategies.feasibility import feasibilities
 from dtrain.strategies.machine import Machine
 from dtrain.strategies.registry import AUTO, STRATEGIES, resolve_name, spanning
 from dtrain.words import check_word, counted
@@ -291,7 +291,7 @@ def _on_devices(name: str, asked: BenchOptions, machine: Machine) -> list[Row]:
 
 def _on_workers(name: str, asked: BenchOptions, machine: Machine) -> list[Row]:
     found = []
-    here = judge(machine)[name]
+    here = feasibilities(machine)[name]
     for way in asked.transport_names():
         row = Row(
             key=f"{name}_{way}",
@@ -315,7 +315,7 @@ def _transport_problem(way: str, machine: Machine) -> str:
 
 
 def _on_servers(name: str, asked: BenchOptions, machine: Machine) -> list[Row]:
-    here = judge(machine)[name]
+    here = feasibilities(machine)[name]
     row = Row(
         key=name,
         title=name,
@@ -345,7 +345,7 @@ def _bound(row: Row, problem: str, machine: Machine) -> Row:
 
 
 def _on_tpu(name: str, asked: BenchOptions, machine: Machine) -> list[Row]:
-    here = judge(machine)[name]
+    here = feasibilities(machine)[name]
     row = Row(key=name, title=name, strategy=name, own_core=False, cores="TPU")
     return [replace(row, absent="" if here.can else here.why, binding=_binding("cores", machine.cores))]
 

@@ -37,11 +37,11 @@ def run(args: argparse.Namespace) -> int:
         ConfigurationError: the environment contradicts itself.
         UnsupportedVersionError: TensorFlow cannot be imported.
     """
-    from dtrain.strategies.feasibility import judge
+    from dtrain.strategies.feasibility import feasibilities
     from dtrain.strategies.machine import examine_machine
 
     machine = examine_machine()
-    here = judge(machine)
+    here = feasibilities(machine)
     if args.json:
         print(json.dumps(as_data(here, machine), indent=2))
         return 0

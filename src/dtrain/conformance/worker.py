@@ -32,9 +32,7 @@ START_SECONDS = 240.0
 _LAG = 8.0  # seconds that a worker whose program failed waits for the results of its peers
 _SEED = 1234
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_INSTALLED = re.compile(
-    r"/\S*/site-packages/"
-)  # where the packages are on this machine tells a reader nothing
+_INSTALLED = re.compile(r"/\S*/site-packages/")  # says nothing to a reader on another machine
 
 
 def main(name: str, side: str, folder: Path, limit: float, programs: list[str]) -> int:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from dtrain.keras_engine.feed.arrays import ArraySource
-from dtrain.keras_engine.feed.iterators import let_go, prepare
+from dtrain.keras_engine.feed.iterators import delete_in_background, start_deleting
 from dtrain.keras_engine.feed.passes import Pass
 from dtrain.keras_engine.input_advice import may_read_ahead
 from dtrain.keras_engine.rows import Split, batch_rows, map_leaves, present_leaves, row_bytes
@@ -109,7 +109,7 @@ class GroupIterator:
     def __init__(self, groups: Groups) -> None:
         self.element_spec = ((groups.dataset.element_spec,), None)
         self.counted = groups.counted
-        prepare()
+        start_deleting()
         self._of = groups
         self._iterator = None if groups.lazy else groups.begin()
         self._group: Any = None
@@ -173,7 +173,7 @@ class GroupIterator:
         return self
 
     def __del__(self) -> None:
-        let_go(self.__dict__.pop("_iterator", None))
+        delete_in_background(self.__dict__.pop("_iterator", None))
 
     def __next__(self) -> Split:
         part = self.take(1)

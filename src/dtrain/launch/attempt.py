@@ -125,9 +125,9 @@ class AttemptPolicy(Policy):
     def on_exit(self, task: Task, code: int) -> Decision:
         """Record a task's exit and decide what it means."""
         self._rendezvous.ended(task, code)
-        return self.judge_exit(task, code)
+        return self.decide_after_exit(task, code)
 
-    def judge_exit(self, task: Task, code: int) -> Decision:
+    def decide_after_exit(self, task: Task, code: int) -> Decision:
         """Decide what a task's exit means; each kind of job implements this."""
         raise NotImplementedError
 

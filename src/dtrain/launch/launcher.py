@@ -85,7 +85,7 @@ class Launcher(ABC):
     def start(self, commands: Sequence[TaskCommand]) -> Sequence[TaskHandle]:
         """Start tasks, and show their output as lines marked with the task; if one fails, none is left."""
 
-    def room(self) -> int | None:
+    def slots(self) -> int | None:
         """The number of workers for which there are machines now; None if nothing limits it.
 
         When it grows, put 0 into the session's events: then an elastic job is asked whether it grows too.
@@ -96,7 +96,7 @@ class Launcher(ABC):
         """The name of the host of a task of the present attempt; "" if all tasks are on this machine."""
         return ""
 
-    def announce_end(self, status: int) -> None:  # noqa: B027 - most launchers have nobody to tell
+    def job_ended(self, status: int) -> None:  # noqa: B027 - most launchers have nobody to tell
         """The job has ended with this exit status; called before `opened` ends, if no exception ends it."""
 
     @abstractmethod

@@ -68,6 +68,6 @@ def launch_local(
     logs = kept_logs(spec.log_dir, session.console, session.say)
     with session.opened(), logs, launcher.opened(), job.opened():
         outcome = job.run()
-        launcher.announce_end(exit_status(outcome))
+        launcher.job_ended(exit_status(outcome))
     job.finish(outcome)
     return exit_status(outcome)

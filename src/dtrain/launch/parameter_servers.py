@@ -65,7 +65,7 @@ class ParameterServerPolicy(AttemptPolicy):
         chief = [task for task in running if task.job == "chief"]
         return chief if chief and self.answers_signals and signum in NOTICES else running
 
-    def judge_exit(self, task: Task, code: int) -> Decision:
+    def decide_after_exit(self, task: Task, code: int) -> Decision:
         """Decide what a task's exit means; see the class."""
         if code == 0:
             return Decision("finish", after=min(LINGER, self.grace())) if task.job == "chief" else GO_ON

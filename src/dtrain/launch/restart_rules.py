@@ -111,7 +111,7 @@ class RestartRules:
         self.before: list[Failure] = []
         self._in_vain = 0
 
-    def judge(self, failure: Failure, everyone: str = "All are") -> RestartDecision:
+    def decide(self, failure: Failure, everyone: str = "All are") -> RestartDecision:
         """Decide whether the job is restarted after this failure.
 
         Args:

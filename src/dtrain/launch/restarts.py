@@ -124,12 +124,12 @@ class RestartedJob(ABC):
             return delay
         exception = None if note is None or code < 0 else note.exception
         failure = self.failure(outcome, failed, exception, attempt)
-        judgement = self.judge(failure, attempt)
-        if judgement.again:
-            self.session.say(f"{self.introduced(outcome, failure)}{judgement.line}{self.from_where()}.")
-            return judgement.delay
+        decision = self.decide(failure, attempt)
+        if decision.again:
+            self.session.say(f"{self.introduced(outcome, failure)}{decision.line}{self.from_where()}.")
+            return decision.delay
         self.show(report(outcome))
-        self.session.say(judgement.line if self.spec.restarts else "")
+        self.session.say(decision.line if self.spec.restarts else "")
         return None
 
     def _files_hint(self, note: FailureNote, attempt: AttemptPolicy) -> str:
@@ -145,7 +145,7 @@ class RestartedJob(ABC):
     def failure(
         self, outcome: JobOutcome, task: Task, exception: str | None, attempt: AttemptPolicy
     ) -> Failure:
-        """The description of an attempt's failure that the rules judge."""
+        """The description of an attempt's failure that the rules decide about."""
         return Failure(
             task,
             outcome.exit_codes[task],
@@ -156,9 +156,9 @@ class RestartedJob(ABC):
             outcome.reason,
         )
 
-    def judge(self, failure: Failure, attempt: AttemptPolicy) -> RestartDecision:
+    def decide(self, failure: Failure, attempt: AttemptPolicy) -> RestartDecision:
         """Decide whether another attempt follows."""
-        return self.rules.judge(failure, self.everyone)
+        return self.rules.decide(failure, self.everyone)
 
     def introduced(self, outcome: JobOutcome, failure: Failure) -> str:
         """Show what failed; returns the start of the line that announces the restart, or ""."""

@@ -50,7 +50,7 @@ class SynchronousPolicy(AttemptPolicy):
         places: the place of each worker, by its index.
         members: the present and absent places of the job.
         spares: the job's spare processes, started once every worker has completed a step.
-        silent_failures, room: as for `Launcher`.
+        silent_failures, slots: as for `Launcher`.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SynchronousPolicy(AttemptPolicy):
         spares: Spares,
         *,
         silent_failures: bool = False,
-        room: Callable[[], int | None] = lambda: None,
+        slots: Callable[[], int | None] = lambda: None,
     ) -> None:
         super().__init__(spec, record, topologies, spec.hang_timeout)
         self.places = places
@@ -71,7 +71,7 @@ class SynchronousPolicy(AttemptPolicy):
         self._watchdog = Watchdog(spec.hang_timeout, stopped=self._stopped)
         self._spares = spares
         self._silent_failures = silent_failures
-        self._room = room
+        self._slots = slots
         self._began_at = time.monotonic()
         self._asked = False
         self._stuck: tuple[Task, float] | None = None
@@ -106,7 +106,7 @@ class SynchronousPolicy(AttemptPolicy):
             if not self._spares.allowed and self._all_at_work():
                 self._spares.allow()
 
-    def judge_exit(self, task: Task, code: int) -> Decision:
+    def decide_after_exit(self, task: Task, code: int) -> Decision:
         """Decide what a worker's exit means; see the class."""
         self._watchdog.on_exit(task)
         if code == 0:
@@ -174,8 +174,8 @@ class SynchronousPolicy(AttemptPolicy):
 
     def _next_return(self) -> float | None:
         """When the job can next have more workers than this attempt; None if that is not known."""
-        room = self._room()
-        if room is not None and room <= len(self.places):
+        slots = self._slots()
+        if slots is not None and slots <= len(self.places):
             return None
         if len(self._members.present()) > len(self.places):  # some were left out, because hosts were missing
             return self._began_at
@@ -245,7 +245,7 @@ class SynchronousJob(RestartedJob):
                 self._members,
                 self.spares,
                 silent_failures=self.launcher.silent_failures,
-                room=self.launcher.room,
+                slots=self.launcher.slots,
             )
             yield (
                 attempt,
@@ -260,7 +260,7 @@ class SynchronousJob(RestartedJob):
         own = {"CUDA_VISIBLE_DEVICES": self.spec.gpus[place]} if self.spec.gpus else {}
         return {"DTRAIN_PLACE": str(place), **own}
 
-    def judge(self, failure: Failure, attempt: AttemptPolicy) -> RestartDecision:
+    def decide(self, failure: Failure, attempt: AttemptPolicy) -> RestartDecision:
         """Decide whether another attempt follows.
 
         In an elastic job, a worker that was killed or failed before its first step is tried once more, then
@@ -269,9 +269,9 @@ class SynchronousJob(RestartedJob):
         members = self._members
         broken = failure.code in (0, USAGE) or (failure.code > 0 and not failure.stepped)
         if broken or not members.elastic or not isinstance(attempt, SynchronousPolicy):
-            return super().judge(failure, attempt)
+            return super().decide(failure, attempt)
         if attempt.started(failure.task):
-            return super().judge(failure, attempt)
+            return super().decide(failure, attempt)
         place = attempt.places[failure.task.index]
         if not members.failed_to_start(place):
             # This restart needs no budget: if the worker fails again, it is left out, so there is no loop.

@@ -27,7 +27,7 @@ class Feasibility(NamedTuple):
     why: str
 
 
-def judge(machine: Machine) -> dict[str, Feasibility]:
+def feasibilities(machine: Machine) -> dict[str, Feasibility]:
     """The feasibility of each strategy on a machine, by the strategy's name."""
     return {name: _RULES[entry.spans](machine) for name, entry in STRATEGIES.items()}
 

@@ -104,7 +104,7 @@ class SplitIterator:
     """
 
     def __init__(self, iterator: Any, *, counted: bool, exact: bool = False, whole: bool = False) -> None:
-        prepare()
+        start_deleting()
         self._iterator = iterator
         self.counted = counted
         self.exact = exact
@@ -156,11 +156,11 @@ class SplitIterator:
 
     def __del__(self) -> None:
         # The attribute is missing if `__init__` has failed.
-        let_go(self.__dict__.pop("_iterator", None))
+        delete_in_background(self.__dict__.pop("_iterator", None))
 
 
-def prepare() -> None:
-    """Starts the thread that deletes iterators; must be called before the first `let_go`.
+def start_deleting() -> None:
+    """Starts the thread that deletes iterators; must be called before the first `delete_in_background`.
 
     The process ends only after all these iterators are deleted, or after `_LONGEST` seconds, because
     TensorFlow cannot shut down while an iterator exists.
@@ -173,7 +173,7 @@ def prepare() -> None:
             atexit.register(_finish, _thread)
 
 
-def let_go(iterator: Any) -> None:
+def delete_in_background(iterator: Any) -> None:
     """Deletes an iterator in the background; may be called during garbage collection.
 
     Args:

@@ -88,7 +88,7 @@ class HostsLauncher(Launcher):
                 for agent in self._present():
                     agent.connection.send(End(self._status))
 
-    def room(self) -> int:
+    def slots(self) -> int:
         """The number of workers for which the present hosts have room."""
         return sum(agent.hello.slots for agent in self._present())
 
@@ -96,7 +96,7 @@ class HostsLauncher(Launcher):
         """The name of the host to which a task was assigned."""
         return self._places[task].hello.host if task in self._places else ""
 
-    def announce_end(self, status: int) -> None:
+    def job_ended(self, status: int) -> None:
         """Keep the status with which all agents end."""
         self._status = status
 
