@@ -62,9 +62,7 @@ class Groups:
             never reads, and these are then never made. For other data an unread iterator counts too.
     """
 
-    def __init__(
-        self, source: Any, dataset: tf.data.Dataset, *, one_by_one: bool, output_bytes: int = 0
-    ) -> None:
+    def __init__(self, source: Any, dataset: tf.data.Dataset, *, one_by_one: bool, output_bytes: int) -> None:
         self.dataset = dataset
         self.rows, self.rest = 0, True
         self.lazy = bool(source.counted)

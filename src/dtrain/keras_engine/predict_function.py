@@ -23,7 +23,7 @@ from dtrain.keras_engine.rows import Split, joined_rows, local_parts, to_tensors
 from dtrain.keras_engine.splitting import split_batch
 from dtrain.keras_engine.steps import unwrapped
 from dtrain.keras_engine.xla_rule import runs_in_xla
-from dtrain.keras_engine.xla_steps import XlaSteps, joined
+from dtrain.keras_engine.xla_steps import XlaSteps
 from dtrain.upstream import tensorflow as upstream_tf
 
 
@@ -31,7 +31,7 @@ class OneReplicaPredict:
     """Keras' own predict function, for the batches of the only replica.
 
     Small batches of arrays come in groups (`GroupCall`), which one call of TensorFlow reads and predicts,
-    batch by batch.
+    batch by batch. With `in_xla` all batches come in groups, which XLA programs predict.
 
     Args:
         model: the model.
@@ -50,7 +50,7 @@ class OneReplicaPredict:
         self.longest = TARGET_SECONDS
         self._groups: dict[str, Callable[..., Any] | None] = {}
         self._seconds: dict[str, float] = {}  # of the last call with a single batch
-        self._xla = XlaSteps(self._in_replica, returns=True)
+        self._xla = XlaSteps(self._one_batch, returns=True)
         self._kind = ""  # the kind of batch that was asked for last: the key of both
 
     def in_xla(self, steps: int | None, batch: int | None) -> bool:
@@ -93,12 +93,12 @@ class OneReplicaPredict:
         traced, begun = self._xla.traced, time.perf_counter()
         outputs, call.ran = [], 0
         while call.ran < call.steps and (part := call.iterator.take(call.steps - call.ran)) is not None:
-            outputs.append(self._xla.run(part))
+            outputs += self._xla.run(part)
             call.ran += part.steps
         if not outputs:
             raise StopIteration
         call.seconds = time.perf_counter() - begun if self._xla.traced == traced else None
-        return joined(outputs)
+        return _joined_outputs(outputs)
 
     def _predicted(self, call: GroupCall) -> Any:
         predict = self._groups[self._kind]
@@ -149,13 +149,9 @@ class OneReplicaPredict:
 
     def _one_batch(self, batch: Any) -> Any:
         """The outputs of one batch, as Keras' own function computes them."""
-        step = unwrapped(self._model.predict_step)
+        strategy, step = self._model.distribute_strategy, unwrapped(self._model.predict_step)
         compiled = tf.function(step, autograph=False, jit_compile=True) if self._model.jit_compile else step
-        return self._in_replica(batch, compiled)
-
-    def _in_replica(self, batch: Any, step: Callable[[Any], Any] | None = None) -> Any:
-        strategy = self._model.distribute_strategy
-        outputs = strategy.run(step or unwrapped(self._model.predict_step), args=(batch,))
+        outputs = strategy.run(compiled, args=(batch,))
         return keras.tree.map_structure(lambda each: strategy.experimental_local_results(each)[0], outputs)
 
 
@@ -176,7 +172,7 @@ class PredictFunction:
             DataError: with several workers, an output is sparse or text.
         """
         outputs = [self._one(self._parts(batch)) for batch in batches]
-        return keras.tree.map_structure(lambda *each: _joined(each), *outputs)
+        return _joined_outputs(outputs)
 
     def _parts(self, batch: Any) -> tuple[Any, ...]:
         if isinstance(batch, Split):
@@ -227,3 +223,8 @@ def _each(values: Any, function: Callable[[Any], Any]) -> Any:
 
 def _joined(values: Sequence[Any]) -> Any:
     return values[0] if len(values) == 1 else joined_rows(values)
+
+
+def _joined_outputs(outputs: Sequence[Any]) -> Any:
+    """The outputs of several batches, concatenated in their order."""
+    return keras.tree.map_structure(lambda *each: _joined(each), *outputs)

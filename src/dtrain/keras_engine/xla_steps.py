@@ -47,18 +47,18 @@ class XlaSteps:
         """The number of compiled programs."""
         return len(self._programs)
 
-    def run(self, part: Part) -> Any:
-        """Runs the steps of a part of a group; returns their outputs for all rows of the part, or ()."""
+    def run(self, part: Part) -> list[Any]:
+        """Runs the steps of a part of a group; returns their outputs, one nest or several in order."""
         if part.size == part.width:
             program = self._program(part.rows, part.size)
             outputs = program(part.rows, tf.constant(part.first), tf.constant(part.steps))
-            return tf.nest.map_structure(lambda rows: rows[: part.steps * part.size], outputs)
+            return [tf.nest.map_structure(lambda rows: rows[: part.steps * part.size], outputs)]
         # A smaller batch, such as the last of an epoch, has its own program.
         each = []
         for number in range(part.first, part.first + part.steps):
             rows = batch_of(part._replace(first=number))
             each.append(self._program(rows, part.size)(rows, tf.constant(0), tf.constant(1)))
-        return joined(each)
+        return each
 
     def _program(self, rows: Any, size: int) -> Callable[..., Any]:
         key = f"{[(leaf.shape, leaf.dtype) for leaf in present_leaves(rows)]} {size}"
@@ -76,11 +76,12 @@ class XlaSteps:
                     return tf.gather(tf.reshape(leaf, [-1, size, *leaf.shape[1:]]), first + number)
 
                 with same_random_numbers():
-                    found = self._step(map_leaves(batch, rows))
-                found = found if self._returns else ()
-                return number + 1, tf.nest.map_structure(
-                    lambda array, value: array.write(number, value), outputs, found
-                )
+                    found = step(map_leaves(batch, rows))
+                if self._returns:
+                    outputs = tf.nest.map_structure(
+                        lambda array, value: array.write(number, value), outputs, found
+                    )
+                return number + 1, outputs
 
             most = present_leaves(rows)[0].shape[0] // size
             start = tf.nest.map_structure(
@@ -94,27 +95,24 @@ class XlaSteps:
                 lambda array, spec: tf.reshape(array.stack(), [-1, *spec.shape[1:]]), outputs, specs
             )
 
-        specs = self._specs(rows, size) if self._returns else ()
+        step, specs = self._step, ()
+        if self._returns:
+            step = self._traced(rows, size)
+            specs = step.structured_outputs
         number = tf.TensorSpec([], tf.int32)
         function = tf.function(many, jit_compile=True, autograph=False)
         made: Callable[..., Any] = function.get_concrete_function(rows, number, number)
         return made
 
-    def _specs(self, rows: Any, size: int) -> Any:
-        """The specs of what the step returns for a batch of this size."""
+    def _traced(self, rows: Any, size: int) -> Any:
+        """The step as a function for batches of this size, which knows the specs of what it returns."""
 
         def of_batch(leaf: Any) -> Any:
             return None if leaf is None else tf.TensorSpec([size, *leaf.shape[1:]], leaf.dtype)
 
-        step = tf.function(self._step, autograph=False)
-        return step.get_concrete_function(map_leaves(of_batch, rows)).structured_outputs
-
-
-def joined(outputs: list[Any]) -> Any:
-    """Concatenates the rows of outputs of one structure."""
-    if len(outputs) == 1:
-        return outputs[0]
-    return tf.nest.map_structure(lambda *each: tf.concat(each, axis=0), *outputs)
+        with same_random_numbers():
+            step = tf.function(self._step, autograph=False)
+            return step.get_concrete_function(map_leaves(of_batch, rows))
 
 
 def same_random_numbers() -> contextlib.AbstractContextManager[bool]:

@@ -119,8 +119,8 @@ class DataFeed(_Base):  # type: ignore[misc]
             return None
         if self._in_xla is None:
             batches = self.steps_per_epoch or self._num_batches
-            known = batches and can_be_grouped(self._source, dataset)
-            steps = batches * self._loop.epochs if batches and known else None
+            grouped = can_be_grouped(self._source, dataset)
+            steps = batches * self._loop.epochs if batches and grouped else None
             self._in_xla = rule(steps, batch_size_of(self._source, dataset))
         if not self._in_xla:
             return None
