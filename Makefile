@@ -9,6 +9,10 @@ PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --numpr
 # Newer than the files that it depends on: the environment is as they ask, and setup has nothing to do.
 STAMP := $(VENV)/.setup-done
 
+# A process that imports TensorFlow compiles 2,300 modules, which takes longer than all else that it imports them for,
+# unless an earlier one has stored what it compiled. Images of containers often forbid Python to store it.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test test-contract test-faults test-engines test-soak same-bits test-matrix test-upstream bench docs pictures conformance dist count check clean
 
 setup: $(STAMP)
@@ -53,8 +57,9 @@ same-bits: setup
 
 # What depends on the versions of TensorFlow and Keras, in each row of tests/rows: make test-matrix ROWS=tf218-k38
 # Half an hour for each row; PROGRAMS=4 runs every fourth program of the contract. It writes the table of docs/installation.md.
+# ESSENTIALS=1 runs what CI does of the oldest row, and writes nothing.
 test-matrix: setup
-	$(BIN)/python -m tests.rows $(if $(ROWS),--row $(ROWS)) $(if $(PROGRAMS),--programs $(PROGRAMS))
+	$(BIN)/python -m tests.rows $(if $(ROWS),--row $(ROWS)) $(if $(PROGRAMS),--programs $(PROGRAMS)) $(if $(ESSENTIALS),--essentials)
 
 # Keras' own suites, as its wheel ships them, in the scope of a strategy; not in CI.
 test-upstream: setup
