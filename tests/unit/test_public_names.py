@@ -143,6 +143,11 @@ def test_every_module_says_what_it_is_for() -> None:
     assert silent == []
 
 
+def test_no_module_is_longer_than_400_lines() -> None:
+    lengths = {str(p.relative_to(SOURCE)): len(p.read_bytes().splitlines()) for p in MODULES.values()}
+    assert {path: lines for path, lines in lengths.items() if lines > 400} == {}
+
+
 def test_no_two_classes_have_one_name() -> None:
     """Also if one of them is private: a reader who searches for a name finds one class."""
     found: dict[str, list[str]] = {}

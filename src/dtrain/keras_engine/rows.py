@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -236,6 +237,25 @@ def bounds(rows: Any, replica: int, replicas: int) -> tuple[Any, Any]:
         return min(number, more) if isinstance(rows, int) else tf.minimum(tf.cast(number, rows.dtype), more)
 
     return replica * each + least(replica), (replica + 1) * each + least(replica + 1)
+
+
+@dataclass(frozen=True)
+class BatchParts:
+    """Which parts of a batch this process reads.
+
+    Attributes:
+        replicas: the number of parts.
+        first: the number of the first part that it reads.
+        count: how many it reads.
+    """
+
+    replicas: int = 1
+    first: int = 0
+    count: int = 1
+
+    def bounds(self, rows: Any) -> list[tuple[Any, Any]]:
+        """The first row of each part, and the row after its last one, for a batch of `rows` examples."""
+        return [bounds(rows, r, self.replicas) for r in range(self.first, self.first + self.count)]
 
 
 def batch_rows(batch: Any) -> Any:

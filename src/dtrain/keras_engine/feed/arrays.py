@@ -23,11 +23,11 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.example_order import LARGEST_SEED, ArrayOrder
-from dtrain.keras_engine.feed.passes import ArrayRows, BufferedPasses, Parts, Passes, RowReader
+from dtrain.keras_engine.feed.passes import ArrayRows, BufferedPasses, Passes, RowReader
 from dtrain.keras_engine.feed.position import DataPosition
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.rows import map_leaves, present_leaves, row_bytes, unconverted
+from dtrain.keras_engine.rows import BatchParts, map_leaves, present_leaves, row_bytes, unconverted
 from dtrain.upstream import datasets as upstream_data
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -152,7 +152,7 @@ class ArraySource:
         """
         if self._order.one_by_one:
             return None
-        reader = self._reader(Parts(), batches, flat=True)
+        reader = self._reader(BatchParts(), batches, flat=True)
         return BufferedPasses(self, self._rows_to_read, reader, alike=self._order.same_each_pass)
 
     def passes(self, layout: ReplicaLayout, at_once: int = _BATCHES_AT_ONCE) -> Passes | None:
@@ -167,7 +167,7 @@ class ArraySource:
         """
         if not (self._order.random_access and self._dense):
             return None
-        parts = Parts(layout.replicas, layout.first_replica, layout.local_replicas)
+        parts = BatchParts(layout.replicas, layout.first_replica, layout.local_replicas)
         alike = self._order.same_each_pass
         if not self._order.one_by_one and self._can_be_buffered(layout, at_once):
             return BufferedPasses(self, self._rows_to_read, self._reader(parts, at_once), alike=alike)
@@ -182,7 +182,7 @@ class ArraySource:
                 begun = draw(self._order)
             return ArrayRows(self._values, begun, tf.constant(self._rows, tf.int64))
 
-    def _reader(self, parts: Parts, at_once: int, *, flat: bool = False) -> RowReader:
+    def _reader(self, parts: BatchParts, at_once: int, *, flat: bool = False) -> RowReader:
         # One function serves for any number of rows and any seed.
         order = replace(self._order, rows=0, fixed=(0, 0) if self._fixed else ())
         return RowReader(order, parts, at_once, even=self._rows % self.batch == 0, flat=flat)
@@ -225,7 +225,7 @@ class ArrayBatches:
 
     order: ArrayOrder
     ahead: int
-    parts: Parts = field(default_factory=Parts)
+    parts: BatchParts = field(default_factory=BatchParts)
 
     def whole(self, values: Any, handle: Any) -> tf.data.Dataset:
         """The global batches as Keras makes them, from the beginning to the end of that pass."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import tensorflow as tf
 
 from dtrain.example_order import ArrayOrder
-from dtrain.keras_engine.rows import bounds, map_leaves
+from dtrain.keras_engine.rows import BatchParts, map_leaves
 from dtrain.upstream import datasets as upstream_data
 
 
@@ -296,25 +296,6 @@ class BatchBuffer(NamedTuple):
         return self.at(self.next), self._replace(next=self.next + 1)
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Which parts of a batch this process reads.
-
-    Attributes:
-        replicas: the number of parts.
-        first: the number of the first part that it reads.
-        count: how many it reads.
-    """
-
-    replicas: int = 1
-    first: int = 0
-    count: int = 1
-
-    def bounds(self, rows: Any) -> list[tuple[Any, Any]]:
-        """The first row of each part, and the row after its last one, for a batch of `rows` examples."""
-        return [bounds(rows, r, self.replicas) for r in range(self.first, self.first + self.count)]
-
-
 class ArrayRows(NamedTuple):
     """The data of a `RowReader`.
 
@@ -342,7 +323,7 @@ class RowReader:
     """
 
     order: ArrayOrder
-    parts: Parts
+    parts: BatchParts
     at_once: int
     even: bool
     flat: bool = False
