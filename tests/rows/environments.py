@@ -77,7 +77,7 @@ class Row:
             subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
             asked = ("--requirement", str(self.file))
             self._pip(python, "download", "--dest", str(wheels), *asked)
-            self._pip(python, "install", "--no-index", "--find-links", str(wheels), *asked)
+            self._pip(python, "install", "--no-compile", "--no-index", "--find-links", str(wheels), *asked)
             stamp.write_text(self.digest)
         # Written each time: the folder of the environments may be shared by several clones.
         (packages,) = (folder / "lib").glob("python*/site-packages")
