@@ -20,6 +20,7 @@ from dtrain import channel, events
 from dtrain.keras_engine import hook, noted_function, xla_rule, xla_steps
 from dtrain.keras_engine.loop import TARGET_SECONDS, Call, CallSize, FitSession, LastStep
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.upstream import keras as upstream_keras
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(1003, 6)).astype("float32")
@@ -230,7 +231,9 @@ def test_steps_per_execution_is_honoured(name: str) -> None:
     expected = trained(model_in(strategy), None)
     found = trained(model_in(strategy, steps_per_execution=7), None, callbacks=[watcher])
     assert_same_bits(expected, found)
-    assert watcher.seen[:15] == [*range(6, 101, 7), 104]
+    # Older versions of Keras give callbacks the first step of a call instead of the last.
+    last = upstream_keras.calls_have_two_numbers()
+    assert watcher.seen[:15] == ([*range(6, 101, 7), 104] if last else [*range(0, 101, 7)])
 
 
 @pytest.mark.parametrize("counted", [True, False])
