@@ -1,4 +1,4 @@
-"""`dtrain doctor` runs two steps of a script as a job, and reports what of its step cannot run on a TPU."""
+"""`dtrain doctor`: the installation, two steps of a script as a job, and what of it cannot run on a TPU."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,8 +99,14 @@ def doctor(
 ) -> tuple[int, Findings]:
     """Runs the command on a script in a folder; its exit status, and the findings by their check."""
     (folder / "script.py").write_text(program)
-    command = [sys.executable, "-m", "dtrain", "doctor", *options, "--json", "script.py", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    command = [*options, "--json", "script.py", *arguments]
+    return findings_of(command, cwd=folder, timeout=300)
+
+
+def findings_of(arguments: list[str], **options: Any) -> tuple[int, Findings]:
+    """Runs the command with options of `subprocess.run`; its exit status, and the findings by their check."""
+    command = [sys.executable, "-m", "dtrain", "doctor", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, **options)
     assert done.stdout, done.stderr
     findings: Findings = {}
     for each in json.loads(done.stdout)["findings"]:
@@ -186,3 +193,14 @@ def test_a_script_that_is_not_there(kind: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dtrain", "doctor", kind, "missing.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "There is no script 'missing.py'" in done.stderr
+
+
+@pytest.mark.long
+def test_modules_that_each_process_compiles_again(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    _, findings = findings_of(["--json"], env=environment, timeout=300)
+    assert [each["status"] for each in findings["TensorFlow"]] == ["ok", "warn"]
+    assert "PYTHONDONTWRITEBYTECODE=" in findings["TensorFlow"][1]["remedy"]
+    del environment["PYTHONDONTWRITEBYTECODE"]
+    _, findings = findings_of(["--json"], env=environment, timeout=300)
+    assert [each["status"] for each in findings["TensorFlow"]] == ["ok"]

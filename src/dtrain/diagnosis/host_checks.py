@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import ipaddress
 import resource
 import shutil
@@ -133,6 +134,12 @@ def check_tensorflow(context: CheckContext) -> Iterator[CheckResult]:
             found="no NCCL package is installed beside TensorFlow",
             remedy="pip install 'dtrain[gpu]', unless NCCL is installed on the system",
         )
+    if not _is_stored("tensorflow"):
+        yield CheckResult(
+            status="warn",
+            found="the compiled modules of TensorFlow are not stored, so each process compiles them again",
+            remedy='PYTHONDONTWRITEBYTECODE= python -c "import keras", as the user who installed them',
+        )
 
 
 def check_mpi(context: CheckContext) -> Iterator[CheckResult]:
@@ -142,6 +149,12 @@ def check_mpi(context: CheckContext) -> Iterator[CheckResult]:
         status="ok",
         found=f"not available, and not needed over sockets: {problem}" if problem else "available",
     )
+
+
+def _is_stored(package: str) -> bool:
+    """Whether Python finds a package's compiled module, after a process has imported the package."""
+    spec = importlib.util.find_spec(package)
+    return not (spec and spec.origin) or Path(importlib.util.cache_from_source(spec.origin)).exists()
 
 
 def _addresses(host: str) -> set[str]:
