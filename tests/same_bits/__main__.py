@@ -113,31 +113,27 @@ def main() -> int:
 
     intended = read_intended()
     needed: set[int] = set()
-    wrong: list[str] = []
-    cases: list[str] = []
-
-    def compare(plan: Comparison) -> None:
-        for program, old, new in run_both(plan, base):
-            case = f"{plan.name}/{program}"
-            text = difference(old, new)
-            reason = _reason(case, intended, needed) if text else ""
-            verdict = "same" if not text else f"intended ({reason}): {text}" if reason else f"DIFFERS {text}"
-            print(f"{case:60} {verdict}", flush=True)
-            cases.append(case)
-            if text and not reason:
-                wrong.append(case)
-
+    wrong = count = 0
     begun = time.monotonic()
-    # The processes of a comparison wait for each other, so those of two keep the processors busy.
-    with checked_out(options.base) as base, ThreadPoolExecutor(max_workers=2) as pool:
-        list(pool.map(compare, selected(comparisons(long=options.long), options.only)))
+    with checked_out(options.base) as base:
+        for plan in selected(comparisons(long=options.long), options.only):
+            for program, old, new in run_both(plan, base):
+                case = f"{plan.name}/{program}"
+                text = difference(old, new)
+                reason = _reason(case, intended, needed) if text else ""
+                verdict = (
+                    "same" if not text else f"intended ({reason}): {text}" if reason else f"DIFFERS {text}"
+                )
+                print(f"{case:60} {verdict}", flush=True)
+                count += 1
+                wrong += bool(text and not reason)
     unneeded = (
         [i for i in range(len(intended)) if i not in needed] if options.long and not options.only else []
     )
     for i in unneeded:
         print(f"intended.toml: no case differs any more of {', '.join(intended[i].cases)}")
-    agree, took = len(cases) - len(wrong), time.monotonic() - begun
-    print(f"same-bits against {options.base}: {agree} of {len(cases)} cases agree, in {took:.0f} s")
+    took = time.monotonic() - begun
+    print(f"same-bits against {options.base}: {count - wrong} of {count} cases agree, in {took:.0f} s")
     return 1 if wrong or unneeded else 0
 
 
