@@ -32,9 +32,11 @@ def measured() -> dict[str, list[str]]:
     """The files that `fit` executes, in the order of their first call, each with the called functions."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "files.json"
+        path = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        own = {_OUTPUT: str(output), "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": os.pathsep.join(path)}
         subprocess.run(
             [sys.executable, "-m", "dtrain", "launch", "--workers", "2", __file__, "--worker"],
-            env=os.environ | {_OUTPUT: str(output), "CUDA_VISIBLE_DEVICES": "-1"},
+            env=os.environ | own,
             cwd=folder,
             timeout=180,
             check=True,
