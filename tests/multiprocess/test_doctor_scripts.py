@@ -99,14 +99,13 @@ def doctor(
 ) -> tuple[int, Findings]:
     """Runs the command on a script in a folder; its exit status, and the findings by their check."""
     (folder / "script.py").write_text(program)
-    command = [*options, "--json", "script.py", *arguments]
-    return findings_of(command, cwd=folder, timeout=300)
+    return findings_of([*options, "--json", "script.py", *arguments], cwd=folder)
 
 
 def findings_of(arguments: list[str], **options: Any) -> tuple[int, Findings]:
     """Runs the command with options of `subprocess.run`; its exit status, and the findings by their check."""
     command = [sys.executable, "-m", "dtrain", "doctor", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, **options)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
     assert done.stdout, done.stderr
     findings: Findings = {}
     for each in json.loads(done.stdout)["findings"]:
@@ -198,9 +197,9 @@ def test_a_script_that_is_not_there(kind: str, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_modules_that_each_process_compiles_again(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
-    _, findings = findings_of(["--json"], env=environment, timeout=300)
+    _, findings = findings_of(["--json"], env=environment)
     assert [each["status"] for each in findings["TensorFlow"]] == ["ok", "warn"]
     assert "PYTHONDONTWRITEBYTECODE=" in findings["TensorFlow"][1]["remedy"]
     del environment["PYTHONDONTWRITEBYTECODE"]
-    _, findings = findings_of(["--json"], env=environment, timeout=300)
+    _, findings = findings_of(["--json"], env=environment)
     assert [each["status"] for each in findings["TensorFlow"]] == ["ok"]
