@@ -37,13 +37,24 @@ def network() -> Any:
     import keras
     import tensorflow as tf
 
-    def waiting(seconds: float, x: Any) -> Any:
-        def wait(array: Any) -> Any:
-            time.sleep(seconds)
-            return array
+    from dtrain.upstream.tensorflow import in_no_order
 
-        # Stateful operations would run one after another, in the order of the program.
-        return tf.ensure_shape(tf.numpy_function(wait, [x], tf.float32, stateful=False), x.shape)
+    def waiting(seconds: float, x: Any) -> Any:
+        """`x`, later. TensorFlow waits in a thread of its own: no core, executor or interpreter is held."""
+        types, shapes = [tf.float32], [x.shape]
+        given = tf.raw_ops.TensorDataset(components=[x], output_shapes=shapes)
+        # It sleeps twice: before the only element, and before the end.
+        late = tf.raw_ops.SleepDataset(
+            input_dataset=given,
+            sleep_microseconds=int(seconds / 2 * 1e6),
+            output_types=types,
+            output_shapes=shapes,
+        )
+        (found,) = tf.raw_ops.DatasetToSingleElement(dataset=late, output_types=types, output_shapes=shapes)
+        if not tf.executing_eagerly():
+            in_no_order(given.op)
+            in_no_order(found.op)
+        return found
 
     class Waiting(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         def build(self, shape: Any) -> None:

@@ -9,21 +9,45 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from contract.mpi_starter import mpi_missing
+from dtrain.collectives.launcher import buckets
 
+# It counts the calls of the transport that each sum waits for, and trains.
 # Gradients of 400 KB, 80 KB and a few bytes, in two dtypes; three workers have an order of sums.
 PROGRAM = """
 import sys
 import keras
 import numpy as np
+import tensorflow as tf
 import dtrain
+from dtrain.keras_engine.context import all_reduce_sum
+
+def calls_before(tensor):
+    found, left = set(), [tensor.op]
+    while left:
+        operation = left.pop()
+        if operation not in found:
+            found.add(operation)
+            left += [each.op for each in operation.inputs] + list(operation.control_inputs)
+    return sum(operation.type == "PyFunc" for operation in found)
 
 keras.utils.set_random_seed(3)
 rng = np.random.default_rng(3)
 x, y = rng.normal(size=(96, 100)).astype("float32"), rng.normal(size=(96, 1)).astype("float32")
 strategy = dtrain.MultiWorkerMirroredStrategy()
 assert strategy.dtrain_communication.overlap == (sys.argv[1] == "1"), strategy.dtrain_communication
+values = [tf.zeros(2**20), tf.zeros(2**20), tf.zeros(3)]  # 4 MiB, 4 MiB and 12 bytes
+sums = []
+
+@tf.function(autograph=False)
+def traced():
+    strategy.run(lambda: sums.extend(all_reduce_sum(values)))
+
+traced.get_concrete_function()
+calls = [calls_before(each) for each in sums]
+assert calls == ([2, 1, 3] if sys.argv[1] == "1" else [1, 1, 1]), calls
 with strategy.scope():
     last = keras.layers.Dense(1, dtype="float64")
     model = keras.Sequential([keras.Input((100,)), keras.layers.Dense(1000), keras.layers.Dense(20), last])
@@ -32,6 +56,17 @@ model.fit(x, y, batch_size=12, epochs=2, verbose=0)
 if dtrain.is_chief():
     np.savez(sys.argv[2], *model.get_weights(), *model.optimizer.variables)
 """
+
+
+def test_buckets_begin_with_the_last_gradients_and_end_with_all_small_ones() -> None:
+    def of(*megabytes: float) -> list[tf.Tensor]:
+        return [tf.zeros(int(each * 2**18)) for each in megabytes]
+
+    assert buckets(of(3, 0.01, 1, 2, 0, 1)) == [[2, 3, 5], [0], [1, 4]]
+    assert buckets(of(1, 9, 1)) == [[2], [1], [0]]  # none fits beside the one of 9 MiB
+    assert buckets(of(0.01, 0.02)) == [[0, 1]]
+    assert buckets([]) == []
+
 
 SOAK = pytest.mark.soak("sockets take the same path up to the transport; same-bits compares MPI's sums")
 

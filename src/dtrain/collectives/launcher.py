@@ -20,7 +20,7 @@ from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream import tensorflow_names
 
 LARGE = 64 * 1024  # bytes: a tensor of at least this size is all-reduced without being packed
-BUCKET = 8 * 2**20  # bytes of such tensors that are all-reduced with one barrier
+BUCKET = 4 * 2**20  # bytes: the most of several such tensors that are all-reduced with one barrier
 
 _Launcher: Any = tensorflow_names.LAUNCHER.resolve()
 
@@ -108,43 +108,33 @@ class CallOperations:
         return list(found)
 
 
-def all_reduce_in_groups(
-    tensors: list[Any],
-    large: Callable[[list[Any]], list[Any]],
-    several: Callable[[list[Any]], list[Any]],
-    *,
-    bucket: int = 0,
-) -> list[Any]:
-    """All-reduces many tensors: large ones as soon as their bucket is complete, small ones packed.
+def buckets(tensors: Sequence[Any]) -> list[list[int]]:
+    """Which gradients are all-reduced together, so that some are sent while others are still computed.
+
+    Large tensors go in buckets of at most `BUCKET` bytes, or alone. The last tensors come first, because the
+    backward pass computes them first. All small tensors follow, in one group.
 
     Args:
-        tensors: the tensors, in the order in which they are expected to be computed.
-        large: all-reduces the large tensors of one bucket.
-        several: all-reduces several small tensors of one dtype together.
-        bucket: the size in bytes at which a bucket of consecutive large tensors is complete; 0 puts each
-            large tensor in a bucket of its own.
+        tensors: the gradients, in the order of the forward pass.
 
     Returns:
-        The sums, in the order of `tensors`.
+        The groups in the order of their all-reduces, each a list of numbers of tensors in ascending order.
     """
-    groups = _TensorGroups(tensors)
-    totals = groups.empty
-    buckets: list[list[int]] = []
-    filled = bucket
-    for i in groups.large:
-        if filled >= bucket:
-            buckets.append([])
-            filled = 0
-        buckets[-1].append(i)
-        filled += (tensors[i].shape.num_elements() or 0) * tensors[i].dtype.size or bucket
-    for numbers in buckets:
-        totals.update(zip(numbers, large([tensors[i] for i in numbers]), strict=True))
-    for numbers in groups.small:
-        totals.update(zip(numbers, several([tensors[i] for i in numbers]), strict=True))
-    return [totals[i] for i in range(len(tensors))]
+    found: list[list[int]] = []
+    groups = TensorGroups(tensors)
+    free = 0
+    for i in reversed(groups.large):
+        size = (tensors[i].shape.num_elements() or BUCKET) * tensors[i].dtype.size
+        if size > free:
+            found.append([])
+            free = BUCKET
+        found[-1].insert(0, i)
+        free -= size
+    rest = sorted({*range(len(tensors))}.difference(groups.large))
+    return [*found, rest] if rest else found
 
 
-class _TensorGroups:
+class TensorGroups:
     """Which of several tensors are all-reduced as they are, and which are packed.
 
     Attributes:
@@ -173,14 +163,12 @@ class CallLauncher(_Launcher):  # type: ignore[misc]
 
     Args:
         operations: the collective operations of this process.
-        overlap: whether large tensors are all-reduced as soon as they are computed; else all go together.
         rest: the arguments of TensorFlow's launcher.
     """
 
-    def __init__(self, operations: CallOperations, overlap: bool, *rest: Any) -> None:
+    def __init__(self, operations: CallOperations, *rest: Any) -> None:
         super().__init__(*rest)
         self._operations = operations
-        self._overlap = overlap
 
     def all_reduce(self, input_tensor: Any, control_input: Any = None, options: Any = None) -> Any:
         """All-reduces one tensor over all workers."""
@@ -190,9 +178,7 @@ class CallLauncher(_Launcher):  # type: ignore[misc]
     def batch_all_reduce(self, input_tensor_packs: Any, options: Any = None) -> list[Any]:
         """All-reduces many tensors: large ones as they are, small ones as one vector for each dtype."""
         tensors = [tf.convert_to_tensor(t) for pack in input_tensor_packs for t in pack]
-        if self._overlap:
-            return all_reduce_in_groups(tensors, self._sums, self._packed, bucket=BUCKET)
-        groups = _TensorGroups(tensors)
+        groups = TensorGroups(tensors)
         totals = groups.empty
         small = [[tensors[i] for i in numbers] for numbers in groups.small]
         with tf.device(self._device):
@@ -230,10 +216,6 @@ class CallLauncher(_Launcher):  # type: ignore[misc]
     def _sums(self, tensors: list[Any]) -> list[Any]:
         with tf.device(self._device):
             return [tf.identity(total) for total in self._operations.sums(tensors)]
-
-    def _packed(self, tensors: list[Any]) -> list[Any]:
-        with tf.device(self._device):
-            return _unpacked(self.all_reduce(_packed(tensors)), tensors)
 
 
 def _packed(tensors: Sequence[Any]) -> Any:

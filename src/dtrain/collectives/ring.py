@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.collectives.calls import Calls
-from dtrain.collectives.launcher import all_reduce_in_groups
+from dtrain.collectives.launcher import TensorGroups
 from dtrain.collectives.transport import Facts, Transport
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.topology import Topology
@@ -68,11 +68,12 @@ class RingLauncher(_Launcher):  # type: ignore[misc]
         """All-reduces many tensors: each large one as soon as it is computed, small ones packed."""
         options = self._options.merge(options)
         tensors = [tf.convert_to_tensor(t) for pack in input_tensor_packs for t in pack]
-        return all_reduce_in_groups(
-            tensors,
-            lambda large: [self.all_reduce(tensor, None, options) for tensor in large],
-            lambda several: super(RingLauncher, self).batch_all_reduce([several], options),
-        )
+        groups = TensorGroups(tensors)
+        totals = groups.empty | {i: self.all_reduce(tensors[i], None, options) for i in groups.large}
+        for numbers in groups.small:
+            packed = super().batch_all_reduce([[tensors[i] for i in numbers]], options)
+            totals.update(zip(numbers, packed, strict=True))
+        return [totals[i] for i in range(len(tensors))]
 
     def _all_gather(self, input_tensor: Any, options: Any) -> Any:
         """Gathers the values of all replicas, which have the same shape, along the first axis."""

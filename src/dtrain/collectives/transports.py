@@ -173,7 +173,7 @@ def connect(
 
 
 def install(
-    extended: Any, layout: ReplicaLayout, calls: Calls | None, *, gpus: bool, overlap: bool
+    extended: Any, layout: ReplicaLayout, calls: Calls | None, *, gpus: bool
 ) -> CallOperations | None:
     """Makes a strategy of several workers use the transport that `connect` has connected.
 
@@ -182,7 +182,6 @@ def install(
         layout: the strategy's layout.
         calls: the collective calls; None uses TensorFlow's collectives.
         gpus: as in `connect`.
-        overlap: as `Communication.overlap`.
 
     Returns:
         The calls as operations; None without calls.
@@ -191,7 +190,7 @@ def install(
 
     def launcher(*rest: Any) -> Any:
         if operations is not None:
-            return CallLauncher(operations, overlap, *rest)
+            return CallLauncher(operations, *rest)
         # If the devices of one process run collectives in different orders, they deadlock. A single CPU needs
         # no fixed order, which would only delay collectives.
         return RingLauncher(layout.local_replicas > 1 or gpus, *rest)

@@ -7,7 +7,7 @@ way to read one worker's part of its batches, or to begin at a position. No stra
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -83,6 +83,15 @@ def communication_clock(strategy: Any) -> Callable[[], float] | None:
     None for a strategy whose transport does not measure them.
     """
     return getattr(strategy, "dtrain_communicated", None)
+
+
+def reduction_groups(strategy: Any, tensors: Sequence[Any]) -> Sequence[Sequence[int]]:
+    """Which dense tensors one call of the transport all-reduces together, in the order of the calls.
+
+    All together, unless the strategy sends gradients while others are still computed (`dtrain_buckets`).
+    """
+    groups = getattr(strategy, "dtrain_buckets", None)
+    return [range(len(tensors))] if groups is None else groups(tensors)
 
 
 def current_layout() -> ReplicaLayout | None:

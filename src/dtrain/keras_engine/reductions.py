@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.errors import CompilationError
+from dtrain.keras_engine.protocol import reduction_groups
 from dtrain.upstream import tensorflow as upstream_tf
 
 
@@ -45,7 +46,8 @@ def as_floats(function: Callable[[Any], Any], value: Any) -> Any:
 def all_reduced(values: Any, waits: Waits | NoWaits) -> Any:
     """The sums over all replicas of a nest of tensors and `tf.IndexedSlices`, the same on every replica.
 
-    All tensors of one dtype go into one all-reduce. Must be called in a replica.
+    All tensors of one dtype go into one all-reduce, or into those of `reduction_groups`. Must be called in a
+    replica.
 
     Args:
         values: this replica's values.
@@ -66,12 +68,16 @@ def all_reduced(values: Any, waits: Waits | NoWaits) -> Any:
     kinds = [(type(value), value.dtype) for value in flat]
     for kind in dict.fromkeys(kinds):
         alike = [i for i, other in enumerate(kinds) if other == kind]
+        sparse = issubclass(kind[0], tf.IndexedSlices)
         # MirroredStrategy would reduce tensors of int32 one at a time.
-        narrow = kind[1] == tf.int32 and not issubclass(kind[0], tf.IndexedSlices)
+        narrow = kind[1] == tf.int32 and not sparse
         given = [tf.cast(flat[i], tf.int64) if narrow else flat[i] for i in alike]
-        totals = context.all_reduce(tf.distribute.ReduceOp.SUM, given)
-        totals = [tf.cast(total, tf.int32) for total in totals] if narrow else totals
-        reduced.update(zip(alike, totals, strict=True))
+        # TensorFlow returns no sum of a call before it has all of them: a weight whose gradient is in an
+        # early group is updated while later groups are still sent.
+        for group in [range(len(given))] if sparse else reduction_groups(context.strategy, given):
+            totals = context.all_reduce(tf.distribute.ReduceOp.SUM, [given[i] for i in group])
+            totals = [tf.cast(total, tf.int32) for total in totals] if narrow else totals
+            reduced.update(zip((alike[i] for i in group), totals, strict=True))
     waits.end(begun, [*reduced.values()])
     return tf.nest.pack_sequence_as(values, [reduced[i] for i in range(len(flat))])
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 from dtrain import channel
 from dtrain.cluster import current, join, known_to_tensorflow, peers
 from dtrain.cluster.secret import on_loopback
+from dtrain.collectives.launcher import buckets
 from dtrain.collectives.transports import asked_for, connect, implementation_of, install
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.gradient_hook import GradientHook, hook_of
@@ -161,11 +162,12 @@ class MultiWorkerMirroredStrategy(
         tf.distribute.Strategy.__init__(self, extended)
         if topology is not None:
             join(topology, by_program=by_program)
-        overlap = self.dtrain_communication.overlap
-        calls = extended.dtrain_calls = install(extended, layout, transport, gpus=gpus, overlap=overlap)
+        calls = extended.dtrain_calls = install(extended, layout, transport, gpus=gpus)
         if calls is not None:
             self.dtrain_waited = calls.waited
             self.dtrain_communicated = calls.communicated
+        if self.dtrain_communication.overlap:
+            self.dtrain_buckets = buckets
         _seed_alike(self.dtrain_layout)
         strategy_made(self)
         if self.dtrain_layout.workers > 1:
