@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -162,13 +162,33 @@ def test_several_sums_at_once_are_those_one_by_one() -> None:
 
 
 class Counted(SocketCalls):
-    """Counts the bytes that it sends."""
+    """Counts its exchanges of messages and the bytes that it sends."""
 
-    sent = 0
+    exchanges = sent = 0
 
-    def _swap(self, out: Parts, into: Parts) -> None:
-        self.sent += sum(part.nbytes for part in out if part is not None)
-        super()._swap(out, into)
+    def _swap_all(self, out: Sequence[Parts], into: Sequence[Parts]) -> None:
+        self.exchanges += 1
+        self.sent += sum(part.nbytes for each in out for part in each if part is not None)
+        super()._swap_all(out, into)
+
+
+def test_vectors_up_to_a_mebibyte_take_two_exchanges_together() -> None:
+    kinds = [np.float32, np.float16, np.float64, np.int32]
+    vectors = [
+        (kinds[i % 4], 70_001 if i % 5 else 2) for i in range(24)
+    ]  # 6.2 MB; 2 values are less than workers
+
+    def of(rank: int) -> list[np.ndarray]:
+        rng = np.random.default_rng(rank)
+        return [rng.integers(-9, 9, n).astype(kind) for kind, n in vectors]
+
+    def work(calls: Any) -> tuple[list[np.ndarray], int]:
+        return calls.sums(of(calls.rank)), calls.exchanges
+
+    for totals, exchanges in together(pairs(3), work, Counted):
+        for i, total in enumerate(totals):
+            np.testing.assert_array_equal(total, sum(of(r)[i] for r in range(3)), strict=True)
+        assert exchanges <= 1 + 2 * 6
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])

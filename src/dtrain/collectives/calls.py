@@ -10,13 +10,14 @@ barrier's messages. The memory of all-reduced arrays is reused from step to step
 from __future__ import annotations
 
 import abc
+import itertools
 import math
 import sys
 import threading
 import time
 import zlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,7 +36,22 @@ WHOLE_WORKERS = 8
 ALIGNMENT = 64  # bytes: TensorFlow requires it to use an array without a copy
 _SIZES = 1000  # the number of different array sizes that a pool keeps
 
+# Vectors are exchanged together until they have so many bytes; more would leave the processor's cache.
+_TOGETHER_BYTES = 2**20
+
 Parts = list[np.ndarray | None]
+
+
+class Vector(NamedTuple):
+    """One vector of an all-reduce.
+
+    Attributes:
+        value: this worker's values.
+        total: where the sum over all workers goes.
+    """
+
+    value: np.ndarray
+    total: np.ndarray
 
 
 class Calls(abc.ABC):
@@ -85,9 +101,13 @@ class Calls(abc.ABC):
                 self._sum_of(self._barrier_with(_SUM, values[0].reshape(-1)), totals[0].reshape(-1))
                 return totals
             self._barrier(_SUM | _mark([value.nbytes for value in values]), size)
-            for value, total in zip(values, totals, strict=True):
-                if value.size:
-                    self._all_reduce(value.reshape(-1), total.reshape(-1))
+            vectors = [
+                Vector(value.reshape(-1), total.reshape(-1))
+                for value, total in zip(values, totals, strict=True)
+                if value.size
+            ]
+            for group in _in_groups(vectors):
+                self._all_reduce(group)
             return totals
 
     def gather(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -140,6 +160,11 @@ class Calls(abc.ABC):
             PeerMissingError: another worker is lost.
         """
 
+    def _swap_all(self, out: Sequence[Parts], into: Sequence[Parts]) -> None:
+        """Does several `_swap`s one after another; a subclass may let a message follow without a reply."""
+        for sent, received in zip(out, into, strict=True):
+            self._swap(sent, received)
+
     def _barrier(self, kind: int, size: int) -> None:
         """The barrier: returns when all workers are at the same call; adds to `waited`."""
         begun = time.perf_counter()
@@ -156,9 +181,9 @@ class Calls(abc.ABC):
         self._barrier(kind, value.nbytes)
         return self._from_all(value)
 
-    def _all_reduce(self, value: np.ndarray, total: np.ndarray) -> None:
-        """Fills `total` with the sum of all workers' vectors `value`, which are not empty."""
-        self._reduce_by_parts(value, total)
+    def _all_reduce(self, vectors: Sequence[Vector]) -> None:
+        """Fills the totals of vectors, which are not empty."""
+        self._reduce_by_parts(vectors)
 
     def _send_first(self, found: np.ndarray) -> None:
         """Sends the first worker's bytes to all workers, into `found`."""
@@ -186,30 +211,43 @@ class Calls(abc.ABC):
         self._swap(self._for_others([raw(value)] * self.size), self._for_others(places))
         return found
 
-    def _reduce_by_parts(self, value: np.ndarray, total: np.ndarray) -> None:
+    def _reduce_by_parts(self, vectors: Sequence[Vector]) -> None:
         """All-reduces by parts: each worker sums one part of all workers' vectors, and sends the sum to all.
 
-        The terms are added in the workers' order. No vector is copied as a whole.
+        The terms are added in the workers' order. No vector is copied as a whole. The messages of all vectors
+        follow each other: to wait for a reply takes longer than to send a short vector.
         """
-        bounds = [len(value) * r // self.size for r in range(self.size + 1)]
-        parts = [slice(bounds[r], bounds[r + 1]) for r in range(self.size)]
-        own = bounds[self.rank + 1] - bounds[self.rank]
-        needed = (self.size - 1) * own * value.itemsize
+        parts = [_parts_of(len(each.value), self.size) for each in vectors]
+        pairs = [*zip(vectors, parts, strict=True)]
+        terms = self._terms([each.value[part[self.rank]] for each, part in pairs])
+        sums = [each.total[part[self.rank]] for each, part in pairs]
+        self._swap_all(
+            [self._for_others([raw(each.value[slice_]) for slice_ in part]) for each, part in pairs],
+            [self._for_others([raw(term) for term in of_vector]) for of_vector in terms],
+        )
+        for of_vector, total in zip(terms, sums, strict=True):
+            self._sum_of(of_vector, total)
+        self._swap_all(
+            [self._for_others([raw(total)] * self.size) for total in sums],
+            [self._for_others([raw(each.total[slice_]) for slice_ in part]) for each, part in pairs],
+        )
+
+    def _terms(self, mine: list[np.ndarray]) -> list[list[np.ndarray]]:
+        """The terms of sums by worker: this worker's are given, the others' are memory to receive them."""
+        needed = (self.size - 1) * sum(_aligned(own.nbytes) for own in mine)
         if self._scratch.nbytes < needed:
             self._scratch = np.empty(needed, np.uint8)
-        places = iter(self._scratch[:needed].view(value.dtype).reshape(self.size - 1, own))
-        mine = value[parts[self.rank]]
-        terms = [mine if r == self.rank else next(places) for r in range(self.size)]
-        self._swap(
-            self._for_others([raw(value[part]) for part in parts]),
-            self._for_others([raw(term) for term in terms]),
-        )
-        whole = total[parts[self.rank]]
-        self._sum_of(terms, whole)
-        self._swap(
-            self._for_others([raw(whole)] * self.size),
-            self._for_others([raw(total[part]) for part in parts]),
-        )
+        found: list[list[np.ndarray]] = []
+        begin = 0
+        for own in mine:
+            found.append([])
+            for r in range(self.size):
+                if r == self.rank:
+                    found[-1].append(own)
+                    continue
+                found[-1].append(self._scratch[begin : begin + own.nbytes].view(own.dtype))
+                begin += _aligned(own.nbytes)
+        return found
 
     @staticmethod
     def _sum_of(terms: list[np.ndarray], total: np.ndarray) -> None:
@@ -249,6 +287,29 @@ def is_narrow(value: np.ndarray) -> bool:
 def raw(value: np.ndarray) -> np.ndarray:
     """A view of the bytes of a contiguous array."""
     return value.reshape(-1).view(np.uint8)
+
+
+def _in_groups(vectors: Sequence[Vector]) -> Iterator[list[Vector]]:
+    """Vectors that follow each other, in groups of `_TOGETHER_BYTES` or the first size above it."""
+    group: list[Vector] = []
+    for each in vectors:
+        group.append(each)
+        if sum(other.value.nbytes for other in group) >= _TOGETHER_BYTES:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _parts_of(length: int, size: int) -> list[slice]:
+    """The part of a vector that each worker sums, by worker."""
+    bounds = [length * r // size for r in range(size + 1)]
+    return [slice(*each) for each in itertools.pairwise(bounds)]
+
+
+def _aligned(size: int) -> int:
+    """The bytes that an array of so many bytes takes in aligned memory."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _mark(sizes: Sequence[int]) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dtrain.cluster import mpi, peers
-from dtrain.collectives.calls import WHOLE_BYTES, WHOLE_WORKERS, Calls, Parts, is_narrow
+from dtrain.collectives.calls import WHOLE_BYTES, WHOLE_WORKERS, Calls, Parts, Vector, is_narrow
 from dtrain.collectives.transport import Facts, Transport
 from dtrain.errors import DtrainError, MPIError, PeerMissingError
 from dtrain.keras_engine.peer_exchange import exchange
@@ -198,17 +198,28 @@ class MPICalls(Calls):
                         return
                     raise
 
-    def _all_reduce(self, value: np.ndarray, total: np.ndarray) -> None:
+    def _all_reduce(self, vectors: Sequence[Vector]) -> None:
+        by_parts = [each for each in vectors if self._goes_by_parts(each.value)]
+        whole = [each for each in vectors if not self._goes_by_parts(each.value)]
+        if whole:
+            requests = [self._world.Iallreduce(each.value, each.total) for each in whole]
+            self._wait_for(lambda: self._request.Testall(requests), _SENDING_SECONDS)
+        if by_parts:
+            self._reduce_by_parts(by_parts)
+
+    def _goes_by_parts(self, value: np.ndarray) -> bool:
         # MPI has no sum of 16-bit floats.
-        if is_narrow(value) or (value.nbytes >= _PARTS_BYTES and self.size <= _PARTS_WORKERS):
-            self._reduce_by_parts(value, total)
-        else:
-            self._wait_for(self._world.Iallreduce(value, total).Test, _SENDING_SECONDS)
+        return is_narrow(value) or (value.nbytes >= _PARTS_BYTES and self.size <= _PARTS_WORKERS)
 
     def _swap(self, out: Parts, into: Parts) -> None:
+        self._swap_all([out], [into])
+
+    def _swap_all(self, out: Sequence[Parts], into: Sequence[Parts]) -> None:
         world = self._world
-        requests = [world.Irecv(place, r, 0) for r, place in enumerate(into) if place is not None]
-        requests += [world.Isend(part, r, 0) for r, part in enumerate(out) if part is not None]
+        places = [(r, place) for each in into for r, place in enumerate(each) if place is not None]
+        parts = [(r, part) for each in out for r, part in enumerate(each) if part is not None]
+        requests = [world.Irecv(place, r, 0) for r, place in places]
+        requests += [world.Isend(part, r, 0) for r, part in parts]
         self._wait_for(lambda: self._request.Testall(requests), _SENDING_SECONDS)
 
     def _send_first(self, found: np.ndarray) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import select
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -92,35 +92,36 @@ class SocketCalls(Calls):
         return found
 
     def _swap(self, out: Parts, into: Parts) -> None:
-        sending = {r: part.data for r, part in enumerate(out) if part is not None and part.size}
-        receiving = {r: part.data for r, part in enumerate(into) if part is not None and part.size}
+        self._swap_all([out], [into])
+
+    def _swap_all(self, out: Sequence[Parts], into: Sequence[Parts]) -> None:
+        sending, receiving = _by_peer(out), _by_peer(into)
         while sending or receiving:
             moved = self._send_some(sending)
             moved = self._receive_some(receiving) or moved
             if not moved:
                 self._wait(sending, receiving)
 
-    def _send_some(self, sending: dict[int, memoryview]) -> bool:
+    def _send_some(self, sending: dict[int, list[memoryview]]) -> bool:
+        """Sends to each peer from the first of its parts; removes what is sent."""
         moved = False
-        for r, rest in [*sending.items()]:
+        for r, parts in [*sending.items()]:
             try:
-                sent = self._peers[r].send(rest[:_AT_ONCE])
+                sent = self._peers[r].send(parts[0][:_AT_ONCE])
             except BlockingIOError:
                 continue
             except OSError as error:
                 raise _gone(r, str(error)) from None
             moved = True
-            if sent == len(rest):
-                del sending[r]
-            else:
-                sending[r] = rest[sent:]
+            _move_on(sending, r, sent)
         return moved
 
-    def _receive_some(self, receiving: dict[int, memoryview]) -> bool:
+    def _receive_some(self, receiving: dict[int, list[memoryview]]) -> bool:
+        """Receives from each peer into the first of its parts; removes what has come."""
         moved = False
-        for r, rest in [*receiving.items()]:
+        for r, parts in [*receiving.items()]:
             try:
-                came = self._peers[r].recv_into(rest[:_AT_ONCE])
+                came = self._peers[r].recv_into(parts[0][:_AT_ONCE])
             except BlockingIOError:
                 continue
             except OSError as error:
@@ -128,13 +129,10 @@ class SocketCalls(Calls):
             if came == 0:
                 raise _gone(r, "it has closed the connection")
             moved = True
-            if came == len(rest):
-                del receiving[r]
-            else:
-                receiving[r] = rest[came:]
+            _move_on(receiving, r, came)
         return moved
 
-    def _wait(self, sending: Mapping[int, memoryview], receiving: Mapping[int, memoryview]) -> None:
+    def _wait(self, sending: Collection[int], receiving: Collection[int]) -> None:
         """Sleeps until a socket is ready to send or receive; calls `check` about once a second."""
         watched = {*sending, *receiving}
         for r in watched:
@@ -146,6 +144,26 @@ class SocketCalls(Calls):
         finally:
             for r in watched:
                 self._poll.unregister(self._peers[r])
+
+
+def _by_peer(parts: Sequence[Parts]) -> dict[int, list[memoryview]]:
+    """The bytes of several lists of parts by worker, in their order; workers without bytes are left out."""
+    found: dict[int, list[memoryview]] = {}
+    for each in parts:
+        for r, part in enumerate(each):
+            if part is not None and part.size:
+                found.setdefault(r, []).append(part.data)
+    return found
+
+
+def _move_on(parts: dict[int, list[memoryview]], worker: int, moved: int) -> None:
+    """Removes bytes that were moved from the first of a worker's parts."""
+    rest = parts[worker]
+    rest[0] = rest[0][moved:]
+    if not rest[0]:
+        del rest[0]
+    if not rest:
+        del parts[worker]
 
 
 def _gone(worker: int, why: str) -> PeerMissingError:
