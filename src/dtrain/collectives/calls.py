@@ -161,7 +161,7 @@ class Calls(abc.ABC):
         """
 
     def _swap_all(self, out: Sequence[Parts], into: Sequence[Parts]) -> None:
-        """Does several `_swap`s one after another; a subclass may let a message follow without a reply."""
+        """Does several `_swap`s, in their order; a subclass may begin one before the one before it ends."""
         for sent, received in zip(out, into, strict=True):
             self._swap(sent, received)
 
@@ -290,7 +290,7 @@ def raw(value: np.ndarray) -> np.ndarray:
 
 
 def _in_groups(vectors: Sequence[Vector]) -> Iterator[list[Vector]]:
-    """Vectors that follow each other, in groups of `_TOGETHER_BYTES` or the first size above it."""
+    """Splits vectors, in their order, into groups of at least `_TOGETHER_BYTES`; the last may be smaller."""
     group: list[Vector] = []
     for each in vectors:
         group.append(each)
