@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 import tensorflow as tf
 
 from dtrain.keras_engine.asynchronous.batches import BlockBuffer, BlockData, BlockReader, as_batch
-from dtrain.keras_engine.asynchronous.block_sizes import Pace
+from dtrain.keras_engine.asynchronous.block_sizes import BlockSizes, Pace
 from dtrain.keras_engine.asynchronous.packing import Packing
+from dtrain.keras_engine.protocol import ServerLayout
 
 WORDS = ("float32", "int32", "uint32", "float64", "int64", "uint64")
 OTHERS = ("bool", "float16", "bfloat16", "int8", "complex64")
@@ -152,3 +154,25 @@ def test_the_pace_is_learnt_from_second_runs() -> None:
     assert pace.seconds is None
     pace.note(functions[0], 1, 0.5, 5)
     assert pace.seconds == pytest.approx(0.1)
+
+
+def sizes_of_an_epoch(step_seconds: float, steps: int, workers: int) -> list[int]:
+    """How many steps the blocks of an epoch have, once steps are known to take so long."""
+    pace, function = Pace(), object()
+    for _ in range(2):
+        pace.note(function, 0, 500 * step_seconds, 500)
+    program: Any = SimpleNamespace(setting=SimpleNamespace(accumulation=1, overlaps=False))
+    layout = ServerLayout(workers=workers, max_staleness=None, servers=None)
+    sizes, found = BlockSizes(program, layout, pace, None), []
+    while sum(found) < steps:
+        left = steps - sum(found)
+        found.append(min(left, sizes.steps(left, 0)))
+    return found
+
+
+def test_the_last_blocks_of_several_workers_are_small_but_unrolled() -> None:
+    of_fast = sizes_of_an_epoch(0.001, 600, workers=4)
+    assert of_fast[:2] == [75, 66]
+    assert min(of_fast[:-1]) == 16  # a smaller block's loop is not unrolled
+    assert sizes_of_an_epoch(0.001, 600, workers=1)[:2] == [100, 100]
+    assert sizes_of_an_epoch(0.03, 40, workers=4)[-8:] == [1] * 8  # slow steps, which are not unrolled

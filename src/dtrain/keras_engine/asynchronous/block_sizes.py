@@ -16,6 +16,7 @@ _BLOCK_SECONDS = 0.1
 _MOST_STEPS = 256
 _OVERLAPPED_STEPS = 8  # at least, with overlap: a block's first step and last update overlap with nothing
 _UNROLLED = 4  # steps in one iteration of a small model's loop
+_LEAST_UNROLLED = 4 * _UNROLLED  # the fewest steps of a block whose loop is unrolled
 
 
 class Pace:
@@ -92,7 +93,7 @@ class BlockSizes:
 
     def unrolled(self, steps: int) -> int:
         """How many steps one loop iteration has in a block of `steps` steps."""
-        return _UNROLLED if self._pace.fast and steps >= 4 * _UNROLLED else 1
+        return _UNROLLED if self._pace.fast and steps >= _LEAST_UNROLLED else 1
 
     @property
     def in_flight(self) -> int:
@@ -118,8 +119,10 @@ class BlockSizes:
         if self._program.setting.overlaps:
             steps = max(steps, _OVERLAPPED_STEPS)
         if left is not None and self._workers > 1:
-            # Small last blocks let the workers end at about the same time.
-            steps = min(steps, -(-left // (2 * self._workers)))
+            # Small last blocks let the workers end at about the same time. Blocks of fast steps that are too
+            # small to be unrolled would cost more than they save.
+            least = _LEAST_UNROLLED if self._pace.fast else 1
+            steps = min(steps, max(-(-left // (2 * self._workers)), least))
         if self.active > 1 and self._bound is not None:
             steps = min(steps, self._bound // (self.active - 1))
         return min(max(steps, 1), _MOST_STEPS)
