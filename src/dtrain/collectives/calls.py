@@ -217,19 +217,18 @@ class Calls(abc.ABC):
         The terms are added in the workers' order. No vector is copied as a whole. The messages of all vectors
         follow each other: to wait for a reply takes longer than to send a short vector.
         """
-        parts = [_parts_of(len(each.value), self.size) for each in vectors]
-        pairs = [*zip(vectors, parts, strict=True)]
-        terms = self._terms([each.value[part[self.rank]] for each, part in pairs])
-        sums = [each.total[part[self.rank]] for each, part in pairs]
+        pairs = [(each, _parts_of(len(each.value), self.size)) for each in vectors]
+        terms = self._terms([each.value[parts[self.rank]] for each, parts in pairs])
+        sums = [each.total[parts[self.rank]] for each, parts in pairs]
         self._swap_all(
-            [self._for_others([raw(each.value[slice_]) for slice_ in part]) for each, part in pairs],
-            [self._for_others([raw(term) for term in of_vector]) for of_vector in terms],
+            [self._for_others([raw(each.value[part]) for part in parts]) for each, parts in pairs],
+            [self._for_others([raw(term) for term in by_worker]) for by_worker in terms],
         )
-        for of_vector, total in zip(terms, sums, strict=True):
-            self._sum_of(of_vector, total)
+        for by_worker, total in zip(terms, sums, strict=True):
+            self._sum_of(by_worker, total)
         self._swap_all(
             [self._for_others([raw(total)] * self.size) for total in sums],
-            [self._for_others([raw(each.total[slice_]) for slice_ in part]) for each, part in pairs],
+            [self._for_others([raw(each.total[part]) for part in parts]) for each, parts in pairs],
         )
 
     def _terms(self, mine: list[np.ndarray]) -> list[list[np.ndarray]]:

@@ -113,7 +113,7 @@ class SocketCalls(Calls):
             except OSError as error:
                 raise _gone(r, str(error)) from None
             moved = True
-            _move_on(sending, r, sent)
+            _remove(sending, r, sent)
         return moved
 
     def _receive_some(self, receiving: dict[int, list[memoryview]]) -> bool:
@@ -129,7 +129,7 @@ class SocketCalls(Calls):
             if came == 0:
                 raise _gone(r, "it has closed the connection")
             moved = True
-            _move_on(receiving, r, came)
+            _remove(receiving, r, came)
         return moved
 
     def _wait(self, sending: Collection[int], receiving: Collection[int]) -> None:
@@ -156,10 +156,10 @@ def _by_peer(parts: Sequence[Parts]) -> dict[int, list[memoryview]]:
     return found
 
 
-def _move_on(parts: dict[int, list[memoryview]], worker: int, moved: int) -> None:
-    """Removes bytes that were moved from the first of a worker's parts."""
+def _remove(parts: dict[int, list[memoryview]], worker: int, size: int) -> None:
+    """Removes so many bytes, which were sent or received, from the beginning of a worker's first part."""
     rest = parts[worker]
-    rest[0] = rest[0][moved:]
+    rest[0] = rest[0][size:]
     if not rest[0]:
         del rest[0]
     if not rest:
