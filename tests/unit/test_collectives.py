@@ -174,9 +174,8 @@ class Counted(SocketCalls):
 
 def test_vectors_up_to_a_mebibyte_take_two_exchanges_together() -> None:
     kinds = [np.float32, np.float16, np.float64, np.int32]
-    vectors = [
-        (kinds[i % 4], 70_001 if i % 5 else 2) for i in range(24)
-    ]  # 6.2 MB; 2 values are less than workers
+    # 6 MB in all; two values are fewer than the workers.
+    vectors = [(kinds[i % 4], 70_001 if i % 5 else 2) for i in range(24)]
 
     def of(rank: int) -> list[np.ndarray]:
         rng = np.random.default_rng(rank)

@@ -233,19 +233,18 @@ class Calls(abc.ABC):
 
     def _terms(self, mine: list[np.ndarray]) -> list[list[np.ndarray]]:
         """The terms of sums by worker: this worker's are given, the others' are memory to receive them."""
-        needed = (self.size - 1) * sum(_aligned(own.nbytes) for own in mine)
+        others = self.size - 1
+        needed = others * sum(_aligned(own.nbytes) for own in mine)
         if self._scratch.nbytes < needed:
             self._scratch = np.empty(needed, np.uint8)
-        found: list[list[np.ndarray]] = []
+        found = []
         begin = 0
         for own in mine:
-            found.append([])
-            for r in range(self.size):
-                if r == self.rank:
-                    found[-1].append(own)
-                    continue
-                found[-1].append(self._scratch[begin : begin + own.nbytes].view(own.dtype))
-                begin += _aligned(own.nbytes)
+            end = begin + others * _aligned(own.nbytes)
+            rows = self._scratch[begin:end].reshape(others, _aligned(own.nbytes))
+            places = iter(rows[:, : own.nbytes].view(own.dtype))
+            found.append([own if r == self.rank else next(places) for r in range(self.size)])
+            begin = end
         return found
 
     @staticmethod
@@ -291,11 +290,13 @@ def raw(value: np.ndarray) -> np.ndarray:
 def _in_groups(vectors: Sequence[Vector]) -> Iterator[list[Vector]]:
     """Splits vectors, in their order, into groups of at least `_TOGETHER_BYTES`; the last may be smaller."""
     group: list[Vector] = []
+    size = 0
     for each in vectors:
         group.append(each)
-        if sum(other.value.nbytes for other in group) >= _TOGETHER_BYTES:
+        size += each.value.nbytes
+        if size >= _TOGETHER_BYTES:
             yield group
-            group = []
+            group, size = [], 0
     if group:
         yield group
 
