@@ -233,18 +233,19 @@ class Calls(abc.ABC):
 
     def _terms(self, mine: list[np.ndarray]) -> list[list[np.ndarray]]:
         """The terms of sums by worker: this worker's are given, the others' are memory to receive them."""
-        others = self.size - 1
-        needed = others * sum(_aligned(own.nbytes) for own in mine)
+        needed = (self.size - 1) * sum(_aligned(own.nbytes) for own in mine)
         if self._scratch.nbytes < needed:
             self._scratch = np.empty(needed, np.uint8)
-        found = []
+        found: list[list[np.ndarray]] = []
         begin = 0
         for own in mine:
-            end = begin + others * _aligned(own.nbytes)
-            rows = self._scratch[begin:end].reshape(others, _aligned(own.nbytes))
-            places = iter(rows[:, : own.nbytes].view(own.dtype))
-            found.append([own if r == self.rank else next(places) for r in range(self.size)])
-            begin = end
+            found.append([])
+            for r in range(self.size):
+                if r == self.rank:
+                    found[-1].append(own)
+                    continue
+                found[-1].append(self._scratch[begin : begin + own.nbytes].view(own.dtype))
+                begin += _aligned(own.nbytes)
         return found
 
     @staticmethod
